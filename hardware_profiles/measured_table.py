@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, ValidationError
 
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import read_text
 from twinstream.schedule.node import Node
 
 NEEDED = ("machine", "model", "seq_len", "host_mem_gib", "dev_mem_gib", "tokens_per_s")
@@ -138,7 +139,7 @@ def _told(error: ValidationError) -> str:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise MeasuredTableError(f"cannot read {path}: {why or error}") from None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.hardware_profiles.errors import ProfileError
+from twinstream.schedule.files import parse_toml, read_text
 from twinstream.schedule.node import Node
 
 
@@ -40,7 +41,7 @@ def read_profile(path: Path, loading: tuple[Path, ...]) -> str:
         names = [one.name for one in (*loading, path)]
         raise ProfileError(f"profiles inherit in a circle: {' -> '.join(names)}")
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except UnicodeDecodeError as error:
         raise ProfileError(f"{path} is not UTF-8 text: byte {error.start}") from None
     except OSError as error:
@@ -55,7 +56,7 @@ def parsed_toml(text: str, source: str) -> dict[str, Any]:
         ProfileError: it is none; with the line.
     """
     try:
-        return tomllib.loads(text)
+        return parse_toml(text)
     except tomllib.TOMLDecodeError as error:
         end = f"at line {len(text.splitlines())}, the end of the document"
         message = str(error).replace("at end of document", end)

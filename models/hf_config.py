@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from twinstream.models.hf_keys import HARMLESS_KEYS, NEUTRAL_VALUES, REASONS, says_nothing
 from twinstream.models.rope import PositiveFinite, RopeScaling
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import read_text
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 DEFAULT_ROPE_THETA = 10_000.0
@@ -202,7 +203,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
         HfConfigError: there is no such file, or it holds something else.
     """
     try:
-        raw = json.loads(file.read_text(encoding="utf-8-sig"))
+        raw = json.loads(read_text(file, "utf-8-sig"))
     except FileNotFoundError:
         raise HfConfigError(path=file, problem="there is no such file") from None
     except OSError as error:

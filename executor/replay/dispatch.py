@@ -1,8 +1,8 @@
 """The dispatch loop: replay a program, enqueue each op, let streams wait on events."""
 
 import gc
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 
 import torch
@@ -24,11 +24,13 @@ class Passes:
     """When every pass ended, the spans of those that were timed, and what enqueueing cost.
 
     `clock_error_ns`: how far the device's clock may be from the host's, where it has its own.
+    `rests_ns`: before which passes nothing ran, and for how long.
     """
 
     times: tuple[PassTimes, ...]
     host_cost: HostCost | None
     clock_error_ns: int | None = None
+    rests_ns: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ def run_passes(
     """
     meter = CostMeter()
     events: Events[EventT] = []
+    rests_ns: dict[int, int] = {}
     # The schedule's hundreds of thousands of objects stay; the collector need not visit them.
     gc.freeze()
     try:
@@ -75,8 +78,12 @@ def run_passes(
             for number in range(options.num_passes):
                 if number and options.between is not None:
                     before_ns = perf_counter_ns()
-                    goes_on = options.between(number, backend.rest)
-                    backend.waited_ns += perf_counter_ns() - before_ns
+                    rest = _Rest(backend.rest)
+                    goes_on = options.between(number, rest)
+                    after_ns = perf_counter_ns()
+                    backend.waited_ns += after_ns - before_ns
+                    if rest.since_ns is not None:
+                        rests_ns[number] = after_ns - rest.since_ns
                     if not gc.get_freeze_count():  # another run in between has thawed it
                         gc.freeze()
                     if not goes_on:
@@ -89,12 +96,25 @@ def run_passes(
                 else:
                     events = replay(number, events, meter)
                 meter.end_pass(backend.waited_ns - waited_ns, timed=timed)
-            return Passes(tuple(backend.finish()), meter.result(len(program.launches)))
+            cost = meter.result(len(program.launches))
+            return Passes(tuple(backend.finish()), cost, rests_ns=rests_ns)
     except BaseException:
         backend.abort()
         raise
     finally:
         gc.unfreeze()
+
+
+class _Rest:
+    """Waits until nothing runs, and notes when that is."""
+
+    def __init__(self, rest: Callable[[], None]) -> None:
+        self._rest = rest
+        self.since_ns: int | None = None
+
+    def __call__(self) -> None:
+        self._rest()
+        self.since_ns = perf_counter_ns()
 
 
 def _issue(

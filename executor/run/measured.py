@@ -42,7 +42,10 @@ def measured_timeline(schedule: Schedule, passes: Passes, provenance: Provenance
 
 
 def _steps_ns(passes: Passes) -> list[int]:
-    """From the end of a pass to the end of the next, of the last passes."""
-    pairs = list(pairwise(passes.times))
-    untimed = [pair for pair in pairs if pair[1].spans is None]
-    return [after.end_ns - before.end_ns for before, after in (untimed or pairs)[-LAST_PASSES:]]
+    """From the end of a pass to the end of the next, without rests, of the last passes."""
+    steps_ns = [
+        after.end_ns - before.end_ns - passes.rests_ns.get(number, 0)
+        for number, (before, after) in enumerate(pairwise(passes.times), start=1)
+    ]
+    untimed = [ns for ns, found in zip(steps_ns, passes.times[1:], strict=True) if not found.spans]
+    return (untimed or steps_ns)[-LAST_PASSES:]

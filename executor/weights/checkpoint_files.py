@@ -1,15 +1,15 @@
 """A checkpoint's tensors: the model or its adapter as people have it, a file for each other."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from twinstream.executor.weights.durable_files import make_room, sync, writing
+from twinstream.executor.weights.durable_files import make_room, sync, write_files, writing
 from twinstream.executor.weights.errors import WeightsError
-from twinstream.executor.weights.hf_writer import write_hf_folder
-from twinstream.executor.weights.model_files import copy_tokenizer
+from twinstream.executor.weights.hf_writer import HfOutline, write_hf_folder
+from twinstream.executor.weights.model_files import tokenizer_files
 from twinstream.executor.weights.peft_writer import write_peft_folder
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.spec import ModelSpec
@@ -64,22 +64,45 @@ class CheckpointFiles:
 
 
 @dataclass(frozen=True)
-class Adapter:
-    """What is trained beside a frozen base, and the base's folder, so that PEFT finds it."""
+class AdapterOutline:
+    """What is trained beside a frozen base, and all of its folder but the values.
 
+    Attributes:
+        base: the base's folder, so that PEFT finds it.
+        files: tokenizer and so on, by name.
+    """
+
+    spec: ModelSpec
     lora: Lora
     base: str | None
+    files: Mapping[str, bytes]
 
 
-def write_tensors(  # noqa: PLR0913
+Outline = HfOutline | AdapterOutline
+
+
+def outline_of(spec: ModelSpec, like: Path | None, lora: Lora | None, base: str | None) -> Outline:
+    """What the checkpoints of a run will be, read before it begins.
+
+    Args:
+        like: the folder whose config, tokenizer and division into files are taken over.
+        lora, base: of adapters.
+
+    Raises:
+        WeightsError: the folder does not say where a tensor belongs, or cannot be read.
+        HfConfigError: there is no `like`, and no family of transformers is like this model.
+    """
+    if lora is None:
+        return HfOutline.of(spec, like)
+    return AdapterOutline(spec, lora, base, tokenizer_files(like))
+
+
+def write_tensors(
     folder: Path,
-    spec: ModelSpec,
+    outline: Outline,
     names: Sequence[str],
     take: Callable[[str], torch.Tensor],
-    *,
     size_bytes: int,
-    like: Path | None,
-    adapter: Adapter | None = None,
 ) -> None:
     """Write all tensors that a run trains, one group at a time: nothing more is held.
 
@@ -89,7 +112,6 @@ def write_tensors(  # noqa: PLR0913
         names: those that the run carries, `param.GROUP` and others.
         take: gives one of them, 1-D uint8 on the host.
         size_bytes: of what is written, for which there has to be room.
-        like: the folder whose config, tokenizer and division into files are taken over.
 
     Raises:
         WeightsError: there is too little room, or a file cannot be written.
@@ -99,10 +121,10 @@ def write_tensors(  # noqa: PLR0913
     def parameters(group: str) -> torch.Tensor:
         return take(f"param.{group}")
 
-    if adapter is None:
-        write_hf_folder(folder, spec, parameters, like)
+    if isinstance(outline, HfOutline):
+        write_hf_folder(folder, outline, parameters)
     else:
-        write_peft_folder(folder, spec, adapter.lora, parameters, adapter.base)
-        copy_tokenizer(folder, like)
+        write_peft_folder(folder, outline.spec, outline.lora, parameters, outline.base)
+        write_files(folder, outline.files)
     others = [name for name in names if not name.startswith("param.")]
     CheckpointFiles(folder).write(others, take)

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -30,6 +30,12 @@ def write_file(path: Path, content: bytes) -> None:
         write_bytes(content, path)
 
 
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write small files by their names, as `write_file`."""
+    for name, content in files.items():
+        write_file(folder / name, content)
+
+
 def make_room(folder: Path, needed_bytes: int) -> None:
     """Make a folder, and refuse it where that much does not fit.
 
@@ -40,6 +46,14 @@ def make_room(folder: Path, needed_bytes: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(folder).free < needed_bytes:
             raise _cannot_write(folder, "too little room", needed_bytes)
+
+
+def free_bytes(path: Path) -> int | None:
+    """Room on the disk on which something is, or will be; None where nobody tells."""
+    with suppress(OSError):
+        parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        return shutil.disk_usage(parent).free
+    return None
 
 
 @contextmanager
@@ -75,12 +89,10 @@ def sync(path: Path) -> None:
 
 
 def _cannot_write(path: Path, reason: str, needed_bytes: int) -> WeightsError:
-    free = ""
-    with suppress(OSError):
-        parent = next(folder for folder in (path, *path.parents) if folder.exists())
-        free = f", and {shutil.disk_usage(parent).free} are free"
+    free = free_bytes(path)
+    are_free = "" if free is None else f", and {free} are free"
     return WeightsError(
         path,
-        f"cannot be written: {reason}; it needs {needed_bytes} bytes{free}. Make room, or choose "
-        "another folder",
+        f"cannot be written: {reason}; it needs {needed_bytes} bytes{are_free}. Make room, or "
+        "choose another folder",
     )

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from twinstream.executor.weights.errors import WeightsError, some_of
-from twinstream.schedule.files import told
+from twinstream.schedule.files import read_text, told
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -36,7 +36,7 @@ def weight_map(folder: Path) -> dict[str, str] | None:
 
 def _read_index(path: Path) -> dict[str, str]:
     try:
-        index = json.loads(path.read_text(encoding="utf-8-sig"))
+        index = json.loads(read_text(path, "utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise WeightsError(path, f"is not valid JSON ({error}); fetch it again") from None
     found = index.get("weight_map") if isinstance(index, dict) else None

@@ -3,14 +3,22 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 
-from twinstream.executor.weights.durable_files import make_room, sync, write_file, writing
+from twinstream.executor.weights.durable_files import (
+    make_room,
+    sync,
+    write_file,
+    write_files,
+    writing,
+)
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import INDEX, SINGLE, has_weights, weight_map
-from twinstream.executor.weights.model_files import write_model_files
+from twinstream.executor.weights.model_files import model_files
 from twinstream.executor.weights.weight_file import WeightFile
 from twinstream.models.hf_weights import HfWeight, hf_weights, hf_weights_of
 from twinstream.models.layout import group_layout, parameter_groups
@@ -19,12 +27,40 @@ from twinstream.models.spec import ModelSpec
 MAX_SHARD_BYTES = 5 * 10**9
 
 
+@dataclass(frozen=True)
+class HfOutline:
+    """All of a folder but the values of its weights: nothing is asked of another folder later.
+
+    Attributes:
+        division: by file name, the weights it holds.
+        files: config.json, tokenizer and so on, by name.
+    """
+
+    spec: ModelSpec
+    division: Mapping[str, Sequence[HfWeight]]
+    files: Mapping[str, bytes]
+
+    @classmethod
+    def of(
+        cls, spec: ModelSpec, like: Path | None = None, max_shard_bytes: int = MAX_SHARD_BYTES
+    ) -> Self:
+        """
+        Args:
+            like: a Hugging Face folder whose config.json, tokenizer and division into files are
+                taken over; without weights of its own only the first two.
+            max_shard_bytes: of tensors in one file, where `like` does not say; a tensor that is
+                larger has a file of its own.
+
+        Raises:
+            WeightsError: the weights of `like` are divided without saying where a tensor is, or a
+                file of it cannot be read.
+            HfConfigError: there is no `like`, and no family of transformers is like this model.
+        """
+        return cls(spec, _division(spec, like, max_shard_bytes), model_files(spec, like))
+
+
 def write_hf_folder(
-    destination: Path,
-    spec: ModelSpec,
-    read_group: Callable[[str], torch.Tensor],
-    like: Path | None = None,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
+    destination: Path, outline: HfOutline, read_group: Callable[[str], torch.Tensor]
 ) -> None:
     """Write weights, config.json and tokenizer as a folder that transformers loads unedited.
 
@@ -34,24 +70,18 @@ def write_hf_folder(
     Args:
         read_group: gives the flat parameters of `embedding`, a layer by its number, or `head`:
             1-D uint8 on the host, of the size of the group's layout. Called once each, in order.
-        like: a Hugging Face folder whose config.json, tokenizer and division into files are taken
-            over; without weights of its own only the first two.
-        max_shard_bytes: of tensors in one file, where `like` does not say; a tensor that is larger
-            has a file of its own.
 
     Raises:
-        WeightsError: the folder has weights already or cannot be written, or those of `like` are
-            divided without saying where a tensor is.
-        HfConfigError: there is no `like`, and no family of transformers is like this model.
+        WeightsError: the folder has weights already or cannot be written.
     """
-    files = _division(spec, like, max_shard_bytes)
+    spec, files = outline.spec, outline.division
     shards = [
         WeightFile.of(destination / name, spec.dtype, inside) for name, inside in files.items()
     ]
     make_room(destination, sum(shard.size_bytes for shard in shards))
     if has_weights(destination):
         raise WeightsError(destination, "has weights already; write to another folder")
-    write_model_files(destination, spec, like)
+    write_files(destination, outline.files)
     _write_shards(spec, shards, read_group)
     if list(files) != [SINGLE]:
         write_file(destination / INDEX, _index(spec, files))
@@ -71,7 +101,11 @@ def _division(
     if mapped is None:
         return {SINGLE: list(weights)}
     if missing := [weight.name for weight in weights if weight.name not in mapped]:
-        raise WeightsError(like / INDEX, f"does not say in which file {some_of(missing)} is")
+        raise WeightsError(
+            like / INDEX,
+            f"does not say in which file {some_of(missing)} is, "
+            "so that transformers would not load it; fetch it again",
+        )
     files: dict[str, list[HfWeight]] = defaultdict(list)
     for weight in weights:
         files[mapped[weight.name]].append(weight)

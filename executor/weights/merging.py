@@ -8,7 +8,7 @@ from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.weights.durable_files import whole_folder, write_file, writing
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
-from twinstream.executor.weights.hf_writer import write_hf_folder
+from twinstream.executor.weights.hf_writer import HfOutline, write_hf_folder
 from twinstream.executor.weights.peft_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -23,7 +23,7 @@ from twinstream.models.hf_config import Dtype, HfConfigError
 from twinstream.models.hf_weights import HfWeight, hf_weights_of
 from twinstream.models.layout import group_layout
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.files import told
+from twinstream.schedule.files import read_bytes, told
 
 
 def merge_adapters(
@@ -68,7 +68,7 @@ def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> Non
         return flat
 
     with whole_folder(destination) as folder:
-        write_hf_folder(folder, spec, read_group, like=base.path)
+        write_hf_folder(folder, HfOutline.of(spec, base.path), read_group)
 
 
 def copy_adapter(source: Path, destination: Path) -> None:
@@ -84,7 +84,7 @@ def copy_adapter(source: Path, destination: Path) -> None:
             folder.mkdir(parents=True)
         for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
             try:
-                content = (source / name).read_bytes()
+                content = read_bytes(source / name)
             except OSError as error:
                 raise WeightsError(source / name, f"cannot be read: {told(error)}") from None
             write_file(folder / name, content)

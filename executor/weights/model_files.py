@@ -5,11 +5,10 @@ from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
-from twinstream.executor.weights.durable_files import write_file
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.models.spec import ModelSpec
 from twinstream.models.to_hf_config import to_hf_config
-from twinstream.schedule.files import told
+from twinstream.schedule.files import read_bytes, told
 
 CONFIG = "config.json"
 COPIED = (
@@ -20,33 +19,32 @@ COPIED = (
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
-def write_model_files(destination: Path, spec: ModelSpec, like: Path | None) -> None:
-    """Write config.json and copy what `like` has of tokenizer and generation.
+def model_files(spec: ModelSpec, like: Path | None) -> dict[str, bytes]:
+    """config.json and what `like` has of tokenizer and generation, by name.
 
     The config.json is that of `like`, to the byte (but for a byte order mark) if its dtype is the
     model's, and one of its own where there is none.
 
     Raises:
-        WeightsError: a file cannot be read or written.
+        WeightsError: a file cannot be read.
         HfConfigError: there is none to copy, and no family of transformers is like this model.
     """
     if like is None or not (like / CONFIG).exists():
-        write_file(destination / CONFIG, _json(to_hf_config(spec)))
+        config = _json(to_hf_config(spec))
     else:
         content = _read(like / CONFIG).removeprefix(BOM_UTF8)
-        write_file(destination / CONFIG, _with_dtype(like / CONFIG, content, spec.dtype))
-    copy_tokenizer(destination, like)
+        config = _with_dtype(like / CONFIG, content, spec.dtype)
+    return {CONFIG: config} | tokenizer_files(like)
 
 
-def copy_tokenizer(destination: Path, like: Path | None) -> None:
-    """Copy what a folder has of tokenizer and generation.
+def tokenizer_files(like: Path | None) -> dict[str, bytes]:
+    """What a folder has of tokenizer and generation, by name.
 
     Raises:
-        WeightsError: a file cannot be read or written.
+        WeightsError: a file cannot be read.
     """
-    for name in COPIED:
-        if like is not None and (like / name).exists():
-            write_file(destination / name, _read(like / name))
+    there = [] if like is None else [like / name for name in COPIED if (like / name).exists()]
+    return {path.name: _read(path) for path in there}
 
 
 def _with_dtype(path: Path, content: bytes, dtype: str) -> bytes:
@@ -69,6 +67,6 @@ def _json(config: dict[str, Any]) -> bytes:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except OSError as error:
         raise WeightsError(path, f"cannot be read: {told(error)}") from None

@@ -24,7 +24,7 @@ from twinstream.models.adapters.peft_weights import (
 )
 from twinstream.models.spec import ModelSpec
 from twinstream.models.trained import layer_of
-from twinstream.schedule.files import told
+from twinstream.schedule.files import read_text, told
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -99,7 +99,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / ADAPTER_CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8-sig"))
+        config = json.loads(read_text(path, "utf-8-sig"))
     except OSError as error:
         raise WeightsError(path, f"cannot be read: {told(error)}; give a PEFT folder") from None
     except (ValueError, RecursionError) as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.executor.weights.errors import WeightsError
-from twinstream.schedule.files import told
+from twinstream.schedule.files import open_file, told
 
 METADATA = "__metadata__"
 DTYPES = {"bfloat16": "BF16", "float32": "F32"}
@@ -51,7 +51,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             after the other to its end.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             length = file.read(_LENGTH_BYTES)
             num_bytes = int.from_bytes(length, "little")
             if length == _LFS_POINTER:

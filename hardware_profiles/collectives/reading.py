@@ -6,6 +6,7 @@ from twinstream.hardware_profiles.collectives.nccl_text import is_nccl_text, ncc
 from twinstream.hardware_profiles.collectives.points import CollectivePoint
 from twinstream.hardware_profiles.collectives.points_csv import NEEDED, csv_points
 from twinstream.hardware_profiles.errors import CollectiveTableError
+from twinstream.schedule.files import read_text
 
 
 def read_points(path: Path) -> tuple[CollectivePoint, ...]:
@@ -15,7 +16,7 @@ def read_points(path: Path) -> tuple[CollectivePoint, ...]:
         CollectiveTableError: it cannot be read, is neither, or holds nothing.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise CollectiveTableError(f"cannot read {path}: {why or error}") from None

@@ -41,11 +41,10 @@ def test_chunks_are_the_same_as_without_and_the_caller_waits_but_for_the_first(t
 @pytest.mark.usefixtures("small_blocks")
 def test_what_a_process_finds_wrong_reaches_the_caller_as_it_is(tmp_path, monkeypatch):
     path = tmp_path / "a.jsonl"
-    path.write_text(lines_of({"text": text} for text in paragraphs()[:100]))
-    data = data_of(path, options=DataOptions(workers=1))
-    lines = path.read_bytes().splitlines(keepends=True)
-    lines[70] = b"{" + lines[70]
-    path.write_bytes(b"".join(lines))
+    lines = lines_of({"text": text} for text in paragraphs()[:100]).splitlines(keepends=True)
+    lines[70] = "{" + lines[70]
+    path.write_text("".join(lines))
+    data = data_of(path, options=DataOptions(workers=1))  # whose sample does not come to it
     with (
         data.chunks(**SHAPE) as stream,
         pytest.raises(DataError, match=r"a.jsonl:71 is no JSON") as e,

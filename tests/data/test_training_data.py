@@ -205,9 +205,10 @@ def test_the_fingerprint_is_of_content_and_recipe_and_not_of_places(tmp_path):
         TrainingData.open([Source(path, 2)], None, longest=64, options=HERE),
     ]
     assert len({plain.fingerprint, *(other.fingerprint for other in others)}) == 8
-    plain.require_same(plain.fingerprint)
-    with pytest.raises(DataError, match="not that of the checkpoint"):
-        plain.require_same(others[0].fingerprint)
+    assert plain.gone_on_with(plain.fingerprint, None) is plain
+    for record in (None, others[0].record, plain.record):
+        with pytest.raises(DataError, match="not that of the checkpoint"):
+            plain.gone_on_with(others[1].fingerprint, record)
 
 
 @pytest.mark.parametrize("changed", [{"seed": 1}, {"chunk_tokens": 512}, {"most_documents": 61}])
@@ -218,6 +219,12 @@ def test_a_position_of_another_order_is_refused(tmp_path, changed):
     next(stream)
     with pytest.raises(DataError, match="another order of the data"):
         data.chunks(**(arguments | changed), start=stream.position)
+
+
+def test_a_position_that_is_none_is_refused(tmp_path):
+    data = data_of(write_rows(tmp_path / "a.jsonl", 50))
+    with pytest.raises(DataError, match="is in group 9 of the data, which has 1"):
+        data.chunks(**SHAPE, seed=0, start=Position(group=9))
 
 
 def test_an_id_beyond_the_vocabulary_is_refused_with_its_place(tmp_path):

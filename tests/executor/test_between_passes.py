@@ -1,5 +1,7 @@
 """Between steps a run can be at rest, looked at, and ended; on a GPU of the tests, too."""
 
+from time import perf_counter_ns
+
 import pytest
 import torch
 
@@ -62,6 +64,21 @@ def test_without_rest_passes_overlap_as_ever():
     found = run(schedule, RunOptions(num_passes=4, between=between))[1]
     assert asked == [1, 2, 3]
     assert found.losses == bits_of(schedule, 4).losses
+
+
+def test_what_is_done_at_rest_is_no_part_of_a_step(monkeypatch):
+    """The clock of the dispatch loop is put back by an hour while the run is at rest."""
+    schedule, clock, hour_ns, at_rest = schedule_of("resident"), perf_counter_ns, 3600 * 10**9, []
+    monkeypatch.setattr(dispatch, "perf_counter_ns", lambda: clock() - hour_ns * len(at_rest))
+
+    def between(number, rest):
+        if number == 2:
+            rest()
+            at_rest.append(number)
+        return True
+
+    timeline = run(schedule, RunOptions(num_passes=3, between=between))[0].timeline
+    assert timeline.step_ns == pytest.approx(hour_ns / 2, rel=0.01)
 
 
 @pytest.mark.parametrize("graphs", ["off", "on"])

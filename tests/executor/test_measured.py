@@ -1,5 +1,6 @@
 """The timeline of a run from when its passes ended and what was timed of them."""
 
+from dataclasses import replace
 from statistics import pstdev
 
 import pytest
@@ -42,6 +43,11 @@ def test_where_all_are_timed_all_after_the_first_count():
     timeline = measured_timeline(SCHEDULE, passes((100, True), (150, True), (210, True)), HERE)
     assert timeline.step_ns == 55
     assert len(timeline.passes) == 2
+
+
+def test_a_rest_is_of_no_step():
+    found = replace(passes((100, True), (150, True), (950, True)), rests_ns={2: 740})
+    assert measured_timeline(SCHEDULE, found, HERE).step_ns == 55
 
 
 def test_of_many_passes_the_last_sixteen_count():

@@ -18,9 +18,10 @@ import twinstream as ts
 from tests.front_door.command_line import call, error_of
 from tests.helpers.sleeping_work import nap
 from tests.helpers.waiting import ended, is_running
+from twinstream.schedule.files import only_writer
 from twinstream.sweep.config import load_config
 from twinstream.sweep.grids import METRICS, curves, grids
-from twinstream.sweep.rows import RowFile, columns_of, only_writer
+from twinstream.sweep.rows import RowFile, columns_of
 from twinstream.sweep.workers import in_processes
 
 FIXED = """
@@ -229,7 +230,7 @@ def test_a_file_where_the_folder_should_be_is_called_a_file(name, config, tmp_pa
 
 def test_two_sweeps_do_not_write_into_one_folder(config, tmp_path):
     with only_writer(tmp_path):
-        assert "another sweep is writing" in error_of("sweep", config, "-o", tmp_path)
+        assert f"process {os.getpid()} is writing into" in error_of("sweep", config, "-o", tmp_path)
 
 
 def test_a_cell_that_fell_over_is_kept_and_ends_in_an_error(tmp_path):

@@ -11,6 +11,7 @@ from twinstream.training.callbacks import Callback
 from twinstream.training.options import TrainOptions
 from twinstream.training.trainer import Trainer, TrainResult
 
+SHAPE = ["--seq-len", "64", "--tokens-per-step", "256", "--machine", "cpu", "--backend", "cpu"]
 WORDS = tuple("the quick brown fox jumps over a lazy dog while it rains in town".split())  # noqa: SIM905
 
 

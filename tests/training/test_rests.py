@@ -34,7 +34,7 @@ class Run:
         self.events: list[AnyEvent] = []
         self.lines: list[str] = []
         place = RunFolder(wanted, resume=False)
-        place.begin(self.prepared)
+        place.identify(self.prepared)
         self.rests = Rests(
             self.prepared, place, self.events.append, self.lines.append, fatal=(GoneError,)
         )
@@ -127,10 +127,30 @@ def test_training_goes_on_without_a_checkpoint_but_for_the_last(tmp_path: Path) 
 
     run = Run(tmp_path, save_every="2")
     run.rest(2, full, evaluates=False)
-    assert run.lines == ["no checkpoint after step 2, training goes on: the disk is full"]
-    assert run.events == [] and run.rests.checkpoint is None
-    with pytest.raises(CheckpointError):
-        run.rest(6, full, is_last=True, evaluates=False)
+    tokens = tmp_path / "run" / "tokens"
+    assert run.lines == [
+        f"{tokens} is removed, to make room for a checkpoint: the disk is full",
+        "no checkpoint after step 2, training goes on: the disk is full",
+    ]
+    assert run.events == [] and run.rests.checkpoint is None and run.rests.failure is None
+    assert not list(tokens.glob("**/*.tokens"))
+    run.rest(6, full, is_last=True, evaluates=False)
+    assert isinstance(run.rests.failure, CheckpointError)
+
+
+def test_the_cache_of_tokens_gives_way_to_a_checkpoint(tmp_path: Path) -> None:
+    run = Run(tmp_path, save_every="2")
+    tokens = tmp_path / "run" / "tokens" / "ab.tokens"
+    tokens.parent.mkdir()
+    tokens.touch()
+
+    def full_until_it_is_gone(folder: Path) -> None:
+        if tokens.exists():
+            raise CheckpointError("the disk is full")
+        written(folder)
+
+    run.rest(4, full_until_it_is_gone, evaluates=False)
+    assert run.rests.checkpoint is not None and run.rests.failure is None
 
 
 def test_an_error_of_the_run_itself_ends_it(tmp_path: Path) -> None:

@@ -9,11 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.small_runs import options, state_files, trained, write_rows
+from tests.training.small_runs import options, state_files, trained, write_config, write_rows
 from twinstream.data.data_error import DataError
 from twinstream.log.metrics import StepMetrics, of_kind, read_metrics
-from twinstream.training.checkpoints import CheckpointError, Checkpoints
-from twinstream.training.options import OptionsError, read_options, write_options
+from twinstream.schedule.files import DocumentError, only_writer
+from twinstream.training.checkpoints import (
+    CheckpointError,
+    Checkpoints,
+    DataPosition,
+    TrainingState,
+)
+from twinstream.training.options import (
+    OptionsError,
+    TrainOptions,
+    fixed_options,
+    read_options,
+    write_options,
+)
 from twinstream.training.trainer import Trainer
 
 
@@ -49,6 +61,11 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
     wanted = options(tmp_path)
     trained(wanted, stop_after=2)
     write_rows(tmp_path / "rows.jsonl", 121)
+    for _ in range(2):  # it is remembered what there was
+        with pytest.raises(DataError, match="has changed where this run has read it"):
+            trained(wanted, resume=True)
+    other = write_rows(tmp_path / "other.jsonl", 120)
+    wanted = wanted.model_copy(update={"data": (str(tmp_path / "rows.jsonl"), str(other))})
     with pytest.raises(DataError, match="not that of the checkpoint"):
         trained(wanted, resume=True)
 
@@ -56,7 +73,7 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("beta2", 0.9), ("seed", 1), ("dtype", "bfloat16"), ("tokens_per_step", 512), ("lora", "r=4"),
-     ("optimizer_state", "8bit"), ("max_grad_norm", 0.0), ("model", "tiny")],
+     ("optimizer_state", "8bit"), ("max_grad_norm", 2.0), ("model", "tiny")],
 )  # fmt: skip
 def test_what_decides_the_bits_cannot_change(name: str, value: object, tmp_path: Path) -> None:
     wanted = options(tmp_path)
@@ -91,6 +108,86 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     (last / "COMPLETE").unlink()
     result, seen = trained(wanted, resume=True)
     assert result.step == 6 and f"checkpoint-{seen.steps[0].step - 1}" == before.name
+
+
+def test_a_flipped_bit_of_a_checkpoint_is_found(tmp_path: Path) -> None:
+    """Of weights, of the optimizer's state, and of what the run is."""
+    wanted = options(tmp_path)
+    trained(wanted, stop_after=2)
+    (checkpoint,) = Checkpoints(wanted.output).complete()
+    for name in ("model.safetensors", "optimizer/opt.0.bin", "training.json"):
+        path = checkpoint / name
+        content = path.read_bytes()
+        at = content.index(b'"step":') + 7 if name == "training.json" else len(content) // 2
+        changed = bytes([content[at] ^ 1])
+        path.write_bytes(content[:at] + changed + content[at + 1 :])
+        with pytest.raises(CheckpointError, match=f"{path} has other bytes than when"):
+            Trainer(wanted, resume=True)
+        path.write_bytes(content)
+    Trainer(wanted, resume=True)
+
+
+def test_an_edited_run_toml_is_refused_by_name(tmp_path: Path) -> None:
+    wanted = options(tmp_path)
+    prepared = Trainer(wanted).prepare()
+    wanted.output.mkdir()
+    write_options(prepared.options, wanted.output)
+    state = TrainingState(
+        step=2, num_steps=6, seed=0, fingerprint="", position=DataPosition(),
+        recipe=prepared.recipe, spec=prepared.model.spec, workload=prepared.plan.workload,
+        options=fixed_options(prepared.options),
+    )  # fmt: skip
+    Checkpoints(wanted.output).write(state, Path.mkdir)
+    path = wanted.output / "run.toml"
+    Trainer(TrainOptions.of(read_options(path)), resume=True)
+    lines = path.read_text().splitlines()
+    edits = {
+        "weight_decay": "0.5", "max_grad_norm": "2.0", "optimizer_state": '"8bit"', "seed": "7",
+        "tokens_per_step": "512", "chunk_tokens": "64",
+    }  # fmt: skip
+    for name, value in edits.items():
+        others = [line for line in lines if not line.startswith(f"{name} =")]
+        path.write_text("\n".join([*others, f"{name} = {value}"]))
+        with pytest.raises(OptionsError, match=rf"run.toml says {name} = .* was trained with"):
+            Trainer(TrainOptions.of(read_options(path)), resume=True)
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    wanted = options(tmp_path)
+    trained(wanted, stop_after=2)
+    write_config(tmp_path / "model", norm_eps=1e-3)
+    with pytest.raises(CheckpointError, match=r"model's norm_eps is 0\.001"):
+        trained(wanted, resume=True)
+
+
+def test_what_a_kill_leaves_before_a_run_begins_is_not_in_its_way(tmp_path: Path) -> None:
+    wanted = options(tmp_path)
+    wanted.output.mkdir()
+    leftover = wanted.output / f"run.toml.{'0f' * 16}.partial"
+    leftover.touch()
+    trained(wanted, resume=True, stop_after=1)  # as a supervisor that always says --resume
+    assert not leftover.exists()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.partial").touch()  # someone's own
+    with pytest.raises(OptionsError, match=r"not an empty folder \(notes.partial is in it\)"):
+        trained(options(tmp_path, output=tmp_path / "other"))
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    wanted = options(tmp_path)
+    trained(wanted, stop_after=2)
+    late = Trainer(wanted, resume=True)
+    with (
+        only_writer(wanted.output),
+        pytest.raises(DocumentError, match=f"process {os.getpid()} is writing into .*run: wait"),
+    ):
+        Trainer(wanted, resume=True)
+    fresh = Trainer(options(tmp_path, output=tmp_path / "fresh"))
+    with only_writer(tmp_path / "fresh"), pytest.raises(DocumentError, match="is writing into"):
+        fresh.train()
+    trained(wanted, resume=True)
+    with pytest.raises(OptionsError, match=r"another process has trained in .* meanwhile"):
+        late.train()
 
 
 def test_the_last_checkpoints_are_kept(tmp_path: Path) -> None:

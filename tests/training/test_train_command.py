@@ -7,11 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 import twinstream as ts
-from tests.training.small_runs import options, write_config, write_rows
+from tests.training.small_runs import SHAPE, options, write_config, write_rows
 from twinstream.cli import app, main
 from twinstream.training.options import read_options, write_options
-
-SHAPE = ["--seq-len", "64", "--tokens-per-step", "256", "--machine", "cpu", "--backend", "cpu"]
 
 
 def told(*arguments: str | Path) -> str:

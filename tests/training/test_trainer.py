@@ -2,24 +2,37 @@
 
 import errno
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from tests.training.small_runs import options, state_files, trained, write_config, write_rows
+from tests.training.small_runs import (
+    Seen,
+    options,
+    state_files,
+    trained,
+    write_config,
+    write_rows,
+)
 from twinstream.data.data_error import DataError
 from twinstream.executor.weights.errors import WeightsError
+from twinstream.log.metrics import StepMetrics
 from twinstream.log.tensorboard import TensorBoardMissingError
 from twinstream.planner import planner
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.training.callbacks import Callback
 from twinstream.training.checkpoints import Checkpoints
 from twinstream.training.opening import open_data, open_model
 from twinstream.training.options import TrainOptions
+from twinstream.training.run.batches import StepBatches, StepData
 from twinstream.training.run.recorder import LossError
-from twinstream.training.trainer import Trainer
+from twinstream.training.run.run_folder import RunEndedError
+from twinstream.training.trainer import Trainer, TrainResult
 
 
 def test_the_loss_falls_and_the_model_is_there(tmp_path: Path) -> None:
@@ -78,11 +91,10 @@ def test_a_full_disk_is_told_and_nothing_is_lost(
 ) -> None:
     wanted = options(tmp_path, save_every="2", keep=5)
     free: Any = shutil._ntuple_diskusage
-    real, calls = shutil.disk_usage, []
+    real = shutil.disk_usage
 
     def usage(path: Path) -> Any:
-        calls.append(path)
-        return free(1, 1, 0) if len(calls) in (3, 4) else real(path)
+        return free(1, 1, 0) if path.name == "checkpoint-4.partial" else real(path)
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
     result, seen = trained(wanted)
@@ -103,9 +115,91 @@ def test_a_last_checkpoint_that_cannot_be_written_is_an_error(
     monkeypatch.undo()
     write_rows(tmp_path / "rows.jsonl")
     monkeypatch.setattr(Path, "write_bytes", refuse)
-    with pytest.raises(WeightsError, match="No space left on device"):
+    with pytest.raises(RunEndedError, match="No space left on device") as ended:
         trained(wanted)
     assert not list(wanted.output.glob("checkpoint-*"))
+    result = ended.value.result
+    assert isinstance(result, TrainResult) and (result.model, result.step) == (None, 0)
+    assert result.loss is not None and result.measured is not None
+    assert (wanted.output / "comparison.json").exists()
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_told_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, seen, free = options(tmp_path), Seen(), shutil._ntuple_diskusage
+    trainer = Trainer(wanted, callbacks=[seen])
+    prepared = trainer.prepare()
+    needed = prepared.plan.checkpoint_bytes
+    room = "room for .*2 checkpoints with one that is being written"
+    for free_bytes, is_told in ((3 * needed, False), (3 * needed - 1, True), (needed - 1, True)):
+        found = free(1, 1, free_bytes)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, found=found: found)
+        assert any(re.search(room, note) for note in prepared.notes) == is_told
+    with pytest.raises(WeightsError, match=rf"too little room; it needs {needed} bytes"):
+        trainer.train()
+    assert not seen.steps
+    monkeypatch.undo()
+    result, _ = trained(wanted)  # what the refused one made is not in the way
+    written = sum(
+        path.stat().st_size for path in Checkpoints(result.folder).complete()[0].rglob("*")
+    )
+    assert needed <= written < 1.3 * needed
+
+
+def test_data_that_fails_costs_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fourth step has none: the first three are kept, and gone on from to the same bits."""
+    whole, straight = trained(options(tmp_path / "a"))
+    wanted = options(tmp_path / "b")
+    step = StepBatches.step
+
+    def failing(self: StepBatches, number: int) -> StepData:
+        if number == 4:
+            raise DataError("rows.jsonl:17: no text")
+        return step(self, number)
+
+    monkeypatch.setattr(StepBatches, "step", failing)
+    with pytest.raises(RunEndedError, match=r"rows.jsonl:17.*up to step 3.*--resume") as ended:
+        trained(wanted)
+    assert ended.value.result.step == 3
+    monkeypatch.undo()
+    result, seen = trained(wanted, resume=True)
+    assert seen.losses == straight.losses[3:]
+    assert state_files(result.folder, 6) == state_files(whole.folder, 6)
+
+
+def test_the_model_and_the_run_may_go_while_it_trains(tmp_path: Path) -> None:
+    """Someone removes MODEL after the first step, and DIR; the trained model has all it needs."""
+    wanted = options(tmp_path)
+    model = Path(wanted.model).parent
+    (model / "tokenizer_config.json").write_text('{"eos_token": "x"}')
+
+    class Removes(Callback):
+        def on_step(self, metrics: StepMetrics) -> None:
+            shutil.rmtree(model, ignore_errors=True)
+            shutil.rmtree(wanted.output, ignore_errors=True)
+
+    result = Trainer(wanted, callbacks=[Removes()]).train()
+    assert result.model is not None
+    assert {"config.json", "model.safetensors", "tokenizer_config.json"} <= {
+        path.name for path in result.model.iterdir()
+    }
+    assert (wanted.output / "run.toml").exists() and (wanted.output / "checkpoint-6").exists()
+
+
+def test_an_index_that_lacks_a_tensor_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    first, _ = trained(options(tmp_path / "first", steps=1, warmup="0"))
+    assert first.model is not None
+    found = load_file(first.model / "model.safetensors")
+    (first.model / "model.safetensors").unlink()
+    save_file(found, first.model / "model-1.safetensors", {"format": "pt"})
+    listed = {name: "model-1.safetensors" for name in found if name != "model.norm.weight"}
+    index = first.model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": listed}))
+    refused(
+        tmp_path, WeightsError, "does not say in which file model.norm.weight is",
+        model=str(first.model),
+    )  # fmt: skip
 
 
 def test_what_is_resolved_is_told_before_anything_is_written(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from twinstream.schedule.cluster.cluster_timeline import (
 )
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.files import DocumentError
+from twinstream.schedule.files import DocumentError, read_bytes
 from twinstream.simulator.replay import simulate_cluster
 from twinstream.simulator.stragglers import with_stragglers
 
@@ -100,7 +100,7 @@ class ClusterInputs:
 def holds_cluster(path: Path) -> bool:
     """Whether a file has a cluster's schedule, be it damaged; one that cannot be read has not."""
     try:
-        text = path.read_bytes()
+        text = read_bytes(path)
     except OSError:
         return False
     if _AS_WRITTEN.match(text):

@@ -10,13 +10,39 @@ from typing import Self
 
 from twinstream.data.data_error import DataError
 from twinstream.data.encoding.block_tokeniser import document_place
+from twinstream.data.encoding.block_tokens import BlockTokens
 from twinstream.data.order import Order, Position, Visit, shuffled
 from twinstream.data.packing import Chunk, ChunkShape, chunk_of, pack
 from twinstream.data.pieces import Pieces, cut, first_too_long, joined, sizes_for
+from twinstream.data.reading.blocks import Block
 from twinstream.data.token_feed import TokenFeed
 
 _READY_CHUNKS = 8
 _POLL_S = 0.1
+
+
+class SkippedRows:
+    """Counts the rows that cannot be used, of each block once.
+
+    Attributes:
+        told: what is wrong with each.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._blocks = most, set[Block]()
+        self.told: list[str] = []
+
+    def add(self, block: Block, tokens: BlockTokens) -> None:
+        """Raises DataError if there are too many."""
+        if block in self._blocks:
+            return
+        self._blocks.add(block)
+        self.told += tokens.skipped
+        if len(self.told) > self._most:
+            raise DataError(
+                f"{len(self.told)} rows cannot be used, and {self._most} may be skipped "
+                f"(skip_bad_rows); the last: {self.told[-1]}"
+            )
 
 
 @dataclass(frozen=True)
@@ -28,6 +54,7 @@ class ChunkMaker:
     feed: TokenFeed
     refuse_long: bool
     name: str
+    skipped: SkippedRows
 
     def chunks(self, start: Position) -> Iterator[tuple[Chunk, Position]]:
         """From a position on, each with the position after it.
@@ -95,6 +122,7 @@ class ChunkMaker:
     def _cut(self, visit: Visit) -> Pieces:
         block, shape = visit.block, self.shape
         tokens = self.feed.take(block)
+        self.skipped.add(block, tokens)
         continuous = block.is_continuous
         found = first_too_long(tokens, shape.longest)
         if self.refuse_long and not continuous and found is not None:
@@ -114,10 +142,11 @@ class ChunkStream:
         position: what `TrainingData.chunks` takes to go on after the last chunk given.
         waited_s: seconds in which the caller waited for chunks, after the first.
         first_wait_s: for the first.
+        skipped: why rows were left out, so far.
     """
 
     def __init__(self, maker: ChunkMaker, start: Position, *, ahead: bool) -> None:
-        self.position = start
+        self.position, self.skipped = start, maker.skipped.told
         self.waited_s = self.first_wait_s = 0.0
         self._num_tokens = self._num_padding = self._num_chunks = 0
         self._chunks = maker.chunks(start)

@@ -43,6 +43,7 @@ class DataOptions:
         chat_template: a Jinja file in place of the template in the tokenizer's folder.
         today: what templates that print the date are told, so that a run that goes on tomorrow
             sees the tokens of today.
+        skip_bad_rows: how many rows that cannot be used are left out; one more is an error.
         workers: processes that tokenise beside the training; 0 does it in the caller's.
     """
 
@@ -50,9 +51,11 @@ class DataOptions:
     long_documents: Literal["cut", "refuse"] = "cut"
     chat_template: Path | None = None
     today: date = _TEMPLATES_OWN_DATE
+    skip_bad_rows: int = 0
     workers: int = 4
 
     def __post_init__(self) -> None:
+        require_whole("skip_bad_rows", self.skip_bad_rows, 0, 2**31 - 1)
         require_whole("workers", self.workers, 0, 1024)
         _require_one_of("loss_on", self.loss_on, ("completions", "all"))
         _require_one_of("long_documents", self.long_documents, ("cut", "refuse"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from twinstream.data.chunk_stream import SkippedRows
 from twinstream.data.data_error import DataError
 from twinstream.data.encoding.block_tokeniser import BlockTokeniser, document_place
 from twinstream.data.encoding.block_tokens import BlockTokens
@@ -91,6 +92,7 @@ def take_sample(
     weights: Sequence[float],
     tokeniser: BlockTokeniser,
     longest: int,
+    skipped: SkippedRows,
     *,
     refuse_long: bool = False,
 ) -> Sample:
@@ -106,6 +108,7 @@ def take_sample(
     tally = _Tally(len(blocks))
     for source, (its_blocks, count) in enumerate(zip(blocks, counts.tolist(), strict=True)):
         for block, head, tokens, passages in _looked_at(its_blocks, source, count, tokeniser):
+            skipped.add(block, tokens)
             lengths = _lengths(tokens, block, head, longest)
             tally.tokens[source] += len(tokens.ids) if block.is_continuous else lengths.sum()
             tally.bytes[source] += head.size_bytes
@@ -121,7 +124,11 @@ def take_sample(
     if not len(lengths):
         raise DataError(_nothing_learned(tally.num_documents, changed))
     epoch_tokens = round(float((epoch_bytes * tally.tokens / tally.bytes).sum()))
-    return Sample(lengths, epoch_tokens, (*changed, *_stop_warnings(tally, bool(stops))))
+    warnings = [*changed, *_stop_warnings(tally, bool(stops))]
+    if skipped.told:
+        count = len(skipped.told)
+        warnings.append(f"{count} sampled rows are skipped (skip_bad_rows): {skipped.told[0]}")
+    return Sample(lengths, epoch_tokens, tuple(warnings))
 
 
 def _looked_at(

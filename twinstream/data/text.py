@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import read_bytes
 from twinstream.schedule.workload import Workload
 
 
@@ -23,7 +24,7 @@ def default_text() -> bytes:
 
 def read_text(path: Path) -> bytes:
     try:
-        text = path.read_bytes()
+        text = read_bytes(path)
     except OSError as error:
         raise TextError(f"cannot read {path}: {error.strerror or error}") from None
     if len(text) < 2:

@@ -1,12 +1,13 @@
 """People's files as training data: opened and checked, then given in packed chunks."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from twinstream.data.chunk_stream import ChunkMaker, ChunkStream
+from twinstream.data.chunk_stream import ChunkMaker, ChunkStream, SkippedRows
 from twinstream.data.data_error import DataError
+from twinstream.data.data_record import DataRecord, SourceRecord
 from twinstream.data.encoding.block_tokeniser import BlockTokeniser, Encoding
 from twinstream.data.encoding.template import find_template
 from twinstream.data.options import DataOptions, Source
@@ -14,7 +15,13 @@ from twinstream.data.order import Order, Position
 from twinstream.data.packing import ChunkShape
 from twinstream.data.pieces import Ints
 from twinstream.data.reading.blocks import Block, lay_out
-from twinstream.data.reading.files import combined_hash, content_hashes, find_files
+from twinstream.data.reading.files import (
+    DataFile,
+    are_hashed_whole,
+    combined_hash,
+    content_hashes,
+    find_files,
+)
 from twinstream.data.sample import Sample, take_sample
 from twinstream.data.token_feed import FeedBeside, FeedHere, TokenFeed
 
@@ -39,6 +46,8 @@ class TrainingData:
         fingerprint: of contents, tokenizer, template, longest document and options; names,
             places and the number of workers do not count.
         warnings: what a user should know, a line each.
+        record: from which a run that goes on knows its data again.
+        changed: blocks that are no longer what they were when the run began.
     """
 
     fingerprint: str
@@ -50,6 +59,9 @@ class TrainingData:
     blocks: tuple[tuple[Block, ...], ...]
     weights: tuple[float, ...]
     sample: Sample
+    files: tuple[tuple[DataFile, ...], ...]
+    record: DataRecord
+    changed: frozenset[Block] = frozenset()
 
     @classmethod
     def open(
@@ -82,37 +94,33 @@ class TrainingData:
             options.loss_on,
             options.today,
             vocab_size,
+            skips_bad_rows=options.skip_bad_rows > 0,
         )
         tokeniser = BlockTokeniser(encoding, cache)
         weights = tuple(source.weight for source in sources)
         found = [find_files(source) for source in sources]
-        hashes = iter(content_hashes([file for one in found for file in one.files]))
-        by_source = [[next(hashes) for _ in one.files] for one in found]
-        block_bytes = _block_bytes(sum(f.size_bytes for one in found for f in one.files), longest)
-        blocks = tuple(
-            tuple(lay_out(one.files, its_hashes, block_bytes))
-            for one, its_hashes in zip(found, by_source, strict=True)
-        )
+        by_source, blocks = _laid_out([one.files for one in found], longest)
         for source, its_blocks in zip(sources, blocks, strict=True):
             if not its_blocks:
                 raise DataError(f"{source.path} has no rows: there is nothing to train on")
+        skipped = SkippedRows(options.skip_bad_rows)
         refuse_long = options.long_documents == "refuse"
-        sample = take_sample(blocks, weights, tokeniser, longest, refuse_long=refuse_long)
-        fingerprint = combined_hash(
-            (_LAYOUT, tokeniser.identity, longest, options.long_documents, weights, by_source)
+        sample = take_sample(blocks, weights, tokeniser, longest, skipped, refuse_long=refuse_long)
+        settings = (_LAYOUT, tokeniser.identity, longest, options.long_documents, weights)
+        fingerprint = combined_hash((*settings, by_source))
+        record = DataRecord(
+            fingerprint=fingerprint,
+            settings=combined_hash(settings),
+            sources=tuple(
+                SourceRecord.of(one.files, its_hashes, its_blocks)
+                for one, its_hashes, its_blocks in zip(found, by_source, blocks, strict=True)
+            ),
         )
         left_out = [one.left_out for one in found if one.left_out]
         return cls(
-            fingerprint,
-            (*left_out, *sample.warnings),
-            longest,
-            options,
-            cache,
-            encoding,
-            blocks,
-            weights,
-            sample,
-        )
+            fingerprint, (*left_out, *sample.warnings), longest, options, cache, encoding, blocks,
+            weights, sample, tuple(one.files for one in found), record,
+        )  # fmt: skip
 
     def lengths(self) -> Ints:
         """Tokens of each document of a seeded sample, as they are packed (long ones cut)."""
@@ -123,18 +131,51 @@ class TrainingData:
         """Tokens of an epoch, with the weights: an estimate by the sample, without padding."""
         return self.sample.epoch_tokens
 
-    def require_same(self, fingerprint: str) -> None:
-        """Refuse to go on with other data than before.
+    def gone_on_with(self, fingerprint: str, record: DataRecord | None) -> Self:
+        """The data in the blocks of a run that began with it, or with files mended since.
+
+        Args:
+            record: of that run; None where there is none, as of an earlier twinstream.
 
         Raises:
-            DataError: the fingerprint is not this data's.
+            DataError: the data is other data.
         """
-        if fingerprint != self.fingerprint:
-            raise DataError(
-                f"the data is not that of the checkpoint (fingerprint {self.fingerprint[:12]}, "
-                f"then {fingerprint[:12]}): a file, the tokenizer, its template, a weight, the "
-                "longest document or an option changed; give what there was, or start a new run"
+        known = record is not None and record.fingerprint == fingerprint
+        if record is not None and known and record.settings == self.record.settings:
+            hashes = [[one.content_hash for one in source.files] for source in self.record.sources]
+            found = [
+                source.blocks_of(files, its_hashes)
+                for source, files, its_hashes in zip(
+                    record.sources, self.files, hashes, strict=True
+                )
+            ]
+            if None not in found:
+                return self._with_blocks(fingerprint, [blocks for blocks in found if blocks])
+        if fingerprint == self.fingerprint:
+            return self
+        raise DataError(
+            f"the data is not that of the checkpoint (fingerprint {self.fingerprint[:12]}, "
+            f"then {fingerprint[:12]}): a file, the tokenizer, its template, a weight, the "
+            "longest document or an option changed; give what there was, or start a new run"
+        )
+
+    def _with_blocks(self, fingerprint: str, found: Sequence[Sequence[tuple[Block, bool]]]) -> Self:
+        """In other blocks than it was opened with; with each whether it has changed."""
+        blocks = tuple(tuple(block for block, _ in source) for source in found)
+        sources = [
+            SourceRecord.of(files, [one.content_hash for one in source.files], its_blocks)
+            for files, source, its_blocks in zip(
+                self.files, self.record.sources, blocks, strict=True
             )
+        ]
+        kept = {"fingerprint": fingerprint, "sources": tuple(sources)}
+        return replace(
+            self,
+            fingerprint=fingerprint,
+            blocks=blocks,
+            record=self.record.model_copy(update=kept),
+            changed=frozenset(block for source in found for block, is_new in source if is_new),
+        )
 
     def chunks(
         self,
@@ -164,16 +205,59 @@ class TrainingData:
                 f"the position is of another order of the data ({start.order}, not {name}): go on "
                 "with the same data, seed, chunk tokens and documents per chunk, or start anew"
             )
-        group_bytes = max(_GROUP_BYTES, _GROUP_CHUNKS * _BYTES_PER_TOKEN * chunk_tokens)
-        order = Order(self.blocks, self.weights, seed, group_bytes)
+        self.require_unread(chunk_tokens, seed, start)
+        order = self._order(chunk_tokens, seed)
         refuse_long = self.options.long_documents == "refuse"
-        maker = ChunkMaker(order, shape, self._feed(), refuse_long, name)
+        skipped = SkippedRows(self.options.skip_bad_rows)
+        maker = ChunkMaker(order, shape, self._feed(), refuse_long, name, skipped)
         return ChunkStream(maker, start, ahead=self.options.workers > 0)
+
+    def _order(self, chunk_tokens: int, seed: int) -> Order:
+        group_bytes = max(_GROUP_BYTES, _GROUP_CHUNKS * _BYTES_PER_TOKEN * chunk_tokens)
+        return Order(self.blocks, self.weights, seed, group_bytes)
+
+    def require_unread(self, chunk_tokens: int, seed: int, start: Position) -> None:
+        """
+        Raises:
+            DataError: something that changed has been read before this position, or it is none.
+        """
+        groups = self._order(chunk_tokens, seed).groups(start.epoch)
+        if start.group >= len(groups):
+            raise DataError(
+                f"the position is in group {start.group} of the data, which has {len(groups)}: the "
+                "checkpoint is damaged; go on from the one before it"
+            )
+        if not self.changed:
+            return
+        groups = groups[: start.group + (start.chunk > 0)]
+        read = {visit.block for group in groups for visit in group}
+        for block in self.changed & read if start.epoch == 0 else self.changed:
+            raise DataError(
+                f"{block.parts[0].path} has changed where this run has read it: mend only what it "
+                "has not come to, let bad rows be skipped (skip_bad_rows), or start a new run"
+            )
 
     def _feed(self) -> TokenFeed:
         if self.options.workers > 0:
             return FeedBeside(self.encoding, self.cache, self.options.workers)
         return FeedHere(BlockTokeniser(self.encoding, self.cache))
+
+
+def _laid_out(
+    files: Sequence[Sequence[DataFile]], longest: int
+) -> tuple[list[list[str]], tuple[tuple[Block, ...], ...]]:
+    """Of each source, a hash of each file, and its blocks."""
+    all_files = [file for its_files in files for file in its_files]
+    hashes = iter(content_hashes(all_files))
+    by_source = [[next(hashes) for _ in its_files] for its_files in files]
+    block_bytes = _block_bytes(sum(file.size_bytes for file in all_files), longest)
+    laid_out = [
+        lay_out(its_files, its_hashes, block_bytes)
+        for its_files, its_hashes in zip(files, by_source, strict=True)
+    ]
+    if are_hashed_whole(all_files):
+        laid_out = [[block.with_digests() for block in its_blocks] for its_blocks in laid_out]
+    return by_source, tuple(map(tuple, laid_out))
 
 
 def _block_bytes(total_bytes: int, longest: int) -> int:

@@ -4,12 +4,13 @@ from pathlib import Path
 
 from twinstream.hardware_profiles.clusters.loader import node_file
 from twinstream.log.metrics import FILE
-from twinstream.schedule.files import DocumentError, told
+from twinstream.schedule.files import DocumentError, is_leftover, told
 
 PLAN, OPTIONS, COMPARISON, MACHINE = "plan.json", "run.toml", "comparison.json", "machine.toml"
 # Where several ranks train: in place of plan.json, and what it was predicted with and measured.
 CLUSTER, PROFILE, LAYOUTS = "cluster.json", "cluster.toml", "layouts.json"
 MEASURED = "measured.json"
+DATA = "data.json"  # in which blocks the data is read
 MODEL, TENSORBOARD, TOKENS = "model", "tensorboard", "tokens"
 
 
@@ -24,6 +25,7 @@ class RunFiles:
         self.node = node_file(self.profile)
         self.layouts, self.measured = folder / LAYOUTS, folder / MEASURED
         self.machine, self.tensorboard = folder / MACHINE, folder / TENSORBOARD
+        self.data = folder / DATA
         self.model, self.tokens = folder / MODEL, folder / TOKENS
 
     @property
@@ -48,6 +50,16 @@ class RunFiles:
         """Before ranks train: remove the plan of one device, and what was measured before."""
         for path in (self.plan, self.comparison, self.measured):
             path.unlink(missing_ok=True)
+
+    def others(self) -> list[Path]:
+        """What is in the folder that no run left there when it was killed before it began."""
+        return [path for path in sorted(self.folder.iterdir()) if not is_leftover(path)]
+
+    def remove_leftovers(self) -> None:
+        """Remove the files that were being written when a run was killed; the folder is held."""
+        for path in self.folder.glob("**/*.partial"):
+            if is_leftover(path):
+                path.unlink(missing_ok=True)
 
     def make(self) -> None:
         """

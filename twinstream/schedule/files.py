@@ -1,11 +1,16 @@
-"""Documents in and out of files."""
+"""Documents in and out of files, and the lock of a folder that one process writes."""
 
+import errno
+import fcntl
 import json
 import os
 import re
 import stat
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, BinaryIO, TypeVar
 from uuid import uuid4
 
 from pydantic import ValidationError
@@ -14,11 +19,66 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 
 Document = TypeVar("Document", bound=Node)
+LOCK = ".lock"
+_MOST_BYTES = 1 << 32  # of a document; of the small files that people write themselves:
+_MOST_TEXT_BYTES = 1 << 28
+_PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial$")  # what a kill leaves of `write_bytes`
 _NAME_CHARS = 40  # of a name, so that that of a neighbour is not too long
 
 
 class DocumentError(TwinstreamError):
     """A file is missing, unreadable, or not the document it should be."""
+
+
+def open_file(path: str | Path) -> BinaryIO:
+    """A regular file, for reading: a pipe, a terminal or a device may have no end.
+
+    Raises:
+        OSError: it cannot be opened, or is none.
+    """
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "no path has a null byte", str(path).replace("\0", "\\0"))
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(mode := os.fstat(handle).st_mode):
+        os.close(handle)
+        code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(code, "it is no regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_bytes(path: str | Path, most_bytes: int = _MOST_BYTES) -> bytes:
+    """A whole file.
+
+    Raises:
+        OSError: as `open_file`; or it is larger than that.
+    """
+    with open_file(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes > most_bytes:
+            problem = f"it has {size_bytes} bytes, and at most {most_bytes} are read"
+            raise OSError(errno.EFBIG, problem, str(path))
+        return file.read()
+
+
+def read_text(path: str | Path, encoding: str = "utf-8") -> str:
+    """A small file's text.
+
+    Raises:
+        OSError: as `read_bytes`.
+        UnicodeDecodeError: it is in another encoding.
+    """
+    return read_bytes(path, _MOST_TEXT_BYTES).decode(encoding)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """
+    Raises:
+        tomllib.TOMLDecodeError: it is no TOML.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise tomllib.TOMLDecodeError("arrays or tables are nested too deeply") from None
 
 
 def read_document(kind: type[Document], path: Path) -> Document:
@@ -28,9 +88,9 @@ def read_document(kind: type[Document], path: Path) -> Document:
         DocumentError: names the file, the place in it, and the first things that are wrong.
     """
     try:
-        text = path.read_bytes()
+        text = read_bytes(path)
     except OSError as error:
-        raise DocumentError(f"cannot read {path}: {error.strerror or error}") from None
+        raise DocumentError(f"cannot read {path}: {told(error)}") from None
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
@@ -104,6 +164,64 @@ def write_bytes(content: bytes, path: str | Path) -> None:
             partial.unlink(missing_ok=True)
     except (OSError, ValueError) as error:  # a ValueError is of a name that can be no file's
         raise DocumentError(f"cannot write {path}: {told(error)}") from None
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a kill left it of `write_bytes` or of `only_writer`."""
+    return path.name == LOCK or _PARTIAL.search(path.name) is not None
+
+
+def require_no_writer(folder: Path) -> None:
+    """
+    Raises:
+        DocumentError: a process holds the folder (`only_writer`); says which.
+    """
+    with suppress(OSError), (folder / LOCK).open("rb") as file:
+        if _is_locked(file):
+            raise _held(folder, file)
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Holds a folder, which is made, against other processes; the lock goes with this one.
+
+    Raises:
+        DocumentError: another process holds it, or it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("a+b")
+    except (FileExistsError, NotADirectoryError):
+        raise DocumentError(
+            f"{folder} cannot be a folder: there is a file of that name on the way; choose another"
+        ) from None
+    except OSError as error:
+        raise DocumentError(f"cannot make the folder {folder}: {told(error)}") from None
+    with file:
+        if _is_locked(file):
+            raise _held(folder, file)
+        file.truncate(0)
+        file.write(str(os.getpid()).encode())
+        file.flush()
+        yield
+
+
+def _held(folder: Path, file: BinaryIO) -> DocumentError:
+    file.seek(0)
+    return DocumentError(
+        f"process {file.read(32).decode(errors='replace')} is writing into {folder}: wait for it, "
+        "stop it, or choose another folder"
+    )
+
+
+def _is_locked(file: BinaryIO) -> bool:
+    """By another; else it is ours until it is closed. Some file systems have no locks."""
+    with suppress(OSError):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def told(error: Exception) -> str:

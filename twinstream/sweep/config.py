@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import parse_toml, read_text
 from twinstream.sweep.asked import clusters, machines
 from twinstream.sweep.asked.clusters import ClusterCell, ClusterLoader
 from twinstream.sweep.asked.machines import Cell, MachineLoader
@@ -67,7 +68,7 @@ def load_config(path: Path) -> SweepConfig:
         SweepError: what is wrong, with the name that was probably meant.
     """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = parse_toml(read_text(path))
     except OSError as error:
         raise SweepError(f"cannot read {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -1,11 +1,9 @@
 """The rows of a sweep in a CSV file: appended whole, kept over a kill, never doubled."""
 
 import csv
-import fcntl
 import io
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,6 @@ from twinstream.sweep.cell import (
 FILE = "rows.csv"
 SUPERSEDED = "superseded.csv"
 _TRIED = "tried.csv"
-_LOCK = ".lock"
 _NUMBERS = ("model_tflop_per_s", "mfu", "hfu", "step_time_s", "step_s", "memory_bytes")
 
 
@@ -184,28 +181,3 @@ def append_line(line: bytes, path: Path) -> None:
             raise
     finally:
         os.close(handle)
-
-
-@contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Holds the folder against a second sweep; the lock goes with the process.
-
-    Raises:
-        SweepError: another sweep is writing there, or the folder cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / _LOCK).open("w")
-    except (FileExistsError, NotADirectoryError):
-        raise SweepError(
-            f"{folder} cannot be a folder, because there is a file of that name on the way; -o "
-            "names the folder for the rows, the page and the images"
-        ) from None
-    except OSError as error:
-        raise SweepError(f"cannot write into {folder}: {error.strerror or error}") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise SweepError(f"another sweep is writing into {folder}; wait for it") from None
-        yield

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from twinstream.schedule.files import only_writer
 from twinstream.sweep.asked.machines import Cell
 from twinstream.sweep.asked.values import SweepError
 from twinstream.sweep.cell import BUG, OK, Row
 from twinstream.sweep.config import AnyCell, SweepConfig
-from twinstream.sweep.rows import FILE, RowFile, columns_of, only_writer
+from twinstream.sweep.rows import FILE, RowFile, columns_of
 from twinstream.sweep.slower import Slower, beside_the_faster, slower_with_more
 from twinstream.sweep.workers import on_cores, on_ray
 

@@ -1,13 +1,15 @@
 """The checkpoints of a run: folders that are whole, or are none."""
 
+import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, JsonValue, NonNegativeInt
 
 from twinstream.data.order import Position
 from twinstream.executor.weights.durable_files import sync, whole_folder, writing
@@ -18,9 +20,11 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import read_document, told, write_document, write_text
 from twinstream.schedule.node import Node
 from twinstream.schedule.workload import Workload
+from twinstream.training.options import OptionsError, TrainOptions, fixed_options
 
 STATE_FILE, COMPLETE = "training.json", "COMPLETE"
 _PREFIX, _PARTIAL = "checkpoint-", ".partial"
+_HASHING_THREADS = 8
 
 
 class CheckpointError(TwinstreamError):
@@ -50,7 +54,9 @@ class TrainingState(Node):
         num_steps: of the whole run, which the learning rate follows.
         tokens: trained so far, without padding.
         eval_loss: of the weights after this step, if they were evaluated.
+        options: those that decide the bits of the run.
         files: bytes of every file of the checkpoint.
+        digests: SHA-256 of each of them; the mark of a complete checkpoint has that of this one.
     """
 
     schema_version: int = 1
@@ -64,7 +70,9 @@ class TrainingState(Node):
     workload: Workload
     tokens: NonNegativeInt = 0
     eval_loss: float | None = None
+    options: dict[str, JsonValue] = Field(default_factory=dict)
     files: dict[str, int] = Field(default_factory=dict)
+    digests: dict[str, str] = Field(default_factory=dict)
 
 
 class Checkpoint:
@@ -84,22 +92,67 @@ class Checkpoint:
         Raises:
             DocumentError: it cannot be written; the checkpoint stays as it was.
         """
+        new = self.path / f"{STATE_FILE}{_PARTIAL}"
         self.state = self.state.model_copy(update={"eval_loss": loss})
-        write_document(self.state, self.path / STATE_FILE)
+        write_document(self.state, new)
+        (mark,) = _digests(self.path, [new.name]).values()
+        known = (self.path / COMPLETE).read_text(encoding="utf-8").split()
+        write_text("\n".join([*known, mark, ""]), self.path / COMPLETE)  # whole before and after
+        new.replace(self.path / STATE_FILE)
 
     def require_whole(self) -> None:
         """
         Raises:
-            CheckpointError: a file has gone or has another size than when it was written.
+            CheckpointError: a file has gone or is another than when it was written.
         """
+        marks = (self.path / COMPLETE).read_text(encoding="utf-8", errors="replace").split()
+        expected = {name: [digest] for name, digest in self.state.digests.items()}
+        expected |= {STATE_FILE: marks} if marks else {}
         for name, size_bytes in self.state.files.items():
             path = self.path / name
             if not path.exists() or path.stat().st_size != size_bytes:
                 found = f"{path.stat().st_size} bytes" if path.exists() else "missing"
-                raise CheckpointError(
-                    f"{path} is {found}, and was {size_bytes} bytes when the checkpoint was "
-                    f"written: remove {self.path} to go on from the one before it"
+                raise self._damaged(path, f"is {found}, and was {size_bytes} bytes")
+        for name, digest in _digests(self.path, expected).items():
+            if digest not in expected[name]:
+                raise self._damaged(self.path / name, "has other bytes than")
+        if self.path.name != f"{_PREFIX}{self.state.step}":
+            raise self._damaged(self.path / STATE_FILE, f"is of step {self.state.step}, not as")
+
+    def require_options(self, options: TrainOptions, source: Path) -> None:
+        """
+        Args:
+            options: of the run's folder, as `source` has them.
+
+        Raises:
+            OptionsError: one that decides the bits is not that of the checkpoint.
+        """
+        now, then = fixed_options(options), self.state.options
+        for name in sorted(now | then) if then else ():
+            if now.get(name) != then.get(name):
+                raise OptionsError(
+                    f"{source} says {name} = {now.get(name)!r:.60}, and {self.path.name} was "
+                    f"trained with {then.get(name)!r:.60}: it decides the bits of the run and "
+                    "cannot change; put that back, or start a new run"
                 )
+
+    def require_model(self, spec: ModelSpec) -> None:
+        """
+        Raises:
+            CheckpointError: the model is another than the one that was trained.
+        """
+        for name, then in self.state.spec:
+            if name != "name" and getattr(spec, name) != then:
+                raise CheckpointError(
+                    f"the model's {name} is {getattr(spec, name)!r:.80}, and {self.path.name} was "
+                    f"trained with {then!r:.80}: put its config.json back, or start a new run"
+                )
+
+    def _damaged(self, path: Path, how: str) -> CheckpointError:
+        return CheckpointError(
+            f"{path} {how} when the checkpoint was written: remove {self.path} to go on from the "
+            "one before it"
+        )
 
 
 class Checkpoints:
@@ -125,13 +178,16 @@ class Checkpoints:
         """
         Raises:
             DocumentError: its state is damaged.
-            CheckpointError: one of its files is.
+            CheckpointError: one of its files is, or cannot be read.
         """
         paths = self.complete()
         if not paths:
             return None
         checkpoint = Checkpoint(paths[-1])
-        checkpoint.require_whole()
+        try:
+            checkpoint.require_whole()
+        except OSError as error:
+            raise CheckpointError(f"cannot read {checkpoint.path}: {told(error)}") from None
         return checkpoint
 
     def write(self, state: TrainingState, write_tensors: Callable[[Path], None]) -> Checkpoint:
@@ -148,12 +204,14 @@ class Checkpoints:
         self._remove(path)
         try:
             write_tensors(partial)
-            state = state.model_copy(update={"files": dict(_sizes(partial))})
-            write_document(state, partial / STATE_FILE)
+            files = dict(_sizes(partial))
+            found = {"files": files, "digests": _digests(partial, files)}
+            write_document(state.model_copy(update=found), partial / STATE_FILE)
+            (mark,) = _digests(partial, [STATE_FILE]).values()
             sync(partial)
             partial.rename(path)
             sync(self.folder)
-            write_text("", path / COMPLETE)
+            write_text(mark + "\n", path / COMPLETE)
             sync(path)
         except OSError as error:
             self._remove(partial)
@@ -222,3 +280,15 @@ def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             yield str(path.relative_to(folder)), path.stat().st_size
+
+
+def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of files, several at a time."""
+
+    def digest(name: str) -> str:
+        with (folder / name).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    names = list(names)
+    with ThreadPoolExecutor(_HASHING_THREADS) as threads:
+        return dict(zip(names, threads.map(digest, names), strict=True))

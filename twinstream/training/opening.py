@@ -65,6 +65,7 @@ def open_data(options: TrainOptions, model: Model) -> tuple[TrainingData, Traini
     rows = DataOptions(
         loss_on=options.loss_on, long_documents=options.long_documents,
         chat_template=options.chat_template, workers=options.data_workers,
+        skip_bad_rows=options.skip_bad_rows,
     )  # fmt: skip
 
     def opened(names: tuple[str, ...], rows: DataOptions) -> TrainingData:

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
 
 from twinstream.log.run_files import OPTIONS
 from twinstream.schedule.errors import ArgumentError, did_you_mean
-from twinstream.schedule.files import told, write_text
+from twinstream.schedule.files import parse_toml, read_text, told, write_text
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Reduction
 from twinstream.training.rates import Cooldown, Decay
@@ -34,7 +35,7 @@ FIXED = (
     *("lora", "freeze", "dtype", "seq_len", "tokens_per_step", "chunk_tokens", "seed"),
     "chunks_per_round",
     *("weight_decay", "beta1", "beta2", "eps", "optimizer_state", "gradients", "kernels"),
-    "attention",
+    *("attention", "max_grad_norm"),
 )
 
 
@@ -84,6 +85,10 @@ class TrainOptions(Node):
     long_documents: Literal["cut", "refuse"] = _option(
         DATA, "WHAT", "Documents longer than --seq-len: cut or refuse.", "cut"
     )
+    skip_bad_rows: int = _option(
+        DATA, "N", "Rows that cannot be used are left out, up to so many; they are counted.", 0,
+        ge=0, le=2**31 - 1,
+    )  # fmt: skip
     chat_template: Path | None = _option(DATA, "FILE", "Jinja, in place of the tokenizer's own.")
     data_workers: int = _option(
         DATA, "N", "Processes that tokenise beside training; 0 is none.", 2, ge=0, le=1024
@@ -189,6 +194,13 @@ class TrainOptions(Node):
     keep: int = _option(KEEP, "N", "Checkpoints to keep, the last ones and the best.", 2, ge=1)
     tensorboard: bool = _option(KEEP, "", "Log for TensorBoard, too.", False)
 
+    @field_validator("*")
+    @classmethod
+    def _no_null_byte(cls, value: Any) -> Any:
+        if "\0" in "".join(map(str, value if isinstance(value, tuple) else [value])):
+            raise PydanticCustomError("null_byte", "no name has a null byte")
+        return value
+
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str = "") -> "TrainOptions":
         """Checked.
@@ -215,7 +227,7 @@ def read_options(path: Path) -> dict[str, Any]:
         OptionsError: it cannot be read, or is no TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(read_text(path))
     except OSError as error:
         raise OptionsError(f"cannot read {path}: {told(error)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -238,11 +250,11 @@ def require_same(wanted: TrainOptions, before: TrainOptions) -> None:
                 f"{name} is {now!r:.60}, and the run that is to go on began with {then!r:.60}: it "
                 "decides the bits of the run and cannot change; leave it out, or start a new run"
             )
-    if (wanted.max_grad_norm > 0) != (before.max_grad_norm > 0):
-        raise OptionsError(
-            "max_grad_norm: whether gradients are clipped cannot change under a resume; leave it "
-            "out, or start a new run"
-        )
+
+
+def fixed_options(options: TrainOptions) -> dict[str, Any]:
+    """What is given of what decides the bits of the run, as JSON has it."""
+    return options.model_dump(mode="json", include=set(FIXED), exclude_none=True)
 
 
 def write_options(options: TrainOptions, folder: Path) -> None:

@@ -18,6 +18,7 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate, steady_state
+from twinstream.training.checkpoints import written_names
 from twinstream.training.expected import expected_packing
 from twinstream.training.machine import Here
 from twinstream.training.options import OptionsError, TrainOptions
@@ -36,6 +37,11 @@ class StepPlan:
     @property
     def tokens_per_step(self) -> int:
         return self.workload.tokens_per_step
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Of weights and optimizer state, on the disk; with adapters of theirs alone."""
+        raise NotImplementedError
 
     @property
     def pieces(self) -> int:
@@ -75,6 +81,17 @@ class Plan(StepPlan):
     @property
     def workload(self) -> Workload:
         return self.schedule.workload
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        roles = ("parameter", "optimizer_state")
+        sizes = {
+            tensor.tensor_id: tensor.size_bytes
+            for tensor in self.schedule.tensors
+            if tensor.parent is None and tensor.role in roles
+        }
+        written = written_names(list(sizes), adapters="lora" in self.schedule.recipe)
+        return sum(sizes[name] for name in written)
 
 
 def recipe_of(options: TrainOptions, here: Here, spec: ModelSpec) -> Recipe:

@@ -4,19 +4,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from time import perf_counter
+from typing import TYPE_CHECKING
 
+from twinstream.data.data_record import DataRecord
 from twinstream.data.training_data import TrainingData
+from twinstream.executor.weights.durable_files import free_bytes
+from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.presets import model_notes
 from twinstream.models.recipe import Recipe
+from twinstream.schedule.files import read_document
+from twinstream.schedule.sizes import brief
 from twinstream.schedule.workload import Workload
 from twinstream.training.amounts import steps_of
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.machine import Here
-from twinstream.training.opening import Model, open_data
+from twinstream.training.opening import Model, base_name, open_data
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import Plan, StepPlan, plan_again, plan_of, recipe_of
 from twinstream.training.rates import LearningRate
+
+if TYPE_CHECKING:
+    from twinstream.executor.weights.checkpoint_files import Outline
 
 _FRESH_RATE, _GIVEN_RATE, _LORA_RATE = 3e-4, 2e-5, 2e-4
 _MANY_EPOCHS = 20
@@ -32,6 +41,7 @@ class Opened:
     model: Model
     data: TrainingData
     recipe: Recipe
+    outline: "Outline"
     num_steps: int
     rate: LearningRate
     plan_seconds: float
@@ -70,6 +80,13 @@ class Opened:
         found = [f"note: {line}" for line in told]
         if epochs > _MANY_EPOCHS:
             found.append(f"note: {self.num_steps:,} steps go through the data {epochs:,.0f} times")
+        free, keep = free_bytes(self.options.output), self.options.keep
+        needed_bytes = (keep + 1) * self.step_plan.checkpoint_bytes
+        if free is not None and free < needed_bytes:
+            found.append(
+                f"note: there is room for {brief(free)} at {self.options.output}, and {keep} "
+                f"checkpoints with one that is being written take {brief(needed_bytes)}"
+            )
         return found
 
 
@@ -104,22 +121,57 @@ def prepare(options: TrainOptions, here: Here, model: Model, checkpoint: Checkpo
     start_s = perf_counter()
     if checkpoint is None:
         recipe = recipe_of(options, here, model.spec)
+        outline = outline_for(model, recipe)
         tell(f"planning {model.spec.name} for {here.machine.name}")
         plan = plan_of(options, here, model.spec, recipe, data)
     else:
-        data.require_same(checkpoint.state.fingerprint)
+        checkpoint.require_model(model.spec)
+        data = gone_on_with(data, checkpoint, options)
         recipe = checkpoint.state.recipe
+        outline = outline_for(model, recipe)
         tell(f"planning {model.spec.name} for {here.machine.name} again")
         plan = plan_again(options, here, model.spec, recipe, checkpoint.state.workload)
+        require_unread(data, plan, checkpoint)
     plan_seconds = perf_counter() - start_s
     recipe = Recipe.model_validate(plan.schedule.recipe)
     num_steps = steps_wanted(options, data, plan.workload.tokens_per_step)
     options = resolved(options, here, model, recipe, plan.workload, num_steps)
     return Prepared(
         options=options, here=here, model=model, data=data, eval_data=eval_data, recipe=recipe,
-        plan=plan, num_steps=num_steps, rate=rate_of(options, num_steps),
+        outline=outline, plan=plan, num_steps=num_steps, rate=rate_of(options, num_steps),
         plan_seconds=plan_seconds,
     )  # fmt: skip
+
+
+def outline_for(model: Model, recipe: Recipe) -> "Outline":
+    """Of the run's checkpoints and its DIR/model: what MODEL has of them, which may go meanwhile.
+
+    Raises:
+        TwinstreamError: they could not be written.
+    """
+    from twinstream.executor.weights.checkpoint_files import outline_of
+
+    return outline_of(model.spec, model.files, recipe.lora, base_name(model))
+
+
+def gone_on_with(data: TrainingData, checkpoint: Checkpoint, options: TrainOptions) -> TrainingData:
+    """The data as the run began with it.
+
+    Raises:
+        DataError: it is other data.
+    """
+    path = RunFiles(options.output).data
+    record = read_document(DataRecord, path) if path.exists() else None
+    return data.gone_on_with(checkpoint.state.fingerprint, record)
+
+
+def require_unread(data: TrainingData, plan: StepPlan, checkpoint: Checkpoint) -> None:
+    """
+    Raises:
+        DataError: what was mended of the data has been read by the run.
+    """
+    position = checkpoint.state.position.position()
+    data.require_unread(plan.shape(data).chunk_tokens, checkpoint.state.seed, position)
 
 
 def steps_wanted(options: TrainOptions, data: TrainingData, tokens_per_step: int) -> int:

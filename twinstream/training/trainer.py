@@ -93,14 +93,18 @@ class Trainer:
         """Train until the last step, or until stopped; the state is in a checkpoint then.
 
         Raises:
+            RunEndedError: the data ends it, or the last checkpoint cannot be written.
             TwinstreamError: what a run can meet: no memory, a full disk, a loss that is no number.
         """
         prepared, done = self.prepare(), self.steps_done
         parts = segments(prepared, done)
-        self._begin(prepared)
-        for callback in self._callbacks:
-            callback.on_start(prepared)
+        plans = [prepared.plan, *(part.plan for part in parts)]
+        needed_bytes = max(plan.checkpoint_bytes for plan in plans)
         with ExitStack() as stack:
+            stack.enter_context(self._folder.begun(prepared, needed_bytes))
+            self._write_plan(prepared)
+            for callback in self._callbacks:
+                callback.on_start(prepared)
             board = prepared.options.tensorboard
             log = RunLog(self._folder.files, done, self._callbacks, tensorboard=board)
             stack.enter_context(log)
@@ -123,14 +127,17 @@ class Trainer:
             measured = self._compared(prepared, part, timeline)
         plan = prepared.plan if part is None else part.plan
         predicted = summarize(plan.schedule, plan.predicted, prepared.here.machine)
-        return TrainResult(
+        result = TrainResult(
             folder=self._folder.files.folder, model=reached.model, step=reached.step,
             loss=run.loss, eval_loss=run.rests.eval_loss, signal=self.stop.signal,
-            fill=run.fill, waited_s=run.waited_s, predicted=predicted, measured=measured,
+            fill=run.fill, waited_s=run.waited_s, skipped=run.skipped,
+            predicted=predicted, measured=measured,
         )  # fmt: skip
+        if run.rests.failure is not None:
+            raise self._folder.ended(run.rests.failure, result)
+        return result
 
-    def _begin(self, prepared: Prepared) -> None:
-        self._folder.begin(prepared)
+    def _write_plan(self, prepared: Prepared) -> None:
         if self.steps_done < prepared.num_steps:
             self._folder.files.forget_ranks()
             write_document(prepared.plan.schedule, self._folder.files.plan)

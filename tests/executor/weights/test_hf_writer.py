@@ -17,7 +17,7 @@ from twinstream.executor.state.training_state import initial_state
 from twinstream.executor.weights import durable_files
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
-from twinstream.executor.weights.hf_writer import write_hf_folder
+from twinstream.executor.weights.hf_writer import HfOutline, write_hf_folder
 from twinstream.models.presets import load_preset
 from twinstream.models.spec import ModelSpec
 
@@ -49,7 +49,7 @@ def weight_bytes(folder):
 @pytest.mark.parametrize("name", MODELS)
 def test_what_was_read_is_written_as_it_was(models, name, max_shard_size, tmp_path):
     saved, spec, written, flats = again(models[name], tmp_path, max_shard_size)
-    write_hf_folder(written, spec, flats.__getitem__, like=saved)
+    write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
     assert {path.name for path in written.iterdir()} == {path.name for path in saved.iterdir()}
     assert weight_bytes(written) == weight_bytes(saved)
     assert (written / "config.json").read_bytes() == (saved / "config.json").read_bytes()
@@ -65,7 +65,7 @@ def test_without_a_folder_to_be_like_transformers_loads_the_same_model(
 ):
     _, spec, written, flats = again(models[name], tmp_path)
     max_shard_bytes = 10**9 if max_shard_size == "1GB" else 30_000
-    write_hf_folder(written, spec, flats.__getitem__, max_shard_bytes=max_shard_bytes)
+    write_hf_folder(written, HfOutline.of(spec, None, max_shard_bytes), flats.__getitem__)
     files = sorted(weight_bytes(written))
     if max_shard_size == "1GB":
         assert files == ["model.safetensors"]
@@ -84,7 +84,7 @@ def test_without_a_folder_to_be_like_transformers_loads_the_same_model(
 
 def test_the_bytes_are_those_of_the_safetensors_library(models, tmp_path):
     _, spec, written, flats = again(models["qwen2"], tmp_path)
-    write_hf_folder(written, spec, flats.__getitem__)
+    write_hf_folder(written, HfOutline.of(spec), flats.__getitem__)
     theirs = tmp_path / "theirs.safetensors"
     state = {name: t.contiguous() for name, t in models["qwen2"].state_dict().items()}
     save_file(state, theirs, metadata={"format": "pt"})
@@ -95,7 +95,7 @@ def test_shards_of_another_dtype_keep_names_and_division(models, tmp_path):
     saved, spec, written, _ = again(models["llama"], tmp_path, "30KB")
     spec = spec.model_copy(update={"dtype": "bfloat16"})
     flats = read_flats(HfFolder.open(saved, spec))
-    write_hf_folder(written, spec, flats.__getitem__, like=saved)
+    write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
     theirs, ours = (json.loads((path / INDEX).read_text()) for path in (saved, written))
     assert ours["weight_map"] == theirs["weight_map"]
     assert ours["metadata"]["total_size"] == theirs["metadata"]["total_size"] // 2
@@ -122,7 +122,7 @@ def test_only_the_dtype_of_a_config_changes(models, said, written, tmp_path):
     (saved / "config.json").write_text(json.dumps(config | said | {"zebra": "é"}))
     spec = spec.model_copy(update={"dtype": "bfloat16"})
     flats = read_flats(HfFolder.open(saved, spec))
-    write_hf_folder(folder, spec, flats.__getitem__, like=saved)
+    write_hf_folder(folder, HfOutline.of(spec, saved), flats.__getitem__)
     content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert content == config | written | {"zebra": "é"}
 
@@ -134,7 +134,7 @@ def test_the_head_of_tied_embeddings_is_left_out_and_with_it_an_empty_shard(mode
     mapped = dict.fromkeys(names, "one.safetensors") | {"lm_head.weight": "two.safetensors"}
     (saved / INDEX).write_text(json.dumps({"weight_map": mapped}))
     save_file({"lm_head.weight": torch.zeros(97, 48)}, saved / "two.safetensors")
-    write_hf_folder(written, spec, flats.__getitem__, like=saved)
+    write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
     assert weight_bytes(written).keys() == {"one.safetensors"}
     assert json.loads((written / INDEX).read_text())["weight_map"].keys() == names
     assert torch.equal(logits(load(written)), logits(models["llama_tied"]))
@@ -146,7 +146,7 @@ def test_tokenizer_files_are_copied_and_nothing_else(models, tmp_path):
     left = {"README.md": b"a", "optimizer.pt": b"b", "training_args.bin": b"c"}
     for name, content in (copied | left).items():
         (saved / name).write_bytes(content)
-    write_hf_folder(written, spec, flats.__getitem__, like=saved)
+    write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
     for name, content in copied.items():
         assert (written / name).read_bytes() == content
     assert not [name for name in left if (written / name).exists()]
@@ -155,7 +155,7 @@ def test_tokenizer_files_are_copied_and_nothing_else(models, tmp_path):
 def test_like_a_folder_without_weights_takes_its_config_and_own_shards(models, tmp_path):
     saved, spec, written, flats = again(models["llama"], tmp_path)
     (saved / "model.safetensors").unlink()
-    write_hf_folder(written, spec, flats.__getitem__, like=saved, max_shard_bytes=40_000)
+    write_hf_folder(written, HfOutline.of(spec, saved, 40_000), flats.__getitem__)
     assert len(weight_bytes(written)) > 1
     assert (written / "config.json").read_bytes() == (saved / "config.json").read_bytes()
     assert torch.equal(logits(load(written)), logits(models["llama"]))
@@ -164,7 +164,7 @@ def test_like_a_folder_without_weights_takes_its_config_and_own_shards(models, t
 def test_random_weights_of_a_preset_are_loaded_by_transformers(tmp_path):
     spec = load_preset("tiny")
     state = initial_state(spec, seed=0)
-    write_hf_folder(tmp_path / "tiny", spec, lambda group: state[f"param.{group}"])
+    write_hf_folder(tmp_path / "tiny", HfOutline.of(spec), lambda group: state[f"param.{group}"])
     assert load(tmp_path / "tiny").num_parameters() == spec.num_parameters
     assert ModelSpec.from_hf_config(tmp_path / "tiny") == spec
 
@@ -177,7 +177,7 @@ def test_groups_are_asked_for_once_in_order(models, tmp_path):
         asked.append(group)
         return flats[group]
 
-    write_hf_folder(written, spec, read_group, like=saved)
+    write_hf_folder(written, HfOutline.of(spec, saved), read_group)
     assert asked == ["embedding", "0", "1", "head"]
 
 
@@ -192,7 +192,7 @@ def test_every_file_and_the_folder_are_synced(models, tmp_path, monkeypatch):
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", record)
-    write_hf_folder(written, spec, flats.__getitem__, like=saved)
+    write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
     assert synced >= {path.name for path in saved.iterdir()} | {"written", tmp_path.name}
 
 
@@ -200,7 +200,7 @@ def test_a_folder_that_has_weights_is_left_alone(models, tmp_path):
     saved, spec, _, flats = again(models["llama"], tmp_path)
     before = weight_bytes(saved)
     with pytest.raises(WeightsError, match="has weights already"):
-        write_hf_folder(saved, spec, flats.__getitem__, like=saved)
+        write_hf_folder(saved, HfOutline.of(spec, saved), flats.__getitem__)
     assert weight_bytes(saved) == before
 
 
@@ -210,7 +210,7 @@ def test_an_index_that_does_not_say_where_a_tensor_is(models, tmp_path):
     del index["weight_map"]["model.norm.weight"]
     (saved / INDEX).write_text(json.dumps(index))
     with pytest.raises(WeightsError, match=r"index\.json: does not say .* model\.norm\.weight"):
-        write_hf_folder(written, spec, flats.__getitem__, like=saved)
+        write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
 
 
 def test_too_little_room_is_said_before_anything_is_written(models, tmp_path, monkeypatch):
@@ -219,7 +219,7 @@ def test_too_little_room_is_said_before_anything_is_written(models, tmp_path, mo
     monkeypatch.setattr(durable_files.shutil, "disk_usage", lambda path: usage)
     num_bytes = (saved / "model.safetensors").stat().st_size
     with pytest.raises(WeightsError, match=f"written: .*needs {num_bytes} bytes.* 1234 are free"):
-        write_hf_folder(written, spec, flats.__getitem__, like=saved)
+        write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
     assert list(written.iterdir()) == []
 
 
@@ -231,7 +231,7 @@ def test_a_disk_that_fills_up_names_the_file_and_its_bytes(models, tmp_path, mon
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(WeightsError, match=r"config\.json: .*No space left on device; it needs"):
-        write_hf_folder(written, spec, flats.__getitem__, like=saved)
+        write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
     monkeypatch.undo()
     monkeypatch.setattr("twinstream.executor.weights.hf_writer.sync", full)
     num_bytes = (saved / "model.safetensors").stat().st_size
@@ -239,11 +239,11 @@ def test_a_disk_that_fills_up_names_the_file_and_its_bytes(models, tmp_path, mon
         rf"model\.safetensors: .*No space left on device; it needs {num_bytes} bytes, and \d+ are"
     )
     with pytest.raises(WeightsError, match=said):
-        write_hf_folder(written, spec, flats.__getitem__, like=saved)
+        write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
 
 
 def test_a_folder_that_cannot_be_made(models, tmp_path):
     saved, spec, _, flats = again(models["llama"], tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(WeightsError, match=r"file/under: cannot be written: Not a directory"):
-        write_hf_folder(tmp_path / "file" / "under", spec, flats.__getitem__, like=saved)
+        write_hf_folder(tmp_path / "file" / "under", HfOutline.of(spec, saved), flats.__getitem__)

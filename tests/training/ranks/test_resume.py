@@ -17,10 +17,13 @@ from tests.training.ranks.rank_runs import (
     rank_trained,
 )
 from tests.training.small_runs import Seen, state_files, trained
+from twinstream.data.data_error import DataError
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.training.checkpoints import Checkpoints
-from twinstream.training.ranks.trainer import RanksTrainer
+from twinstream.training.checkpoints import Checkpoint, CheckpointError, Checkpoints
+from twinstream.training.ranks.trainer import RanksResult, RanksTrainer
+from twinstream.training.run.batches import StepBatches, StepData
 from twinstream.training.run.recorder import LossError
+from twinstream.training.run.run_folder import RunEndedError
 
 
 def test_a_run_goes_on_on_another_number_of_ranks(tmp_path: Path) -> None:
@@ -42,6 +45,36 @@ def test_four_ranks_go_on_on_one_and_four(tmp_path: Path, ranks: int) -> None:
     again = wanted.model_copy(update={"ranks": ranks, "pp": ranks})
     (rank_trained if ranks > 1 else trained)(again, resume=True)
     assert state_files(wanted.output, STEPS) == state
+
+
+def test_data_that_fails_and_a_last_checkpoint_that_does_end_ranks_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fourth step has no data: the third is kept; then the last one cannot be written."""
+    wanted = rank_options(tmp_path, ranks=2, pp=2)
+    step, write = StepBatches.step, Checkpoints.write
+
+    def failing(self: StepBatches, number: int) -> StepData:
+        if number == 4:
+            raise DataError("rows.jsonl:17: no text")
+        return step(self, number)
+
+    def full(self: Checkpoints, *given: object) -> Checkpoint:
+        raise CheckpointError("the disk is full")
+
+    monkeypatch.setattr(StepBatches, "step", failing)
+    with pytest.raises(RunEndedError, match=r"rows.jsonl:17.*up to step 3") as ended:
+        rank_trained(wanted)
+    assert ended.value.result.step == 3
+    monkeypatch.setattr(StepBatches, "step", step)
+    monkeypatch.setattr(Checkpoints, "write", full)
+    with pytest.raises(RunEndedError, match=r"the disk is full.*up to step 3") as ended:
+        rank_trained(wanted, resume=True)
+    assert isinstance(ended.value.result, RanksResult) and ended.value.result.step == 3
+    assert ended.value.result.measured_tokens_per_s is not None
+    assert (wanted.output / "comparison.json").exists()
+    monkeypatch.setattr(Checkpoints, "write", write)
+    rank_trained(wanted, resume=True)
 
 
 def test_one_device_goes_on_on_two_ranks(tmp_path: Path) -> None:

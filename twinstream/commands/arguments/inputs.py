@@ -12,7 +12,7 @@ from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.files import DocumentError, called, read_document
+from twinstream.schedule.files import DocumentError, called, read_bytes, read_document
 from twinstream.schedule.node import Node
 from twinstream.schedule.proof.conforms import require_conforming
 from twinstream.schedule.proof.verify import require_safe
@@ -149,6 +149,6 @@ def kind_in(path: Path) -> type[Node] | None:
 def top_level_keys(path: Path) -> set[str]:
     """Of the JSON in a file; none if there is none."""
     try:
-        return set(json.loads(path.read_bytes()))
+        return set(json.loads(read_bytes(path)))
     except (OSError, ValueError, TypeError, RecursionError):
         return set()

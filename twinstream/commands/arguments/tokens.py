@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.data.text import TextError, byte_tokens, default_text, read_text
+from twinstream.schedule.files import read_text as read_text_file
 
 
 def token_stream(text: Path | None, tokenizer: Path | None) -> NDArray[np.int32]:
@@ -39,7 +40,7 @@ def _encoded(prose: str, tokenizer: Path) -> list[int]:
             "pip install tokenizers; without --tokenizer every byte is a token"
         ) from None
     try:
-        definition = tokenizer.read_text(encoding="utf-8")
+        definition = read_text_file(tokenizer)
     except UnicodeDecodeError as error:
         raise TextError(f"{tokenizer} is not UTF-8 text: byte {error.start}") from None
     except OSError as error:

@@ -5,7 +5,6 @@ from rich.console import Group, RenderableType
 from twinstream.measures.explanation import explain
 from twinstream.measures.metrics import Summary, rate_text
 from twinstream.measures.uncertainty import uncertainty_of
-from twinstream.schedule.document import Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import brief
 from twinstream.schedule.tensors import DEVICE, HOST
@@ -20,7 +19,6 @@ from twinstream.screens.tables import (
     seconds,
     workload_line,
 )
-from twinstream.training.checkpoints import written_names
 from twinstream.training.preparing import Prepared
 from twinstream.training.ranks.planning import RanksPlan
 from twinstream.training.ranks.preparing import RanksPrepared
@@ -51,22 +49,10 @@ def train_screen(prepared: Prepared, done: int) -> Group:
     of = f" of {prepared.num_steps:,}" if done else ""
     table.add_row("to the end", f"{duration(left * summary.step_time_s)}: {left:,}{of} steps")
     table.add_row("limited by", ", ".join(map(readable, explanation.limits)) or "-")
-    table.add_row("checkpoint", brief(checkpoint_bytes(schedule)))
+    table.add_row("checkpoint", brief(plan.checkpoint_bytes))
     table.add_row("planned in", seconds(prepared.plan_seconds))
     title = f"{prepared.what} on {machine.name}: it fits"
     return Group(title, table, residence_table(explanation.residence, schedule.caps))
-
-
-def checkpoint_bytes(schedule: Schedule) -> int:
-    """Of weights and optimizer state, on the disk; with adapters of theirs alone."""
-    roles = ("parameter", "optimizer_state")
-    sizes = {
-        tensor.tensor_id: tensor.size_bytes
-        for tensor in schedule.tensors
-        if tensor.parent is None and tensor.role in roles
-    }
-    written = written_names(list(sizes), adapters="lora" in schedule.recipe)
-    return sum(sizes[name] for name in written)
 
 
 def trained_screen(

@@ -1,5 +1,6 @@
 """`train`: a model on data, with checkpoints; what it will do is told first."""
 
+import os
 from inspect import Parameter, Signature
 from pathlib import Path
 from types import NoneType
@@ -13,7 +14,6 @@ from twinstream.commands.arguments import options
 from twinstream.commands.arguments.outputs import check_folder
 from twinstream.commands.output import print_json, print_report, screen
 from twinstream.commands.runs.train_screen import (
-    checkpoint_bytes,
     ranks_json,
     ranks_screen,
     speeds_line,
@@ -27,7 +27,7 @@ from twinstream.log.metrics import (
     of_kind,
     read_metrics,
 )
-from twinstream.log.run_files import OPTIONS
+from twinstream.log.run_files import OPTIONS, RunFiles
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.screens.live import LiveLine, loss_curve
 from twinstream.training.callbacks import Callback
@@ -36,6 +36,7 @@ from twinstream.training.preparing import Opened, Prepared
 from twinstream.training.ranks.gpus_found import on_all_gpus
 from twinstream.training.ranks.preparing import RanksPrepared
 from twinstream.training.ranks.trainer import RanksResult
+from twinstream.training.run.run_folder import RunEndedError, RunResult
 from twinstream.training.trainer import TrainResult, trainer_of
 
 _POSITIONAL = ("model", "data", "output")
@@ -67,9 +68,16 @@ def train(**given: Any) -> None:
         if as_json:
             print_json(_predicted_json(prepared))
         return
+    result: RunResult
+    failure: RunEndedError | None = None
     with looking:
-        result = trainer.train()
+        try:
+            result = trainer.train()
+        except RunEndedError as ended:
+            result, failure = ended.result, ended
     _report(result, as_json=as_json)
+    if failure is not None:
+        raise failure
     if result.signal:
         raise typer.Exit(_OF_SIGNAL + result.signal)
 
@@ -96,8 +104,8 @@ def _options(
         base = {"model": inputs[0]} | ({"data": inputs[1:]} if inputs[1:] else {})
     if output is not None:
         base["output"] = output
-    if resume and "output" in base and (Path(base["output"]) / OPTIONS).exists():
-        path = Path(base["output"]) / OPTIONS
+    path = Path(base.get("output", "")) / OPTIONS
+    if resume and "output" in base and os.path.exists(path):  # noqa: PTH110 - false of too long a name
         before = read_options(path)
         if "ranks" in flags:  # the layout was chosen for those before
             before = {name: value for name, value in before.items() if name not in LAYOUT}
@@ -163,18 +171,21 @@ def _predicted_json(prepared: Prepared | RanksPrepared) -> dict[str, object]:
         "num_steps": prepared.num_steps,
         "tokens_per_step": prepared.tokens_per_step,
         "epoch_tokens": prepared.data.epoch_tokens,
-        "checkpoint_bytes": checkpoint_bytes(prepared.plan.schedule),
+        "checkpoint_bytes": prepared.plan.checkpoint_bytes,
         "options": prepared.options,
     }
 
 
-def _report(result: TrainResult | RanksResult, *, as_json: bool) -> None:
+def _report(result: RunResult, *, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
     folder = result.folder
-    steps = of_kind(read_metrics(folder / "metrics.jsonl"), StepMetrics)
+    log = RunFiles(folder).metrics  # which is gone where someone has removed the folder
+    steps = of_kind(read_metrics(log), StepMetrics) if log.exists() else []
     lines = [f"fill {result.fill:.1%}; steps waited {result.waited_s:.2f} s for data"]
+    if result.skipped:
+        lines.append(f"{len(result.skipped):,} rows were skipped; the first: {result.skipped[0]}")
     if result.stopped:
         lines.append(
             f"Stopped after step {result.step:,}; to go on: twinstream train -o {folder} --resume"
@@ -185,7 +196,7 @@ def _report(result: TrainResult | RanksResult, *, as_json: bool) -> None:
     curve = loss_curve([(step.step, step.loss) for step in steps])
     if isinstance(result, RanksResult):
         print_report(curve, speeds_line(result), *lines)
-    else:
+    elif isinstance(result, TrainResult):
         print_report(*trained_screen(result.predicted, result.measured, lines, curve))
 
 

@@ -10,6 +10,7 @@ from twinstream.cost.refusal import CostError
 from twinstream.cost.work.decoder import Size
 from twinstream.hardware_profiles.schema import Number
 from twinstream.schedule.errors import did_you_mean
+from twinstream.schedule.files import parse_toml, read_text
 from twinstream.schedule.node import Node
 
 _DATA = Path(__file__).parent / "chips"
@@ -68,7 +69,7 @@ def load_chip(name_or_file: str) -> Chip:
         )
     path = _DATA / f"{name_or_file}{_ENDING}" if shipped else Path(name_or_file)
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = parse_toml(read_text(path))
     except OSError as error:
         raise CostError(f"cannot read chip {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:

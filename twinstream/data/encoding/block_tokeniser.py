@@ -1,9 +1,8 @@
 """Blocks of files into tokens, through the cache."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
-from hashlib import blake2b
 from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
@@ -18,11 +17,12 @@ from twinstream.data.encoding.passages import Passage, PassageMaker
 from twinstream.data.encoding.template import ChatTemplate
 from twinstream.data.encoding.tokenizer import Ids, around, load_tokenizer
 from twinstream.data.reading.bins import read_bin
-from twinstream.data.reading.blocks import Block, Part
+from twinstream.data.reading.blocks import Block, Part, digest_of, unchanged
 from twinstream.data.reading.files import combined_hash
-from twinstream.data.reading.ranges import lines_in, text_in
+from twinstream.data.reading.ranges import text_in
 from twinstream.data.reading.rows import Row, rows_of
 
+_MOST_TOLD = 300  # characters of why a row is skipped
 _FORMAT = 2  # of what the cache keeps; another one when tokens of the same content change
 
 
@@ -35,6 +35,7 @@ class Encoding:
     loss_on: Literal["completions", "all"]
     today: date
     vocab_size: int | None
+    skips_bad_rows: bool = False
 
 
 class BlockTokeniser:
@@ -47,7 +48,7 @@ class BlockTokeniser:
         if encoding.template is not None:
             template = ChatTemplate(encoding.template, special.named, encoding.today)
         self._maker = PassageMaker(template, encoding.loss_on, tuple(special.stops))
-        self._vocab_size = encoding.vocab_size
+        self._vocab_size, self._skips = encoding.vocab_size, encoding.skips_bad_rows
         self._cache = None if cache is None else TokenCache(cache)
         self.identity = combined_hash(
             (_FORMAT, self.tokenizer.identity, encoding.template, encoding.loss_on, encoding.today)
@@ -57,16 +58,18 @@ class BlockTokeniser:
         """Of all documents of a block.
 
         Raises:
-            DataError: a row or a file cannot be used, or has ids that the model does not know.
+            DataError: a row or a file cannot be used or has changed, or has ids that the model
+                does not know.
         """
         if self._cache is None or block.kind == "bin":
             return self.fresh(block)
-        key = self._key(block)
-        tokens = self._cache.get(key)
-        if tokens is None:
-            tokens, _ = self._made(block)
-            self._cache.put(key, tokens)
-        self._check_ids(block, tokens)
+        with unchanged(block):
+            key = self._key(block)
+            tokens = self._cache.get(key)
+            if tokens is None or (tokens.skipped and not self._skips):
+                tokens, _ = self._made(block)
+                self._cache.put(key, tokens)
+            self._check_ids(block, tokens)
         return tokens
 
     def fresh(self, block: Block) -> BlockTokens:
@@ -75,22 +78,35 @@ class BlockTokeniser:
 
     def sampled(self, block: Block) -> tuple[BlockTokens, list[Passage]]:
         """As `fresh`, with the texts of the documents, if they are of rows."""
-        tokens, passages = self._made(block)
-        self._check_ids(block, tokens)
+        with unchanged(block):
+            tokens, passages = self._made(block)
+            self._check_ids(block, tokens)
         return tokens, passages
 
     def _made(self, block: Block) -> tuple[BlockTokens, list[Passage]]:
         if not block.is_continuous:
-            by_row = [self._maker.passages(row) for row in _rows(block)]
+            skipped: list[str] = []
+            by_row = [self._passages(row, skipped) for row in _rows(block)]
             passages = list(chain.from_iterable(by_row))
             rows = [index for index, found in enumerate(by_row) for _ in found]
-            return self._of_passages(passages, rows), passages
+            tokens = self._of_passages(passages, rows)
+            return replace(tokens, skipped=tuple(skipped)), passages
         if block.kind == "bin":
             runs = [read_bin(part.path, part.first, part.end) for part in block.parts]
         else:
             runs = [self._of_text(part) for part in block.parts]
         masks = [np.ones(len(run), np.bool_) for run in runs]
         return _joined(runs, masks, range(len(runs))), []
+
+    def _passages(self, row: Row, skipped: list[str]) -> list[Passage]:
+        """Of a row that cannot be used and is skipped one that is empty."""
+        try:
+            return self._maker.passages(row)
+        except DataError as error:
+            if not self._skips:
+                raise
+            skipped.append(f"{error!s:.{_MOST_TOLD}}")
+            return [Passage("", None, is_chat=True)]
 
     def _of_text(self, part: Part) -> Ids:
         """A piece of a text file: what goes around a document goes around the whole file."""
@@ -155,17 +171,22 @@ def _rows(block: Block) -> Iterator[Row]:
 
 
 def _content(part: Part) -> object:
+    """
+    Raises:
+        DataError: it is not what it was when the data was opened.
+    """
     if part.kind in ("parquet", "array"):
         return part.content_hash, part.row_group, part.first, part.end
+    content, start = part.content()
+    digest = digest_of(content)
+    if part.digest not in ("", digest):
+        raise DataError(
+            f"{part.path}, bytes {part.first} to {part.end}: they have changed since the file was "
+            "opened. Put it back as it was"
+        )
     if part.kind == "lines":
-        return _digest(lines_in(part.path, part.first, part.end)[0])
-    text, start = text_in(part.path, part.first, part.end)
-    content = text.encode()
-    return part.first == 0, start + len(content) >= part.file_bytes, _digest(content)
-
-
-def _digest(content: bytes) -> bytes:
-    return blake2b(content, digest_size=16).digest()
+        return bytes.fromhex(digest)
+    return part.first == 0, start + len(content) >= part.file_bytes, bytes.fromhex(digest)
 
 
 def _joined(

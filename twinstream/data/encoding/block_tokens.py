@@ -1,5 +1,6 @@
 """The tokens of a block, and how they lie in a file."""
 
+import json
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -19,12 +20,14 @@ class BlockTokens:
         learned: [N], whether a token is to be predicted.
         ends: [D], where each document ends; one may be empty.
         rows: [D], which of the block's rows each is of, or of its parts if it is of text.
+        skipped: why a row could not be used, of those that are empty for that.
     """
 
     ids: NDArray[np.int32]
     learned: NDArray[np.bool_]
     ends: NDArray[np.int64]
     rows: NDArray[np.int64]
+    skipped: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
         """With a digest, by which damage is seen."""
@@ -36,6 +39,7 @@ class BlockTokens:
                 np.packbits(self.learned).tobytes(),
                 self.ends.astype("<i8").tobytes(),
                 self.rows.astype("<i8").tobytes(),
+                json.dumps(self.skipped).encode(),
             )
         )
         return _MAGIC + blake2b(body, digest_size=_DIGEST_BYTES).digest() + body
@@ -58,4 +62,5 @@ class BlockTokens:
             np.unpackbits(packed, count=num_tokens).astype(np.bool_),
             ends.astype(np.int64),
             rows.astype(np.int64),
+            tuple(json.loads(body[ends_at + 16 * num_documents :])),
         )

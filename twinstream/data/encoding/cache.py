@@ -1,11 +1,12 @@
 """Tokens of blocks on disk, by what they were made of."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinstream.data.data_error import DataError, unreadable
+from twinstream.data.data_error import unreadable
 from twinstream.data.encoding.block_tokens import BlockTokens
-from twinstream.schedule.files import write_bytes
+from twinstream.schedule.files import DocumentError, write_bytes
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,7 @@ class TokenCache:
     """A folder of files named by the hash of content and recipe; runs may share it.
 
     Files are written whole, under a name of their own first; one that is damaged is as if it
-    were not there. Nothing is ever removed: delete the folder to have its room again.
+    were not there. Nothing is ever removed: delete the folder, even under a run, to have its room.
     """
 
     folder: Path
@@ -28,16 +29,11 @@ class TokenCache:
             raise unreadable(path, error) from None
 
     def put(self, key: str, tokens: BlockTokens) -> None:
-        """Raises DocumentError if it cannot be written."""
+        """Keep them, if there is room: they can be made again."""
         path = self._path(key)
-        try:
+        with suppress(OSError, DocumentError):
             path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(
-                f"cannot make the folder {path.parent} for tokens: {error.strerror or error}; "
-                "name another one, or none"
-            ) from None
-        write_bytes(tokens.to_bytes(), path)
+            write_bytes(tokens.to_bytes(), path)
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.tokens"

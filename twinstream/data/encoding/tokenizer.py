@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.data.data_error import DataError, unreadable
+from twinstream.schedule.files import read_text
 
 Ids = NDArray[np.int32]
 DEFINITION = "tokenizer.json"
@@ -104,7 +105,7 @@ class FileTokenizer:
         self.before, self.after = self._around(named.get("eos_token"))
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        found = _by_text(texts, self._tokenizer.encode_batch_fast, _ids)
+        found = _by_text(texts, self._tokenizer.encode_batch_fast, lambda one: _ids(one.ids))
         return [np.concatenate([ids for _, ids in pieces]) for pieces in found]
 
     def locate(self, texts: Sequence[str]) -> list[Located]:
@@ -131,7 +132,7 @@ class FileTokenizer:
         eos_id = None if eos is None else self._tokenizer.token_to_id(eos)
         if eos_id is not None and eos_id not in after:
             after = [*after, eos_id]
-        return np.array(ids[:first], np.int32), np.array(after, np.int32)
+        return _ids(ids[:first]), _ids(after)
 
     def _stops(self, named: dict[str, str], folder: Path) -> dict[str, int]:
         """End tokens, and other special ones at which a template may end a turn."""
@@ -229,16 +230,22 @@ def _pieces(text: str) -> Iterator[tuple[int, str]]:
     yield first, text[first:]
 
 
-def _ids(encoding: Any) -> Ids:
-    return np.array(encoding.ids, np.int32)
-
-
 def _located(encoding: Any) -> Located:
     offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
     starts, ends = offsets[:, 0], offsets[:, 1]
     # A tokenizer that trims offsets gives a token of spaces none: it is of what lies before.
     starts = np.where(starts == ends, np.maximum(starts - 1, 0), starts)
-    return Located(_ids(encoding), starts, ends)
+    return Located(_ids(encoding.ids), starts, ends)
+
+
+def _ids(ids: Sequence[int]) -> Ids:
+    try:
+        return np.array(ids, np.int32)
+    except OverflowError:
+        raise DataError(
+            f"the tokenizer gives token id {max(ids)}, and ids are below {2**31}: mend its "
+            "tokenizer.json"
+        ) from None
 
 
 def _load(text: str, definition: Path) -> Any:
@@ -272,7 +279,7 @@ def read_utf8(path: Path) -> str:
         DataError: it cannot be read, or is not UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: byte {error.start}") from None
     except OSError as error:

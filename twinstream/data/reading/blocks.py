@@ -1,17 +1,21 @@
 """Files cut into blocks: what one process tokenises at a time, and the cache keeps."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
+from twinstream.data.data_error import DataError, unreadable
 from twinstream.data.reading.arrays import rows_within
 from twinstream.data.reading.bins import bin_layout
 from twinstream.data.reading.files import DataFile, Kind
 from twinstream.data.reading.parquet import row_groups
+from twinstream.data.reading.ranges import lines_in, text_bytes_in
 
 _SLICES_OF_A_ROW_GROUP = 16  # each reads all of it
 
@@ -23,6 +27,8 @@ class Part:
     Of text and rows of JSON in bytes: it has the lines or rows that begin in it. Of .bin in tokens,
     of parquet in rows of a row group, whose `size_bytes` are about those of its share without
     compression. Of parquet and of an array `rows_before` are those of the file before `first`.
+    `mtime_ns` is when the file was changed before it was opened; `digest`, if known, is of what
+    belongs to the part.
     """
 
     path: Path
@@ -31,9 +37,26 @@ class Part:
     end: int
     size_bytes: int
     file_bytes: int
+    mtime_ns: int
     content_hash: str
     row_group: int = 0
     rows_before: int = 0
+    digest: str = ""
+
+    def content(self) -> tuple[bytes, int]:
+        """Of text and lines, the bytes that belong to it, and where in the file they begin.
+
+        Raises:
+            DataError: the file cannot be read.
+        """
+        read = lines_in if self.kind == "lines" else text_bytes_in
+        return read(self.path, self.first, self.end)
+
+    def with_digest(self) -> "Part":
+        """With the digest of its content, by which it is known when it is read; of text, lines."""
+        if self.kind not in ("text", "lines"):
+            return self
+        return replace(self, digest=digest_of(self.content()[0]))
 
     def head(self, most_bytes: int, most_rows: int) -> "Part":
         """Its beginning, of at least one row."""
@@ -43,9 +66,9 @@ class Part:
             taken = max(1, units * most_bytes // self.size_bytes)
         if self.kind == "parquet":
             taken = min(taken, most_rows)
-        return replace(
-            self, end=self.first + taken, size_bytes=max(1, self.size_bytes * taken // units)
-        )
+        size_bytes = max(1, self.size_bytes * taken // units)
+        digest = self.digest if taken == units else ""
+        return replace(self, end=self.first + taken, size_bytes=size_bytes, digest=digest)
 
 
 @dataclass(frozen=True)
@@ -57,6 +80,10 @@ class Block:
     @cached_property
     def size_bytes(self) -> int:
         return sum(part.size_bytes for part in self.parts)
+
+    def with_digests(self) -> "Block":
+        """Of its parts."""
+        return Block(tuple(part.with_digest() for part in self.parts))
 
     @property
     def kind(self) -> Kind:
@@ -78,6 +105,38 @@ class Block:
         return Block(tuple(taken))
 
 
+@contextmanager
+def unchanged(block: Block) -> Iterator[None]:
+    """Around all that is read of a block.
+
+    Raises:
+        DataError: a file is not as it was when the data was opened.
+    """
+    try:
+        yield
+    except DataError:
+        _require_unchanged(block)
+        raise
+    _require_unchanged(block)
+
+
+def _require_unchanged(block: Block) -> None:
+    for part in block.parts:
+        try:
+            found = part.path.stat()
+        except OSError as error:
+            raise unreadable(part.path, error) from None
+        if (found.st_size, found.st_mtime_ns) != (part.file_bytes, part.mtime_ns):
+            raise DataError(
+                f"{part.path} has changed since it was opened: it has {found.st_size} bytes, and "
+                f"had {part.file_bytes}. Put it back as it was"
+            )
+
+
+def digest_of(content: bytes) -> str:
+    return blake2b(content, digest_size=16).hexdigest()
+
+
 def lay_out(files: Sequence[DataFile], hashes: Sequence[str], block_bytes: int) -> list[Block]:
     """The blocks of a source: large files in ranges, small ones together."""
     blocks: list[Block] = []
@@ -97,7 +156,7 @@ def lay_out(files: Sequence[DataFile], hashes: Sequence[str], block_bytes: int) 
 
 
 def _parts(file: DataFile, content_hash: str, block_bytes: int) -> Iterator[Part]:
-    whole = Part(file.path, file.kind, 0, 0, 0, file.size_bytes, content_hash)
+    whole = Part(file.path, file.kind, 0, 0, 0, file.size_bytes, file.mtime_ns, content_hash)
     if file.kind == "parquet":
         yield from _parts_of_parquet(whole, block_bytes)
         return

@@ -32,6 +32,7 @@ class DataFile:
     path: Path
     kind: Kind
     size_bytes: int
+    mtime_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,7 @@ def find_files(source: Source) -> Found:
     try:
         if source.path.is_dir():
             return _in_folder(source.path)
-        size_bytes = source.path.stat().st_size
-        kind = _kind(source.path)
+        found, kind = source.path.stat(), _kind(source.path)
     except OSError as error:
         raise unreadable(source.path, error) from None
     if kind is None:
@@ -62,9 +62,9 @@ def find_files(source: Source) -> Found:
             f"{source.path} is of an unknown kind, '{source.path.suffix}': {_READS}; convert it, "
             "or give plain text the ending .txt"
         )
-    if not size_bytes:
+    if not found.st_size:
         raise DataError(f"{source.path} is empty (0 bytes): there is nothing to train on")
-    return Found((DataFile(source.path, kind, size_bytes),))
+    return Found((DataFile(source.path, kind, found.st_size, found.st_mtime_ns),))
 
 
 def _kind(path: Path) -> Kind | None:
@@ -76,13 +76,13 @@ def _kind(path: Path) -> Kind | None:
 def _in_folder(folder: Path) -> Found:
     files, others = [], Counter[str]()
     for path in _visible_files(folder):
-        kind, size_bytes = _kind(path), path.stat().st_size
+        kind, found = _kind(path), path.stat()
         if path.suffix == ".idx" and path.with_suffix(".bin").exists():
             continue
         if kind is None:
             others[path.suffix.lower() or path.name] += 1
-        elif size_bytes:
-            files.append(DataFile(path, kind, size_bytes))
+        elif found.st_size:
+            files.append(DataFile(path, kind, found.st_size, found.st_mtime_ns))
     shown = ", ".join(f"{name} ({count})" for name, count in others.most_common(5))
     if not files:
         raise DataError(
@@ -109,9 +109,13 @@ def content_hashes(files: Sequence[DataFile]) -> list[str]:
     Up to 4 GiB of all files together are read. Of more, so many pieces of 1 MiB of each file,
     evenly spaced, its first and last among them.
     """
-    total_bytes = sum(file.size_bytes for file in files)
-    every = max(1, -(-total_bytes // _HASHED_BYTES))
-    return [_content_hash(file, every) for file in files]
+    every = -(-sum(file.size_bytes for file in files) // _HASHED_BYTES)
+    return [_content_hash(file, max(1, every)) for file in files]
+
+
+def are_hashed_whole(files: Sequence[DataFile]) -> bool:
+    """Whether all bytes of the files are read for their hashes."""
+    return sum(file.size_bytes for file in files) <= _HASHED_BYTES
 
 
 def _content_hash(file: DataFile, every: int) -> str:

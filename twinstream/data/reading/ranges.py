@@ -31,6 +31,12 @@ def text_in(path: Path, first: int, end: int) -> tuple[str, int]:
     Raises:
         DataError: it is not UTF-8.
     """
+    content, start = text_bytes_in(path, first, end)
+    return decoded(content, path, start), start
+
+
+def text_bytes_in(path: Path, first: int, end: int) -> tuple[bytes, int]:
+    """As `text_in`, as yet undecoded."""
     try:
         with path.open("rb") as file:
             start, stop = _text_cut(file, first), _text_cut(file, end)
@@ -38,8 +44,7 @@ def text_in(path: Path, first: int, end: int) -> tuple[str, int]:
             content = file.read(stop - start)
     except OSError as error:
         raise unreadable(path, error) from None
-    content, start = _unmarked(content, start)
-    return decoded(content, path, start), start
+    return _unmarked(content, start)
 
 
 def decoded(content: bytes, path: Path, first_byte: int) -> str:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from twinstream.data.data_error import DataError
@@ -14,11 +15,22 @@ from twinstream.data.reading.ranges import decoded, line_number, lines_in
 
 @dataclass(frozen=True)
 class Row:
-    """One row; `index` is its line, or its row, from the part's first one."""
+    """One row; `index` is its line, or its row, from the part's first one.
 
-    fields: dict[str, Any]
+    `found` is the line as it stands in the file, from byte `start`, or what a table has.
+    """
+
+    found: bytes | dict[str, Any]
     part: Part
     index: int
+    start: int = 0
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """Raises DataError where the line is no JSON object."""
+        if isinstance(self.found, dict):
+            return self.found
+        return _object(self.found, self.start, self.part, self.index)
 
     def where(self) -> str:
         """File and line, or row: both from 1."""
@@ -26,10 +38,10 @@ class Row:
 
 
 def rows_of(part: Part) -> Iterator[Row]:
-    """In order.
+    """In order; what is in them is looked at later.
 
     Raises:
-        DataError: the file cannot be read, or a line is no JSON object.
+        DataError: the file cannot be read.
     """
     if part.kind == "parquet":
         rows = read_rows(part.path, part.row_group, part.first, part.end)
@@ -41,8 +53,8 @@ def rows_of(part: Part) -> Iterator[Row]:
         return
     content, start = lines_in(part.path, part.first, part.end)
     for index, line in enumerate(content.split(b"\n")):
-        if stripped := line.strip():
-            yield Row(_object(stripped, line, start, part, index), part, index)
+        if line.strip():
+            yield Row(line, part, index, start)
         start += len(line) + 1
 
 
@@ -53,9 +65,9 @@ def place(part: Part, index: int) -> str:
     return f"{part.path}:{line_number(part.path, start) + index}"
 
 
-def _object(stripped: bytes, line: bytes, start: int, part: Part, index: int) -> dict[str, Any]:
+def _object(line: bytes, start: int, part: Part, index: int) -> dict[str, Any]:
     lead = len(line) - len(line.lstrip())
-    text = decoded(stripped, part.path, start + lead)
+    text = decoded(line.strip(), part.path, start + lead)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -14,7 +14,16 @@ from twinstream.training.machine import Here
 from twinstream.training.opening import Model, open_data
 from twinstream.training.options import TrainOptions
 from twinstream.training.planning import StepPlan, recipe_of
-from twinstream.training.preparing import Opened, Tell, rate_of, resolved, steps_wanted
+from twinstream.training.preparing import (
+    Opened,
+    Tell,
+    gone_on_with,
+    outline_for,
+    rate_of,
+    require_unread,
+    resolved,
+    steps_wanted,
+)
 from twinstream.training.ranks.planning import RanksPlan, planned_for_ranks, slices_of, workload_of
 
 
@@ -58,20 +67,24 @@ def prepare_ranks(
         recipe = recipe_of(options, here, model.spec)
         workload = workload_of(options, here, model.spec, recipe, data)
     else:
-        data.require_same(checkpoint.state.fingerprint)
+        checkpoint.require_model(model.spec)
+        data = gone_on_with(data, checkpoint, options)
         recipe, workload = checkpoint.state.recipe, checkpoint.state.workload
+    outline = outline_for(model, recipe)
     # where updates are made does not change their bits; ranks make them after the backward pass
     place: OptimizerPlace = "device_after_backward" if recipe.clips else "device"
     recipe = recipe.model_copy(update={"optimizer": place})
     fixed = checkpoint is not None or options.chunk_tokens is not None
     plan = _planned(options, here, model.spec, recipe, workload, fixed=fixed)
+    if checkpoint is not None:
+        require_unread(data, plan, checkpoint)
     recipe = Recipe.model_validate(plan.schedule.schedules["stage 0"].recipe)
     num_steps = steps_wanted(options, data, workload.tokens_per_step)
     options = resolved(options, here, model, recipe, workload, num_steps)
     return RanksPrepared(
         options=options, here=here, model=model, data=data, eval_data=eval_data,
-        recipe=recipe, plan=plan, num_steps=num_steps, rate=rate_of(options, num_steps),
-        plan_seconds=perf_counter() - start_s,
+        recipe=recipe, outline=outline, plan=plan, num_steps=num_steps,
+        rate=rate_of(options, num_steps), plan_seconds=perf_counter() - start_s,
     )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import rank_part
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.training.checkpoints import Checkpoint, written_names
-from twinstream.training.opening import base_name
 from twinstream.training.preparing import Tell
 from twinstream.training.ranks.evaluating import RanksEvaluator
 from twinstream.training.ranks.lines import START_S, RankLines, Resting, SilentRankError, rank_lines
@@ -60,6 +59,7 @@ class RanksRun:
         self.rests = Rests(prepared, folder, record, tell, fatal=(SilentRankError,))
         self.loss: float | None = None
         self.fill, self.waited_s = 1.0, 0.0
+        self.skipped: tuple[str, ...] = ()
         self.pids: list[int] = []
         self.timeline: ClusterTimeline | None = None
         self._lock = threading.Lock()
@@ -123,6 +123,7 @@ class RanksRun:
                 processes.close()
                 self.pids = []
             self.fill, self.waited_s = stream.fill, stream.waited_s
+            self.skipped = tuple(stream.skipped)
 
     def _task(self, lines: RankLines) -> RankTask:
         prepared, plan = self._prepared, self._prepared.plan
@@ -184,8 +185,9 @@ class RanksRun:
         """What the first rank that asks is told, the others are told, too."""
         with self._lock:
             if step not in self._due:
-                ends = self._stop.asked or step == self._prepared.num_steps
-                self._due[step] = ends or self.rests.is_due(step)
+                if step < self._prepared.num_steps:
+                    self.rests.failure = self._batches.failure(step + 1)
+                self._due[step] = self._ends(step) or self.rests.is_due(step)
                 self._due.pop(step - _KEPT_STEPS, None)
             return self._due[step]
 
@@ -195,12 +197,17 @@ class RanksRun:
             self._fill(ranks)
             self._recorder.skip_time()
             return True
-        is_last, evaluator = self._stop.asked or step == self._prepared.num_steps, self._evaluator
+        is_last, evaluator = self._ends(step), self._evaluator
         evaluate = None if evaluator is None else partial(evaluator.evaluate, ranks, step)
         prepared, write = self._prepared, partial(self._write_tensors, ranks=ranks)
         run = Underway(prepared.recipe, prepared.plan.workload, self._batches, self._recorder)
         self.rests.rest(AtRest(step, is_last, evaluate, write), run)
         return not is_last
+
+    def _ends(self, step: int) -> bool:
+        """Whether a step is the last: of all, or because that was asked for or data failed."""
+        stops = self._stop.asked or self.rests.failure is not None
+        return stops or step == self._prepared.num_steps
 
     def _fill(self, ranks: Resting) -> None:
         """Read or draw the state a group at a time."""
@@ -215,15 +222,13 @@ class RanksRun:
                 self._state_of_ranks.put(ranks, f"opt.{group}", optimizer(group, flat))
 
     def _write_tensors(self, folder: Path, ranks: Resting) -> None:
-        from twinstream.executor.weights.checkpoint_files import Adapter, write_tensors
+        from twinstream.executor.weights.checkpoint_files import write_tensors
 
-        model, lora = self._prepared.model, self._prepared.recipe.lora
+        has_adapters = self._prepared.recipe.lora is not None
         write_tensors(
             folder,
-            model.spec,
-            written_names(self._state_of_ranks.names, adapters=lora is not None),
+            self._prepared.outline,
+            written_names(self._state_of_ranks.names, adapters=has_adapters),
             partial(self._state_of_ranks.take, ranks),
-            size_bytes=self._prepared.plan.checkpoint_bytes,
-            like=model.files,
-            adapter=None if lora is None else Adapter(lora, base_name(model)),
+            self._prepared.plan.checkpoint_bytes,
         )

@@ -109,14 +109,17 @@ class RanksTrainer:
         """Train until the last step, or until stopped; the state is in a checkpoint then.
 
         Raises:
+            RunEndedError: the data ends it, or the last checkpoint cannot be written.
             TwinstreamError: what a run can meet; of a rank it says which.
         """
         prepared, done = self.prepare(), self.steps_done
-        self._begin(prepared)
-        for callback in self._callbacks:
-            callback.on_start(prepared)
         seen = _Speed()
         with ExitStack() as stack:
+            stack.enter_context(self._folder.begun(prepared, prepared.plan.checkpoint_bytes))
+            if done < prepared.num_steps:
+                self._write_plan(prepared.plan)
+            for callback in self._callbacks:
+                callback.on_start(prepared)
             board = prepared.options.tensorboard
             looking = [seen, *self._callbacks]
             log = stack.enter_context(RunLog(self._folder.files, done, looking, tensorboard=board))
@@ -128,10 +131,12 @@ class RanksTrainer:
             self._run = run
             if done < prepared.num_steps:
                 run.train()
-        result = self._result(prepared, run, seen.tokens_per_s)
-        if run.timeline is not None:
-            self._compare(prepared.plan, run.timeline)
-        return result
+            result = self._result(prepared, run, seen.tokens_per_s)
+            if run.timeline is not None:
+                self._compare(prepared.plan, run.timeline)
+            if run.rests.failure is not None:
+                raise self._folder.ended(run.rests.failure, result)
+            return result
 
     def _result(
         self, prepared: RanksPrepared, run: RanksRun, measured: float | None
@@ -140,14 +145,9 @@ class RanksTrainer:
         return RanksResult(
             folder=self._folder.files.folder, model=reached.model, step=reached.step,
             loss=run.loss, eval_loss=run.rests.eval_loss, signal=self.stop.signal,
-            fill=run.fill, waited_s=run.waited_s,
+            fill=run.fill, waited_s=run.waited_s, skipped=run.skipped,
             predicted_tokens_per_s=prepared.plan.tokens_per_s, measured_tokens_per_s=measured,
         )  # fmt: skip
-
-    def _begin(self, prepared: RanksPrepared) -> None:
-        self._folder.begin(prepared)
-        if self.steps_done < prepared.num_steps:
-            self._write_plan(prepared.plan)
 
     def _write_plan(self, plan: RanksPlan) -> None:
         self._folder.files.forget_one_device()

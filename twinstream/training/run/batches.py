@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.data.chunk_stream import ChunkStream
+from twinstream.data.data_error import DataError
 from twinstream.data.order import Position
 from twinstream.data.packing import Chunk
 from twinstream.data.pieces import NO_LABEL
@@ -67,6 +68,14 @@ class StepBatches:
                 self._steps.pop(self._next - self._kept, None)
                 self._next += 1
             return self._steps[step]
+
+    def failure(self, step: int) -> DataError | None:
+        """Why a step that comes cannot be given its chunks, if that is so."""
+        try:
+            self.step(step)
+        except DataError as error:
+            return error
+        return None
 
     def tokens(self, step: int, index: int) -> NDArray[np.int32]:
         """Ids and labels of a chunk, int32 [2, chunk_tokens]."""

@@ -51,8 +51,8 @@ class StepRecorder:
             what = "loss" if sink == "loss" else "norm of the gradients"
             raise LossError(
                 f"the {what} of step {step} is {value}: the run has stopped, and its checkpoints "
-                "are as they were. Go on from the last one with a lower learning_rate or a "
-                "max_grad_norm, or look at the data of that step"
+                "are as they were. Go on from the last one with a lower learning_rate, look at the "
+                "data of that step, or start a new run with a lower max_grad_norm"
             )
         self._found[sink] = value
         if "loss" in self._found and (not self._clips or "grad_norm" in self._found):

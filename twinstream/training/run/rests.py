@@ -1,5 +1,6 @@
 """What is done between the steps of a run, while nothing runs: evaluations and checkpoints."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Workload
 from twinstream.training.amounts import every
 from twinstream.training.checkpoints import DataPosition, TrainingState
+from twinstream.training.options import fixed_options
 from twinstream.training.preparing import Opened, Tell
 from twinstream.training.run.batches import StepBatches
 from twinstream.training.run.recorder import StepRecorder
@@ -48,6 +50,7 @@ class Rests:
 
     Attributes:
         checkpoint: the last that is complete; at first the folder's.
+        failure: why the run ends early, or its last checkpoint could not be written.
         eval_loss: of the last evaluation; None before the first.
     """
 
@@ -60,12 +63,13 @@ class Rests:
         fatal: tuple[type[TwinstreamError], ...] = (),
     ) -> None:
         self._prepared, self._options, self._fatal = prepared, prepared.options, fatal
-        self._checkpoints, self._record, self._tell = folder.checkpoints, record, tell
+        self._folder, self._record, self._tell = folder, record, tell
         self._every = every("save_every", prepared.options.save_every)
         self._evaluates = bool(prepared.options.eval_data)
         self._evaluated_step: int | None = None
         self._saved_s = monotonic()
         self.checkpoint = folder.checkpoint
+        self.failure: TwinstreamError | None = None
         self.eval_loss: float | None = None
 
     def begin(self) -> None:
@@ -77,22 +81,23 @@ class Rests:
         return self._saves_at(step) or self._evaluates_at(step)
 
     def rest(self, rest: AtRest, run: Underway) -> None:
-        """Save and evaluate what is due, all after the last step.
+        """Save, then evaluate, what is due, all after the last step: no evaluation that fails costs
+        a checkpoint.
 
-        Nothing is lost that way to an evaluation that fails.
+        Without a checkpoint that cannot be written training goes on; that of the last one is the
+        run's `failure`.
 
         Raises:
-            TwinstreamError: the last checkpoint cannot be written; without others training goes on.
+            TwinstreamError: a fatal one.
         """
         step, saves = rest.step, rest.is_last or self._saves_at(rest.step)
         evaluates = rest.is_last or self._evaluates_at(step)
-        failure = self._save(rest, run) if saves else None
+        if saves:
+            self._save(rest, run)
         if rest.evaluate is not None and evaluates:
             self._evaluate(step, rest.evaluate)
-        if failure is not None:
-            raise failure
         if saves:
-            self._checkpoints.prune(self._options.keep)
+            self._folder.checkpoints.prune(self._options.keep)
         run.recorder.skip_time()
 
     def _saves_at(self, step: int) -> bool:
@@ -112,24 +117,44 @@ class Rests:
         if self.checkpoint is not None and self.checkpoint.state.step == step:
             self.checkpoint.note_eval_loss(found.loss)
 
-    def _save(self, rest: AtRest, run: Underway) -> TwinstreamError | None:
-        """Why there is no last checkpoint, if there is none."""
+    def _save(self, rest: AtRest, run: Underway) -> None:
+        """Save, where the disk is short with the room of what can be made again."""
+        error = self._not_saved(rest, run)
+        if error is not None and self._makes_room(error):
+            error = self._not_saved(rest, run)
+        if error is not None and rest.is_last and self.failure is None:
+            self.failure = error
+        elif error is not None:
+            goes_on = "" if rest.is_last else ", training goes on"
+            self._tell(f"no checkpoint after step {rest.step}{goes_on}: {error}")
+
+    def _not_saved(self, rest: AtRest, run: Underway) -> TwinstreamError | None:
+        """Write a checkpoint; why that failed, if it did."""
         try:
             self._write(rest, run)
         except self._fatal:
             raise
         except TwinstreamError as error:
-            if rest.is_last:
-                return error
-            self._tell(f"no checkpoint after step {rest.step}, training goes on: {error}")
+            return error
         return None
+
+    def _makes_room(self, error: TwinstreamError) -> bool:
+        """Remove the tokens that are kept, which can be made again."""
+        tokens = self._folder.files.tokens
+        if not tokens.exists():
+            return False
+        self._tell(f"{tokens} is removed, to make room for a checkpoint: {error}")
+        shutil.rmtree(tokens, ignore_errors=True)
+        return True
 
     def _write(self, rest: AtRest, run: Underway) -> None:
         if self.checkpoint is not None and self.checkpoint.state.step == rest.step:
             return
         start_s = perf_counter()
-        state = self._state(rest.step, run)
-        self.checkpoint = self._checkpoints.write(state, rest.write_tensors)
+        if not self._folder.files.options.exists():  # someone has removed or moved the folder
+            self._folder.identify(self._prepared)
+        checkpoints, state = self._folder.checkpoints, self._state(rest.step, run)
+        self.checkpoint = checkpoints.write(state, rest.write_tensors)
         self._saved_s = monotonic()
         took_s = perf_counter() - start_s
         self._record(
@@ -154,5 +179,6 @@ class Rests:
             spec=prepared.model.spec,
             workload=run.workload,
             tokens=run.recorder.tokens,
+            options=fixed_options(self._options),
             eval_loss=self.eval_loss if self._evaluated_step == step else None,
         )

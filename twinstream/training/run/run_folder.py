@@ -1,9 +1,15 @@
 """The folder of a run as its trainer finds it, and what of a run is written there."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from twinstream.data.data_error import DataError
+from twinstream.executor.weights.durable_files import make_room
 from twinstream.log.run_files import RunFiles
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import only_writer, require_no_writer, told, write_document
 from twinstream.training.checkpoints import (
     COMPLETE,
     STATE_FILE,
@@ -35,6 +41,7 @@ class RunResult:
         signal: that ended it; 0 is none.
         fill: share of the tokens that were no padding.
         waited_s: how long steps waited for data, after the first.
+        skipped: why rows were left out, since this start.
     """
 
     folder: Path
@@ -45,11 +52,20 @@ class RunResult:
     signal: int
     fill: float
     waited_s: float
+    skipped: tuple[str, ...] = ()
 
     @property
     def stopped(self) -> bool:
         """Whether it ended before its last step."""
         return self.model is None
+
+
+class RunEndedError(TwinstreamError):
+    """A run ended before its end, with all that could be kept of it: see `result`."""
+
+    def __init__(self, problem: str, result: RunResult) -> None:
+        super().__init__(problem)
+        self.result = result
 
 
 @dataclass(frozen=True)
@@ -75,28 +91,72 @@ class RunFolder:
     """
 
     def __init__(self, options: TrainOptions, *, resume: bool) -> None:
-        self.files = RunFiles(options.output)
-        _require_usable(self.files, resume=resume)
-        if resume:
-            require_same(options, TrainOptions.of(read_options(self.files.options)))
+        self.files, self._resume = RunFiles(options.output), resume
+        require_usable(self.files, resume=resume)
         self.checkpoints = Checkpoints(options.output)
-        self.checkpoint: Checkpoint | None = self.checkpoints.latest() if resume else None
+        self.checkpoint: Checkpoint | None = None
+        require_no_writer(self.files.folder)
+        if resume and self.files.options.exists():
+            kept = TrainOptions.of(read_options(self.files.options), f"{self.files.options}: ")
+            require_same(options, kept)
+            self.checkpoint = self.checkpoints.latest()
+            if self.checkpoint is not None:
+                self.checkpoint.require_options(kept, self.files.options)
 
     @property
     def steps_done(self) -> int:
         """Before this start, by the checkpoint that is gone on from."""
         return 0 if self.checkpoint is None else self.checkpoint.state.step
 
-    def begin(self, prepared: Opened) -> None:
-        """Make the folder, and write what identifies its run.
+    @contextmanager
+    def begun(self, prepared: Opened, needed_bytes: int) -> Iterator[None]:
+        """Make the folder, write what identifies its run, and hold it until the run has ended.
+
+        Args:
+            needed_bytes: of one checkpoint.
+
+        Raises:
+            DocumentError: another process holds it, or it cannot be written.
+            OptionsError: another process has trained there since it was looked at.
+            WeightsError: there is too little room for a checkpoint.
+        """
+        with only_writer(self.files.folder):
+            require_usable(self.files, resume=self._resume)
+            if self.checkpoints.complete()[-1:] != [c.path for c in (self.checkpoint,) if c]:
+                raise OptionsError(
+                    f"another process has trained in {self.files.folder} meanwhile: start again"
+                )
+            self.checkpoints.remove_partial()
+            self.files.remove_leftovers()
+            if self.steps_done < prepared.num_steps:
+                make_room(self.files.folder, needed_bytes)
+            self.identify(prepared)
+            yield
+
+    def identify(self, prepared: Opened) -> None:
+        """Write what says which run it is, and how it goes on.
 
         Raises:
             DocumentError: it cannot be written.
         """
         self.files.make()
-        self.checkpoints.remove_partial()
+        write_document(prepared.data.record, self.files.data)
         write_options(prepared.options, self.files.folder)
         keep_machine(prepared.here, self.files.folder)
+
+    def ended(self, failure: TwinstreamError, result: RunResult) -> RunEndedError:
+        """Of a run that something ended: what that was, what is kept, and how to go on."""
+        problem = f"{str(failure).rstrip('.')}. "
+        if result.step:
+            problem += f"All up to step {result.step} is in {self.files.folder}"
+        else:
+            problem += "No step is kept"
+        if isinstance(failure, DataError):
+            problem += (
+                ": mend the file and go on (--resume), or let so many rows be skipped "
+                "(--resume --skip-bad-rows N)"
+            )
+        return RunEndedError(problem, result)
 
     def reached(self, checkpoint: Checkpoint | None, num_steps: int) -> Reached:
         """How far a run has come with its last checkpoint, of so many steps."""
@@ -107,24 +167,29 @@ class RunFolder:
         return Reached(step, self.files.model)
 
 
-def _require_usable(files: RunFiles, *, resume: bool) -> None:
+def require_usable(files: RunFiles, *, resume: bool) -> None:
     """
     Raises:
         OptionsError: the folder has another run, or none to go on with, or other files.
+        DocumentError: another process is writing there.
     """
-    folder, has_run = files.folder, files.options.exists()
-    if resume and not has_run:
+    folder = files.folder
+    try:
+        exists, has_run = folder.exists(), files.options.exists()
+        others = [] if has_run or not folder.is_dir() else files.others()
+    except OSError as error:
+        raise OptionsError(f"{folder} cannot be the folder of a run: {told(error)}") from None
+    if resume and (not exists or others):
         raise OptionsError(
             f"{folder} has no run to go on with ({files.options.name} is missing): leave out "
             "--resume"
         )
-    if resume:
-        return
-    if has_run:
+    if has_run and not resume:
         raise OptionsError(
             f"{folder} has a run already: go on with it (--resume), or choose another folder"
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if others or (exists and not folder.is_dir()):
+        there = f" ({others[0].name} is in it)" if others else ""
         raise OptionsError(
-            f"{folder} is not an empty folder: choose another one for the run, or empty it"
+            f"{folder} is not an empty folder{there}: choose another one for the run, or empty it"
         )

@@ -13,7 +13,6 @@ from twinstream.log.metrics import AnyEvent, StepMetrics
 from twinstream.schedule.ops import Fetch
 from twinstream.schedule.timeline import Timeline
 from twinstream.training.checkpoints import Checkpoint, written_names
-from twinstream.training.opening import base_name
 from twinstream.training.preparing import Prepared, Tell
 from twinstream.training.run.batches import StepBatches
 from twinstream.training.run.evaluating import Evaluator
@@ -57,8 +56,9 @@ class SegmentRun:
 
     @property
     def stopped(self) -> bool:
-        """Whether the end was asked for before the last step."""
-        return self._stop.asked and self._step < self._prepared.num_steps
+        """Whether it ends before the last step: that was asked for, or it cannot go on."""
+        ends = self._stop.asked or self.rests.failure is not None
+        return ends and self._step < self._prepared.num_steps
 
     @property
     def fill(self) -> float:
@@ -67,6 +67,10 @@ class SegmentRun:
     @property
     def waited_s(self) -> float:
         return 0.0 if self._stream is None else self._stream.waited_s
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        return () if self._stream is None else tuple(self._stream.skipped)
 
     def train(self, segment: Segment) -> Timeline:
         """All steps of a segment, from the last checkpoint or the beginning, until stopped.
@@ -183,11 +187,13 @@ class SegmentRun:
     def _between(self, number: int, rest: Callable[[], None]) -> bool:
         """Before another pass; the state may be read after `rest`."""
         step = self._segment.first - 1 + number
-        if not (self._stop.asked or self.rests.is_due(step)):
+        self.rests.failure = self._batches.failure(step + 1)
+        ends = self._stop.asked or self.rests.failure is not None
+        if not (ends or self.rests.is_due(step)):
             return True
         rest()
-        self._at_rest(step, is_last=self._stop.asked)
-        return not self._stop.asked
+        self._at_rest(step, is_last=ends)
+        return not ends
 
     def _at_rest(self, step: int, *, is_last: bool) -> None:
         """All passes until this step are complete, and nothing runs."""
@@ -211,18 +217,14 @@ class SegmentRun:
     def _write_tensors(self, folder: Path) -> None:
         from twinstream.executor.memory.arenas import Arenas
         from twinstream.executor.state.training_state import carried_names, take_carried
-        from twinstream.executor.weights.checkpoint_files import Adapter, write_tensors
+        from twinstream.executor.weights.checkpoint_files import write_tensors
 
-        schedule, model = self._segment.plan.schedule, self._prepared.model
-        arenas, lora = Arenas(schedule, self._memory), self._segment.recipe.lora
-        written = written_names(carried_names(schedule), adapters=lora is not None)
-        sizes = {tensor.tensor_id: tensor.size_bytes for tensor in schedule.tensors}
+        schedule, has_adapters = self._segment.plan.schedule, self._segment.recipe.lora is not None
+        arenas = Arenas(schedule, self._memory)
         write_tensors(
             folder,
-            model.spec,
-            written,
+            self._prepared.outline,
+            written_names(carried_names(schedule), adapters=has_adapters),
             lambda name: take_carried(schedule, arenas, name),
-            size_bytes=sum(sizes[name] for name in written),
-            like=model.files,
-            adapter=None if lora is None else Adapter(lora, base_name(model)),
+            self._segment.plan.checkpoint_bytes,
         )
