@@ -45,6 +45,9 @@ class AdapterWork:
             found.append(self._matmul(t, site.in_width, site.low_width))
             found.append(self._gradient(site.low_width, site.in_width))
             found += [self._gradient(width, site.rank) for width in widths]
+        if self.spec.qk_norm:  # K is made again
+            qkv = [site for site in self._sites if site.name == "qkv"]
+            found += self._outputs(qkv, without=("q", "v"))
         return tuple(found)
 
     @property
@@ -60,15 +63,17 @@ class AdapterWork:
             for target, width in site.out_widths.items():
                 if target in without:
                     continue
-                if target in site.adapted:
-                    found.append(self._matmul(self.tokens, width, site.rank))
+                if target in site.adapted:  # of `down` added to the residual stream's copy
+                    is_added = site.name == "down"
+                    found.append(self._matmul(self.tokens, width, site.rank, is_added=is_added))
                 else:
                     found.append(self._zeroed(width))
         return tuple(found)
 
-    def _matmul(self, m: int, n: int, k: int) -> Work:
-        """[m, k] x [k, n]."""
-        return self._work(m, n, k, (m * k + k * n + m * n) * self.spec.itemsize)
+    def _matmul(self, m: int, n: int, k: int, *, is_added: bool = False) -> Work:
+        """[m, k] x [k, n]; where it is added to something, that is read, too."""
+        moved = m * k + k * n + (1 + is_added) * m * n
+        return self._work(m, n, k, moved * self.spec.itemsize)
 
     def _gradient(self, m: int, n: int) -> Work:
         """[m, T] x [T, n], added to a weight gradient in place."""

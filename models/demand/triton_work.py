@@ -64,7 +64,7 @@ class TritonChunkWork(ChunkWork):
             *self.adapters.backward(),
         ]
         if s.qk_norm:
-            works.append(self.matmul(t, k, d))
+            works.append(self.matmul(t, k, d, accumulate=covers("qkv")))
         if s.qkv_bias and not frozen:
             works.append(self._summed("bias", t * (q + 2 * k), q + 2 * k, t, launches=2))
         if self.workload.sliced:

@@ -114,7 +114,7 @@ class ChunkWork:
             *([] if frozen else self.weight_gradients()),
             *self.adapters.backward(),
         )
-        return (*works, self.matmul(t, k, d)) if s.qk_norm else works
+        return (*works, self.matmul(t, k, d, accumulate=covers("qkv"))) if s.qk_norm else works
 
     def weight_gradients(self) -> tuple[Work, ...]:
         """Of the four matrices of a block."""

@@ -18,6 +18,19 @@ def test_a_copy_moves_its_bytes_over_its_direction_hbm_and_host_dram():
     assert moved["hbm"] == moved["host_dram"] == [1024, 0, 512, 0, 512, 0]
 
 
+def test_a_part_moves_its_own_bytes_wherever_it_lies_in_its_parent():
+    whole, part = small_schedule().tensors
+    inside = part.model_copy(update={"parent": "w", "offset_bytes": 512})
+    schedule = small_schedule().model_copy(update={"tensors": (whole, inside)})
+    moved = {name: list(amounts) for name, amounts in bytes_by_op(schedule).items()}
+    assert moved["h2d"] == [1024, 0, 512, 0, 0, 0]
+    assert moved["d2h"] == [0, 0, 0, 0, 512, 0]
+    assert moved["hbm"] == moved["host_dram"] == [1024, 0, 512, 0, 512, 0]
+    on_device = tuple(s.model_copy(update={"tier": DEVICE}) for s in schedule.slots)
+    found = bytes_by_op(schedule.model_copy(update={"slots": on_device}))
+    assert list(found["hbm"]) == [2048, 0, 1024, 0, 1024, 0]
+
+
 def test_a_copy_inside_the_device_reads_and_writes_hbm_and_nothing_else():
     schedule = small_schedule()
     inside = schedule.model_copy(

@@ -123,6 +123,17 @@ def test_inputs_of_fp8_products_are_kept_in_fp8() -> None:
     assert saved == 16 * (40 + 40 + 56) - 16 * 48
 
 
+def test_a_shared_expert_keeps_its_fp8_input_beside_the_routed_tokens() -> None:
+    """Of the tokens between the products: with sequence parallelism those of this rank."""
+    for tp, sp in ((1, False), (2, True)):
+        more = {"shape": ROUTED, "seq_len": 16, "tp": tp, "sequence_parallel": sp}
+        kept = dict(saved_tensors(RankSizes(matmul_dtype="fp8", **more), "mlp", "none"))
+        assert kept["shared expert input"] == 16 // tp * 40
+        assert kept["shared expert down input"] == 16 * 16 // tp
+        wide = dict(saved_tensors(RankSizes(**more), "mlp", "none"))
+        assert "shared expert input" not in wide  # the router's input is the same
+
+
 @pytest.mark.parametrize("sp", [False, True])
 def test_hidden_bytes_whole_and_as_stored(sp) -> None:
     sizes = RankSizes(
