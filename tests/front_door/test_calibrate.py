@@ -2,13 +2,16 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.front_door.command_line import TINY_STEP, call, error_of
+from twinstream.commands.runs import calibrating
 from twinstream.fidelity.cells import cell_of
 from twinstream.fidelity.predict import step_s
+from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.parameters import (
     applied,
     declared_parameters,
@@ -98,21 +101,42 @@ def test_a_base_of_another_kind_of_machine_is_refused(table):
     assert "'cpu' is no profile of the table's machine" in told
 
 
-def test_a_run_of_ones_own_calibrates_too(tmp_path):
-    plan, timeline, slow = (tmp_path / name for name in ("plan.json", "run.json", "slow.toml"))
+@pytest.fixture(scope="module")
+def own_run(tmp_path_factory):
+    """What `calibrate` is given of a run of ours, whose matmuls were slower than the base has."""
+    folder = tmp_path_factory.mktemp("run")
+    plan, timeline, slow = (folder / name for name in ("plan.json", "run.json", "slow.toml"))
     slow.write_text('base = "cpu"\nefficiency.matmul = 0.2\n')
     assert not call("plan", *TINY_STEP, "--machine", "cpu", "-o", plan).code
     assert not call("simulate", plan, "--machine", slow, "-o", timeline).code
     as_if = json.loads(timeline.read_text())
     as_if["provenance"]["kind"] = "measured"
     timeline.write_text(json.dumps(as_if))
-    given = ("--schedule", plan, "--timeline", timeline, "-o", tmp_path / "me.toml", "--json")
-    found = call("calibrate", "--base", "cpu", *given).json()
+    return "calibrate", "--base", "cpu", "--schedule", plan, "--timeline", timeline
+
+
+def test_a_run_of_ones_own_calibrates_too(own_run, tmp_path):
+    found = call(*own_run, "-o", tmp_path / "me.toml", "--json").json()
     by_name = {p["name"]: p for p in found["parameters"]}
     assert by_name["matmul"]["identified"]
     assert by_name["matmul"]["value"] == pytest.approx(0.2, rel=0.05)
     assert found["mean_error"] < 0.01
     assert load_machine(tmp_path / "me.toml").efficiency["matmul"].kind == "fitted"
+
+
+def test_a_fit_worse_than_its_base_is_only_written_anyway(own_run, tmp_path, monkeypatch):
+    def worse(*given):
+        found = fit_timelines(*given)
+        off = [replace(one, predicted_s=one.before_s / 2) for one in found.observations]
+        return replace(found, observations=tuple(off))
+
+    monkeypatch.setattr(calibrating, "fit_timelines", worse)
+    output = tmp_path / "me.toml"
+    refused = call(*own_run, "-o", output)
+    assert refused.code == 2 and not output.exists()
+    assert "nothing is written: keep the base, or write the fit with --anyway" in refused.err
+    assert not call(*own_run, "-o", output, "--anyway").code
+    assert output.exists()
 
 
 WRONG_TABLES = {

@@ -37,6 +37,29 @@ def test_candidates_are_the_smallest_and_largest_caps_and_the_busiest_link():
     assert len(candidate_cells(grid("8B", LENGTHS))) == 3 * len(LENGTHS)
 
 
+def test_the_smallest_host_cap_is_a_candidate_on_whatever_device_cap_it_ran():
+    """There the most is computed again; a table may have it on no small device cap."""
+    caps = {(c.host_mem_gib, c.dev_mem_gib) for c in candidate_cells(
+        grid("8B", LENGTHS, ((64, 16), (96, 16), (32, 24), (96, 48)))
+    )}  # fmt: skip
+    assert caps == {(64, 16), (96, 16), (32, 24), (96, 48)}
+
+
+def test_rows_that_recompute_are_wanted_to_tell_forward_from_backward_attention():
+    """Effects of forward and backward attention: only where the host is small are they not in
+    proportion, since attention is computed again."""
+
+    def attention(candidates):
+        share = np.array([c.seq_len / LENGTHS[-1] for c in candidates])
+        again = np.array([1.6 if c.host_mem_gib == 32 else 1.0 for c in candidates])
+        return np.column_stack([0.1 * share * again, 0.25 * share, np.full(len(candidates), 0.2)])
+
+    rows = grid("8B", LENGTHS, ((64, 16), (96, 16), (32, 24), (96, 48)))
+    cells = chosen(rows, attention, most=10)
+    added = [c for c in cells if c not in chosen(rows, attention, most=8)]
+    assert any(c.host_mem_gib == 32 and c.seq_len == LENGTHS[-1] for c in added)
+
+
 def test_candidates_of_many_lengths_and_models_are_spread_over_them():
     rows = [row for model in ("1B", "8B", "15B") for row in grid(model, LENGTHS)]
     candidates = candidate_cells(rows)

@@ -1,9 +1,11 @@
 """A base whose attention is several times off: the rows of a single sweep put it right."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from twinstream.fidelity.fit_report import ending
 from twinstream.hardware_profiles.calibration.fitting import Fit, Observation, fit
 from twinstream.hardware_profiles.calibration.parameters import (
     applied,
@@ -12,6 +14,7 @@ from twinstream.hardware_profiles.calibration.parameters import (
 )
 from twinstream.hardware_profiles.calibration.search import Trial
 from twinstream.hardware_profiles.cost import cost_alone_ns
+from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.cost import Work
 
@@ -80,12 +83,28 @@ def test_without_rows_that_recompute_differently_the_width_says_so():
         {p.parameter.name: p.posterior_width / p.parameter.width for p in found.parameters}
         for found in (alike, apart)
     ]
+    assert widths[0]["attention_forward"] > 0.9
     for name in truth:
-        assert widths[0][name] > 0.8
-        assert widths[1][name] < 0.5
+        assert widths[1][name] < 0.5 * widths[0][name]
 
 
 def test_a_fit_that_is_worse_than_its_base_is_refused():
-    found = fitted({}, SHORT)
+    found = fitted({"sustained": 0.9}, SHORT)
     found.require_no_worse()
-    ...
+    worse = [replace(one, predicted_s=one.before_s * 0.98) for one in found.observations]
+    with pytest.raises(
+        CalibrationError, match=r"so nothing is written: keep the base, or .*anyway"
+    ):
+        replace(found, observations=tuple(worse)).require_no_worse()
+
+
+def test_rows_that_noise_does_not_explain_are_named_the_furthest_first():
+    found = fitted({}, SHORT)
+    assert "ends at the noise" in ending(found)
+    off = [
+        replace(one, predicted_s=one.observation.measured_s * factor)
+        for one, factor in zip(found.observations, (1.04, 1.0, 0.9, 1.02), strict=True)
+    ]
+    told = ending(replace(found, observations=tuple(off)))
+    assert "does not end at the noise: it is off by 4.00% on average" in told
+    assert "2 of 4 measured times stay off by over 3%: 2 -10.0%; 0 +4.0%." in told
