@@ -1,6 +1,7 @@
 """Models by name: the TOML files in presets/, or a path to a Hugging Face config.json."""
 
 import os
+import re
 import tomllib
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from twinstream.models.hf_config import states_dtype
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError, did_you_mean, require
 
+_OF_HUGGING_FACE = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PRESETS = Path(__file__).parent / "presets"
 
 
@@ -16,6 +18,13 @@ class UnknownModelError(TwinstreamError):
 
     def __init__(self, *, name: str, known: tuple[str, ...]) -> None:
         self.name, self.known = name, known
+        if _OF_HUGGING_FACE.fullmatch(name):
+            super().__init__(
+                f"there is no folder {name}. For the model of that name on Hugging Face: "
+                f"hf download {name} --local-dir {name.split('/')[1]}, then give that folder; its "
+                "config.json alone does to plan."
+            )
+            return
         hint = did_you_mean(name, known)
         meant = f": {hint}" if hint else "."
         super().__init__(

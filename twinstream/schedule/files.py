@@ -4,7 +4,9 @@ import json
 import os
 import re
 import stat
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TypeVar
 from uuid import uuid4
 
@@ -104,6 +106,28 @@ def write_bytes(content: bytes, path: str | Path) -> None:
             partial.unlink(missing_ok=True)
     except (OSError, ValueError) as error:  # a ValueError is of a name that can be no file's
         raise DocumentError(f"cannot write {path}: {told(error)}") from None
+
+
+def require_folder(folder: Path) -> None:
+    """Find out whether a folder can be made, and a file in it; neither is left.
+
+    Raises:
+        DocumentError: it cannot be.
+    """
+    made: list[Path] = []
+    try:
+        for one in reversed((folder, *folder.parents)):
+            if not one.exists():
+                one.mkdir()
+                made.append(one)
+        with TemporaryFile(dir=folder):
+            pass
+    except (OSError, ValueError) as error:
+        raise DocumentError(f"cannot make the folder {folder}: {told(error)}") from None
+    finally:
+        for one in reversed(made):
+            with suppress(OSError):  # someone else has put something there
+                one.rmdir()
 
 
 def told(error: Exception) -> str:

@@ -49,6 +49,8 @@ class Opened:
     def what(self) -> str:
         """The model, and where its weights come from."""
         origin = "random weights" if self.model.folder is None else f"from {self.model.folder}"
+        if not self.model.has_weights:
+            origin += ", whose weights are not there yet"
         return f"{self.model.spec.name} ({origin}, {self.model.spec.dtype})"
 
     @property
@@ -68,6 +70,10 @@ class Opened:
         found = [f"note: {line}" for line in self.data.warnings]
         if epochs > _MANY_EPOCHS:
             found.append(f"note: {self.num_steps:,} steps go through the data {epochs:,.0f} times")
+        if self.here.backend == "cuda":
+            found.append(
+                "note: `train` is written for CUDA, and not yet run on a GPU by its authors"
+            )
         return found
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinstream.log.run_files import RunFiles
+from twinstream.schedule.files import require_folder
 from twinstream.training.checkpoints import (
     COMPLETE,
     STATE_FILE,
@@ -70,12 +71,13 @@ class RunFolder:
         checkpoint: to go on from.
 
     Raises:
-        TwinstreamError: the folder has another run, or none to go on with, or other files; a
-            checkpoint is damaged.
+        TwinstreamError: the folder cannot be made, has another run, or none to go on with, or
+            other files; a checkpoint is damaged.
     """
 
     def __init__(self, options: TrainOptions, *, resume: bool) -> None:
         self.files = RunFiles(options.output)
+        require_folder(self.files.folder)
         _require_usable(self.files, resume=resume)
         if resume:
             require_same(options, TrainOptions.of(read_options(self.files.options)))
