@@ -71,9 +71,7 @@ class Opened:
         if epochs > _MANY_EPOCHS:
             found.append(f"note: {self.num_steps:,} steps go through the data {epochs:,.0f} times")
         if self.here.backend == "cuda":
-            found.append(
-                "note: `train` is written for CUDA, and not yet run on a GPU by its authors"
-            )
+            found.append("note: `train` is written for CUDA, and not yet run on a GPU")
         return found
 
 
