@@ -1,6 +1,7 @@
 """Models by name: the tables of presets/*.toml, or a path to a Hugging Face config.json."""
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from twinstream.models.hf_config import Dtype, states_dtype, unread_keys
 from twinstream.models.spec import ModelSpec, executor_refusal
 from twinstream.schedule.errors import TwinstreamError, did_you_mean, require
 
+_OF_HUGGING_FACE = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PRESETS = Path(__file__).parent / "presets"
 
 
@@ -18,6 +20,13 @@ class UnknownModelError(TwinstreamError):
 
     def __init__(self, *, name: str, known: tuple[str, ...]) -> None:
         self.name, self.known = name, known
+        if _OF_HUGGING_FACE.fullmatch(name):
+            super().__init__(
+                f"there is no folder {name}. For the model of that name on Hugging Face: "
+                f"hf download {name} --local-dir {name.split('/')[1]}, then give that folder; its "
+                "config.json alone does to plan."
+            )
+            return
         hint = did_you_mean(name, known)
         meant = f": {hint}" if hint else "."
         super().__init__(

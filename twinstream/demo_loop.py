@@ -10,11 +10,9 @@ from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.fitting import Fit
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary
-from twinstream.schedule.analysis.comparison import Pair
+from twinstream.schedule.analysis.comparison import BUSY_BELOW, Pair, busy_note
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.timeline import PassSpans, Timeline
-
-_BUSY_BELOW = 0.9  # of the kernels' time with a core
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Trial:
     @property
     def alone(self) -> Timeline:
         """The measured timeline; if others had the cores, as long as its kernels had one."""
-        if self.core_share >= _BUSY_BELOW:
+        if self.core_share >= BUSY_BELOW:
             return self.run.timeline
         return _scaled(self.run.timeline, self.core_share)
 
@@ -68,13 +66,10 @@ class Loop:
     @property
     def disturbed(self) -> str | None:
         """A sentence if others were at work; None if not."""
-        shares = [row.core_share for row in self.rows]
-        if min(shares) >= _BUSY_BELOW:
-            return None
-        return (
-            f"The machine was busy: kernels had a core for {min(shares):.0%} to {max(shares):.0%} "
-            "of their time, and only that is counted. Run it again with nothing beside for errors "
-            "that are the model's."
+        busy = busy_note([row.core_share for row in self.rows])
+        return busy and (
+            f"{busy}, and only that is counted. Run it again with nothing beside for errors that "
+            "are the model's."
         )
 
 

@@ -82,7 +82,7 @@ def test_columns_of_parquet_are_shown_where_none_is_known(tmp_path):
 
 def test_a_tokenizer_that_is_none_is_named(tmp_path):
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(DataError, match="has no tokenizer.json. Make one"):
+    with pytest.raises(DataError, match=r"has no tokenizer\.json\. Make one"):
         data_of(tmp_path / "a.txt", tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match=r"tokenizer.json is no tokenizer.json: "):

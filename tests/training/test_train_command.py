@@ -1,14 +1,19 @@
 """`twinstream train` as people call it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import pytest
 from typer.testing import CliRunner
 
 import twinstream as ts
+from tests.data.samples import tokenizer_folder
 from tests.training.small_runs import SHAPE, options, write_config, write_rows
 from twinstream.cli import app, main
+from twinstream.commands.runs import training
+from twinstream.executor.backends.cpu import CpuBackend
 from twinstream.training.options import read_options, write_options
 
 
@@ -18,7 +23,11 @@ def told(*arguments: str | Path) -> str:
     return found.output
 
 
-def test_it_says_what_it_will_do_trains_and_says_what_it_came_to(tmp_path: Path) -> None:
+def test_it_says_what_it_will_do_trains_and_says_what_it_came_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that other programs use, which is said beside the error."""
+    monkeypatch.setattr(CpuBackend, "processor_share", 0.4)
     config, rows = write_config(tmp_path / "m"), write_rows(tmp_path / "rows.jsonl")
     wanted = [config, f"{rows}=2", "-o", tmp_path / "run", *SHAPE, "--steps", "5"]
     before = told("train", *wanted, "--dry-run")
@@ -28,10 +37,12 @@ def test_it_says_what_it_will_do_trains_and_says_what_it_came_to(tmp_path: Path)
     after = told("train", *wanted)
     for text in ("step 5/5  loss", "predicted", "measured", "checkpoint-5", "the device waited"):
         assert text in after, text
+    busy = "The machine was busy: kernels had a core for 40% of their time"
+    assert busy in after
     assert (tmp_path / "run" / "model" / "config.json").exists()
     page = tmp_path / "page.html"
     told("report", tmp_path / "run", "-o", page)
-    assert "learning rate" in page.read_text().lower()
+    assert "learning rate" in page.read_text().lower() and busy in page.read_text()
 
 
 def test_a_file_says_the_same_and_flags_override_it(tmp_path: Path) -> None:
@@ -50,6 +61,10 @@ def test_a_file_says_the_same_and_flags_override_it(tmp_path: Path) -> None:
     [
         ([], "MODEL is missing"),
         (["tiny"], "DATA is missing"),
+        (["Qwen/Qwen3-8B", "a.txt", "-o", "run"], "hf download Qwen/Qwen3-8B --local-dir Qwen3-8B"),
+        (["tiny", "a.txt", "-o", "a.txt/run"], "cannot make the folder a.txt/run"),
+        (["tiny", "a.txt", "-o", "/proc/run"], "cannot make the folder /proc/run"),
+        (["tiny", "a.txt", "-o", "r" * 300], "cannot make the folder rr"),
         (["tiny", "a.txt"], "-o DIR is missing"),
         (["tiny", "a.txt", "-o", "run", "--decay", "cosin"], "decay is 'cosin'"),
         (["tiny", "a.txt", "-o", "run", "--save-every", "soon"], "save_every 'soon' is neither"),
@@ -98,3 +113,72 @@ def test_from_python_it_is_a_call(tmp_path: Path) -> None:
     assert steps == [1, 2, 3] and result.step == 3 and result.loss is not None
     with pytest.raises(ts.TwinstreamError, match="there is no option learning_rat: did you mean"):
         ts.train("tiny", "a.txt", tmp_path / "x", learning_rat=1.0)
+
+
+def asked(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> ts.TrainOptions:
+    """What a command line asks of the trainer."""
+    found: list[ts.TrainOptions] = []
+
+    def stop(wanted: ts.TrainOptions, **_: object) -> None:
+        found.append(wanted)
+        raise ts.TwinstreamError("enough")
+
+    monkeypatch.setattr(training, "trainer_of", stop)
+    monkeypatch.setattr(training, "on_all_gpus", lambda wanted, tell: wanted)
+    with pytest.raises(ts.TwinstreamError, match="enough"):
+        app(["train", *arguments], standalone_mode=False)
+    return found[0]
+
+
+def test_every_choice_of_every_option_can_be_made_on_the_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = 0
+    for name, field in ts.TrainOptions.model_fields.items():
+        kinds = [field.annotation, *get_args(field.annotation)]
+        for choice in (c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)):
+            flag = f"--{name.replace('_', '-')}"
+            wanted = asked(["tiny", "a.txt", "-o", "run", flag, str(choice)], monkeypatch)
+            assert getattr(wanted, name) == choice
+            tried += 1
+    assert tried > 20
+
+
+def test_names_that_people_know_say_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = ["tiny", "a.txt", "-o", "run", "--seq-len", "64", "--lr", "1e-3", "--batch-size", "8"]
+    wanted = asked(given, monkeypatch)
+    assert (wanted.learning_rate, wanted.tokens_per_step, wanted.batch_size) == (1e-3, 512, None)
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'model = "tiny"\ndata = ["a.txt"]\noutput = "run"\nseq_len = 64\nlr = 0.5\nbatch_size = 2\n'
+    )
+    above = asked([str(file), "--learning-rate", "0.1", "--tokens-per-step", "64"], monkeypatch)
+    assert (above.learning_rate, above.tokens_per_step) == (0.1, 64)
+    with pytest.raises(ts.TwinstreamError, match="lr and learning_rate are the same: give one"):
+        ts.train("tiny", "a.txt", "run", lr=1.0, learning_rate=1.0)
+    with pytest.raises(ts.TwinstreamError, match="batch_size 2 is 128 tokens a step, and tokens_"):
+        ts.train("tiny", "a.txt", "run", seq_len=64, batch_size=2, tokens_per_step=64)
+
+
+def test_that_it_has_not_yet_run_on_a_gpu_is_said_on_one(tmp_path: Path) -> None:
+    prepared = ts.Trainer(options(tmp_path)).prepare()
+    assert "CUDA" not in " ".join(prepared.notes)
+    on_gpu = replace(prepared, here=replace(prepared.here, backend="cuda"))
+    assert "written for CUDA, and not yet run on a GPU" in " ".join(on_gpu.notes)
+
+
+def test_a_dry_run_needs_neither_weights_nor_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = write_config(tmp_path / "m", vocab_size=512).parent
+    tokenizer_folder(folder)
+    rows = write_rows(tmp_path / "rows.jsonl")
+    before = sorted(tmp_path.rglob("*"))
+    dry = " ".join(told("train", folder, rows, *SHAPE, "--dry-run").split())
+    assert "whose weights are not there yet" in dry and "it fits" in dry
+    assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(ts.TwinstreamError, match="has neither"):
+        ts.train(folder, rows, tmp_path / "run", seq_len=64)

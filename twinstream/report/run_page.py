@@ -239,7 +239,7 @@ def _compared(found: Comparison) -> Section:
     return Section(
         "Predicted against measured",
         "The step, and the busy time of each kind of op in it; the error is predicted / measured "
-        "- 1.",
+        f"- 1. {found.disturbed or ''}".rstrip(),
         Table(("", "ops", "predicted", "measured", "error"), rows),
     )
 

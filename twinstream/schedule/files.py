@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO, TypeVar
 from uuid import uuid4
 
@@ -222,6 +223,28 @@ def _is_locked(file: BinaryIO) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+def require_folder(folder: Path) -> None:
+    """Find out whether a folder can be made, and a file in it; neither is left.
+
+    Raises:
+        DocumentError: it cannot be.
+    """
+    made: list[Path] = []
+    try:
+        for one in reversed((folder, *folder.parents)):
+            if not one.exists():
+                one.mkdir()
+                made.append(one)
+        with TemporaryFile(dir=folder):
+            pass
+    except (OSError, ValueError) as error:
+        raise DocumentError(f"cannot make the folder {folder}: {told(error)}") from None
+    finally:
+        for one in reversed(made):
+            with suppress(OSError):  # someone else has put something there
+                one.rmdir()
 
 
 def told(error: Exception) -> str:

@@ -21,15 +21,20 @@ class Model:
     Attributes:
         folder: the Hugging Face folder that its weights come from; None where they are random.
         files: a folder with config.json, tokenizer and so on to be copied through.
+        has_weights: whether the folder has them yet; a dry run needs none.
     """
 
     spec: ModelSpec
     folder: Path | None = None
     files: Path | None = None
+    has_weights: bool = True
 
 
-def open_model(options: TrainOptions) -> Model:
+def open_model(options: TrainOptions, *, weights: bool) -> Model:
     """The model, and the headers of its weights checked where it has some.
+
+    Args:
+        weights: whether those of a folder have to be there.
 
     Raises:
         TwinstreamError: there is no such model, or its weights are not whole.
@@ -44,10 +49,13 @@ def open_model(options: TrainOptions) -> Model:
     from twinstream.api import require_torch
 
     require_torch()
+    from twinstream.executor.weights.hf_files import has_weights
     from twinstream.executor.weights.hf_folder import HfFolder
 
-    HfFolder.open(path, spec)
-    return Model(spec, folder=path, files=path)
+    is_there = has_weights(path)
+    if weights or is_there:
+        HfFolder.open(path, spec)
+    return Model(spec, folder=path, files=path, has_weights=is_there)
 
 
 def base_name(model: Model) -> str | None:

@@ -42,6 +42,9 @@ FIXED = (
 LAYOUT = ("pp", "dp", "zero", "pipeline", "virtual_stages")  # of ranks: none of it decides the data
 
 
+ALIASES = {"lr": "learning_rate"}
+
+
 class OptionsError(ArgumentError):
     """An option is unknown or cannot be what was given; says which, and where it stands."""
 
@@ -108,6 +111,9 @@ class TrainOptions(Node):
         "N",
         "Tokens of a step; by default as few as leave the optimizer 1 % of it, and 20 steps.",
         ge=1,
+    )
+    batch_size: int | None = _option(
+        STEPS, "N", "Sequences of a step: --tokens-per-step in units of --seq-len.", ge=1
     )
     learning_rate: float | None = _option(
         STEPS, "X", "At its peak; 2e-5 for given weights, 2e-4 for LoRA, 3e-4 for random ones.",
@@ -203,21 +209,37 @@ class TrainOptions(Node):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str = "") -> "TrainOptions":
-        """Checked.
+        """Checked, a batch size in tokens.
 
         Args:
             where: what the message begins with: a file, say.
 
         Raises:
-            OptionsError: one is unknown, missing or wrong.
+            OptionsError: one is unknown, missing, wrong, or said twice.
         """
+        values = {ALIASES.get(name, name): value for name, value in given.items()}
+        if len(values) < len(given):
+            twice = next(f"{one} and {other}" for one, other in ALIASES.items() if one in given)
+            raise OptionsError(f"{where}{twice} are the same: give one")
         try:
-            return cls.model_validate(dict(given))
+            return cls.model_validate(values)._in_tokens(where)
         except ValidationError as error:
             found = error.errors(include_url=False)
             shown = "; ".join(_told(one) for one in found[:_SHOWN])
             more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
             raise OptionsError(f"{where}{shown}{more}") from None
+
+    def _in_tokens(self, where: str) -> "TrainOptions":
+        """A batch size as tokens per step."""
+        if self.batch_size is None:
+            return self
+        tokens = self.batch_size * self.seq_len
+        if self.tokens_per_step not in (None, tokens):
+            raise OptionsError(
+                f"{where}batch_size {self.batch_size} is {tokens:,} tokens a step, and "
+                f"tokens_per_step is {self.tokens_per_step:,}: give one"
+            )
+        return self.model_copy(update={"tokens_per_step": tokens, "batch_size": None})
 
 
 def read_options(path: Path) -> dict[str, Any]:

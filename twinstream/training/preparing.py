@@ -60,6 +60,8 @@ class Opened:
     def what(self) -> str:
         """The model, and where its weights come from."""
         origin = "random weights" if self.model.folder is None else f"from {self.model.folder}"
+        if not self.model.has_weights:
+            origin += ", whose weights are not there yet"
         return f"{self.model.spec.name} ({origin}, {self.model.spec.dtype})"
 
     @property
@@ -87,6 +89,8 @@ class Opened:
                 f"note: there is room for {brief(free)} at {self.options.output}, and {keep} "
                 f"checkpoints with one that is being written take {brief(needed_bytes)}"
             )
+        if self.here.backend == "cuda":
+            found.append("note: `train` is written for CUDA, and not yet run on a GPU")
         return found
 
 

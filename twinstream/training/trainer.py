@@ -9,7 +9,7 @@ from typing import Any
 from twinstream.api import require_torch
 from twinstream.log.tensorboard import require_tensorboard
 from twinstream.measures.metrics import Summary, summarize
-from twinstream.schedule.analysis.comparison import compare
+from twinstream.schedule.analysis.comparison import Comparison, compare
 from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import Timeline
 from twinstream.training.amounts import every
@@ -32,10 +32,12 @@ class TrainResult(RunResult):
 
     Attributes:
         predicted, measured: of the last schedule; `measured` is None where no step was done.
+        disturbed: a sentence if other programs had the cores while it was measured.
     """
 
     predicted: Summary
     measured: Summary | None
+    disturbed: str | None = None
 
 
 class Trainer:
@@ -72,8 +74,11 @@ class Trainer:
         """Before this start, by the checkpoint that is gone on from."""
         return self._folder.steps_done
 
-    def prepare(self) -> Prepared:
+    def prepare(self, *, weights: bool = True) -> Prepared:
         """Model, data and plan; nothing is written, and it is done once.
+
+        Args:
+            weights: False lets the model's weights be missing, for who does not train.
 
         Raises:
             TwinstreamError: something cannot be used, or nothing fits.
@@ -82,7 +87,7 @@ class Trainer:
             from twinstream.executor.run.execute import choose_backend
 
             options, folder = self._options, self._options.output
-            model = open_model(options)
+            model = open_model(options, weights=weights)
             backend = choose_backend(options.backend)
             self._tell("looking at this machine")
             here = machine_here(options, folder, backend, model.spec.dtype, self._tell)
@@ -122,16 +127,17 @@ class Trainer:
             if run.stopped:
                 break
         reached = self._folder.reached(run.rests.checkpoint, prepared.num_steps)
-        measured = None
+        measured = disturbed = None
         if part is not None and timeline is not None:
-            measured = self._compared(prepared, part, timeline)
+            measured = summarize(part.plan.schedule, timeline, prepared.here.machine)
+            disturbed = self._compared(part, timeline).disturbed
         plan = prepared.plan if part is None else part.plan
         predicted = summarize(plan.schedule, plan.predicted, prepared.here.machine)
         result = TrainResult(
             folder=self._folder.files.folder, model=reached.model, step=reached.step,
             loss=run.loss, eval_loss=run.rests.eval_loss, signal=self.stop.signal,
             fill=run.fill, waited_s=run.waited_s, skipped=run.skipped,
-            predicted=predicted, measured=measured,
+            predicted=predicted, measured=measured, disturbed=disturbed,
         )  # fmt: skip
         if run.rests.failure is not None:
             raise self._folder.ended(run.rests.failure, result)
@@ -142,13 +148,13 @@ class Trainer:
             self._folder.files.forget_ranks()
             write_document(prepared.plan.schedule, self._folder.files.plan)
 
-    def _compared(self, prepared: Prepared, part: Segment, timeline: Timeline) -> Summary:
+    def _compared(self, part: Segment, timeline: Timeline) -> Comparison:
         """Write the comparison, op by op, beside the log."""
         plan = part.plan
         write_document(plan.schedule, self._folder.files.plan)
         comparison = compare(plan.schedule, plan.predicted, timeline)
         write_document(comparison, self._folder.files.comparison)
-        return summarize(plan.schedule, timeline, prepared.here.machine)
+        return comparison
 
 
 def train(

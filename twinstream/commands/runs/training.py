@@ -4,7 +4,7 @@ import os
 from inspect import Parameter, Signature
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from rich.console import Group
@@ -31,7 +31,7 @@ from twinstream.log.run_files import OPTIONS, RunFiles
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.screens.live import LiveLine, loss_curve
 from twinstream.training.callbacks import Callback
-from twinstream.training.options import LAYOUT, TrainOptions, read_options
+from twinstream.training.options import ALIASES, LAYOUT, TrainOptions, read_options
 from twinstream.training.preparing import Opened, Prepared
 from twinstream.training.ranks.gpus_found import on_all_gpus
 from twinstream.training.ranks.preparing import RanksPrepared
@@ -56,12 +56,13 @@ def train(**given: Any) -> None:
     inputs, resume, dry_run = given.pop("inputs"), given.pop("resume"), given.pop("dry_run")
     as_json, output = given.pop("as_json"), given.pop("output")
     flags = {name: value for name, value in given.items() if value not in (None, [], ())}
-    wanted = _options(inputs or [], output, flags, resume=resume)
+    unnamed = Path(f"dry-run-{os.getpid()}") if dry_run and not resume else None
+    wanted = _options(inputs or [], output, flags, resume=resume, unnamed=unnamed)
     looking = _Looking(quiet=as_json)
     require_torch()
     wanted = on_all_gpus(wanted, looking.tell)
     trainer = trainer_of(wanted, resume=resume, callbacks=[looking], tell=looking.tell)
-    prepared = trainer.prepare()
+    prepared = trainer.prepare(weights=not dry_run)
     if not as_json:
         print_report(_screen_of(prepared, trainer.steps_done), *prepared.notes)
     if dry_run:
@@ -89,9 +90,14 @@ def _screen_of(prepared: Prepared | RanksPrepared, done: int) -> Group:
 
 
 def _options(
-    inputs: list[str], output: Path | None, flags: dict[str, Any], *, resume: bool
-) -> TrainOptions:
-    """From a file, the command line and, of a run that goes on, its folder."""
+    inputs: list[str], output: Path | None, flags: dict[str, Any], *, resume: bool,
+    unnamed: Path | None,
+) -> TrainOptions:  # fmt: skip
+    """From a file, the command line and, of a run that goes on, its folder.
+
+    Args:
+        unnamed: the folder where none is given, if none has to be.
+    """
     base: dict[str, Any] = {}
     where = ""
     if inputs and inputs[0].endswith(".toml"):
@@ -110,13 +116,19 @@ def _options(
         if "ranks" in flags:  # the layout was chosen for those before
             before = {name: value for name, value in before.items() if name not in LAYOUT}
         base, where = before | base, f"{path}: "
+    base = {ALIASES.get(name, name): value for name, value in base.items()} | flags
+    for name, other in (("batch_size", "tokens_per_step"), ("tokens_per_step", "batch_size")):
+        if name in flags and other not in flags:  # the command line is above the file
+            base.pop(other, None)
+    if unnamed is not None:
+        base.setdefault("output", unnamed)
     for name, told in (("model", "MODEL"), ("data", "DATA"), ("output", "-o DIR")):
         if name not in base:
             raise TrainArgumentsError(
                 f"{told} is missing: twinstream train MODEL DATA... -o DIR, or a file "
                 "`twinstream train run.toml`, or `twinstream train -o DIR --resume`"
             )
-    return TrainOptions.of(base | flags, where)
+    return TrainOptions.of(base, where)
 
 
 class _Looking(Callback):
@@ -197,7 +209,8 @@ def _report(result: RunResult, *, as_json: bool) -> None:
     if isinstance(result, RanksResult):
         print_report(curve, speeds_line(result), *lines)
     elif isinstance(result, TrainResult):
-        print_report(*trained_screen(result.predicted, result.measured, lines, curve))
+        busy = [result.disturbed] if result.disturbed else []
+        print_report(*trained_screen(result.predicted, result.measured, [*busy, *lines], curve))
 
 
 def _where(model: Path | None) -> str:
@@ -220,7 +233,8 @@ def _flags() -> list[Parameter]:
         kind, flag = _flag_type(field.annotation), f"--{name.replace('_', '-')}"
         default = field.default
         shown = "" if default in (None, (), False) else f" Default: {default}."
-        names = (f"{flag}/--no-{flag[2:]}",) if kind is bool else (flag,)
+        names = [f"{flag}/--no-{flag[2:]}" if kind is bool else flag]
+        names += [f"--{alias}" for alias, of in ALIASES.items() if of == name]
         option = typer.Option(
             *names, help=f"{field.description}{shown}", rich_help_panel=extra["panel"],
             metavar=None if kind is bool else extra["metavar"], show_default=False,
@@ -236,7 +250,11 @@ def _flag_type(annotation: Any) -> Any:
     if annotation == tuple[str, ...]:
         return list[str]
     inside = [kind for kind in get_args(annotation) if kind is not NoneType]
-    return inside[0] if len(inside) == 1 and inside[0] in (int, float) else str
+    if len(inside) == 1 and inside[0] in (int, float):
+        return inside[0]
+    literals = [kind for kind in (annotation, *inside) if get_origin(kind) is Literal]
+    values = [value for kind in literals for value in get_args(kind)]
+    return int if values and all(isinstance(value, int) for value in values) else str
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> Parameter:

@@ -9,6 +9,7 @@ from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Compute, Op
 from twinstream.schedule.timeline import Timeline
 
+BUSY_BELOW = 0.9  # of the kernels' time with a core
 _NUM_WORST = 10
 
 
@@ -46,7 +47,8 @@ class OpComparison(Node):
 class Comparison(Node):
     """The join of a predicted and a measured timeline of one schedule.
 
-    `worst_ops` are those whose durations differ most in ns.
+    `worst_ops` are those whose durations differ most in ns. `processor_share` is that of the
+    measured run's `Provenance`.
     """
 
     step_ns: Pair
@@ -54,6 +56,29 @@ class Comparison(Node):
     kinds: tuple[GroupComparison, ...]
     streams: tuple[GroupComparison, ...]
     worst_ops: tuple[OpComparison, ...]
+    processor_share: float | None = None
+
+    @property
+    def disturbed(self) -> str | None:
+        """A sentence if other programs had the cores while it was measured; None if not."""
+        busy = busy_note([self.processor_share or 1.0])
+        return busy and (
+            f"{busy}, and the rest counts as error. Run it again with nothing beside for errors "
+            "that are the model's."
+        )
+
+
+def busy_note(shares: Sequence[float]) -> str | None:
+    """How much of their time kernels had a core; None where it was nearly all.
+
+    >>> busy_note([0.95]), busy_note([0.5, 0.5])
+    (None, 'The machine was busy: kernels had a core for 50% of their time')
+    """
+    low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    if min(shares) >= BUSY_BELOW:
+        return None
+    told = low if low == high else f"{low} to {high}"
+    return f"The machine was busy: kernels had a core for {told} of their time"
 
 
 def compare(schedule: Schedule, predicted: Timeline, measured: Timeline) -> Comparison:
@@ -69,6 +94,7 @@ def compare(schedule: Schedule, predicted: Timeline, measured: Timeline) -> Comp
     after = _durations_ns(schedule, measured, "measured")
     order = sorted(range(len(before)), key=lambda i: (-abs(before[i] - after[i]), i))
     return Comparison(
+        processor_share=measured.provenance.processor_share,
         step_ns=Pair(predicted=predicted.step_ns, measured=measured.step_ns),
         cold_ns=Pair(predicted=predicted.cold_ns, measured=measured.cold_ns),
         kinds=_grouped(schedule, before, after, kind_of),

@@ -84,8 +84,11 @@ class RanksTrainer:
         """Of the ranks' processes, while they run."""
         return [] if self._run is None else self._run.pids
 
-    def prepare(self) -> RanksPrepared:
+    def prepare(self, *, weights: bool = True) -> RanksPrepared:
         """Model, data, layout and plan; nothing is written, and it is done once.
+
+        Args:
+            weights: False lets the model's weights be missing, for who does not train.
 
         Raises:
             TwinstreamError: something cannot be used, or nothing fits.
@@ -95,7 +98,7 @@ class RanksTrainer:
             from twinstream.executor.run.execute import choose_backend
 
             options = self._options
-            model = open_model(options)
+            model = open_model(options, weights=weights)
             if (backend := choose_backend(options.backend)) == "cuda":
                 require_gpus(options.ranks or 1)
             self._tell("looking at this machine")

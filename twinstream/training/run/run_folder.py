@@ -9,7 +9,13 @@ from twinstream.data.data_error import DataError
 from twinstream.executor.weights.durable_files import make_room
 from twinstream.log.run_files import RunFiles
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.files import only_writer, require_no_writer, told, write_document
+from twinstream.schedule.files import (
+    only_writer,
+    require_folder,
+    require_no_writer,
+    told,
+    write_document,
+)
 from twinstream.training.checkpoints import (
     COMPLETE,
     STATE_FILE,
@@ -86,13 +92,14 @@ class RunFolder:
         checkpoint: to go on from.
 
     Raises:
-        TwinstreamError: the folder has another run, or none to go on with, or other files; a
-            checkpoint is damaged.
+        TwinstreamError: the folder cannot be made, has another run, or none to go on with, or
+            other files; a checkpoint is damaged.
     """
 
     def __init__(self, options: TrainOptions, *, resume: bool) -> None:
         self.files, self._resume = RunFiles(options.output), resume
         require_usable(self.files, resume=resume)
+        require_folder(self.files.folder)
         self.checkpoints = Checkpoints(options.output)
         self.checkpoint: Checkpoint | None = None
         require_no_writer(self.files.folder)
