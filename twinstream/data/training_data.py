@@ -96,15 +96,14 @@ class TrainingData:
         for source, its_blocks in zip(sources, blocks, strict=True):
             if not its_blocks:
                 raise DataError(f"{source.path} has no rows: there is nothing to train on")
-        refuse_long = options.long_documents == "refuse"
-        sample = take_sample(blocks, weights, tokeniser, longest, refuse_long=refuse_long)
+        refuses = options.long_documents == "refuse"
+        sample = take_sample(blocks, weights, tokeniser, longest, refuse_long=refuses)
         fingerprint = combined_hash(
             (_LAYOUT, tokeniser.identity, longest, options.long_documents, weights, by_source)
         )
-        left_out = [one.left_out for one in found if one.left_out]
         return cls(
             fingerprint,
-            (*left_out, *sample.warnings),
+            (*(one.left_out for one in found if one.left_out), *sample.warnings),
             longest,
             options,
             cache,
