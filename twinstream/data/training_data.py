@@ -116,9 +116,9 @@ class TrainingData:
                 for one, its_hashes, its_blocks in zip(found, by_source, blocks, strict=True)
             ),
         )
-        left_out = [one.left_out for one in found if one.left_out]
         return cls(
-            fingerprint, (*left_out, *sample.warnings), longest, options, cache, encoding, blocks,
+            fingerprint, (*(one.left_out for one in found if one.left_out), *sample.warnings),
+            longest, options, cache, encoding, blocks,
             weights, sample, tuple(one.files for one in found), record,
         )  # fmt: skip
 

@@ -17,6 +17,7 @@ _ROLES = {
     "observation": "tool",
     "function_call": "assistant",
 }
+_NAMES = {"from": "role", "value": "content"}
 _FLAGS = ("weight", "train", "training", "loss")  # OpenAI, Axolotl (either name), ms-swift
 _PARTLY = ("train_detail", "training_detail")
 CONTENT, CALLS, THOUGHTS = "the content", "the tool calls", "the thoughts"
@@ -121,10 +122,16 @@ def left_out(message: Message, text: str) -> str | None:
     """
     squeezed = "".join(text.split())
     for name, said in _said(message):
-        spellings = (said, json.dumps(said)[1:-1], json.dumps(said, ensure_ascii=False)[1:-1])
-        if not any("".join(spelling.split()) in squeezed for spelling in spellings):
+        if not any("".join(spelling.split()) in squeezed for spelling in _spellings(said)):
             return name
     return None
+
+
+def _spellings(said: str) -> Iterator[str]:
+    """As it is, and as a template that prints JSON has it."""
+    yield said
+    yield json.dumps(said)[1:-1]
+    yield json.dumps(said, ensure_ascii=False)[1:-1]
 
 
 def _said(message: Message) -> Iterator[tuple[str, str]]:
@@ -156,7 +163,7 @@ def _message(value: object, place: str) -> Message:
             f"{place} needs `role` and `content` (or `from` and `value`), and is {kind(value)}: "
             f"{short(value)}"
         )
-    named = {"role": role} | {_NAMES.get(key, key): one for key, one in value.items()}
+    named = {_NAMES.get(str(key), str(key)): one for key, one in value.items()}
     found = {
         key: one
         for key, one in named.items()
@@ -176,9 +183,6 @@ def _message(value: object, place: str) -> Message:
             f": {short(content)}; images and the like are not read"
         )
     return found
-
-
-_NAMES = {"from": "role", "value": "content"}
 
 
 def _calls(calls: object) -> list[object]:

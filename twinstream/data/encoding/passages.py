@@ -157,7 +157,9 @@ class PassageMaker:
         if not of.learned:
             yield Passage(template.render(form, of.tools).text, (), is_chat=True)
             return
-        text, spans, missing = "", [], []
+        text = ""
+        spans: list[Span] = []
+        missing: list[str | None] = []
         for index in of.learned:
             after = template.render(form, of.tools, count=index + 1).text
             start = self._start(form, of.tools, index, after)

@@ -77,7 +77,7 @@ class ChatTemplate:
             self._renderer = None
             raise self._ended(status) from None
 
-    def _ended(self, status: int) -> TemplateLimitError:
+    def _ended(self, status: int | None) -> TemplateLimitError:
         if status == -signal.SIGXCPU:
             return TemplateLimitError(
                 f"the chat template runs for more than {self.cpu_seconds:g} s of CPU time on one "
