@@ -27,7 +27,7 @@ newest:
 	.venv-newest/bin/python -I tests/newest_versions.py
 
 bench: $(INSTALLED)
-	$(BIN)/python -m pytest -m bench
+	$(BIN)/python -m pytest -m bench -o faulthandler_timeout=3600
 
 # The small GPU tests under compute-sanitizer; says so where there is none, or no GPU.
 sanitize: $(INSTALLED)
