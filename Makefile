@@ -41,7 +41,7 @@ test-cuda-fake: .venv-cuda/installed.stamp
 	touch $@
 
 bench: $(INSTALLED)
-	$(BIN)/python -m pytest -m bench
+	$(BIN)/python -m pytest -m bench -o faulthandler_timeout=3600
 
 # The small GPU tests under compute-sanitizer; says so where there is none, or no GPU.
 sanitize: $(INSTALLED)

@@ -1,6 +1,6 @@
 """What a calibration of six or twelve cells predicts of all others, from near and far bases.
 
-pytest -m bench -s tests/bench/test_bench_calibration.py
+make bench  (or: pytest -m bench -o faulthandler_timeout=0 -s tests/bench/test_bench_calibration.py)
 """
 
 from collections.abc import Mapping
