@@ -46,9 +46,9 @@ def test_a_failed_device_ends_in_one_sentence_that_names_the_last_checkpoint(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
-    said = " ".join(done.stderr.split("error:")[1].split())
+    said = " ".join(done.stderr.partition("error:")[2].split())
     assert "the GPU has failed" in said and "illegal memory access" in said
-    assert "checkpoint-2: go on from it with --resume." in said
+    assert "checkpoint-4: go on from it with --resume." in said
 
 
 # Garbage that has a memory pool, and enough allocations for a collection.
