@@ -4,11 +4,12 @@ PYTHON ?= python3
 JOBS ?= 2
 
 BIN := .venv/bin
+RUNS := .venv/runs.stamp
 INSTALLED := .venv/installed.stamp
 
 .PHONY: demo test test-all test-cuda-fake newest bench lint sanitize browser wheels clean
 
-demo: $(INSTALLED)
+demo: $(RUNS)
 	$(BIN)/twinstream demo
 
 test: $(INSTALLED)
@@ -86,15 +87,21 @@ clean:
 	rm -rf .venv .venv-cuda .venv-newest .whl build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch goes in first, by its exact pin, so that no other package asks for another torch.
-# Without build isolation the build uses the pinned setuptools too.
-$(INSTALLED): pyproject.toml constraints.txt
+# What runs need and no more. torch goes in first, by its exact pin, so that no other package asks for
+# another torch. Without build isolation the build uses the pinned setuptools too.
+$(RUNS): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "twinstream needs Python 3.11 or newer, and '$(PYTHON)' is not;" \
 			"name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --constraint constraints.txt \
+	@echo "installing torch and what twinstream needs into .venv; this takes some minutes"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
 		"$$(grep '^torch==' constraints.txt)" "$$(grep '^setuptools==' constraints.txt)"
-	$(BIN)/python -m pip install --constraint constraints.txt \
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+		--no-build-isolation --editable '.[executor]'
+	touch $@
+
+$(INSTALLED): $(RUNS)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
 		--no-build-isolation --editable '.[executor,dev]'
 	touch $@

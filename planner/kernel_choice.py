@@ -102,6 +102,28 @@ def require_allowed(kernels: KernelChoice) -> None:
         )
 
 
+def kernels_named(
+    machine: Machine,
+    spec: ModelSpec,
+    kernels: str | None,
+    attention: str | None,
+    *,
+    nondeterministic: bool = False,
+    packed: bool = False,
+) -> KernelChoice | None:
+    """Those that are named, `auto` where only the other is; None where neither is.
+
+    Raises:
+        TwinstreamError: there are none of that name, or they do not do for the model there.
+    """
+    if kernels is None and attention is None:
+        return None
+    chosen = attention_for(
+        machine, spec, attention or "auto", nondeterministic=nondeterministic, packed=packed
+    )
+    return kernels_for(machine, kernels or "auto", chosen)
+
+
 def usual_kernels(machine: Machine, spec: ModelSpec, *, packed: bool = False) -> KernelChoice:
     """What a plan takes where nothing of it is given."""
     return kernels_for(machine, attention=attention_for(machine, spec, packed=packed))

@@ -1,6 +1,8 @@
 """What is on disk is what is packaged: modules, data files and the type marker."""
 
+import re
 import shutil
+import subprocess
 import tomllib
 import zipfile
 from pathlib import Path
@@ -97,3 +99,17 @@ def test_every_direct_requirement_is_pinned_within_its_range():
         (pin,) = pins[canonicalize_name(requirement.name)]
         assert pin.operator == "=="
         assert requirement.specifier.contains(pin.version), f"{requirement} is pinned to {pin}"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_the_demo_installs_what_runs_need_and_tests_add_to_that():
+    """By what make would do in a fresh checkout."""
+
+    def installed_by(target: str) -> list[str]:
+        command = ["make", "--dry-run", "--always-make", target]
+        lines = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=True).stdout
+        return re.findall(r"grep '\^(\w+)==|--editable '\.\[([\w,]+)\]'", lines)
+
+    demo = installed_by("demo")
+    assert demo == [("torch", ""), ("setuptools", ""), ("", "executor")]
+    assert installed_by("test") == [*demo, ("", "executor,dev")]

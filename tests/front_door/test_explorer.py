@@ -28,6 +28,7 @@ from twinstream.explorer.answers import Answer, Answers
 from twinstream.explorer.app import explorer
 from twinstream.explorer.show import Found, column, ranking_note, timeline_of
 from twinstream.explorer.state import State, StateError, count_of
+from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.errors import TwinstreamError
 
 TINY = State("tiny", "cpu", "64", "256", "8MiB", "", "streaming")
@@ -147,7 +148,7 @@ def complaints(opened) -> list[str]:
 
 def test_a_state_survives_the_url():
     state = State("8b", "h100,a100", "1024", "", "80%", "1 GiB", "optimal")
-    assert State.of_url(state.url) == state
+    assert State().at_url(state.url) == state
 
 
 @pytest.mark.parametrize(("machine", "cap"), [("cpu", "4MiB"), ("h100", "80%")])
@@ -182,6 +183,42 @@ def test_models_and_machines_of_files_are_files_in_the_command(tmp_path):
     assert isinstance(found, Answer)
     shown = cli(answers.command(TINY, "my box"))
     assert (shown["machine"], shown["tokens_per_s"]) == ("my box", found.summary.tokens_per_s)
+
+
+def test_a_new_page_opens_with_what_was_given_and_each_machine_s_own_memory(tmp_path):
+    config, machine = tmp_path / "config.json", tmp_path / "box.toml"
+    answers = Answers({"mine": str(config)}, {"box": str(machine), "other": str(machine)})
+    assert (answers.new_page.model, answers.new_page.machines) == ("mine", "box,other")
+    assert answers.new_page.at_url("?seq_len=64") == replace(answers.new_page, seq_len="64")
+    assert Answers({}, {}).new_page == State()
+    state = replace(State(), model="tiny", seq_len="64", tokens_per_step="256", policy="resident")
+    for name in ("h100", "rtx4090"):
+        found = Answers({}, {}).answer(state, name)
+        assert isinstance(found, Answer)
+        assert found.schedule.caps.device_bytes == load_machine(name).number("device_memory_bytes")
+        assert "Limited" not in str(column(Found(name, state, found), 1, ""))
+    capped = Answers({}, {}).answer(replace(state, device_mem="24GiB"), "h100")
+    shown = str(column(Found("h100", state, capped), 1, ""))
+    assert "Limited to 24.00 GiB of its 79.65 GiB of device memory." in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "recipe"),
+    [
+        ({"lora": "r=4"}, ("lora", "rank", 4)),
+        ({"optimizer_state": "8bit"}, ("optimizer_state", None, "8bit")),
+        ({"kernels": "eager"}, ("kernels", "vector", "eager")),
+        ({"attention": "eager"}, ("kernels", "attention", "eager")),
+    ],
+)
+def test_what_is_trained_and_with_what_are_controls_of_the_page(changes, recipe):
+    state = replace(TINY, machines="h100", device_mem="", policy="resident", **changes)
+    found = Answers({}, {}).answer(state, "h100")
+    assert isinstance(found, Answer), found
+    name, part, value = recipe
+    taken = found.schedule.recipe[name]
+    assert (taken if part is None else taken[part]) == value
+    assert cli(state.command("h100"))["tokens_per_s"] == found.summary.tokens_per_s
 
 
 def test_machines_that_may_change_places_are_said_to():
@@ -220,6 +257,10 @@ def test_a_url_may_not_open_files(tmp_path):
         ({"policy": "greedy"}, "'greedy'"),
         ({"policy": "optimal", "effort": "most"}, "effort 'most' is unknown"),
         ({"model": "9b"}, "unknown model '9b'"),
+        ({"lora": "much"}, "much"),
+        ({"optimizer_state": "none"}, "optimizer state 'none' is unknown"),
+        ({"kernels": "best"}, "--kernels 'best' is unknown"),
+        ({"attention": "best"}, "best"),
     ],
 )
 def test_a_control_that_is_wrong_is_answered_with_an_error(changes, said):

@@ -324,7 +324,7 @@ def test_given_weights_need_their_tokenizer_or_to_be_told_that_they_read_bytes(
 
     def opened(**more: Any) -> None:
         wanted = options(tmp_path, **given | {"tokenizer": None, "data": (rows,)} | more)
-        open_data(wanted, open_model(wanted))
+        open_data(wanted, open_model(wanted, weights=True))
 
     with pytest.raises(DataError, match=r"has no tokenizer\.json\. Make one with transformers"):
         opened()

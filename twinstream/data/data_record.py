@@ -21,13 +21,14 @@ class PartRecord(Node):
     end: int
     size_bytes: int
     row_group: int
+    rows_before: int
     digest: str
 
     def part(self, file: DataFile, content_hash: str) -> Part:
         """Of the file as it is now."""
         return Part(
             file.path, file.kind, self.first, self.end, self.size_bytes, file.size_bytes,
-            file.mtime_ns, content_hash, self.row_group, self.digest,
+            file.mtime_ns, content_hash, self.row_group, self.rows_before, self.digest,
         )  # fmt: skip
 
 
@@ -60,7 +61,8 @@ class SourceRecord(Node):
                 tuple(
                     PartRecord(
                         file=numbers[part.path], first=part.first, end=part.end,
-                        size_bytes=part.size_bytes, row_group=part.row_group, digest=part.digest,
+                        size_bytes=part.size_bytes, row_group=part.row_group,
+                        rows_before=part.rows_before, digest=part.digest,
                     )
                     for part in block.parts
                 )

@@ -1,15 +1,17 @@
 """The explorer's page: controls write the URL, and the URL is answered."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from importlib.resources import files
-from typing import Any
+from typing import Any, get_args
 
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from flask import Response, request
 from plotly.offline import get_plotlyjs
 
-from twinstream.explorer.answers import Answer, Answers
+from twinstream.explorer.answers import OPTIMIZER_STATES, Answer, Answers
 from twinstream.explorer.clusters import ShownCluster, add_pages, clusters_part
+from twinstream.explorer.guard import guard
 from twinstream.explorer.refining import Refining, can_be_refined
 from twinstream.explorer.show import (
     Found,
@@ -20,7 +22,9 @@ from twinstream.explorer.show import (
     timeline_of,
 )
 from twinstream.explorer.state import State as Question
+from twinstream.models.demand.attention_limits import attention_names
 from twinstream.planner.choices import EFFORTS
+from twinstream.planner.kernel_choice import KernelsOption
 from twinstream.planner.planner import gc_paused
 from twinstream.planner.policies import policy_names
 from twinstream.report.page import asset
@@ -32,15 +36,24 @@ _TEXTS = {
     "tokens_per_step": "tokens a step",
     "device_mem": "device memory",
     "host_mem": "host memory",
+    "lora": "LoRA",
+}
+_CHOICES = {
+    "optimizer_state": ("optimizer state", OPTIMIZER_STATES),
+    "kernels": ("kernels", get_args(KernelsOption)),
+    "attention": ("attention", ("auto", *attention_names())),
 }
 _SCRIPTS = {"/plotly.js": get_plotlyjs, "/figures.js": lambda: asset("figures.js")}
 _POLL_MS = 700
 _MENU_PX = 560
-_CONTROLS = ("model", "machines", *_TEXTS, "policy", "effort")
+_HINTS = {"device_mem": "all", "host_mem": "all", "lora": "r=16", "tokens_per_step": "open"}
+_CONTROLS = tuple(field.name for field in fields(Question))
 
 
-def explorer(answers: Answers, clusters: Sequence[ShownCluster] = ()) -> Dash:
-    """The page as a Dash app; everything it needs is served from here.
+def explorer(
+    answers: Answers, clusters: Sequence[ShownCluster] = (), host: str = "127.0.0.1"
+) -> Dash:
+    """The page as a Dash app; everything it needs is served from here, at `host`.
 
     Schedules of clusters are shown below, as they are.
     """
@@ -51,6 +64,7 @@ def explorer(answers: Answers, clusters: Sequence[ShownCluster] = ()) -> Dash:
     )  # fmt: skip
     for path, script in _SCRIPTS.items():
         app.server.add_url_rule(path, path, _served(script))
+    guard(app, host)
     app.layout = _layout(answers, clusters)
     add_pages(app, clusters)
 
@@ -64,17 +78,17 @@ def explorer(answers: Answers, clusters: Sequence[ShownCluster] = ()) -> Dash:
         """A new URL sets the controls; a changed control makes a new URL."""
         *controls, search = values
         if ctx.triggered_id in (None, "url"):
-            state = Question.of_url(search)
+            state = answers.new_page.at_url(search)
             shown = (*vars(state).values(),)
             return (shown[0], list(state.machine_names), *shown[2:], no_update)
-        texts = [",".join(v) if isinstance(v, list) else str(v or "") for v in controls]
+        texts = [",".join(map(str, v)) if isinstance(v, list) else str(v or "") for v in controls]
         state = Question(*texts)
         return (*[no_update] * len(_CONTROLS), state.url)
 
     _add_answers(app, answers)
 
     def report() -> Response:
-        state = Question.of_url(request.query_string.decode())
+        state = answers.new_page.at_url(request.query_string.decode())
         found = answers.answer(state, request.args.get("machine", ""))
         if isinstance(found, TwinstreamError):
             return Response(f"error: {found}\n", status=400, mimetype="text/plain")
@@ -99,7 +113,7 @@ def _add_answers(app: Dash, answers: Answers) -> None:
     )
     def answered(search: str | None, _: int | None, before: object) -> tuple[object, ...]:
         """The numbers; the figures, which take longer to draw, follow them, and better plans."""
-        asked = Question.of_url(search)
+        asked = answers.new_page.at_url(search)
         found = _shown(answers, refining, asked, anew=ctx.triggered_id != "poll")
         told = [asked.url, [one.machine for one in found if one.is_refined]]
         done = not any(one.is_being_refined for one in found)
@@ -110,8 +124,9 @@ def _add_answers(app: Dash, answers: Answers) -> None:
     @app.callback(
         Output("figures", "children"), Input("answered", "data"), prevent_initial_call=True
     )
-    def drawn(told: Sequence[str]) -> list[html.Div]:
-        return _figures(_shown(answers, refining, Question.of_url(told[0]), anew=False))
+    def drawn(told: object) -> list[html.Div]:
+        url = told[0] if isinstance(told, list) and told else None
+        return _figures(_shown(answers, refining, answers.new_page.at_url(url), anew=False))
 
 
 def _shown(answers: Answers, refining: Refining, asked: Question, *, anew: bool) -> list[Found]:
@@ -168,11 +183,20 @@ def _layout(answers: Answers, clusters: Sequence[ShownCluster]) -> html.Div:
             dcc.Dropdown(answers.machines, id="machines", multi=True, maxHeight=_MENU_PX),
         ),
         *(
-            _control(label, dcc.Input(id=name, debounce=True, className="text"))
+            _control(
+                label,
+                dcc.Input(
+                    id=name, debounce=True, className="text", placeholder=_HINTS.get(name, "")
+                ),
+            )
             for name, label in _TEXTS.items()
         ),
         _control("policy", _dropdown("policy", policy_names())),
         _control("effort", _dropdown("effort", EFFORTS)),
+        *(
+            _control(label, _dropdown(name, names, clearable=True))
+            for name, (label, names) in _CHOICES.items()
+        ),
     ]
     return html.Div(
         [
@@ -188,8 +212,8 @@ def _layout(answers: Answers, clusters: Sequence[ShownCluster]) -> html.Div:
     )
 
 
-def _dropdown(name: str, options: Sequence[str]) -> dcc.Dropdown:
-    return dcc.Dropdown(list(options), id=name, clearable=False, maxHeight=_MENU_PX)
+def _dropdown(name: str, options: Sequence[str], *, clearable: bool = False) -> dcc.Dropdown:
+    return dcc.Dropdown(list(options), id=name, clearable=clearable, maxHeight=_MENU_PX)
 
 
 def _control(label: str, control: Any) -> html.Div:

@@ -1,6 +1,7 @@
 """Plans of normal effort, made in a process beside while the page shows the quick ones."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from threading import Lock
 
@@ -106,5 +107,6 @@ def _plan_all(
 ) -> None:
     end_with_parent()
     answers = Answers(model_files, machine_files)
-    for state, machine in wanted:
-        theirs.send(((state, machine), answers.answer(state, machine)))
+    with suppress(BrokenPipeError):  # nobody waits any more
+        for state, machine in wanted:
+            theirs.send(((state, machine), answers.answer(state, machine)))

@@ -60,6 +60,7 @@ def column(one: Found, num_machines: int, command: str) -> html.Div:
         parts.append(html.Div(f"error: {answer}", className="error", id=f"error-{machine}"))
     else:
         parts.append(html.P(workload_line(answer.schedule.workload)))
+        parts += map(html.P, _limited(answer))
         if num_machines <= MOST_IN_CARDS:
             cards = [_card(name, *rest) for name, *rest in _cards(machine, answer)]
             parts.append(html.Div(cards, className="cards"))
@@ -68,6 +69,21 @@ def column(one: Found, num_machines: int, command: str) -> html.Div:
         parts.append(html.P(html.A("full report", href=link, target="_blank")))
     parts.append(html.Code(command))
     return html.Div(parts, className="machine")
+
+
+def _limited(answer: Answer) -> list[str]:
+    """Of what memory the machine has the plan may take less."""
+    caps, machine = answer.schedule.caps, answer.machine
+    pairs = {
+        "device": (caps.device_bytes, machine.device_memory_bytes),
+        "host": (caps.host_bytes, machine.host_memory_bytes),
+    }
+    told = [
+        f"{gib(cap)} of its {gib(has.value)} of {name} memory"
+        for name, (cap, has) in pairs.items()
+        if cap is not None and has is not None and has.value and cap < round(has.value)
+    ]
+    return [f"Limited to {', '.join(told)}."] if told else []
 
 
 def ranking_note(shown: Sequence[Found]) -> str | None:

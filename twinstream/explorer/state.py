@@ -24,17 +24,26 @@ class State:
     machines: str = "h100"
     seq_len: str = "8192"
     tokens_per_step: str = "32768"
-    device_mem: str = "24GiB"
-    host_mem: str = "100GiB"
+    device_mem: str = ""
+    host_mem: str = ""
     policy: str = DEFAULT_POLICY
     effort: str = "quick"
+    lora: str = ""
+    optimizer_state: str = ""
+    kernels: str = ""
+    attention: str = ""
 
-    @staticmethod
-    def of_url(search: str | None) -> "State":
-        """The state in a URL's query; what it lacks is as in a new page."""
+    def at_url(self, search: object) -> "State":
+        """The state in a URL's query; what it lacks is as here, in a new page.
+
+        Raises:
+            StateError: it is no query.
+        """
+        if not isinstance(search, str | None):
+            raise StateError("the URL's query is no text")
         given = parse_qs((search or "").removeprefix("?"), keep_blank_values=True)
         known = {field.name for field in fields(State)}
-        return State(**{name: values[-1] for name, values in given.items() if name in known})
+        return replace(self, **{name: v[-1] for name, v in given.items() if name in known})
 
     @property
     def url(self) -> str:
@@ -61,6 +70,10 @@ class State:
             "host-mem": self.host_mem.strip(),
             "policy": self.policy or DEFAULT_POLICY,
             "effort": self.effort if self.policy in ("", DEFAULT_POLICY) else "",
+            "lora": self.lora.strip(),
+            "optimizer-state": self.optimizer_state,
+            "kernels": self.kernels,
+            "attention": self.attention,
         }
         given = (f"--{name} {shlex.quote(value)}" for name, value in options.items() if value)
         return f"twinstream plan {' '.join(given)}"

@@ -7,14 +7,13 @@ from typing import Any, get_args
 
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.freezing import trained_of
 from twinstream.models.hf_config import DTYPES
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import ChoiceError, Choices
-from twinstream.planner.kernel_choice import attention_for, kernels_for
+from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.policies import ON_DEVICE, optimizer_places
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
 from twinstream.schedule.errors import TwinstreamError
@@ -56,9 +55,13 @@ def request_of(wanted: PlanOptions) -> PlanRequest:
             "either it or --tokens-per-step"
         )
     spec, machine, packed = _spec(wanted), load_machine(wanted.machine), len(set(lengths)) > 1
+    kernels = kernels_named(
+        machine, spec, wanted.kernels, wanted.attention, nondeterministic=wanted.nondeterministic,
+        packed=packed,
+    )  # fmt: skip
     step = TrainingStep(
         max(lengths), wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round,
-        recipe=_recipe(wanted, policy, _kernels(wanted, machine, spec, packed=packed), spec),
+        recipe=_recipe(wanted, policy, kernels, spec),
         packing=Packing.of(lengths) if packed else None,
     )  # fmt: skip
     if overhead is not None:
@@ -89,19 +92,6 @@ def _spec(wanted: PlanOptions) -> ModelSpec:
     require_known("--dtype", wanted.dtype, tuple(DTYPES))
     dtype = None if wanted.dtype is None else DTYPES[wanted.dtype]
     return load_model(wanted.model, dtype=dtype, longest=max(lengths_of(wanted.seq_len)))
-
-
-def _kernels(
-    wanted: PlanOptions, machine: Machine, spec: ModelSpec, *, packed: bool
-) -> KernelChoice | None:
-    """Those named; None leaves all of it to the request."""
-    if wanted.kernels is None and wanted.attention is None:
-        return None
-    attention = attention_for(
-        machine, spec, wanted.attention or "auto", nondeterministic=wanted.nondeterministic,
-        packed=packed,
-    )  # fmt: skip
-    return kernels_for(machine, wanted.kernels or "auto", attention)
 
 
 def _recipe(

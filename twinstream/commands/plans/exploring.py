@@ -93,7 +93,7 @@ def explore(
         from twinstream.explorer.clusters import ShownCluster
     except ModuleNotFoundError as error:
         raise ExploreError(
-            f"the explorer needs {error.name}, which is not installed: "
+            f"the explorer needs dash ({error.name} is not installed): "
             "pip install 'twinstream[explore]'"
         ) from None
     machines = {load_machine(path).name: str(path) for path in machine or ()}
@@ -110,7 +110,7 @@ def explore(
                 given.told,
             )  # fmt: skip
         shown.append(one)
-    app = explorer(Answers(models, machines), shown)
+    app = explorer(Answers(models, machines), shown, address.host)
     url = f"http://{address.host}:{address.port}/"
     if as_json:
         print_json({"url": url})
