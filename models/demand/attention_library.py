@@ -77,11 +77,13 @@ def _returned_forward(shape: AttentionShape) -> int:
 
 
 def _sdpa_cpu_forward(shape: AttentionShape) -> int:
-    """Results, and on one thread a tile of scores, once more in bf16, and of the output."""
+    """Results, and on one thread a tile of scores, once more in bf16, and of the output; in bf16,
+    where a CPU multiplies tiles of it (AMX), K and V of all heads packed."""
     shape = shape.longest
     rows, keys = _cpu_rows(shape), min(_CPU_KEYS, shape.num_keys)
     tiles = _float32(rows * (keys + 2 + shape.head_dim))
-    return _returned_forward(shape) + tiles + _low(shape, rows * keys)
+    packed = 2 * shape.num_sequences * shape.num_heads * shape.num_keys * shape.head_dim
+    return _returned_forward(shape) + tiles + _low(shape, rows * keys + packed)
 
 
 def _sdpa_cpu_backward(shape: AttentionShape) -> int:
