@@ -58,7 +58,7 @@ class Problem:
         weights: Sequence[float],
         sweeps: tuple[str, ...],
     ) -> None:
-        self._base, self.parameters, self._predict = base, parameters, predict
+        self._base, self._parameters, self._predict = base, parameters, predict
         self._measured_s, self._weights = np.array(measured_s), np.array(weights)
         self._sweeps = sweeps
         bounds = [p.factor_bounds(base) for p in parameters]
@@ -69,7 +69,7 @@ class Problem:
 
     def machine(self, logs: Vector) -> Machine:
         """The base with these log factors."""
-        return applied(self._base, self.parameters, [float(f) for f in np.exp(logs)], "trial")
+        return applied(self._base, self._parameters, [float(f) for f in np.exp(logs)], "trial")
 
     def times_s(self, logs: Vector) -> Vector:
         """Predicted seconds of each observation."""
@@ -90,7 +90,7 @@ class Problem:
 
         Over a whole width, so that a limit that only binds further down is seen too.
         """
-        widths = np.array([p.width for p in self.parameters])
+        widths = np.array([p.width for p in self._parameters])
         steps = np.maximum(-widths, np.minimum(self._low, -_STEP))
         here = np.log(self.times_s(np.zeros(len(steps))))
         moved = self._ask(list(np.diag(steps)))
@@ -104,7 +104,7 @@ class Problem:
         The late parameters stay at their priors until the others are nearly still: what is small
         does not make up for what is still far off.
         """
-        found = self._descended(np.zeros(len(self.parameters)))
+        found = self._descended(np.zeros(len(self._parameters)))
         if np.abs(np.sqrt(self._weights) * found.linear.residuals).max() > FAR:
             others = [self._descended(start) for start in self._other_starts(found.linear)]
             found = min([found, *others], key=lambda one: one.cost)
@@ -116,7 +116,7 @@ class Problem:
         A step that does not lower the cost is halved, twice at most, and not made where that does
         not help.
         """
-        free = np.array([not p.late for p in self.parameters])
+        free = np.array([not p.late for p in self._parameters])
         for number in range(_MOST_LINEARISATIONS):
             if number == _MOST_WITHOUT_LATE or not free.any():
                 free = np.ones(len(logs), dtype=bool)
@@ -132,11 +132,11 @@ class Problem:
 
     def _other_starts(self, linear: LinearFit) -> list[Vector]:
         """Of the points where one heavy-tailed parameter is far off alone, those of least cost."""
-        heavy = [i for i, p in enumerate(self.parameters) if p.heavy_tails]
+        heavy = [i for i, p in enumerate(self._parameters) if p.heavy_tails]
         points = []
         for column in heavy:
             for log in (-_FAR_START, _FAR_START):
-                point = np.zeros(len(self.parameters))
+                point = np.zeros(len(self._parameters))
                 point[column] = np.clip(log, self._low[column], self._high[column])
                 points.append(point)
         measured = np.log(self._measured_s)
@@ -173,8 +173,8 @@ class Problem:
             jacobian=jacobian,
             weights=self._weights,
             sweeps=self._sweeps,
-            prior_widths=np.array([p.width for p in self.parameters]),
-            heavy=np.array([p.heavy_tails for p in self.parameters]),
+            prior_widths=np.array([p.width for p in self._parameters]),
+            heavy=np.array([p.heavy_tails for p in self._parameters]),
             low=self._low,
             high=self._high,
             free=free,
