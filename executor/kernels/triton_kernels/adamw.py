@@ -98,6 +98,34 @@ def _within(index, start, end):
 
 
 @device_function
+def _touches(first, BLOCK: tl.constexpr, start, end):
+    return (first < end) & (first + BLOCK > start)
+
+
+@device_function
+def _decayed(
+    parameter, decay, index, first, BLOCK: tl.constexpr, start_0, end_0, start_1, end_1, start_2,
+    end_2,
+):  # fmt: skip
+    """Without a decay in the ranges, which few blocks touch."""
+    decayed = parameter * decay
+    touched = _touches(first, BLOCK, start_0, end_0) | _touches(first, BLOCK, start_1, end_1)
+    if touched | _touches(first, BLOCK, start_2, end_2):
+        undecayed = _within(index, start_0, end_0) | _within(index, start_1, end_1)
+        undecayed |= _within(index, start_2, end_2)
+        decayed = tl.where(undecayed, parameter, decayed)
+    return decayed
+
+
+@device_function
+def _rows(block, NUM_ROWS: tl.constexpr, CODE_BLOCK: tl.constexpr):
+    """The rows of a block that have a scale each, and where their elements are in the block."""
+    rows = tl.arange(0, NUM_ROWS)
+    offsets = rows[:, None] * CODE_BLOCK + tl.arange(0, CODE_BLOCK)[None, :]
+    return tl.cast(block, tl.int64) * NUM_ROWS + rows, offsets
+
+
+@device_function
 def _store(pointers, x, random_16, inside, STOCHASTIC: tl.constexpr):
     dtype: tl.constexpr = pointers.dtype.element_ty
     if STOCHASTIC and dtype == tl.bfloat16:
@@ -141,10 +169,7 @@ def _adamw_kernel(
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
         first = tl.cast(block, tl.int64) * BLOCK
         if HAS_CODES:
-            num_rows: tl.constexpr = BLOCK // CODE_BLOCK
-            rows = tl.arange(0, num_rows)
-            offsets = rows[:, None] * CODE_BLOCK + tl.arange(0, CODE_BLOCK)[None, :]
-            rows = tl.cast(block, tl.int64) * num_rows + rows
+            rows, offsets = _rows(block, BLOCK // CODE_BLOCK, CODE_BLOCK)
             has_scale = rows * CODE_BLOCK < num_elements
         else:
             offsets = tl.arange(0, BLOCK)
@@ -163,15 +188,9 @@ def _adamw_kernel(
         m = m * beta1 + gradient * rest1
         v = v * beta2 + gradient * gradient * rest2
         change = tl.div_rn(m * rate, tl.sqrt_rn(v) + eps)
-        decayed = parameter * decay
-        touched = (first < end_0) & (first + BLOCK > start_0)
-        touched |= (first < end_1) & (first + BLOCK > start_1)
-        touched |= (first < end_2) & (first + BLOCK > start_2)
-        if touched:
-            undecayed = _within(index, start_0, end_0) | _within(index, start_1, end_1)
-            undecayed |= _within(index, start_2, end_2)
-            decayed = tl.where(undecayed, parameter, decayed)
-        parameter = decayed - change
+        parameter = _decayed(
+            parameter, decay, index, first, BLOCK, start_0, end_0, start_1, end_1, start_2, end_2
+        ) - change  # fmt: skip
         if HAS_MASTER:
             tl.store(master_ptr + index, parameter, mask=inside)
         if STOCHASTIC:
