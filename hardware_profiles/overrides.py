@@ -1,39 +1,20 @@
-"""Changing some numbers of a machine: a profile with a base, or a what-if."""
+"""Changing some fields of a profile: in a document with a base, or as a what-if."""
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
 from twinstream.hardware_profiles.errors import ProfileError
-from twinstream.hardware_profiles.link import (
-    D2H,
-    DUPLEX,
-    H2D,
-    LINK_FIELDS,
-    duplex_that_follows,
-    link_fault,
-    link_following,
-)
-from twinstream.hardware_profiles.schema import (
-    NUMBER_FIELDS,
-    AttentionChoice,
-    ComputeCapability,
-    Efficiency,
-    ExpectedError,
-    Machine,
-    Number,
-)
-from twinstream.schedule.errors import did_you_mean
+from twinstream.hardware_profiles.link import link_following
+from twinstream.hardware_profiles.profile_files import ProfileT, nearest
+from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Efficiency, Machine, Number
 from twinstream.schedule.node import Node
+from twinstream.schedule.sizes import SizeError, parse_bytes
 
 _WHAT_IF = "+what-if"
-_TABLES: Mapping[str, type[Node]] = {  # the fields that no plain number stands for
-    "attention": AttentionChoice,
-    "compute_capability": ComputeCapability,
-    "expected_error": ExpectedError,
-}
 
 
 def override(machine: Machine, changes: Mapping[str, float]) -> Machine:
@@ -51,125 +32,164 @@ def override(machine: Machine, changes: Mapping[str, float]) -> Machine:
     Raises:
         ProfileError: unknown field, curve that the machine lacks, or value out of range.
     """
-    where = f"override of machine '{machine.name}'"
-    document: dict[str, Any] = {"name": machine.name.removesuffix(_WHAT_IF) + _WHAT_IF}
-    for field, value in {**changes, **link_following(_link(machine), changes)}.items():
-        if not field.startswith("efficiency."):
-            document[field] = plain_number(value, f"what-if; was {_told(machine, field)}")
-            continue
-        key = field.removeprefix("efficiency.")
-        curves = document.setdefault("efficiency", {})
-        curves[key] = plain_curve(
-            value, machine.efficiency.get(key), "what-if", f"{where}: {field}"
-        )
-    return merge(machine, document, where)
+    document: dict[str, Any] = {"name": what_if_name(machine.name)}
+    for field, value in {**changes, **link_following(machine.link_rates(), changes)}.items():
+        table, _, curve = field.partition(".")
+        if table == "efficiency":
+            document.setdefault(table, {})[curve] = value
+        else:
+            was = getattr(machine, field) if field in NUMBER_FIELDS else None
+            document[field] = what_if_number(value, was)
+    return changed(Machine, document, machine, f"override of machine '{machine.name}'", "what-if")
 
 
-def require_duplex(machine: Machine, base: Machine, where: str) -> None:
-    """Refuse a profile with another link than its base's and the base's rate of both together.
+def what_if_name(name: str) -> str:
+    """The name of a profile with other numbers.
+
+    >>> what_if_name("h100") == what_if_name("h100+what-if") == "h100+what-if"
+    True
+    """
+    return name.removesuffix(_WHAT_IF) + _WHAT_IF
+
+
+def what_if_number(value: float, was: Number | None) -> dict[str, Any]:
+    """The table of a number that replaces another; its source tells what that was."""
+    if was is None:
+        told = "missing"
+    else:
+        told = was.kind if was.value is None else f"{was.value:g} ({was.kind})"
+    return _plain_number(value, f"what-if; was {told}")
+
+
+def changed(
+    schema: type[ProfileT],
+    document: Mapping[str, Any],
+    base: ProfileT | None,
+    where: str,
+    told: str | None = None,
+) -> ProfileT:
+    """The profile of a document, with its base's fields where it has none of its own.
+
+    A plain number stands for a table, of a curve for its `max`; a text like `48GiB` for so many
+    bytes. Of named curves and numbers each is replaced alone.
+
+    Args:
+        where: what error messages call the document.
+        told: the source of plain numbers; by default that of a file's.
 
     Raises:
-        ProfileError: it has the line to add.
+        ProfileError: it has every fault of the document.
     """
-    now, before = _link(machine), _link(base)
-    changed = [way for way in (H2D, D2H) if now.get(way) != before.get(way)]
-    if not changed or before.get(DUPLEX) is None:
-        return
-    line = "the rate of both directions together"
-    if len(before) == 3:
-        line = f"{duplex_that_follows(before, now[H2D], now[D2H]):g}"
-    raise ProfileError(
-        f"{where}: {', '.join(changed)} changes, and {DUPLEX} would stay that of '{base.name}', "
-        f"{before[DUPLEX]:g}: both directions together would be as fast as before. Add the line "
-        f"{DUPLEX} = {line}"
-    )
+    if told is None:
+        told = f"{'override' if base else 'plain number'} in {Path(where).name}"
+    fields = base.model_dump() if base else {}
+    try:
+        for field, value in _filled(schema, "", document, fields, told).items():
+            is_named = get_origin(_inner(schema, field)) is dict and isinstance(value, dict)
+            fields[field] = {**fields.get(field, {}), **value} if is_named else value
+        return schema.model_validate(fields)
+    except ValidationError as error:
+        faults = [_fault(schema, fault) for fault in error.errors(include_url=False)]
+    except ProfileError as error:
+        faults = [str(error)]
+    raise ProfileError(f"{where}: " + "; ".join(_each_list_once(faults)))
 
 
-def _link(machine: Machine) -> dict[str, float]:
-    """The rates of the link that a machine states; inf where unconstrained."""
-    stated = [field for field in LINK_FIELDS if getattr(machine, field) is not None]
-    return {field: machine.number(field) for field in stated}
+def _filled(kind: Any, field: str, value: Any, was: Any, told: str) -> Any:
+    """A value as its kind has it: a table for a plain number, bytes for a size, tuples for arrays.
+
+    Args:
+        kind: the annotation of what belongs there.
+        was: the base's value.
+    """
+    if isinstance(value, list | tuple):
+        return tuple(_filled(kind, field, one, None, told) for one in value)
+    if isinstance(value, Mapping):
+        inside = was if isinstance(was, dict) else {}
+        path = {key: field if key == "value" else f"{field}.{key}".lstrip(".") for key in value}
+        return {
+            key: _filled(_inner(kind, key), path[key], one, inside.get(key), told)
+            for key, one in value.items()
+        }
+    if isinstance(value, str) and field.endswith("_bytes"):
+        try:
+            value = parse_bytes(value)
+        except SizeError as error:
+            raise ProfileError(f"{field}: {error}") from None
+    node = None if get_origin(kind) is dict else _node(kind)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return value
+    if node is Number:
+        return _plain_number(value, told)
+    return _plain_curve(value, was, told, field) if node is Efficiency else value
 
 
-def plain_number(value: float, source: str) -> dict[str, Any]:
+def _plain_number(value: float, source: str) -> dict[str, Any]:
     """The table of a number that was given without one; infinity is unconstrained."""
     if value == math.inf:
         return {"kind": "unconstrained", "source": source}
     return {"value": value, "kind": "hypothetical", "source": source}
 
 
-def plain_curve(value: float, base: Efficiency | None, source: str, where: str) -> dict[str, Any]:
+def _plain_curve(
+    value: float, was: Mapping[str, Any] | None, source: str, field: str
+) -> dict[str, Any]:
     """The table of a curve of which only `max` was given; the rest is the base's."""
-    if base is None:
+    if was is None:
         raise ProfileError(
-            f"{where}: a plain number changes the max of an existing curve, and there is none. "
+            f"{field}: a plain number changes the max of an existing curve, and there is none. "
             'Write a full table: { max = ..., half = 0, of = "flops" or "bytes", kind = ..., '
             "source = ... }"
         )
-    source = f"{source}; max was {base.max:g} ({base.kind})"
-    return {**base.model_dump(), "max": value, "kind": "hypothetical", "source": source}
+    source = f"{source}; max was {was['max']:g} ({was['kind']})"
+    return {**was, "max": value, "kind": "hypothetical", "source": source}
 
 
-def merge(base: Machine, document: Mapping[str, Any], where: str) -> Machine:
-    """The base with the fields and curves of a document in place of its own."""
-    merged = {**base.model_dump(), **document}
-    merged["efficiency"] = {**base.model_dump()["efficiency"], **document.get("efficiency", {})}
-    return validated(merged, where)
+def _node(kind: Any) -> type[Node] | None:
+    """The node in an annotation: Level of tuple[Level, ...], Number of Number | None."""
+    if isinstance(kind, type) and issubclass(kind, Node):
+        return kind
+    return next((node for one in get_args(kind) if (node := _node(one))), None)
 
 
-def validated(document: Mapping[str, Any], where: str) -> Machine:
-    """The machine of a document; every fault of it in one `ProfileError`."""
-    try:
-        machine = Machine.model_validate(document)
-        if (fault_of_link := link_fault(_link(machine))) is None:
-            return machine
-        faults = [fault_of_link]
-    except ValidationError as error:
-        faults = [_fault(fault["loc"], fault) for fault in error.errors(include_url=False)]
-    raise ProfileError(f"{where}: " + "; ".join(_each_list_once(faults)))
+def _inner(kind: Any, name: str | int) -> Any:
+    """The annotation of what stands under a name, or at a place, in something of this kind."""
+    if isinstance(name, int):
+        return _node(kind)
+    if get_origin(kind) is dict:
+        return get_args(kind)[1]
+    node = _node(kind)
+    return node.model_fields[name].annotation if node and name in node.model_fields else None
+
+
+def _fault(schema: type[Node], fault: Any) -> str:
+    """What is wrong, and a hint at what was meant."""
+    field, kind, around = ".".join(map(str, fault["loc"])), schema, schema
+    for name in fault["loc"]:
+        around, kind = kind, _inner(kind, name)
+    got, node = f"{fault['input']!r:.60}", _node(kind)
+    if fault["type"] == "extra_forbidden":
+        known = [*["base"] * (around is schema), *_node(around).model_fields]
+        return f"unknown field '{field}': {nearest(str(fault['loc'][-1]), known)}"
+    if fault["type"] == "missing":
+        return f"{field} is missing"
+    if fault["type"] == "model_type":
+        kinds = "a number or a table" if node in (Number, Efficiency) else "a table"
+        return f"{field} needs {kinds}, got {got}"
+    if fault["type"] == "dict_type":
+        return f"{field} needs tables [{field}.<name>], got {got}"
+    if fault["type"] == "tuple_type":
+        return f"{field} needs {f'tables [[{field}]]' if node else 'an array'}, got {got}"
+    got = "" if isinstance(fault["input"], dict | Node) else f", got {got}"
+    return f"{field}: {fault['msg']}{got}" if field else str(fault["msg"])
 
 
 def _each_list_once(faults: list[str]) -> list[str]:
-    """The list of all known fields is long: it stands where it is first needed."""
+    """Faults without repetition: the long list of known fields stands where it is first needed."""
     seen: set[str] = set()
     found = []
-    for fault in faults:
+    for fault in dict.fromkeys(faults):
         text, _, known = fault.partition(": known: ")
         found.append(text if known in seen else fault)
         seen.add(known)
     return found
-
-
-def nearest(name: str, known: list[str]) -> str:
-    """A hint at the known name that was probably meant, or all known names."""
-    return did_you_mean(name, known) or f"known: {', '.join(known)}"
-
-
-def _fault(loc: tuple[int | str, ...], fault: Any) -> str:
-    """What is wrong, and a hint at what was meant."""
-    names = [str(part) for part in loc]
-    field = ".".join(names)
-    if fault["type"] == "extra_forbidden":
-        return f"unknown field '{field}': {nearest(names[-1], _known_beside(names))}"
-    if fault["type"] == "missing":
-        return f"{field} is missing"
-    if fault["type"] in ("model_type", "dict_type"):
-        kinds = "a table" if names[0] in _TABLES else "a number or a table"
-        return f"{field} needs {kinds}, got {fault['input']!r}"
-    got = "" if isinstance(fault["input"], dict | Number) else f", got {fault['input']!r}"
-    return f"{field}: {fault['msg']}{got}"
-
-
-def _known_beside(names: list[str]) -> list[str]:
-    if len(names) == 1:
-        return ["base", *Machine.model_fields]
-    if names[0] == "efficiency":
-        return list(Efficiency.model_fields)
-    return list(_TABLES.get(names[0], Number).model_fields)
-
-
-def _told(machine: Machine, field: str) -> str:
-    number: Number | None = getattr(machine, field) if field in NUMBER_FIELDS else None
-    if number is None:
-        return "missing"
-    return f"{number.value:g} ({number.kind})" if number.value is not None else number.kind

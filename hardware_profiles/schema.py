@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -12,11 +11,10 @@ from pydantic_core import PydanticCustomError
 
 from twinstream.hardware_profiles.attention_rates import IMPLEMENTATIONS
 from twinstream.hardware_profiles.errors import MissingNumberError
-from twinstream.hardware_profiles.shipped import shipped_with
+from twinstream.hardware_profiles.link import LINK_FIELDS, link_fault
+from twinstream.hardware_profiles.profile_files import MACHINES_FOLDER, Profile, Text, shipped_with
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import Finite
-
-Text = Annotated[str, Field(pattern=r"\S")]
 
 # Which curve turns the nominal rate of a link or memory into its usable rate.
 CURVE_OF_RATE = {
@@ -148,7 +146,7 @@ class ExpectedError(Node):
     source: Text
 
 
-class Machine(Node):
+class Machine(Profile):
     """One machine: a device, its host and the link between them.
 
     A field that is None is unknown, which is neither zero nor unlimited: using it raises
@@ -166,22 +164,20 @@ class Machine(Node):
     units of its own, as fractions of the host DRAM rate: `host_adamw`, `host_vector`.
     """
 
-    name: Text
-    description: str
     device: Literal["cuda", "cpu"]
     peak_bf16_flop_per_s: Number | None = None
     peak_fp8_flop_per_s: Number | None = None
     peak_fp4_flop_per_s: Number | None = None
     peak_fp32_flop_per_s: Number | None = None
+    host_peak_fp32_flop_per_s: Number | None = None
     hbm_bytes_per_s: Number | None = None
-    device_memory_bytes: Number | None = None
-    device_reserve_bytes: Number | None = None
     pcie_h2d_bytes_per_s: Number | None = None
     pcie_d2h_bytes_per_s: Number | None = None
     pcie_duplex_bytes_per_s: Number | None = None
     host_dram_bytes_per_s: Number | None = None
+    device_memory_bytes: Number | None = None
     host_memory_bytes: Number | None = None
-    host_peak_fp32_flop_per_s: Number | None = None
+    device_reserve_bytes: Number | None = None
     launch_latency_ns: Number | None = None
     copy_latency_ns: Number | None = None
     event_wait_latency_ns: Number | None = None
@@ -189,11 +185,6 @@ class Machine(Node):
     attention: AttentionChoice | None = None
     expected_error: ExpectedError | None = None
     efficiency: dict[str, Efficiency] = Field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        return f"<Machine {self.name}: {self.description}>"
-
-    __str__ = __repr__
 
     @field_validator(*NUMBER_FIELDS)
     @classmethod
@@ -209,6 +200,17 @@ class Machine(Node):
             if fault := _curve_fault(key, curve):
                 raise PydanticCustomError(*fault)
         return curves
+
+    @model_validator(mode="after")
+    def _both_directions_fit_each(self) -> Self:
+        if fault := link_fault(self.link_rates()):
+            raise PydanticCustomError("link", fault)
+        return self
+
+    def link_rates(self) -> dict[str, float]:
+        """The rates of the link that the profile states; inf where unconstrained."""
+        stated = [field for field in LINK_FIELDS if getattr(self, field) is not None]
+        return {field: self.number(field) for field in stated}
 
     def number(self, field: str) -> float:
         """The stated value of a field of this profile; inf where it is unconstrained.
@@ -268,11 +270,10 @@ class Machine(Node):
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     def _missing(self, field: str, table: str) -> MissingNumberError:
-        stated_by: Sequence[str] = shipped_with(field)
         return MissingNumberError(
             machine=self.name,
             field=field,
-            stated_by=stated_by,
+            stated_by=shipped_with(MACHINES_FOLDER, field),
             toml_line=f"{field} = {{ {table} }}",
         )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from benchmarks.accuracy.borrowing import borrowed
 from twinstream.hardware_profiles.loader import load_machine, save_machine
-from twinstream.hardware_profiles.shipped import shipped_path
+from twinstream.hardware_profiles.profile_files import MACHINES_FOLDER
 
 # Mean errors of borrowing where it could be tested, docs/benchmarks/accuracy.md.
 _TEST = "borrowing was off by {} % on average in a test: {}'s efficiencies on {}'s runs"
@@ -67,7 +67,7 @@ def main() -> None:
         for relative in relatives:
             found = load_machine(relative.name)
             machine = borrowed(machine, found, relative.note, relative.wanted)
-        save_machine(machine, shipped_path(name))
+        save_machine(machine, MACHINES_FOLDER / f"{name}.toml")
 
 
 if __name__ == "__main__":

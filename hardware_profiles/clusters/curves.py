@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from twinstream.hardware_profiles.schema import Text
+from twinstream.hardware_profiles.profile_files import Text
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 

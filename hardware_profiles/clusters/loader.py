@@ -1,32 +1,28 @@
 """Clusters in TOML: reading them, by name or path, with inheritance; and writing them."""
 
-import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from twinstream.hardware_profiles.clusters.merging import merged, validated, with_tables
-from twinstream.hardware_profiles.clusters.schema import CLUSTER_NUMBERS, Cluster
+from twinstream.hardware_profiles.clusters.schema import NETWORK_FIELDS, NODE_FIELDS, Cluster
 from twinstream.hardware_profiles.errors import ProfileError
 from twinstream.hardware_profiles.loader import load_machine, save_machine
-from twinstream.hardware_profiles.overrides import merge, nearest
-from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
-from twinstream.hardware_profiles.toml_text import (
-    parsed_toml,
-    profile_path,
-    read_profile,
-    toml_lines,
-    toml_value,
+from twinstream.hardware_profiles.overrides import changed
+from twinstream.hardware_profiles.profile_files import (
+    ProfileLoader,
+    nearest,
+    profile_toml,
+    shipped_names,
 )
-from twinstream.schedule.errors import require
+from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.schedule.files import write_text
-from twinstream.schedule.node import Node
 
-_DATA = Path(__file__).parent / "data"
+_FOLDER = Path(__file__).parent / "data"
 
 
 def cluster_names() -> tuple[str, ...]:
     """Names of the shipped clusters, sorted."""
-    return tuple(sorted(path.stem for path in _DATA.glob("*.toml")))
+    return shipped_names(_FOLDER)
 
 
 def load_cluster(name_or_path: str | Path | Cluster) -> Cluster:
@@ -35,17 +31,7 @@ def load_cluster(name_or_path: str | Path | Cluster) -> Cluster:
     Raises:
         ProfileError: there is no such profile, or its content is wrong.
     """
-    require("cluster", name_or_path, str, Path, Cluster)
-    if isinstance(name_or_path, Cluster):
-        return name_or_path
-    path = profile_path(name_or_path, {name: _DATA / f"{name}.toml" for name in cluster_names()})
-    if path is None:
-        raise ProfileError(
-            f"unknown cluster '{name_or_path}'; shipped clusters: {', '.join(cluster_names())}. "
-            'To add one, write a TOML file with base = "<a shipped name>" and the numbers that '
-            "differ and give its path"
-        )
-    return _load_file(path, loading=())
+    return _CLUSTERS.load(name_or_path)
 
 
 def machine_of(cluster: Cluster) -> Machine:
@@ -61,7 +47,31 @@ def machine_of(cluster: Cluster) -> Machine:
             hint = nearest(field, list(NUMBER_FIELDS))
             raise ProfileError(f"{where}: unknown number '{field}': {hint}")
     changes = {field: number.model_dump() for field, number in cluster.machine_changes.items()}
-    return merge(machine, {"name": f"{cluster.name}-node", **changes} if changes else {}, where)
+    named = {"name": f"{cluster.name}-node", **changes} if changes else {}
+    return changed(Machine, named, machine, where)
+
+
+def with_fields(
+    cluster: Cluster, document: Mapping[str, Any], where: str, told: str | None = None
+) -> Cluster:
+    """The cluster with the fields of a document in place of its own.
+
+    Curves are replaced one by one. Where the document changes a number of a tier, the cluster's
+    curves of that tier are gone: they were measured on other links. Changes of another machine
+    replace those of the one before; where the document has none, those stay.
+    """
+    if {"machine", "machine_changes"} <= document.keys():
+        cluster = cluster.model_copy(update={"machine_changes": {}})
+    stale_node = any(field in document for field in NODE_FIELDS)
+    stale_network = stale_node or any(field in document for field in ("levels", *NETWORK_FIELDS))
+    found = changed(Cluster, {"curves": (), **document}, cluster, where, told)
+    replaced = {curve.key for curve in found.curves}
+    kept = tuple(
+        curve
+        for curve in cluster.curves
+        if curve.key not in replaced and not (stale_node if curve.within_a_node else stale_network)
+    )
+    return found.model_copy(update={"curves": (*kept, *found.curves)})
 
 
 def save_cluster(cluster: Cluster, path: str | Path) -> None:
@@ -70,7 +80,7 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
     Raises:
         DocumentError: the file cannot be written.
     """
-    write_text(cluster_toml(cluster), path)
+    write_text(profile_toml(cluster), path)
 
 
 def save_with_node(cluster: Cluster, machine: Machine, path: Path) -> None:
@@ -93,59 +103,16 @@ def node_file(path: Path) -> Path:
     return path.with_name(f"{path.stem}_node.toml")
 
 
-def cluster_toml(cluster: Cluster) -> str:
-    """The profile as TOML: one table for each number, level and curve."""
-    head = {field: getattr(cluster, field) for field in ("name", "description", "machine")}
-    lines = [f"{key} = {toml_value(value)}" for key, value in head.items()]
-    numbers: dict[str, Node | None] = {f: getattr(cluster, f) for f in CLUSTER_NUMBERS}
-    numbers |= {f"machine_changes.{f}": number for f, number in cluster.machine_changes.items()}
-    for field, number in numbers.items():
-        if number is not None:
-            lines += ["", f"[{field}]", *toml_lines(number)]
-    for level in cluster.levels:
-        lines += ["", "[[levels]]", f"name = {toml_value(level.name)}"]
-        for field in ("nodes", "oversubscription", "latency_ns"):
-            inline = ", ".join(toml_lines(getattr(level, field)))
-            lines.append(f"{field} = {{ {inline} }}")
-    for curve in cluster.curves:
-        lines += ["", "[[curves]]", *toml_lines(curve)]
-    return "\n".join(lines) + "\n"
-
-
-def _load_file(path: Path, loading: tuple[Path, ...]) -> Cluster:
-    text = read_profile(path, loading)
-    document = parsed_toml(text, str(path))
-    document.setdefault("name", path.stem)
-    base = document.pop("base", None)
-    _resolve_machine(document, path.parent)
+def _made(document: dict[str, Any], base: Cluster | None, source: str, directory: Path) -> Cluster:
+    machine = document.get("machine")
+    if isinstance(machine, str) and Path(machine).suffix:  # starts where the profile lies
+        document["machine"] = str(directory / machine)
     if base is None:
-        document.setdefault("description", "")
-        cluster = validated(with_tables(document, f"plain number in {path.name}"), str(path))
+        cluster = changed(Cluster, document, None, source)
     else:
-        found = _load_base(base, path, (*loading, path.resolve()))
-        document.setdefault("description", f"{found.name} with other numbers: {path}")
-        told = f"override in {path.name}; of {found.name}"
-        cluster = merged(found, with_tables(document, told), str(path))
+        cluster = with_fields(base, document, source)
     machine_of(cluster)  # a node that is not there is a fault of the profile
     return cluster
 
 
-def _load_base(base: Any, path: Path, loading: tuple[Path, ...]) -> Cluster:
-    if not isinstance(base, str):
-        raise ProfileError(f"{path}: base needs a name or a path in quotes, got {base!r}")
-    if base in cluster_names():
-        return _load_file(_DATA / f"{base}.toml", loading)
-    beside = path.parent / base
-    if not os.path.isfile(beside):  # noqa: PTH113
-        raise ProfileError(
-            f"{path}: unknown base '{base}': neither a shipped cluster "
-            f"({nearest(base, list(cluster_names()))}) nor a file at {beside}"
-        )
-    return _load_file(beside, loading)
-
-
-def _resolve_machine(document: dict[str, Any], directory: Path) -> None:
-    """A machine's path starts where the profile lies."""
-    machine = document.get("machine")
-    if isinstance(machine, str) and Path(machine).suffix:
-        document["machine"] = str(directory / machine)
+_CLUSTERS = ProfileLoader("cluster", Cluster, _FOLDER, _made)

@@ -7,7 +7,8 @@ from pydantic_core import PydanticCustomError
 
 from twinstream.hardware_profiles.clusters.curves import CollectiveCurve
 from twinstream.hardware_profiles.errors import MissingNetworkNumberError
-from twinstream.hardware_profiles.schema import Number, Text
+from twinstream.hardware_profiles.profile_files import Profile, Text
+from twinstream.hardware_profiles.schema import Number
 from twinstream.schedule.node import Node
 
 COUNT_FIELDS = ("gpus_per_node", "nics_per_node", "most_nodes")
@@ -55,7 +56,7 @@ class Level(Node):
         return self
 
 
-class Cluster(Node):
+class Cluster(Profile):
     """Equal nodes of GPUs, linked inside by one fabric and to each other by NICs and switches.
 
     A field that is None is unknown: using it raises `MissingNetworkNumberError`; an in-switch
@@ -73,10 +74,7 @@ class Cluster(Node):
     `machine_changes` replaces numbers of it.
     """
 
-    name: Text
-    description: str
     machine: Text
-    machine_changes: dict[str, Number] = Field(default_factory=dict)
     gpus_per_node: Number | None = None
     nics_per_node: Number | None = None
     most_nodes: Number | None = None
@@ -91,13 +89,9 @@ class Cluster(Node):
     collective_latency_ns: Number | None = None
     node_latency_ns: Number | None = None
     network_latency_ns: Number | None = None
+    machine_changes: dict[str, Number] = Field(default_factory=dict)
     levels: tuple[Level, ...] = ()
     curves: tuple[CollectiveCurve, ...] = ()
-
-    def __repr__(self) -> str:
-        return f"<Cluster {self.name}: {self.description}>"
-
-    __str__ = __repr__
 
     @field_validator(*CLUSTER_NUMBERS)
     @classmethod

@@ -4,20 +4,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from twinstream.hardware_profiles.clusters.curves import CollectiveCurve
-from twinstream.hardware_profiles.clusters.loader import machine_of
-from twinstream.hardware_profiles.clusters.merging import merged, validated
+from twinstream.hardware_profiles.clusters.loader import machine_of, with_fields
 from twinstream.hardware_profiles.clusters.schema import (
     CLUSTER_NUMBERS,
     RATE_FIELDS,
     Cluster,
-    Level,
 )
 from twinstream.hardware_profiles.errors import ProfileError
-from twinstream.hardware_profiles.overrides import nearest, override, plain_number
+from twinstream.hardware_profiles.overrides import (
+    changed,
+    override,
+    what_if_name,
+    what_if_number,
+)
+from twinstream.hardware_profiles.profile_files import nearest
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Number
 
 MACHINE, LEVELS = "machine.", "levels."
-_SUFFIX = "+what-if"
 _OF_LEVELS = ("nodes", "oversubscription", "latency_ns")
 
 
@@ -44,21 +47,20 @@ def with_numbers(cluster: Cluster, changes: Mapping[str, float]) -> Cluster:
             known = [*CLUSTER_NUMBERS, "levels.<name>.oversubscription"]
             raise ProfileError(f"{where}: unknown number '{field}': {nearest(field, known)}")
     document: dict[str, Any] = {
-        field: plain_number(value, f"what-if; was {_told(getattr(cluster, field))}")
-        for field, value in own.items()
+        field: what_if_number(value, getattr(cluster, field)) for field, value in own.items()
     }
     if levels := {f: v for f, v in changes.items() if f.startswith(LEVELS)}:
         document["levels"] = _levels(cluster, levels, where)
     if machine := {f: v for f, v in changes.items() if f.startswith(MACHINE)}:
         document["machine_changes"] = _machine_changes(cluster, machine, where)
     rates = {field: document.pop(field) for field in RATE_FIELDS if field in document}
-    found = merged(cluster, document, where) if document else cluster
+    found = with_fields(cluster, document, where) if document else cluster
     if rates:
         faster = {f: own[f] / cluster.number(f) for f in rates if getattr(cluster, f) is not None}
-        validated({**found.model_dump(), **rates}, where)  # before a curve is divided by it
+        found = changed(Cluster, rates, found, where)  # before a curve is divided by it
         curves = tuple(_scaled(curve, faster).model_dump() for curve in found.curves)
-        found = validated({**found.model_dump(), **rates, "curves": curves}, where)
-    return found.model_copy(update={"name": cluster.name.removesuffix(_SUFFIX) + _SUFFIX})
+        found = changed(Cluster, {"curves": curves}, found, where)
+    return found.model_copy(update={"name": what_if_name(cluster.name)})
 
 
 def _levels(
@@ -71,9 +73,8 @@ def _levels(
             known = [f"{LEVELS}{one}.{field}" for one in levels for field in _OF_LEVELS]
             hint = nearest(path, known) if known else "the cluster states no levels"
             raise ProfileError(f"{where}: unknown number '{path}': {hint}")
-        was = Level.model_validate(levels[name])
-        told = _told(getattr(was, field))
-        levels[name] = {**levels[name], field: plain_number(value, f"what-if; was {told}")}
+        was = Number.model_validate(levels[name][field])
+        levels[name] = {**levels[name], field: what_if_number(value, was)}
     return tuple(levels.values())
 
 
@@ -102,9 +103,3 @@ def _scaled(curve: CollectiveCurve, faster: Mapping[str, float]) -> CollectiveCu
     return curve.model_copy(
         update={"lines": lines, "points": points, "kind": "hypothetical", "source": told}
     )
-
-
-def _told(number: Number | None) -> str:
-    if number is None or number.value is None:
-        return "missing"
-    return f"{number.value:g} ({number.kind})"

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from twinstream.hardware_profiles.clusters.curves import COLLECTIVES, Collective
 from twinstream.hardware_profiles.errors import CollectiveTableError
-from twinstream.hardware_profiles.schema import Text
+from twinstream.hardware_profiles.profile_files import Text
 from twinstream.schedule.errors import did_you_mean
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount, PositiveSize

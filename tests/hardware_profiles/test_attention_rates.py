@@ -7,7 +7,8 @@ from twinstream.hardware_profiles.attention_rates import IMPLEMENTATIONS
 from twinstream.hardware_profiles.calibration.parameters import declared_parameters, prepared
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.curve_choice import curve_for, efficiency_keys, with_own_rates
-from twinstream.hardware_profiles.loader import load_machine_text, machine_toml
+from twinstream.hardware_profiles.loader import load_machine_text
+from twinstream.hardware_profiles.profile_files import profile_toml
 from twinstream.hardware_profiles.schema import AttentionChoice, ComputeCapability, Machine
 from twinstream.models.demand.attention_limits import attention_names
 from twinstream.schedule.cost import Work
@@ -122,4 +123,4 @@ def test_the_hash_tells_whose_rate_a_curve_is_and_is_as_before_where_none_says()
     named, unnamed = (with_curves({"attention_forward": of(n)}) for n in ("flash3", None))
     assert named.content_hash != unnamed.content_hash
     assert toy_machine().content_hash == "fab97c3b108246c5"  # of a version that knew no such field
-    assert load_machine_text(machine_toml(named)) == named
+    assert load_machine_text(profile_toml(named)) == named

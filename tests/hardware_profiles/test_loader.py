@@ -13,10 +13,10 @@ from twinstream.hardware_profiles.loader import (
     load_machine,
     load_machine_text,
     machine_names,
-    machine_toml,
     override,
     save_machine,
 )
+from twinstream.hardware_profiles.profile_files import profile_toml
 from twinstream.schedule.errors import TwinstreamError
 
 HEAD = 'name = "m"\ndescription = ""\ndevice = "cuda"\n'
@@ -76,6 +76,14 @@ def test_a_base_may_be_a_path_relative_to_the_file(write, monkeypatch, tmp_path_
     assert machine.number("hbm_bytes_per_s") == 2e12
     assert machine.number("host_memory_bytes") == 1e9
     assert machine.number("peak_bf16_flop_per_s") == 312e12
+
+
+def test_a_size_may_be_a_text(write):
+    text = 'base = "h100"\ndevice_memory_bytes = "48GiB"\n[host_memory_bytes]\nvalue = "1.5TB"\n'
+    machine = load_machine(write("big.toml", text + "kind = 'measured'\nsource = 'free -b'\n"))
+    assert machine.number("device_memory_bytes") == 48 * 2**30
+    assert machine.device_memory_bytes.source == "override in big.toml"
+    assert machine.number("host_memory_bytes") == 1.5e12
 
 
 def test_infinity_in_a_profile_is_unconstrained():
@@ -207,6 +215,9 @@ def test_a_wrong_what_if_is_one_clear_error(changes, message):
             "unknown field 'zzzzzz': known: base, name, description, dev",
         ),
         ('name = "m"\n', "device is missing"),
+        ('base = "h100"\ndevice_memory_bytes = "48Gib"\n', "_bytes: cannot read the size '48Gib'"),
+        ('base = "h100"\nhost_memory_bytes = "48"\n', "host_memory_bytes: '48' is so many bytes"),
+        ('base = "h100"\nhbm_bytes_per_s = "3TB"\n', "hbm_bytes_per_s needs a number or a table"),
     ],
 )
 def test_a_wrong_profile_is_one_clear_error(write, text, message):
@@ -224,6 +235,11 @@ def test_profiles_that_inherit_in_a_circle_are_refused(write):
     path = write("b.toml", 'base = "a.toml"\n')
     with pytest.raises(ProfileError, match=r"in a circle: b.toml -> a.toml -> b.toml$"):
         load_machine(path)
+
+
+def test_a_name_near_a_shipped_machine_gets_it_as_a_hint():
+    with pytest.raises(ProfileError, match="unknown machine 'rtx409': did you mean 'rtx4090'"):
+        load_machine("rtx409")
 
 
 def test_an_unknown_machine_lists_the_known_ones_and_how_to_add_one():
@@ -264,4 +280,4 @@ def test_an_unconstrained_number_survives_saving(tmp_path):
 def test_any_text_and_any_value_survive_saving(text, value):
     update = {"description": text, "hbm_bytes_per_s": number(value)}
     machine = toy_machine().model_copy(update=update)
-    assert load_machine_text(machine_toml(machine)) == machine
+    assert load_machine_text(profile_toml(machine)) == machine

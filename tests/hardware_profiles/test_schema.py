@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from tests.hardware_profiles.machines import curve, number, toy_machine
 from twinstream.hardware_profiles.errors import MissingNumberError
+from twinstream.hardware_profiles.loader import machine_names
 from twinstream.hardware_profiles.schema import ComputeCapability, Efficiency, Machine, Number
-from twinstream.hardware_profiles.shipped import machine_names
 
 
 def test_the_usable_rate_of_a_link_is_nominal_times_its_efficiency():

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from twinstream import api
 from twinstream.explorer.state import State, StateError, count_of
 from twinstream.hardware_profiles.loader import load_machine, machine_names
-from twinstream.hardware_profiles.overrides import nearest
+from twinstream.hardware_profiles.profile_files import nearest
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.explanation import Explanation, explain
 from twinstream.measures.metrics import Summary, summarize

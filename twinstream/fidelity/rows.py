@@ -10,10 +10,9 @@ from twinstream.fidelity.seed_system.classes import UnknownMachineClass, machine
 from twinstream.fidelity.seed_system.sizing import SizingRefused, UnsuitableModel
 from twinstream.hardware_profiles.calibration.cells import candidate_cells
 from twinstream.hardware_profiles.errors import CalibrationError
-from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_cells
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.hardware_profiles.shipped import machine_names
 from twinstream.models.presets import UnknownModelError
 
 _COLUMNS: Mapping[str, Callable[[MeasuredRow], str | float]] = {

@@ -56,11 +56,15 @@ def require_whole(name: str, value: object, least: int, most: int) -> None:
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     """A hint at the known name that was probably meant; None if none is near.
 
-    >>> did_you_mean("H1000", ["h100", "cpu"])
-    "did you mean 'h100'?"
+    Of near ones the shortest that begins with the name, else the nearest.
+
+    >>> did_you_mean("H1000", ["h100", "cpu"]), did_you_mean("H100", ["h100_dgx", "a100"])
+    ("did you mean 'h100'?", "did you mean 'h100_dgx'?")
     """
-    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else None
+    name = name.lower()
+    close = difflib.get_close_matches(name, list(known), n=50, cutoff=0.5)
+    longer = sorted((one for one in close if one.startswith(name)), key=lambda one: (len(one), one))
+    return f"did you mean '{(longer or close)[0]}'?" if close else None
 
 
 def _made_again(

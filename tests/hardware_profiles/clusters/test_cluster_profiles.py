@@ -135,6 +135,11 @@ WRONG = {
     'base = "h100_dgx"\nnode_efficiency = 92\n': "92 is no share",
     'base = "h100_dgx"\n[machine_changes]\nhbm_bytes = 3e12\n': "did you mean 'hbm_bytes_per_s'?",
     "base = ": "is not valid TOML",
+    'base = "h100_dgx"\nlevels = 3\n': "levels needs tables [[levels]], got 3",
+    'base = "h100_dgx"\nlevels = [3]\n': "levels.0 needs a table, got 3",
+    'base = "h100_dgx"\nmachine_changes = 3\n': "needs tables [machine_changes.<name>], got 3",
+    'base = "h100_dgx"\n[[curves]]\nlines = 3\n': "curves.0.lines needs an array, got 3",
+    'base = "h100_dgx"\nnic_bytes_per_s = { valu = 5 }\n': "did you mean 'value'?",
 }  # fmt: skip
 
 
@@ -154,10 +159,52 @@ def test_profiles_that_inherit_in_a_circle_are_refused(tmp_path):
 
 
 def test_an_unknown_name_and_what_is_no_name_are_refused():
-    with pytest.raises(ProfileError, match="unknown cluster 'dgx'; shipped clusters: a100_40gb"):
-        load_cluster("dgx")
+    with pytest.raises(ProfileError, match=r"unknown cluster '8'\. Shipped clusters: a100_40gb"):
+        load_cluster("8")
     with pytest.raises(ArgumentError, match="cluster needs"):
         load_cluster(8)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("h100", "h100_dgx"), ("GB200", "gb200_nvl72"), ("h100_dgy", "h100_dgx")]
+)
+def test_a_name_that_begins_a_shipped_one_gets_it_as_a_hint(name, meant):
+    with pytest.raises(ProfileError, match=f"unknown cluster '{name}': did you mean '{meant}'"):
+        load_cluster(name)
+
+
+def test_a_plain_number_or_a_size_in_text_stands_wherever_a_table_could(tmp_path):
+    text = """
+base = "h100_dgx"
+machine_changes.device_memory_bytes = "48GiB"
+[[levels]]
+name = "leaf"
+nodes = 8
+oversubscription = 2
+latency_ns = 500
+[[curves]]
+collective = "all_reduce"
+ranks = 8
+ranks_per_node = 8
+dtype = "half"
+lines = [[1000, 1]]
+least_bytes = "1KiB"
+most_bytes = "1MiB"
+kind = "assumed"
+source = "a test"
+"""
+    mine = load_cluster(written(tmp_path, text))
+    assert machine_of(mine).number("device_memory_bytes") == 48 * 2**30
+    (leaf,), curve = mine.levels, mine.curves[-1]
+    assert (leaf.nodes.value, leaf.nodes.source) == (8, "override in mine.toml")
+    assert (curve.least_bytes, curve.most_bytes) == (2**10, 2**20)
+
+
+def test_changes_of_another_machine_replace_those_of_the_base(tmp_path):
+    other = load_cluster(written(tmp_path, 'base = "h100_dgx"\nmachine = "a100"\n'))
+    assert other.machine_changes == load_cluster("h100_dgx").machine_changes
+    text = 'base = "h100_dgx"\nmachine = "a100"\nmachine_changes.host_memory_bytes = "1TiB"\n'
+    assert set(load_cluster(written(tmp_path, text)).machine_changes) == {"host_memory_bytes"}
 
 
 def test_a_missing_number_is_missing():

@@ -12,7 +12,7 @@ from twinstream.clusters.search.search import Searched, search_layouts
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import CLUSTER_NUMBERS, Cluster
 from twinstream.hardware_profiles.clusters.what_if import with_numbers
-from twinstream.hardware_profiles.overrides import nearest
+from twinstream.hardware_profiles.profile_files import nearest
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS
 from twinstream.schedule.sizes import SizeError, parse_bytes
 

@@ -14,7 +14,7 @@ from twinstream.clusters.search import question
 from twinstream.clusters.search.question import Question
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.hardware_profiles.clusters.schema import Cluster
-from twinstream.hardware_profiles.overrides import nearest
+from twinstream.hardware_profiles.profile_files import nearest
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
 from twinstream.sweep.asked.values import (

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.hardware_profiles.loader import load_machine, override
-from twinstream.hardware_profiles.overrides import nearest
+from twinstream.hardware_profiles.profile_files import nearest
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.freezing import trained_of
 from twinstream.models.lowering.lower import model_ref
