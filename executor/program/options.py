@@ -15,6 +15,10 @@ Between = Callable[[int, Callable[[], None]], bool]
 to go on. Only after that the state is at rest, and may be read or written."""
 
 
+def _say_nothing(line: str) -> None:
+    """A default that can be sent to another process."""
+
+
 @dataclass(frozen=True)
 class RunOptions:
     """Where and how to run: `num_passes` training steps, the first of them cold.
@@ -49,7 +53,7 @@ class RunOptions:
     between: Between | None = None
     in_place: bool = False
     on_filled: Callable[[], None] | None = None
-    tell: Callable[[str], None] = lambda line: None
+    tell: Callable[[str], None] = _say_nothing
     zero_ns: int | None = None
 
 

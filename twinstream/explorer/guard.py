@@ -27,7 +27,6 @@ def guard(app: Dash, host: str) -> None:
     """
     names = {host, "localhost", socket.gethostname().lower()}
 
-    @app.server.before_request
     def checked() -> Response | None:
         name = _name_of(f"//{request.host}")
         if name not in names and not _is_address(name):
@@ -40,7 +39,6 @@ def guard(app: Dash, host: str) -> None:
             return _refused(400, "this is no callback of the page")
         return None
 
-    @app.server.after_request
     def unframed(response: Response) -> Response:
         response.headers.update(_FRAMES)
         return response
@@ -48,6 +46,8 @@ def guard(app: Dash, host: str) -> None:
     def broken(error: Exception) -> Response:
         return _refused(400, str(error))
 
+    app.server.before_request(checked)
+    app.server.after_request(unframed)
     app.server.register_error_handler(TwinstreamError, broken)
     app.server.register_error_handler(DashException, broken)
 

@@ -42,7 +42,7 @@ class WorkerProcess(SpawnProcess):
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
         with _unknown_main():
-            return SpawnProcess._Popen(process_obj)  # type: ignore[attr-defined]
+            return SpawnProcess._Popen(process_obj)
 
 
 class _ForkedWorker(ForkServerProcess):
@@ -51,7 +51,7 @@ class _ForkedWorker(ForkServerProcess):
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
         with _unknown_main():
-            return ForkServerProcess._Popen(process_obj)  # type: ignore[attr-defined]
+            return ForkServerProcess._Popen(process_obj)
 
 
 class WorkerContext(SpawnContext):
