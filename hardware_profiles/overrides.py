@@ -169,7 +169,8 @@ def _fault(schema: type[Node], fault: Any) -> str:
         around, kind = kind, _inner(kind, name)
     got, node = f"{fault['input']!r:.60}", _node(kind)
     if fault["type"] == "extra_forbidden":
-        known = [*["base"] * (around is schema), *_node(around).model_fields]
+        beside = _node(around) or schema
+        known = [*["base"] * (beside is schema), *beside.model_fields]
         return f"unknown field '{field}': {nearest(str(fault['loc'][-1]), known)}"
     if fault["type"] == "missing":
         return f"{field} is missing"

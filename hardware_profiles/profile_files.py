@@ -86,9 +86,10 @@ class ProfileLoader(Generic[ProfileT]):
         if is_name and not os.path.isfile(path):  # noqa: PTH113 - false of too long a name, too
             hint = did_you_mean(str(given), names)
             raise ProfileError(
-                f"unknown {self.word} '{given}'{f': {hint}' if hint else '.'} Shipped {self.word}s: "
-                f"{', '.join(names)}. To add one, write a TOML file with base = "
-                f'"<a shipped name>" and the numbers that differ and give its path{self.otherwise}'
+                f"unknown {self.word} '{given}'{f': {hint}' if hint else '.'} "
+                f"Shipped {self.word}s: {', '.join(names)}. To add one, write a TOML file with "
+                f'base = "<a shipped name>" and the numbers that differ and give its path'
+                f"{self.otherwise}"
             )
         return self._load_file(path, ())
 

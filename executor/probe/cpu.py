@@ -61,7 +61,7 @@ def _probed(dtypes: Sequence[str]) -> Machine:
         "hbm_bytes_per_s": 2 * copy_rate,
         "pcie_h2d_bytes_per_s": copy_rate,
         "pcie_d2h_bytes_per_s": copy_rate,
-        "pcie_duplex_bytes_per_s": max(copy_rate, duplex_bytes_per_s()),
+        "pcie_duplex_bytes_per_s": min(2 * copy_rate, max(copy_rate, duplex_bytes_per_s())),
         "copy_latency_ns": copies.fixed_ns,
         "event_wait_latency_ns": wake_up_ns(),
         "launch_latency_ns": 0.0,

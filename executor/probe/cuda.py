@@ -160,7 +160,7 @@ def _machine(
     rates = {
         "pcie_h2d_bytes_per_s": h2d,
         "pcie_d2h_bytes_per_s": d2h,
-        "pcie_duplex_bytes_per_s": max(h2d, d2h, links.duplex_bytes_per_s),
+        "pcie_duplex_bytes_per_s": min(h2d + d2h, max(h2d, d2h, links.duplex_bytes_per_s)),
         "launch_latency_ns": links.launch_ns,
         "copy_latency_ns": max(links.h2d.fixed_ns, links.d2h.fixed_ns),
         "event_wait_latency_ns": links.event_wait_ns,

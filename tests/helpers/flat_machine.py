@@ -44,4 +44,4 @@ def flat_machine(**changes: Any) -> Machine:
             "attention_backward": curve(1.0, 0, "flops"),
         },
     }
-    return Machine(**{**known, **changes})
+    return Machine(**known).model_copy(update=changes)  # links of any rates among them

@@ -1,6 +1,7 @@
 """The probe of a CUDA device, as far as a CPU goes: samples, curves, the profile they make."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -232,6 +233,14 @@ def test_the_profile_prices_every_op_and_survives_its_file(datasheet, tmp_path):
     assert machine.rate("peak_bf16_flop_per_s") == pytest.approx(6.5e14), "not the best burst"
     assert machine.rate("pcie_h2d_bytes_per_s") == pytest.approx(55e9)
     assert machine.rate("pcie_duplex_bytes_per_s") == pytest.approx(90e9)
+
+
+def test_both_directions_together_are_no_faster_than_their_sum():
+    """A measured rate of both may be above it by noise, and no profile may state that."""
+    fast = replace(LINKS, duplex_bytes_per_s=200e9)
+    request = ProbeRequest(REAL, None, commit="abc", date="2026-01-01")
+    machine, _ = cuda._machine(request, fast, (samples_of(a_machine(**KNOWN)), SUSTAINED), "a test")
+    assert machine.number("pcie_duplex_bytes_per_s") == pytest.approx(55e9 + 56e9)
 
 
 def test_right_kernels_are_near_the_eager_ones_and_wrong_ones_are_not(monkeypatch):
