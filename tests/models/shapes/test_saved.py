@@ -112,7 +112,8 @@ def test_the_tensors_of_experts() -> None:
         "shared expert up": 2 * 16 * 16,
         "shared expert down input": 2 * 16 * 16,
     }
-    assert "Q and K before their norms" in dict(saved_tensors(sizes, "attention", "none"))
+    attention = dict(saved_tensors(sizes, "attention", "none"))
+    assert attention["Q and K before their norms"] == 2 * 16 * (48 + 12)
 
 
 def test_inputs_of_fp8_products_are_kept_in_fp8() -> None:
