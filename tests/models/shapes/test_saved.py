@@ -97,6 +97,14 @@ def test_the_tensors_of_a_llama_layer() -> None:
     }
 
 
+def test_recompute_of_the_mlp_keeps_no_input_of_a_norm_or_of_the_core() -> None:
+    sizes = RankSizes(shape=GATED, seq_len=16)
+    assert dict(saved_tensors(sizes, "attention", "mlp")) == {
+        "attention norm input": 2 * 16 * 40, "Q": 2 * 16 * 48, "K": 2 * 16 * 12, "V": 2 * 16 * 12,
+    }  # fmt: skip
+    assert dict(saved_tensors(sizes, "mlp", "mlp")) == {"MLP norm input": 2 * 16 * 40}
+
+
 def test_the_tensors_of_experts() -> None:
     sizes = RankSizes(shape=ROUTED, seq_len=16, ep=4, expert_imbalance=1.5)
     assert dict(saved_tensors(sizes, "mlp", "none")) == {

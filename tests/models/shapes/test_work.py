@@ -267,6 +267,11 @@ def test_fp8_products_read_bytes_and_their_inputs_are_cast() -> None:
     assert [one.hbm_bytes for one in work.mlp().forward if one.unit == "cast"] == [
         4 * 32 * 40, 4 * 32 * 56,
     ]  # fmt: skip
+    # of backward, the gradients that products read: down's, then those of gate and up
+    assert [one.hbm_bytes for one in work.mlp().backward_input if one.unit == "cast"] == [
+        4 * 32 * 40, 4 * 32 * 2 * 56,
+    ]  # fmt: skip
+    assert [one.unit for one in work.mlp_again()] == ["rms_norm", "cast", "matmul", "swiglu"]
     assert {one.dtype for one in work.core_attention().forward} == {"bfloat16"}
     assert {one.dtype for one in work.head().backward} == {"bfloat16"}
 
