@@ -17,7 +17,8 @@ _UNTOLD = 0.9  # a width over this share of the prior's is nearly the prior's
 _WORSE = 1e-3  # of a mean error, that does not count
 _LEAST_ERROR = 1e-4
 _MOVED = 1e-3  # log factors under which a number stays what it was
-_FAR_OFF = 2.0
+_FAR_OFF = 2.0  # in the middle, whatever the parameters
+_MOST_AT_BOUNDS = 2  # of a fit that does not end at the noise
 
 
 @dataclass(frozen=True)
@@ -224,16 +225,22 @@ def require_same_machine(found: Fit, measured_on: str) -> None:
     """A fit that stays far off within the bounds of its parameters began with another machine.
 
     Raises:
-        CalibrationError: predicted times are still off by more than a factor of two in the middle.
+        CalibrationError: predicted times are still off by more than a factor of two in the middle,
+            or by more than noise on average with several parameters at their bounds.
     """
-    factors = [one.predicted_s / one.observation.measured_s for one in found.observations]
-    middle = median(factors)
+    middle = median(one.predicted_s / one.observation.measured_s for one in found.observations)
+    mean = found.summary().mean_error
+    ends = [one.parameter.name for one in found.parameters if one.at_bound]
     if not 1 / _FAR_OFF < middle < _FAR_OFF:
-        raise CalibrationError(
-            f"after the fit, predicted times are still {middle:.3g} times the measured ones in the "
-            f"middle: '{found.base.name}' is no profile of {measured_on}, or its numbers are in "
-            "other units"
-        )
+        left = f"{middle:.3g} times the measured ones in the middle"
+    elif mean > FAR and len(ends) > _MOST_AT_BOUNDS:
+        left = f"off by {mean:.0%} on average with {', '.join(ends)} at their bounds"
+    else:
+        return
+    raise CalibrationError(
+        f"after the fit, predicted times are still {left}: '{found.base.name}' is no profile of "
+        f"{measured_on}, or its numbers are in other units"
+    )
 
 
 def _check(observations: Sequence[Observation]) -> None:

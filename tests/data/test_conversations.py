@@ -230,14 +230,16 @@ def test_of_a_long_conversation_the_beginning_is_learned_and_the_rest_is_counted
         {"messages": [user(question), said("Windy.")]},
         {"messages": [user("Hot?"), said(question)]},
         *[{"messages": [user("Hot?"), said("No.")]}] * 3,
+        {"messages": [user("Cold?")]},
     ]
     learned, texts, (line,) = read(tmp_path, rows, longest=64)
     assert sorted(learned)[1:] == ["No.<|im_end|>"] * 3
     assert question.startswith(sorted(learned)[0])
     assert all("Hot?" in text for text in texts), "no answer without what it answers"
     assert line == (
-        "of 5 sampled documents: 1 cut to their first 64 tokens (--seq-len); "
-        "1 left out, as their first 64 tokens have nothing to learn"
+        "of 6 sampled documents: 1 cut to their first 64 tokens (--seq-len); "
+        "1 left out, as the first 64 tokens, to which longer ones are cut, have nothing to learn; "
+        "1 left out, as they have nothing to learn"
     )
     with pytest.raises(DataError, match=r"nothing to learn\): .*larger --seq-len"):
         read(tmp_path, rows[:1], longest=64)

@@ -98,6 +98,7 @@ def test_the_libraries_workspaces_are_fixed_unless_the_user_did(
 
 def test_products_of_bf16_are_summed_in_float32(monkeypatch):
     monkeypatch.setattr(device_memory.os, "environ", {})
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     matmul = torch.backends.cuda.matmul
     matmul.allow_bf16_reduced_precision_reduction = True  # torch's default
     fix_library_workspaces()

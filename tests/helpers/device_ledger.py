@@ -111,6 +111,7 @@ def on_ledger(monkeypatch: pytest.MonkeyPatch, ledger: DeviceLedger) -> DeviceLe
         "synchronize": lambda: None,
         "cudart": lambda: cudart,
         "get_device_properties": lambda: pci,
+        "get_device_capability": lambda: (9, 0),
         "get_device_name": lambda: "NVIDIA H100 80GB HBM3",
         "mem_get_info": ledger.mem_get_info,
         "memory_reserved": lambda: ledger.reserved_bytes,

@@ -114,10 +114,15 @@ def test_a_preset_name_wins_over_a_folder_but_a_path_means_the_folder(
     assert load_model(Path("8b")).d_model == 8
 
 
-@pytest.mark.parametrize("name", ["9b", "meta-llama/Meta-Llama-3-8B", "no/such/folder"])
+@pytest.mark.parametrize("name", ["9b", "no such folder"])
 def test_what_is_neither_a_preset_nor_a_path_is_an_unknown_model(name: str) -> None:
     with pytest.raises(UnknownModelError, match=r"path of a Hugging Face config\.json"):
         load_model(name)
+
+
+def test_a_name_on_hugging_face_says_how_it_is_fetched() -> None:
+    with pytest.raises(UnknownModelError, match="hf download meta-llama/Meta-Llama-3-8B"):
+        load_model("meta-llama/Meta-Llama-3-8B")
 
 
 def test_a_path_that_ends_in_json_is_never_taken_for_a_name(tmp_path: Path) -> None:

@@ -69,6 +69,18 @@ def test_a_last_slice_of_the_head_counts_whole() -> None:
         assert (logits.launches, logits.flops) == (2, 2 * 2 * (T - 1) * V * D)
 
 
+@pytest.mark.parametrize(
+    ("is_tied", "frozen", "count"),
+    [(True, "embedding", 2), (True, "0", 3), (False, "embedding", 3), (False, "head", 2)],
+)
+def test_a_head_that_is_frozen_or_shares_a_frozen_embedding_has_no_gradient(
+    is_tied: bool, frozen: str, count: int
+) -> None:
+    spec = SPEC.model_copy(update={"tied_embeddings": is_tied})
+    work = ChunkWork(spec, PACKED, 0, Recipe(frozen=(frozen,)))
+    assert len(work.head_matmuls(ROWS)) == count
+
+
 TRITON = Recipe(kernels=KernelChoice(vector="triton"))
 
 
@@ -155,15 +167,17 @@ def test_of_attention() -> None:
     [
         # parameter and state read and written, the gradient read
         ("model", None, 2 * 2 + 2 + 2 * 2 * 2), ("model", "float32", 2 * 2 + 4 + 2 * 2 * 2),
+        ("float32", None, 2 * 4 + 4 + 2 * 2 * 4),
         # m, v and master; the parameter is written
         ("float32_master", None, 2 + 2 + 2 * 3 * 4),
         ("8bit", None, 2 * 2 + 2 + 2 * 2 * (1 + 4 / 256)),
     ],
 )  # fmt: skip
 def test_of_an_update(state, gradients, bytes_each) -> None:
-    [work] = adamw_work(1024, "bfloat16", gradients, state)
+    dtype, state = ("float32", "model") if state == "float32" else ("bfloat16", state)
+    [work] = adamw_work(1024, dtype, gradients, state)
     assert work.hbm_bytes == 1024 * bytes_each
-    assert (work.launches, work.dtype, work.shape) == (1, "bfloat16", (1024,))
+    assert (work.launches, work.dtype, work.shape) == (1, dtype, (1024,))
 
 
 def test_of_sums() -> None:

@@ -46,7 +46,8 @@ class _Tally:
         num_taught: of rows, in which something is learned.
         num_divided: longer ones that become several.
         num_cut: longer ones of which the first tokens are kept.
-        num_unlearned: in which nothing is learned, or not in what is kept.
+        num_cut_off: longer ones in which nothing is learned before the cut.
+        num_unlearned: in which nothing is learned.
         num_retold: conversations of which each turn is a document.
         left_out: of the template, by what it is, with the place of the first.
     """
@@ -57,6 +58,7 @@ class _Tally:
     num_taught: int = 0
     num_divided: int = 0
     num_cut: int = 0
+    num_cut_off: int = 0
     num_unlearned: int = 0
     num_retold: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
@@ -76,7 +78,8 @@ class _Tally:
             learned = tokens.learned[start + 1 : end]
             is_long, is_learned = end - start > longest, bool(learned[: longest - 1].any())
             if end > start:
-                self.num_unlearned += not is_learned
+                self.num_unlearned += not learned.any()
+                self.num_cut_off += bool(learned.any()) and not is_learned
                 self.num_divided += is_long and bool(learned.all())
                 self.num_cut += is_long and is_learned and not learned.all()
             if (what := passages[document].left_out) is not None:
@@ -182,7 +185,9 @@ def _changed(tally: _Tally, longest: int, refuse_long: bool) -> list[str]:
     counts = {
         f"cut to their first {longest:,} tokens (--seq-len)": cut,
         f"cut into pieces of {longest:,} tokens (--seq-len)": divided,
-        f"left out, as their first {longest:,} tokens have nothing to learn": tally.num_unlearned,
+        f"left out, as the first {longest:,} tokens, to which longer ones are cut, have nothing to "
+        "learn": 0 if refuse_long else tally.num_cut_off,
+        "left out, as they have nothing to learn": tally.num_unlearned,
         "conversations trained turn by turn, each as it is generated, because the chat template "
         "renders earlier turns differently": tally.num_retold,
     }

@@ -53,7 +53,8 @@ class RunFiles:
 
     def others(self) -> list[Path]:
         """What is in the folder that no run left there when it was killed before it began."""
-        return [path for path in sorted(self.folder.iterdir()) if not is_leftover(path)]
+        ours = self.tokens
+        return [p for p in sorted(self.folder.iterdir()) if p != ours and not is_leftover(p)]
 
     def remove_leftovers(self) -> None:
         """Remove the files that were being written when a run was killed; the folder is held."""

@@ -6,7 +6,12 @@ from dataclasses import replace
 import pytest
 
 from twinstream.fidelity.fit_report import ending
-from twinstream.hardware_profiles.calibration.fitting import Fit, Observation, fit
+from twinstream.hardware_profiles.calibration.fitting import (
+    Fit,
+    Observation,
+    fit,
+    require_same_machine,
+)
 from twinstream.hardware_profiles.calibration.parameters import (
     applied,
     declared_parameters,
@@ -16,9 +21,11 @@ from twinstream.hardware_profiles.calibration.search import Trial
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cost import Work
 
 BASE = prepared(load_machine("rtx3090_datasheet"))
+H100 = prepared(load_machine("h100"))
 # A sweep's pace is its own, as no parameter can say. Only the last has much attention.
 PACES = {512: 1.01, 8192: 0.985, 131072: 1.0}
 FLOPS = 2 * 10**15
@@ -41,8 +48,10 @@ def step(length: int, recomputed: float) -> list[Work]:
 PARAMETERS = declared_parameters(BASE, step(512, 0.0))
 
 
-def fitted(truth: dict[str, float], recomputed: dict[int, tuple[float, ...]]) -> Fit:
-    """A fit from the base to steps of a machine that is off from it by these factors."""
+def fitted(
+    truth: dict[str, float], recomputed: dict[int, tuple[float, ...]], base: Machine = BASE
+) -> Fit:
+    """A fit to steps of a machine that is off from BASE by these factors."""
     machine = applied(BASE, PARAMETERS, [truth.get(p.name, 1.0) for p in PARAMETERS], "the truth")
     steps = [(length, share) for length, shares in recomputed.items() for share in shares]
     works = [step(length, share) for length, share in steps]
@@ -56,7 +65,7 @@ def fitted(truth: dict[str, float], recomputed: dict[int, tuple[float, ...]]) ->
             zip(steps, predict([Trial(machine, i) for i in range(len(steps))]), strict=True)
         )
     ]
-    return fit(BASE, PARAMETERS, observations, predict)
+    return fit(base, declared_parameters(base, step(512, 0.0)), observations, predict)
 
 
 SHORT: dict[int, tuple[float, ...]] = {512: (0.0, 0.0), 8192: (0.0, 0.0)}
@@ -108,3 +117,10 @@ def test_rows_that_noise_does_not_explain_are_named_the_furthest_first():
     told = ending(replace(found, observations=tuple(off)))
     assert "does not end at the noise: it is off by 4.00% on average" in told
     assert "2 of 4 measured times stay off by over 3%: 2 -10.0%; 0 +4.0%." in told
+
+
+@pytest.mark.parametrize("forward", [1.0, 0.25])
+def test_a_base_of_a_machine_fourteen_times_faster_is_refused(forward):
+    found = fitted({"attention_forward": forward}, SHORT | {131072: (0.7, 0.65)}, H100)
+    with pytest.raises(CalibrationError, match=r"sustained, .* at their bounds: 'h100' is no prof"):
+        require_same_machine(found, "the table's machine")

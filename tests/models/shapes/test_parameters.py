@@ -6,6 +6,7 @@ from tests.models.shapes.shapes import GATED, PLAIN, ROUTED
 from twinstream.models.spec import (
     active_parameters,
     layer_parameters,
+    norm_parameters,
     padded_vocab,
     rank_parameters,
 )
@@ -75,3 +76,9 @@ def test_the_vocabulary_is_padded_and_split() -> None:
     assert rank_parameters(PLAIN, 2, 1, "head") == 0
     assert rank_parameters(PLAIN, 2, 1, "positions") == 64 * 48
     assert rank_parameters(PLAIN, 2, 1, "final_norm") == 2 * 48
+
+
+def test_only_a_layer_norm_with_biases_has_two_parameters_a_column() -> None:
+    for norm, biases, each in (("layer", True, 2), ("layer", False, 1), ("rms", True, 1)):
+        shape = PLAIN.model_copy(update={"norm": norm, "biases": biases})
+        assert norm_parameters(shape) == each * 48

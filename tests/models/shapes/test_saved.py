@@ -97,6 +97,14 @@ def test_the_tensors_of_a_llama_layer() -> None:
     }
 
 
+def test_recompute_of_the_mlp_keeps_no_input_of_a_norm_or_of_the_core() -> None:
+    sizes = RankSizes(shape=GATED, seq_len=16)
+    assert dict(saved_tensors(sizes, "attention", "mlp")) == {
+        "attention norm input": 2 * 16 * 40, "Q": 2 * 16 * 48, "K": 2 * 16 * 12, "V": 2 * 16 * 12,
+    }  # fmt: skip
+    assert dict(saved_tensors(sizes, "mlp", "mlp")) == {"MLP norm input": 2 * 16 * 40}
+
+
 def test_the_tensors_of_experts() -> None:
     sizes = RankSizes(shape=ROUTED, seq_len=16, ep=4, expert_imbalance=1.5)
     assert dict(saved_tensors(sizes, "mlp", "none")) == {
@@ -112,7 +120,8 @@ def test_the_tensors_of_experts() -> None:
         "shared expert up": 2 * 16 * 16,
         "shared expert down input": 2 * 16 * 16,
     }
-    assert "Q and K before their norms" in dict(saved_tensors(sizes, "attention", "none"))
+    attention = dict(saved_tensors(sizes, "attention", "none"))
+    assert attention["Q and K before their norms"] == 2 * 16 * (48 + 12)
 
 
 def test_inputs_of_fp8_products_are_kept_in_fp8() -> None:

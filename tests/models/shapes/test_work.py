@@ -91,6 +91,58 @@ def test_bytes_of_passes_by_hand() -> None:
     assert gated["swiglu_backward"] == 4 * 5 * 32 * 56
 
 
+def passes(works) -> list[tuple[str, int]]:
+    return [(work.unit, work.hbm_bytes) for work in works if work.unit not in COMPUTE]
+
+
+def test_every_pass_of_a_layer_with_experts_by_hand() -> None:
+    """Two bytes an element: what is read, and what is written."""
+    work = ShapeWork(shape=ROUTED, seq_len=32)
+    row, heads = 2 * 32 * 40, 2 * 32 * (48 + 12)  # of the stream; of Q and K
+    shared, routed = 2 * 32 * 16, 2 * 64 * 24  # of the shared FFN; of the experts, 2 a token
+    norm_back = (
+        "rms_norm_backward",
+        6 * row,
+    )  # normed again (2), added to the stream's gradient (4)
+    attention, router, experts = work.attention(), work.router(), work.experts()
+    assert passes(attention.forward) == [
+        ("rms_norm", 2 * row), ("rms_norm", 2 * heads), ("rope", 2 * heads), ("residual", 3 * row),
+    ]  # fmt: skip
+    assert passes(attention.backward) == [
+        ("rope_backward", 2 * heads), ("rms_norm_backward", 3 * heads), norm_back,
+    ]  # fmt: skip
+    # softmax, top-k, counts and positions of 8 scores a token; a row in, two out
+    scores, sorting = ("router", 4 * 2 * 32 * 8), ("permute", (1 + 2) * row)
+    assert passes(router.forward) == [("rms_norm", 2 * row), scores, sorting]
+    assert passes(router.backward) == [sorting, scores, norm_back]
+    sort = ("permute", 2 * 2 * row)  # two rows a token, read and written
+    assert passes(experts.forward) == [
+        sort, ("swiglu", 3 * routed), sort, sorting, ("swiglu", 3 * shared),
+        ("residual", 3 * row), ("residual", 3 * row),
+    ]  # fmt: skip
+    assert passes(experts.backward) == [
+        ("residual", 3 * row), ("swiglu_backward", 5 * shared), sorting, sort,
+        ("swiglu_backward", 5 * routed), sort,
+    ]  # fmt: skip
+
+
+def test_every_pass_of_a_gpt_by_hand() -> None:
+    work = ShapeWork(shape=PLAIN, seq_len=32)
+    row, mask = 2 * 32 * 48, 32 * 48  # a byte an element of a mask
+    norm_back, dropout = ("layer_norm_backward", 6 * row), ("dropout", 2 * row + mask)
+    mlp, attention, embedding = work.mlp(), work.attention(), work.embedding()
+    assert passes(attention.forward) == [("layer_norm", 2 * row), ("residual", 3 * row + mask)]
+    assert passes(attention.backward_input) == [dropout, norm_back]
+    assert passes(attention.backward_weight) == [("bias", row), ("bias", 3 * row)]  # out, Q K V
+    assert passes(mlp.backward_input) == [dropout, ("gelu_backward", 3 * 4 * row), norm_back]
+    assert passes(mlp.backward_weight) == [("bias", row), ("bias", 4 * row)]
+    assert passes(embedding.backward_input) == [dropout]
+    # rows of tokens read and added in place; those of positions summed over sequences
+    assert passes(embedding.backward_weight) == [
+        ("embedding_backward", 4 * row), ("embedding_backward", row),
+    ]  # fmt: skip
+
+
 def test_attention_is_half_masked_and_shaped_for_its_curve() -> None:
     (forward,), (backward,) = ShapeWork(
         shape=GATED, seq_len=32, micro_batch=3, tp=2
@@ -215,6 +267,11 @@ def test_fp8_products_read_bytes_and_their_inputs_are_cast() -> None:
     assert [one.hbm_bytes for one in work.mlp().forward if one.unit == "cast"] == [
         4 * 32 * 40, 4 * 32 * 56,
     ]  # fmt: skip
+    # of backward, the gradients that products read: down's, then those of gate and up
+    assert [one.hbm_bytes for one in work.mlp().backward_input if one.unit == "cast"] == [
+        4 * 32 * 40, 4 * 32 * 2 * 56,
+    ]  # fmt: skip
+    assert [one.unit for one in work.mlp_again()] == ["rms_norm", "cast", "matmul", "swiglu"]
     assert {one.dtype for one in work.core_attention().forward} == {"bfloat16"}
     assert {one.dtype for one in work.head().backward} == {"bfloat16"}
 
