@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import triton
 from triton.runtime.interpreter import InterpretedFunction
 
 # Before anyone says that they are not interpreted.
@@ -26,7 +25,7 @@ def launched_into_nothing(monkeypatch: pytest.MonkeyPatch) -> list[Variant]:
         return launch
 
     monkeypatch.setattr(InterpretedFunction, "__getitem__", launcher)
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)  # arguments stay as they are
+    monkeypatch.setenv("TRITON_INTERPRET", "0")  # arguments stay as they are
     return found
 
 
