@@ -64,7 +64,7 @@ def test_a_file_says_the_same_and_flags_override_it(tmp_path: Path) -> None:
         (["Qwen/Qwen3-8B", "a.txt", "-o", "run"], "hf download Qwen/Qwen3-8B --local-dir Qwen3-8B"),
         (["tiny", "a.txt", "-o", "a.txt/run"], "cannot make the folder a.txt/run"),
         (["tiny", "a.txt", "-o", "/proc/run"], "cannot make the folder /proc/run"),
-        (["tiny", "a.txt", "-o", "r" * 300], "cannot make the folder rr"),
+        (["tiny", "a.txt", "-o", "r" * 300], "cannot be the folder of a run: File name too long"),
         (["tiny", "a.txt"], "-o DIR is missing"),
         (["tiny", "a.txt", "-o", "run", "--decay", "cosin"], "decay is 'cosin'"),
         (["tiny", "a.txt", "-o", "run", "--save-every", "soon"], "save_every 'soon' is neither"),
