@@ -166,6 +166,7 @@ def test_a_chip_of_ones_own_is_a_file(tmp_path: Path):
         (("--base-utilization", 60), "--base-utilization needs to be less than or equal to 10"),
         (("--base-utilization", 0), "greater than 0"),
         (("--chip", "gb200"), "there are A100_40GB, H100, H100_x64_pod, RTX4090, and files"),
+        (("--d-internal-ratio", 1e-4), "--d-internal-ratio 0.0001 leaves no channel of 2,048"),
         (("--dp", 0), "--dp needs to be greater than 0, got 0"),
         (("--model", "8b"), "leave out --n-layers, --d-model"),
     ],

@@ -70,10 +70,11 @@ class Prices(Node, title="Money and goodput"):
             )
         share = 1 - stop_s / interval_s - (interval_s / 2 + restart_s) / mtbf_s
         if share <= 0:
+            failures = f"a failure every {mtbf_s:g} s" if self.mtbf_hours else "no failures"
             raise CostError(
                 f"checkpoints of {stop_s:g} s every {interval_s:g} s and restarts of "
-                f"{restart_s:g} s with a failure every {mtbf_s:g} s leave no time to train: "
-                "goodput would be at or below zero"
+                f"{restart_s:g} s with {failures} leave no time to train: goodput would be at or "
+                "below zero"
             )
         return share
 

@@ -27,8 +27,10 @@ class Stack(ModelOptions, title="Model", populate_by_name=True):
     num_layers: Annotated[int, size("Layers.", "n_layers")] = 0
     d_model: Annotated[int, size("Width between layers.")] = 0
     d_internal_ratio: Annotated[
-        float, quantity("Inner width (feed-forward and heads together) over --d-model.", "N", gt=0)
-    ] = 5
+        float,
+        quantity("Inner width (feed-forward and heads together) over --d-model.", "RATIO", gt=0,
+                 le=2**40),
+    ] = 5  # fmt: skip
     num_experts: Annotated[
         int, size("Experts of a layer, and groups of chips for them.", "n_experts")
     ] = 1
@@ -293,6 +295,10 @@ def _exchanges(setting: Setting) -> list[dict[str, Any]]:
 
 def _check_fit(setting: Setting) -> None:
     stack, cut, layout = setting.stack, setting.cut, setting.layout
+    if stack.d_internal < 1:
+        raise CostError(
+            f"--d-internal-ratio {stack.d_internal_ratio:g} leaves no channel of {stack.d_model:,}"
+        )
     if layout.pp == 1 and layout.interleaving > 1:
         raise CostError(
             f"a single stage cannot be interleaved {layout.interleaving:,} times: raise --pp, or "

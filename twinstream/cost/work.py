@@ -72,15 +72,9 @@ class DecoderOptions(ModelOptions, title="Model"):
     total_attn_width_ratio: Annotated[
         float | None, quantity("Width of all heads together over --d-model.", "RATIO")
     ] = None
-    num_experts: Annotated[
-        int, size("Experts of a layer, attention included; a token passes one.")
-    ] = 1
-    use_glu: Annotated[
-        bool, option("Gated feed-forward network: three matrices, not two.")
-    ] = False  # fmt: skip
-    no_multi_query_attn: Annotated[
-        bool, option("As many key and value heads as query heads.")
-    ] = False  # fmt: skip
+    num_experts: Annotated[int, size("Experts, attention included; a token passes one.")] = 1
+    use_glu: Annotated[bool, option("Gated feed-forward: three matrices, not two.")] = False
+    no_multi_query_attn: Annotated[bool, option("As many key heads as query heads.")] = False
     consecutive_attn_and_ffn: Annotated[
         bool,
         option("The feed-forward network takes what attention gives, as with --model, instead of "
@@ -153,9 +147,7 @@ class Counting(Node, title="How it is counted", populate_by_name=True):
     recompute: Annotated[
         bool, option("Backward does the forward once more.", "activation_checkpointing")
     ] = False
-    forward_only: Annotated[
-        bool, option("Rates and days of the forward alone.", "fwd_only")
-    ] = False  # fmt: skip
+    forward_only: Annotated[bool, option("Rates and days of the forward.", "fwd_only")] = False
     bytes_per_value: Annotated[
         int, option("Bytes of a value that travels.", "net_precision_bytes", gt=0, le=64)
     ] = 2
@@ -208,8 +200,8 @@ def limits_of(
     names = ("kind", "of", "value", "relation", "bound", "advice")
     rules: list[dict[str, Any]] = [dict(zip(names, one, strict=True)) for one in found]
     for rule in rules:
-        low, high = sorted((rule["value"], rule["bound"]))
-        rule["holds"] = rule["value"] == (low if rule["relation"] == "at most" else high)
+        over = rule["value"] - rule["bound"]
+        rule["holds"] = over <= 0 if rule["relation"] == "at most" else over >= 0
     return [one for one in rules if mesh.pipe > 1 or one["kind"] != "pipeline bubble"], sizes
 
 

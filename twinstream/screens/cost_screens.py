@@ -35,9 +35,9 @@ def work_screen(found: Mapping[str, Any]) -> Group:
     }
     if model is not None:
         facts["model"] = (
-            f"{model['name']}: with embedding, head and norms {_figure(model['num_params'])} "
-            f"parameters; with the head, half of the scores and no recompute "
-            f"{_figure(model['flop_total'])} FLOP, where a product and its addition are two"
+            f"{model['name']}: {_figure(model['num_params'])} parameters with embedding, head and "
+            f"norms; {_figure(model['flop_total'])} FLOP with the head, causal attention and no "
+            "recompute"
         )
     counts = {"FLOP": [found[f"flop_{which}"] for which in _PASSES]}
     for unit, scale in (("values", 1), ("bytes", per_value)):
