@@ -227,7 +227,7 @@ def test_the_page_has_a_bar_for_either_layout(answer):
         (("--machine", "h100"), "--machine is of one device"),
         (("--device-mem", "8GiB"), "--device-mem is of one device"),
         (("--changes", "-200%"), "cannot read the change"),
-        (("--tokens", "-1"), "--tokens needs a number of tokens above 0"),
+        (("--tokens", "-1"), "--tokens needs to be greater than 0"),
         (("--checkpoint-s", "3"), "--checkpoint-s needs --tokens, or --price-per-gpu-hour"),
         (("--tp", "3"), "tp 3 x pp 1 are 3 GPUs, which 16 is not a multiple of"),
     ],

@@ -1,25 +1,82 @@
-"""What a run of known length is charged: days, GPU-hours, money."""
+"""What a run of known length is charged: goodput, days, GPU-hours, money."""
 
+from math import inf, sqrt
 from typing import Annotated
 
-from pydantic import Field
-
-from twinstream.cost.goodput import Interruptions
-from twinstream.schedule.node import Node
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.node import Node, quantity
 
 _DAY_S, _HOUR_S = 86400, 3600
 
 
-class Prices(Node):
-    """What time is charged by.
+class CostError(TwinstreamError):
+    """A run, a split or a price that cannot be."""
 
-    Fields:
-        interruptions: of a run that stands still at times; None where nothing is known of them.
-        price_per_gpu_hour: in any currency; None if money is not asked for.
-    """
 
-    interruptions: Interruptions | None = None
-    price_per_gpu_hour: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] | None = None
+class Prices(Node, title="Money and goodput"):
+    """What time is charged by, and what keeps a run from training; None where not given."""
+
+    price_per_gpu_hour: Annotated[
+        float | None, quantity("Price of an hour of one GPU, in any currency.", "PRICE", le=1e12)
+    ] = None
+    checkpoint_s: Annotated[
+        float | None, quantity("How long the run stands still for a checkpoint.", "SECONDS")
+    ] = None
+    checkpoint_interval_s: Annotated[
+        float | None,
+        quantity("From checkpoint to checkpoint; by default the best for --mtbf-hours.",
+                 "SECONDS", gt=0),
+    ] = None  # fmt: skip
+    mtbf_hours: Annotated[
+        float | None,
+        quantity("Mean time between failures of the whole run; by default it never fails.",
+                 "HOURS", gt=0),
+    ] = None  # fmt: skip
+    restart_s: Annotated[
+        float | None, quantity("From a failure until the run trains again.", "SECONDS")
+    ] = None
+
+    @property
+    def goodput(self) -> float | None:
+        """1 - d/t - (t/2 + R)/M: a failure costs half an interval of work and the restart.
+
+        Checkpoint time d, interval t (by default the best, sqrt(2 d M)), restart R, mean time
+        between failures M. To first order: no second failure before the next checkpoint. None
+        where nothing is given.
+
+        Raises:
+            CostError: a number that goodput needs is missing, or there is no time to train.
+
+        Source: Young, CACM 17(9), 1974; Daly, FGCS 22(3), 2006.
+
+        >>> Prices(checkpoint_s=30, checkpoint_interval_s=900, restart_s=360, mtbf_hours=3).goodput
+        0.8916666666666667
+        """
+        stop_s, interval_s = self.checkpoint_s, self.checkpoint_interval_s
+        if stop_s is interval_s is self.mtbf_hours is self.restart_s is None:
+            return None
+        if stop_s is None:
+            raise CostError("goodput needs --checkpoint-s, how long a checkpoint stops the run")
+        if (self.mtbf_hours is None) != (self.restart_s is None):
+            raise CostError(
+                "failures need both --mtbf-hours and --restart-s (0 where a restart is free)"
+            )
+        mtbf_s, restart_s = _HOUR_S * (self.mtbf_hours or inf), self.restart_s or 0.0
+        interval_s = interval_s or sqrt(2 * stop_s * mtbf_s)
+        if interval_s in (0, inf):
+            raise CostError(
+                f"checkpoints of {stop_s:g} s have no best interval: give "
+                "--checkpoint-interval-s, or --mtbf-hours to choose by"
+            )
+        share = 1 - stop_s / interval_s - (interval_s / 2 + restart_s) / mtbf_s
+        if share <= 0:
+            failures = f"a failure every {mtbf_s:g} s" if self.mtbf_hours else "no failures"
+            raise CostError(
+                f"checkpoints of {stop_s:g} s every {interval_s:g} s and restarts of "
+                f"{restart_s:g} s with {failures} leave no time to train: goodput would be at or "
+                "below zero"
+            )
+        return share
 
 
 class Bill(Node):
@@ -45,10 +102,9 @@ class Bill(Node):
 
 def bill_of(run_s: float, num_gpus: int, prices: Prices) -> Bill:
     """The bill of a run that trains for so many seconds."""
-    goodput = prices.interruptions.goodput if prices.interruptions else None
+    goodput, price = prices.goodput, prices.price_per_gpu_hour
     wall_s = run_s if goodput is None else run_s / goodput
     gpu_hours = wall_s / _HOUR_S * num_gpus
-    price = prices.price_per_gpu_hour
     return Bill(
         run_days=run_s / _DAY_S,
         goodput=goodput,

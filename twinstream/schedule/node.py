@@ -1,8 +1,11 @@
-"""The base of every document node."""
+"""The base of every document node, and nodes whose fields are options of a command."""
 
-from typing import Any, ClassVar, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+
+from twinstream.schedule.errors import ArgumentError
 
 _set_fields, _set_names, _set_extra, _set_private = (
     BaseModel.__dict__[slot].__set__
@@ -37,3 +40,52 @@ class Node(BaseModel):
         _set_extra(node, None)
         _set_private(node, None)
         return node
+
+
+_Kind = TypeVar("_Kind", bound=Node)
+
+
+def option(what: str, *names: str, unit: str | None = None, **limits: Any) -> Any:
+    """A field that is an option with this help, by these names or else its own."""
+    alias = AliasChoices(*names) if names else None
+    return Field(description=what, validation_alias=alias, title=unit, **limits)
+
+
+def size(what: str, *names: str) -> Any:
+    """A whole number above 0."""
+    return option(what, *names, unit="N", gt=0, le=2**40)
+
+
+def quantity(what: str, unit: str, *names: str, **limits: float) -> Any:
+    """A finite number, not negative unless the limits say otherwise."""
+    limits = limits if "gt" in limits else {"ge": 0, **limits}
+    return option(what, *names, unit=unit, allow_inf_nan=False, **{"le": 1e30, **limits})
+
+
+def flags_of(kind: type[Node], field: str) -> list[str]:
+    """The names of a field's option."""
+    named = kind.model_fields.get(field)
+    alias = named and named.validation_alias
+    names = alias.choices if isinstance(alias, AliasChoices) else [field]
+    return [f"--{str(name).replace('_', '-')}" for name in names]
+
+
+def from_options(
+    kind: type[_Kind], given: Mapping[str, object], called: Mapping[str, str] | None = None
+) -> _Kind:
+    """A node of the options that were given.
+
+    Args:
+        called: how users know a field, where it is not the field of an option itself.
+
+    Raises:
+        ArgumentError: says which option is wrong, and what it needs.
+    """
+    try:
+        return kind.model_validate(dict(given))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        flag = (called or {}).get(field) or flags_of(kind, field)[0]
+        reason = first["msg"].replace("Input should be", "needs to be")
+        raise ArgumentError(f"{flag} {reason}, got {first['input']!r:.60}") from None

@@ -1,6 +1,5 @@
 """`whatif --cluster`: what a step on a cluster hangs on, with its layout and with another."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from twinstream.clusters.layout import LayoutError
@@ -39,10 +38,10 @@ def ask_on_cluster(
     changes = [written_change(how.written)] if how.written else usual_changes(question, factors)
     for change in changes:
         if change.price is not None:
-            replace(charged, price_per_gpu_hour=change.price).require_possible()
+            charged.at(change.price).require_possible()
 
     def billing(tokens_per_s: float, num_gpus: int, price: float | None) -> Bill | None:
-        own = charged if price is None else replace(charged, price_per_gpu_hour=price)
+        own = charged if price is None else charged.at(price)
         return own.bill(tokens_per_s, num_gpus, of_gpus=question.num_gpus)
 
     told = f"laying out {question.job.shape.name} on {question.num_gpus:,} GPUs"

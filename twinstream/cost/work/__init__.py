@@ -1,1 +1,0 @@
-"""What a run must compute and move, whatever the machine: parameters, FLOPs, bytes by mesh axis."""
