@@ -43,8 +43,9 @@ def measured_timeline(schedule: Schedule, passes: Passes, provenance: Provenance
 
 def _steps_ns(passes: Passes) -> list[int]:
     """From the end of a pass to the end of the next, without rests, of the last passes."""
+    # A rest is timed by the host: what it says beyond the device's clock is no time of a step.
     steps_ns = [
-        after.end_ns - before.end_ns - passes.rests_ns.get(number, 0)
+        max(1, after.end_ns - before.end_ns - passes.rests_ns.get(number, 0))
         for number, (before, after) in enumerate(pairwise(passes.times), start=1)
     ]
     untimed = [ns for ns, found in zip(steps_ns, passes.times[1:], strict=True) if not found.spans]
