@@ -50,6 +50,11 @@ def test_a_rest_is_of_no_step():
     assert measured_timeline(SCHEDULE, found, HERE).step_ns == 55
 
 
+def test_a_rest_that_the_host_says_was_longer_makes_no_negative_step():
+    found = replace(passes((100, True), (150, True), (950, True)), rests_ns={1: 10**6, 2: 10**6})
+    assert measured_timeline(SCHEDULE, found, HERE).step_ns > 0
+
+
 def test_of_many_passes_the_last_sixteen_count():
     ends = [0]
     for step in [1000] * 5 + [10] * 16:
