@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 from twinstream.clusters.job import Job
+from twinstream.clusters.kernel_sets import run_refusal, with_kernels
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.refusals import refusals_of
 from twinstream.clusters.search.chains import Pricing
@@ -15,24 +16,21 @@ from twinstream.models.spec import ModelSpec
 _MOST_MICRO_BATCH = 16
 _LEAST_TOKENS_OF_CP = 4096  # of a sequence on a rank: below, other splits do better
 _MOST_VIRTUAL_STAGES = 8
-_NEVER_OPEN = ("sequence_parallel", "gradient_dtype", "stage_layers", "expert_imbalance",
-               "dp_overlap", "shard", "offload")  # fmt: skip
+_NEVER_OPEN = ("sequence_parallel", "stage_layers", "expert_imbalance", "dp_overlap", "shard",
+               "reduction")  # fmt: skip
 
 
 def layouts(
-    shape: ModelSpec,
-    num_gpus: int,
-    gpus_per_node: int,
-    seq_len: int,
-    global_batch: int,
-    fixed: Mapping[str, Any],
+    job: Job, num_gpus: int, gpus_per_node: int, fixed: Mapping[str, Any]
 ) -> Iterator[Layout]:
     """Layouts whose degrees divide what they split; `fixed` has what is not left open.
 
     Left open, tp stays within a node, cp keeps 4,096 tokens of a sequence on a rank at least,
     pipelines are 1f1b, zero-bubble and, of several virtual stages, interleaved; ZeRO is 1 or 3,
-    recomputation none or full.
+    recomputation none or full, or the planner's where twinstream's own kernels run the layout.
+    What has no room on the device may be on the host.
     """
+    shape, seq_len = job.shape, job.seq_len
     for tp, cp, pp in product(
         _choices(fixed, "tp", _divisors_of(num_gpus, min(gpus_per_node, shape.num_heads))),
         _choices(fixed, "cp", _powers(max(1, seq_len // _LEAST_TOKENS_OF_CP))),
@@ -45,7 +43,7 @@ def layouts(
         experts = shape.experts.count if shape.experts else 1
         for ep in _choices(fixed, "ep", [n for n in _powers(experts) if dp % n == 0]):
             degrees = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep}
-            yield from _with_the_rest(shape, global_batch, degrees, fixed)
+            yield from _with_the_rest(job, degrees, fixed)
 
 
 def told(layout: Layout) -> str:
@@ -62,7 +60,7 @@ def told(layout: Layout) -> str:
     words += [f"mb{layout.micro_batch}"]
     words += [layout.pipeline] if layout.pp > 1 else []
     words += [f"zero{layout.zero}"]
-    words += [f"recompute-{layout.recompute}"] if layout.recompute != "none" else []
+    words += [f"recompute-{layout.recompute}"] if layout.recompute not in ("auto", "none") else []
     return " ".join(words)
 
 
@@ -89,10 +87,13 @@ class Asked:
         reasons: dict[str, None] = {}
         found, job = [], self.job
         gpus_per_node = self.cluster.count("gpus_per_node")
-        for layout in layouts(
-            job.shape, self.num_gpus, gpus_per_node, job.seq_len, job.global_batch, self.fixed
-        ):
-            why = refusals_of(job.model_copy(update={"layout": layout}), self.num_gpus)
+        for layout in layouts(job, self.num_gpus, gpus_per_node, self.fixed):
+            one = job.model_copy(update={"layout": layout})
+            why = refusals_of(one, self.num_gpus)
+            try:
+                with_kernels(one, self.pricing.machine)
+            except LayoutError as error:
+                why.append(str(error))
             if why:
                 reasons |= dict.fromkeys(why)
             else:
@@ -124,8 +125,9 @@ def require_axes(fixed: Mapping[str, Any], num_gpus: int) -> None:
 
 
 def _with_the_rest(
-    shape: ModelSpec, global_batch: int, degrees: Mapping[str, Any], fixed: Mapping[str, Any]
+    job: Job, degrees: Mapping[str, Any], fixed: Mapping[str, Any]
 ) -> Iterator[Layout]:
+    shape, global_batch = job.shape, job.global_batch
     pp, dp = degrees["pp"], degrees["dp"]
     if global_batch % dp:
         return
@@ -139,10 +141,20 @@ def _with_the_rest(
             if pipeline == "interleaved" and global_batch // (dp * micro_batch) % pp:
                 continue
             other = {key: value for key, value in fixed.items() if key in _NEVER_OPEN}
-            yield Layout(
+            found = Layout(
                 **degrees, micro_batch=micro_batch, zero=zero, recompute=recompute,
-                pipeline=pipeline, virtual_stages=stages, **other,
+                pipeline=pipeline, virtual_stages=stages, offload=fixed.get("offload") is not False,
+                **other,
             )  # fmt: skip
+            if fixed.get("recompute") is None and _is_own(job, found):
+                if recompute == "none":  # once: the planner decides block by block
+                    yield found.model_copy(update={"recompute": "auto"})
+                continue
+            yield found
+
+
+def _is_own(job: Job, layout: Layout) -> bool:
+    return run_refusal(job.shape, job.recipe, layout) is None
 
 
 def _pipelines(shape: ModelSpec, pp: int, fixed: Mapping[str, Any]) -> Iterator[tuple[Any, int]]:

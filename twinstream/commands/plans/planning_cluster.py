@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from twinstream.clusters.kernel_sets import run_refusal
 from twinstream.clusters.predict import planned_document
 from twinstream.clusters.search.search import Found, Searched
 from twinstream.clusters.search.space import told
@@ -36,8 +37,8 @@ def plan_on_cluster(
     bills = [charged.bill(one.prediction.tokens_per_s, num_gpus) for one in found.best]
     try:
         if output is not None:
-            best = job.model_copy(update={"layout": found.best[0].layout})
-            write_document(planned_document(best, cluster), output)
+            best = found.best[0]
+            write_document(best.schedule or planned_document(best.job, cluster), output)
     finally:
         if as_json:
             print_json(_document(found, bills, seconds))
@@ -68,6 +69,9 @@ def _layout(one: Found) -> dict[str, Any]:
     prediction = one.prediction
     return {
         "layout": one.layout.model_dump(mode="json"),
+        "recipe": one.job.recipe.model_dump(mode="json"),
+        "runs_here": (why := run_refusal(one.job.shape, one.job.recipe, one.layout)) is None,
+        "why_not_here": why,
         "told": told(one.layout),
         "step_s": prediction.step_s,
         "bound_s": one.bound_s,
