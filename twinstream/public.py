@@ -42,8 +42,6 @@ from twinstream.simulator.replay import SteadyState, simulate_cluster, steady_st
 from twinstream.training.callbacks import Callback
 from twinstream.training.options import TrainOptions
 from twinstream.training.preparing import Prepared
-from twinstream.training.ranks.preparing import RanksPrepared
-from twinstream.training.ranks.trainer import RanksResult, RanksTrainer
 from twinstream.training.trainer import Trainer, TrainResult, train
 
 __all__ = [
@@ -75,9 +73,6 @@ __all__ = [
     "Policy",
     "Prediction",
     "Prepared",
-    "RanksPrepared",
-    "RanksResult",
-    "RanksTrainer",
     "Recipe",
     "Run",
     "RunSettings",

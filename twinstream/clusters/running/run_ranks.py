@@ -104,7 +104,7 @@ def join_as_rank(
 
     inputs = inputs_of(schedule, settings, tokens)
     with RankRun.joined(schedule, choose_backend(settings.backend)) as run:
-        run.world.agree("inputs", _claims(settings, tokens))
+        run.world.require_same("inputs", _claims(settings, tokens))
         outcome = run.execute(inputs(run.part), options_of(settings))
         outcome = _without_state(outcome)
         found: list[RankOutcome | None] = [None] * schedule.mesh.size

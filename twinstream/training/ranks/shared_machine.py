@@ -1,11 +1,13 @@
-"""What one of several ranks has of the machine that they share, and how they reach each other."""
+"""What one of several ranks has of the machine that they share, and which runs take several."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine, Number
+from twinstream.training.options import OptionsError, TrainOptions
 
 _RATES = (
     "peak_bf16_flop_per_s",
@@ -18,6 +20,7 @@ _RATES = (
 _LATENCIES = ("launch_latency_ns", "copy_latency_ns", "event_wait_latency_ns")
 _LOOPBACK_BYTES_PER_S, _LOOPBACK_NS = 1e9, 100_000
 _ON_PCIE = "rtx4090_pc"
+_WITHOUT = "only one device does that yet: leave it out, or train without --ranks"
 _COPYING_SHARE = 0.5  # of a core, while bytes pass through sockets
 
 
@@ -119,3 +122,41 @@ def _over_loopback(machine: Machine, num_ranks: int) -> Cluster:
 
 def _assumed(value: float, source: str) -> Number:
     return Number(value=value, kind="assumed", source=source)
+
+
+def what_is_of_one_device(options: TrainOptions) -> str | None:
+    """What is asked for that several ranks do not do yet; None where they do all."""
+    asked = {
+        "fp32_tail (another plan for the last steps)": options.fp32_tail > 0,
+        f"policy '{options.policy}'": options.policy != "optimal",
+        "recompute (one level for all blocks)": options.recompute is not None,
+    }
+    return next((what for what, is_asked in asked.items() if is_asked), None)
+
+
+def require_possible(options: TrainOptions) -> None:
+    """
+    Raises:
+        OptionsError: an option is of what ranks do not do yet.
+    """
+    if (what := what_is_of_one_device(options)) is not None:
+        raise OptionsError(f"{what}: {_WITHOUT}")
+
+
+def on_all_gpus(options: TrainOptions, tell: Callable[[str], None]) -> TrainOptions:
+    """With a rank for each GPU of this machine, unless it is said how many.
+
+    Not yet run on a GPU (see docs/benchmarks/README.md).
+    """
+    if options.ranks is not None or options.backend == "cpu":
+        return options
+    from twinstream.executor.ranks.gpus import num_gpus
+
+    found = num_gpus()
+    if found < 2:
+        return options
+    if (what := what_is_of_one_device(options)) is not None:
+        tell(f"training on one of {found} GPUs: several do not do {what} yet")
+        return options
+    tell(f"training on all {found} GPUs of this machine; --ranks 1 takes one of them")
+    return options.model_copy(update={"ranks": found})

@@ -25,7 +25,7 @@ class Segment:
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe.model_validate(self.plan.schedule.recipe)
+        return self.plan.recipe
 
 
 def segments(prepared: Prepared, done: int) -> list[Segment]:
