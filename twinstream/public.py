@@ -42,7 +42,8 @@ from twinstream.simulator.replay import SteadyState, simulate_cluster, steady_st
 from twinstream.training.callbacks import Callback
 from twinstream.training.options import TrainOptions
 from twinstream.training.preparing import Prepared
-from twinstream.training.trainer import Trainer, TrainResult, train
+from twinstream.training.run.run_folder import TrainResult
+from twinstream.training.trainer import Trainer, train
 
 __all__ = [
     "Callback",

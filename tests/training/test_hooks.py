@@ -11,7 +11,7 @@ from twinstream.log.metrics import AnyEvent, CheckpointMetrics, EvalMetrics
 from twinstream.training.checkpoints import CheckpointError, Checkpoints
 from twinstream.training.preparing import Prepared
 from twinstream.training.run.batches import StepBatches
-from twinstream.training.run.hooks import RunProgress, StepBoundary, StepHooks
+from twinstream.training.run.hooks import RunProgress, StepHooks
 from twinstream.training.run.recorder import StepRecorder
 from twinstream.training.run.run_folder import RunFolder
 from twinstream.training.trainer import Trainer
@@ -41,7 +41,7 @@ class Run:
                 tokens=99, epoch_tokens=1, on_step=lambda metrics: None,
             )  # fmt: skip
             progress = RunProgress(recipe, plan.workload, batches, recorder)
-            self.hooks.save(StepBoundary(step, is_last, write), progress)
+            self.hooks.write_checkpoint(step, progress, write, is_last=is_last)
 
     def evaluate(self, step: int) -> None:
         self.hooks.evaluate(step, lambda step: EVALUATION)

@@ -22,7 +22,7 @@ from twinstream.training.planning import AnyTimeline
 from twinstream.training.preparing import Prepared
 from twinstream.training.run.batches import StepBatches, batch_of
 from twinstream.training.run.evaluating import Evaluator
-from twinstream.training.run.hooks import RunProgress, StepBoundary, StepHooks
+from twinstream.training.run.hooks import RunProgress, StepHooks
 from twinstream.training.run.recorder import StepRecorder
 from twinstream.training.run.run_folder import RunFolder
 from twinstream.training.run.segments import Segment, starting_state
@@ -47,6 +47,7 @@ class TrainingLoop:
         hooks: what is done between steps.
         step: the last that was done in order; the one before the first at the beginning.
         loss: of the last step that was logged; None before the first.
+        tokens_per_s: of each step that was logged.
         stream: of the data; None before the first segment.
         pids: of the ranks' processes, while they run.
     """
@@ -66,6 +67,7 @@ class TrainingLoop:
         self.hooks = StepHooks(prepared, folder, record, tell)
         self.step = folder.steps_done
         self.loss: float | None = None
+        self.tokens_per_s: list[float] = []
         self.stream: ChunkStream | None = None
         self.pids: list[int] = []
 
@@ -150,7 +152,7 @@ class TrainingLoop:
                 # Checkpoint: first, so that no evaluation that fails costs one.
                 if saves:
                     write_tensors = partial(self._write_tensors, server, segment)
-                    hooks.save(StepBoundary(step, ends, write_tensors), progress)
+                    hooks.write_checkpoint(step, progress, write_tensors, is_last=ends)
 
                 # Evaluate.
                 if evaluates and evaluator is not None:
@@ -178,6 +180,7 @@ class TrainingLoop:
 
         def on_step(metrics: StepMetrics) -> None:
             self.loss = metrics.loss
+            self.tokens_per_s.append(metrics.tokens_per_s)
             self._record(metrics)
 
         return StepRecorder(

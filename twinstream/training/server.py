@@ -8,8 +8,6 @@ from twinstream.executor.ranks.errors import RanksError
 from twinstream.training.planning import START_S, Plan
 
 if TYPE_CHECKING:
-    import torch
-
     from twinstream.executor.launch.protocol import Batch, Ranks, StepResult
     from twinstream.executor.ranks.rank_run import RankOutcome
     from twinstream.executor.run.evaluation import PassLoss
@@ -118,7 +116,7 @@ class TrainerServer:
         found = dict(self._recv(None) for _ in range(self._ranks.size))
         return [found[rank] for rank in sorted(found)]
 
-    def read(self, name: str) -> "torch.Tensor":
+    def read(self, name: str) -> Any:
         """A whole tensor of the state, 1-D uint8: of the first replica, where sharded of all.
 
         Tied embeddings, which two stages have alike, are the first stage's.
@@ -129,11 +127,10 @@ class TrainerServer:
         owners = self._owners[name]
         if self._shards is None:
             return self._read(owners[0], name)
-        return self._shards.whole([{name: self._read(owners[at], name)} for at in sorted(owners)])[
-            name
-        ]
+        shards = [{name: self._read(owners[at], name)} for at in sorted(owners)]
+        return self._shards.whole(shards)[name]
 
-    def write(self, name: str, flat: "torch.Tensor") -> None:
+    def write(self, name: str, flat: Any) -> None:
         """Write a whole tensor of the state, 1-D uint8, to all ranks that have it or a shard.
 
         Raises:
@@ -163,7 +160,7 @@ class TrainerServer:
         heads = {self._replicas[rank]: found.passes for rank, found in told.items() if found.passes}
         return [heads[replica] for replica in sorted(heads)]
 
-    def _read(self, rank: int, name: str) -> "torch.Tensor":
+    def _read(self, rank: int, name: str) -> Any:
         import torch
 
         from twinstream.executor.launch.protocol import ReadTensor

@@ -7,7 +7,6 @@ from statistics import median
 from typing import Any
 
 from twinstream.api import require_torch
-from twinstream.log.metrics import StepMetrics
 from twinstream.log.tensorboard import require_tensorboard
 from twinstream.training.amounts import every
 from twinstream.training.callbacks import Callback, RunLog
@@ -106,15 +105,16 @@ class Trainer:
         parts = segments(prepared, done)
         plans = [prepared.plan, *(part.plan for part in parts)]
         needed_bytes = max(plan.checkpoint_bytes for plan in plans)
-        files, speed = self._folder.files, _Speed()
+        files = self._folder.files
         with ExitStack() as stack:
             stack.enter_context(self._folder.begun(prepared, needed_bytes))
             if done < prepared.num_steps:
                 prepared.plan.write(files)
             for callback in self._callbacks:
                 callback.on_start(prepared)
-            board, looking = prepared.options.tensorboard, [speed, *self._callbacks]
-            log = stack.enter_context(RunLog(files, done, looking, tensorboard=board))
+            board = prepared.options.tensorboard
+            log = RunLog(files, done, self._callbacks, tensorboard=board)
+            stack.enter_context(log)
             stack.enter_context(self.stop.heeded())
             self._loop = loop = TrainingLoop(
                 prepared, self._folder, log.record, self.stop, self._tell,
@@ -126,20 +126,16 @@ class Trainer:
                 timeline = loop.train(part)
                 if loop.stopped:
                     break
-            result = self._result(loop, part, timeline, speed.tokens_per_s)
+            result = self._result(loop, part, timeline)
             if loop.hooks.failure is not None:
                 raise self._folder.ended(loop.hooks.failure, result)
             return result
 
     def _result(
-        self,
-        loop: TrainingLoop,
-        part: Segment | None,
-        timeline: AnyTimeline | None,
-        tokens_per_s: float | None,
+        self, loop: TrainingLoop, part: Segment | None, timeline: AnyTimeline | None
     ) -> TrainResult:
         """What it came to by its last part, whose comparison is written beside the log."""
-        prepared, stream = self.prepare(), loop.stream
+        prepared, stream, rates = self.prepare(), loop.stream, loop.tokens_per_s[1:]
         reached = self._folder.reached(loop.hooks.checkpoint, prepared.num_steps)
         plan, measured, disturbed = prepared.plan, None, None
         if part is not None and timeline is not None:
@@ -152,23 +148,10 @@ class Trainer:
             fill=1.0 if stream is None else stream.fill,
             waited_s=0.0 if stream is None else stream.waited_s,
             skipped=() if stream is None else tuple(stream.skipped),
-            predicted_tokens_per_s=plan.tokens_per_s, measured_tokens_per_s=tokens_per_s,
+            predicted_tokens_per_s=plan.tokens_per_s,
+            measured_tokens_per_s=median(rates) if rates else None,
             predicted=plan.summary(), measured=measured, disturbed=disturbed,
         )  # fmt: skip
-
-
-class _Speed(Callback):
-    """Keeps how fast steps are."""
-
-    def __init__(self) -> None:
-        self._found: list[float] = []
-
-    def on_step(self, metrics: StepMetrics) -> None:
-        self._found.append(metrics.tokens_per_s)
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        return median(self._found[1:]) if self._found[1:] else None
 
 
 def train(

@@ -27,8 +27,8 @@ from twinstream.training.callbacks import Callback
 from twinstream.training.options import ALIASES, LAYOUT, TrainOptions, read_options
 from twinstream.training.preparing import Prepared
 from twinstream.training.ranks.shared_machine import on_all_gpus
-from twinstream.training.run.run_folder import RunEndedError
-from twinstream.training.trainer import Trainer, TrainResult
+from twinstream.training.run.run_folder import RunEndedError, TrainResult
+from twinstream.training.trainer import Trainer
 
 _POSITIONAL = ("model", "data", "output")
 _OF_SIGNAL = 128

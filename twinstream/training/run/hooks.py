@@ -31,15 +31,6 @@ class RunProgress:
     recorder: StepRecorder
 
 
-@dataclass(frozen=True)
-class StepBoundary:
-    """A step after which nothing runs; `write_tensors` writes the state to a folder."""
-
-    step: int
-    is_last: bool
-    write_tensors: Callable[[Path], None]
-
-
 class StepHooks:
     """Says when checkpoints and evaluations are due, and does them.
 
@@ -91,7 +82,14 @@ class StepHooks:
         if self.checkpoint is not None and self.checkpoint.state.step == step:
             self.checkpoint.note_eval_loss(found.loss)
 
-    def save(self, boundary: StepBoundary, progress: RunProgress) -> None:
+    def write_checkpoint(
+        self,
+        step: int,
+        progress: RunProgress,
+        write_tensors: Callable[[Path], None],
+        *,
+        is_last: bool,
+    ) -> None:
         """Write a checkpoint, where the disk is short in the room of what can be made again.
 
         Without a checkpoint that cannot be written training goes on; that of the last one is the
@@ -100,23 +98,25 @@ class StepHooks:
         Raises:
             TwinstreamError: a rank has failed.
         """
-        error = self._not_saved(boundary, progress)
+        error = self._not_saved(step, progress, write_tensors)
         if error is not None and self._makes_room(error):
-            error = self._not_saved(boundary, progress)
-        if error is not None and boundary.is_last and self.failure is None:
+            error = self._not_saved(step, progress, write_tensors)
+        if error is not None and is_last and self.failure is None:
             self.failure = error
         elif error is not None:
-            goes_on = "" if boundary.is_last else ", training goes on"
-            self._tell(f"no checkpoint after step {boundary.step}{goes_on}: {error}")
+            goes_on = "" if is_last else ", training goes on"
+            self._tell(f"no checkpoint after step {step}{goes_on}: {error}")
 
     def prune(self) -> None:
         """Remove the checkpoints that are not kept."""
         self._folder.checkpoints.prune(self._options.keep)
 
-    def _not_saved(self, boundary: StepBoundary, progress: RunProgress) -> TwinstreamError | None:
+    def _not_saved(
+        self, step: int, progress: RunProgress, write_tensors: Callable[[Path], None]
+    ) -> TwinstreamError | None:
         """Write a checkpoint; why that failed, if it did."""
         try:
-            self._write(boundary, progress)
+            self._write(step, progress, write_tensors)
         except RanksError:  # which has the state
             raise
         except TwinstreamError as error:
@@ -132,19 +132,21 @@ class StepHooks:
         shutil.rmtree(tokens, ignore_errors=True)
         return True
 
-    def _write(self, boundary: StepBoundary, progress: RunProgress) -> None:
-        if self.checkpoint is not None and self.checkpoint.state.step == boundary.step:
+    def _write(
+        self, step: int, progress: RunProgress, write_tensors: Callable[[Path], None]
+    ) -> None:
+        if self.checkpoint is not None and self.checkpoint.state.step == step:
             return
         start_s = perf_counter()
         if not self._folder.files.options.exists():  # someone has removed or moved the folder
             self._folder.identify(self._prepared)
-        checkpoints, state = self._folder.checkpoints, self._state(boundary.step, progress)
-        self.checkpoint = checkpoints.write(state, boundary.write_tensors)
+        checkpoints, state = self._folder.checkpoints, self._state(step, progress)
+        self.checkpoint = checkpoints.write(state, write_tensors)
         self._saved_s = monotonic()
         took_s = perf_counter() - start_s
         self._record(
             CheckpointMetrics(
-                step=boundary.step,
+                step=step,
                 path=self.checkpoint.path.name,
                 bytes=self.checkpoint.size_bytes,
                 seconds=took_s,
