@@ -31,9 +31,12 @@ class _LocalChannel:
         self.from_rank: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.is_closed = False
 
-    def send(self, message: object) -> None:
+    def check(self) -> None:
         if self.is_closed:
             raise _ClosedError
+
+    def send(self, message: object) -> None:
+        self.check()
         self.from_rank.put(message)
 
     def recv(self) -> Any:
@@ -85,7 +88,7 @@ class LocalRank:
         return 0, message
 
     def close(self) -> None:
-        """End it within about a chunk of a step; nothing runs any more when this returns."""
+        """End it after the op that runs; nothing runs any more when this returns."""
         self._channel.close()
         self._thread.join()
 
@@ -108,10 +111,12 @@ class LocalRank:
         part = part_of(schedule, 0)
         inputs = TrainingRank(task, part, self._channel).inputs()
         work, between, fill = inputs.host_work, inputs.between, inputs.fill
+        check = self._channel.check
         assert fill is not None, "the state comes from the trainer"
 
         def fill_rank(arenas: Arenas) -> None:
-            fill(ResidentRank(part, arenas, RunOptions(options.backend), work))
+            fill(ResidentRank(part, arenas, RunOptions(options.backend, check=check), work))
 
-        timeline = execute_resident(schedule, fill_rank, work, replace(options, between=between))
+        options = replace(options, between=between, check=check)
+        timeline = execute_resident(schedule, fill_rank, work, options)
         return RankOutcome(0, "", {}, timeline, {}, (), ClockOffset(0, 0), scratch_bytes=0)

@@ -35,7 +35,7 @@ MakeInputs = Callable[[RankPart], RankInputs]
 """Called in the rank's process, so it pickles: a function of a module, or a `partial` of one."""
 
 
-class Channel(Protocol):
+class RankChannel(Protocol):
     """A rank's end of the way to the one that trains with it."""
 
     def send(self, message: object) -> None:
@@ -176,7 +176,7 @@ class AtBoundary:
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorBytes:
     """Answers `ReadTensor`: 1-D uint8."""
 
     flat: NDArray[np.uint8]

@@ -10,15 +10,15 @@ import torch
 from twinstream.executor.launch.protocol import (
     AtBoundary,
     Batch,
-    Channel,
     Continue,
     Evaluate,
     GetBatch,
     Losses,
+    RankChannel,
     ReadTensor,
     ShouldPause,
     StepResult,
-    Tensor,
+    TensorBytes,
     TrainTask,
     WriteTensor,
     Written,
@@ -45,7 +45,7 @@ class TrainingRank:
         channel: to the trainer.
     """
 
-    def __init__(self, task: TrainTask, part: RankPart, channel: Channel) -> None:
+    def __init__(self, task: TrainTask, part: RankPart, channel: RankChannel) -> None:
         self._task, self._part, self._channel = task, part, channel
         self._evaluation = None
         if task.evaluation is not None:
@@ -119,7 +119,7 @@ class TrainingRank:
             while True:
                 match channel.recv():
                     case ReadTensor(name):
-                        channel.send(Tensor(rank.read(name).numpy()))
+                        channel.send(TensorBytes(rank.read(name).numpy()))
                     case WriteTensor(name, flat):
                         rank.write(name, torch.from_numpy(flat), staging)
                         channel.send(Written())

@@ -13,7 +13,7 @@ from twinstream.training.preparing import Prepared
 from twinstream.training.run.batches import StepBatches
 from twinstream.training.run.hooks import RunProgress, StepHooks
 from twinstream.training.run.recorder import StepRecorder
-from twinstream.training.run.run_folder import RunFolder
+from twinstream.training.run.run_folder import TrainingFolder
 from twinstream.training.trainer import Trainer
 
 EVALUATION = EvalMetrics(step=2, loss=1.5, perplexity=4.5, tokens=8, seconds=0.1)
@@ -28,7 +28,7 @@ class Run:
         self.folder = wanted.output
         self.events: list[AnyEvent] = []
         self.lines: list[str] = []
-        place = RunFolder(wanted, resume=False)
+        place = TrainingFolder(wanted, resume=False)
         place.identify(self.prepared)
         self.hooks = StepHooks(self.prepared, place, self.events.append, self.lines.append)
 

@@ -24,8 +24,8 @@ from twinstream.training.run.batches import StepBatches, batch_of
 from twinstream.training.run.evaluating import Evaluator
 from twinstream.training.run.hooks import RunProgress, StepHooks
 from twinstream.training.run.recorder import StepRecorder
-from twinstream.training.run.run_folder import RunFolder
-from twinstream.training.run.segments import Segment, starting_state
+from twinstream.training.run.run_folder import TrainingFolder
+from twinstream.training.run.segments import TrainingSegment, starting_state
 from twinstream.training.run.stopping import Stop
 from twinstream.training.server import TrainerServer
 
@@ -55,7 +55,7 @@ class TrainingLoop:
     def __init__(
         self,
         prepared: Prepared,
-        folder: RunFolder,
+        folder: TrainingFolder,
         record: Callable[[AnyEvent], None],
         stop: Stop,
         tell: Tell,
@@ -77,7 +77,7 @@ class TrainingLoop:
         ends = self._stop.asked or self.hooks.failure is not None
         return ends and self.step < self._prepared.num_steps
 
-    def train(self, segment: Segment) -> AnyTimeline:
+    def train(self, segment: TrainingSegment) -> AnyTimeline:
         """All steps of a segment, from the last checkpoint or the beginning, until stopped.
 
         Returns:
@@ -104,7 +104,7 @@ class TrainingLoop:
         if self.stream is not None:
             self.stream.close()
 
-    def _train(self, segment: Segment) -> AnyTimeline:
+    def _train(self, segment: TrainingSegment) -> AnyTimeline:
         prepared, plan, hooks = self._prepared, segment.plan, self.hooks
         state = starting_state(prepared.model, prepared.options, segment.recipe, hooks.checkpoint)
         batches = self._batches_of(segment)
@@ -164,7 +164,7 @@ class TrainingLoop:
                 server.resume(goes_on=not ends)
             return plan.measured(server.outcomes(), 1 + segment.last - segment.first)
 
-    def _batches_of(self, segment: Segment) -> StepBatches:
+    def _batches_of(self, segment: TrainingSegment) -> StepBatches:
         """A segment has the chunks that come after those of the one before."""
         if self.stream is None:
             prepared, checkpoint, plan = self._prepared, self.hooks.checkpoint, segment.plan
@@ -175,7 +175,7 @@ class TrainingLoop:
             )
         return self._batches
 
-    def _recorder_of(self, segment: Segment, batches: StepBatches) -> StepRecorder:
+    def _recorder_of(self, segment: TrainingSegment, batches: StepBatches) -> StepRecorder:
         prepared, checkpoint = self._prepared, self.hooks.checkpoint
 
         def on_step(metrics: StepMetrics) -> None:
@@ -194,7 +194,9 @@ class TrainingLoop:
             on_step=on_step,
         )
 
-    def _task(self, segment: Segment, evaluation: Schedule | ClusterSchedule | None) -> "TrainTask":
+    def _task(
+        self, segment: TrainingSegment, evaluation: Schedule | ClusterSchedule | None
+    ) -> "TrainTask":
         from twinstream.executor.launch.protocol import TrainTask
 
         prepared = self._prepared
@@ -208,7 +210,11 @@ class TrainingLoop:
         )
 
     def _write_state(
-        self, server: TrainerServer, segment: Segment, weights: "Weights", optimizer: "Optimizer"
+        self,
+        server: TrainerServer,
+        segment: TrainingSegment,
+        weights: "Weights",
+        optimizer: "Optimizer",
     ) -> None:
         """Read or draw the state a group at a time."""
         trained = set(trained_groups(self._prepared.model.spec, segment.recipe))
@@ -217,7 +223,7 @@ class TrainingLoop:
             if group in trained:
                 server.write(f"opt.{group}", optimizer(group, flat))
 
-    def _write_tensors(self, server: TrainerServer, segment: Segment, folder: Path) -> None:
+    def _write_tensors(self, server: TrainerServer, segment: TrainingSegment, folder: Path) -> None:
         from twinstream.executor.weights.checkpoint_files import write_tensors
 
         names = written_names(server.names, adapters=segment.recipe.lora is not None)

@@ -17,8 +17,8 @@ from twinstream.training.options import TrainOptions
 from twinstream.training.planning import AnyTimeline
 from twinstream.training.preparing import Prepared, prepare
 from twinstream.training.ranks.shared_machine import require_possible
-from twinstream.training.run.run_folder import RunFolder, TrainResult
-from twinstream.training.run.segments import Segment, segments
+from twinstream.training.run.run_folder import TrainingFolder, TrainResult
+from twinstream.training.run.segments import TrainingSegment, segments
 from twinstream.training.run.stopping import Stop
 
 
@@ -56,7 +56,7 @@ class Trainer:
         every("save_every", options.save_every)  # raises before any work, as does the next line
         if options.tensorboard:
             require_tensorboard()
-        self._folder = RunFolder(options, resume=resume)
+        self._folder = TrainingFolder(options, resume=resume)
         self._prepared: Prepared | None = None
         self._loop: TrainingLoop | None = None
 
@@ -132,18 +132,18 @@ class Trainer:
             return result
 
     def _result(
-        self, loop: TrainingLoop, part: Segment | None, timeline: AnyTimeline | None
+        self, loop: TrainingLoop, part: TrainingSegment | None, timeline: AnyTimeline | None
     ) -> TrainResult:
         """What it came to by its last part, whose comparison is written beside the log."""
         prepared, stream, rates = self.prepare(), loop.stream, loop.tokens_per_s[1:]
-        reached = self._folder.reached(loop.hooks.checkpoint, prepared.num_steps)
+        step, model = self._folder.reached(loop.hooks.checkpoint, prepared.num_steps)
         plan, measured, disturbed = prepared.plan, None, None
         if part is not None and timeline is not None:
             plan = part.plan
             measured = plan.summary(timeline)
             disturbed = plan.write_comparison(self._folder.files, timeline)
         return TrainResult(
-            folder=self._folder.files.folder, model=reached.model, step=reached.step,
+            folder=self._folder.files.folder, model=model, step=step,
             loss=loop.loss, eval_loss=loop.hooks.eval_loss, signal=self.stop.signal,
             fill=1.0 if stream is None else stream.fill,
             waited_s=0.0 if stream is None else stream.waited_s,

@@ -18,7 +18,7 @@ from twinstream.training.options import fixed_options
 from twinstream.training.preparing import Prepared
 from twinstream.training.run.batches import StepBatches
 from twinstream.training.run.recorder import StepRecorder
-from twinstream.training.run.run_folder import RunFolder
+from twinstream.training.run.run_folder import TrainingFolder
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class StepHooks:
     def __init__(
         self,
         prepared: Prepared,
-        folder: RunFolder,
+        folder: TrainingFolder,
         record: Callable[[AnyEvent], None],
         tell: Tell,
     ) -> None:

@@ -84,15 +84,7 @@ class RunEndedError(TwinstreamError):
         self.result = result
 
 
-@dataclass(frozen=True)
-class Reached:
-    """The last step that is kept; the trained model, where no steps are left."""
-
-    step: int
-    model: Path | None
-
-
-class RunFolder:
+class TrainingFolder:
     """Where a run is to be, or is already.
 
     Args:
@@ -175,13 +167,13 @@ class RunFolder:
             )
         return RunEndedError(problem, result)
 
-    def reached(self, checkpoint: Checkpoint | None, num_steps: int) -> Reached:
-        """How far a run has come with its last checkpoint, of so many steps."""
+    def reached(self, checkpoint: Checkpoint | None, num_steps: int) -> tuple[int, Path | None]:
+        """The last step that is kept; after so many steps the trained model, too."""
         step = 0 if checkpoint is None else checkpoint.state.step
         if checkpoint is None or step < num_steps:
-            return Reached(step, None)
+            return step, None
         linked_copy(checkpoint.path, self.files.model, leave_out=(STATE_FILE, COMPLETE))
-        return Reached(step, self.files.model)
+        return step, self.files.model
 
 
 def require_usable(files: RunFiles, *, resume: bool) -> None:
