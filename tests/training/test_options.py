@@ -8,8 +8,8 @@ import pytest
 
 from twinstream.schedule.errors import ArgumentError
 from twinstream.training.amounts import Every, every, source_of, steps_of
-from twinstream.training.expected import expected_packing
 from twinstream.training.options import OptionsError, TrainOptions
+from twinstream.training.planning import expected_packing
 from twinstream.training.rates import LearningRate
 
 

@@ -10,16 +10,16 @@ from tests.training.small_runs import write_config
 from twinstream.clusters.layout import LayoutError
 from twinstream.clusters.shared_machine import place_here, rank_machine, share_of_cores
 from twinstream.commands.output import screen
-from twinstream.commands.runs.train_screen import ranks_json, ranks_screen
+from twinstream.commands.runs.train_screen import predicted_json, train_screen
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.options import TrainOptions
-from twinstream.training.ranks.preparing import RanksPrepared
-from twinstream.training.ranks.trainer import RanksTrainer
+from twinstream.training.preparing import Prepared
+from twinstream.training.trainer import Trainer
 
 
-def prepared(wanted: TrainOptions) -> RanksPrepared:
+def prepared(wanted: TrainOptions) -> Prepared:
     """All but the training."""
-    return RanksTrainer(wanted).prepare()
+    return Trainer(wanted).prepare()
 
 
 def test_the_fastest_layout_of_all_is_chosen_and_the_others_are_told(tmp_path: Path) -> None:
@@ -30,11 +30,11 @@ def test_the_fastest_layout_of_all_is_chosen_and_the_others_are_told(tmp_path: P
     assert rates[chosen.pp, chosen.dp] == max(rates.values()) == found.plan.tokens_per_s
     console = screen()
     with console.capture() as capture:
-        console.print(ranks_screen(found, 0))
+        console.print(train_screen(found, 0))
     shown = " ".join(capture.get().split())
     assert "the fastest of 3 that were looked at" in shown and shown.count("not pp") == 2
     assert "gloo over loopback" in shown and not (tmp_path / "run").exists()
-    assert len(ranks_json(found)["candidates"]) == 3  # type: ignore[arg-type]
+    assert len(predicted_json(found)["candidates"]) == 3  # type: ignore[arg-type]
 
 
 def test_what_is_given_of_a_layout_is_taken(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_replicas_that_do_not_fit_whole_are_sharded(tmp_path: Path) -> None:
     assert 1.0 <= found.checkpoint_bytes / whole.checkpoint_bytes < 1.2  # small groups are padded
 
 
-def _arenas(found: RanksPrepared) -> list[int]:
-    memory: Any = ranks_json(found)["memory_bytes"]
+def _arenas(found: Prepared) -> list[int]:
+    memory: Any = predicted_json(found)["memory_bytes"]
     return [one["device"] for one in memory.values()]
 
 

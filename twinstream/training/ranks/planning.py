@@ -1,31 +1,50 @@
 """The plan of a run on several ranks: of all layouts that fit, the one predicted to be fastest."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from twinstream.clusters.choosing import Candidate, RanksQuestion, workload_of_ranks
-from twinstream.clusters.layout import Layout
+from twinstream.clusters.evaluating import cluster_evaluation_of
+from twinstream.clusters.executable import sharding_of
+from twinstream.clusters.layout import Layout, LayoutError
+from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
 from twinstream.data.training_data import TrainingData
+from twinstream.hardware_profiles.clusters.loader import save_with_node
 from twinstream.log.layout_choice import LayoutChoice
-from twinstream.models.recipe import Recipe
+from twinstream.log.run_files import RunFiles
+from twinstream.measures.cluster_comparison import compare_cluster
+from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
+from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.request import TrainingStep, caps_of
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.cluster.projecting import RankPart, rank_part
+from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.document import Caps
+from twinstream.schedule.files import write_document
+from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
 from twinstream.training.checkpoints import written_names
-from twinstream.training.expected import expected_packing
-from twinstream.training.machine import Here
-from twinstream.training.options import TrainOptions
-from twinstream.training.planning import FEW_STEPS, StepPlan
+from twinstream.training.machine import LocalMachine, Tell
+from twinstream.training.options import OptionsError, TrainOptions
+from twinstream.training.planning import FEW_STEPS, START_S, AnyTimeline, Plan, expected_packing
 
+if TYPE_CHECKING:
+    from twinstream.executor.launch.protocol import Ranks, TrainTask
+    from twinstream.executor.program.options import BackendName
+    from twinstream.executor.ranks.rank_run import RankOutcome
+    from twinstream.executor.state.sharded_state import ShardedState
+
+_WITHOUT = "only one device does that yet: leave it out, or train without --ranks"
 _PIECES = (2, 4, 8, 16)  # of a sequence, where none fits whole
 
 
 @dataclass(frozen=True)
-class RanksPlan(StepPlan):
+class RanksPlan(Plan):
     """The schedule of all ranks, what is predicted of it, and what else there was to choose.
 
     It is predicted at `place`, whose machine is one rank's.
@@ -49,17 +68,24 @@ class RanksPlan(StepPlan):
         )
 
     @property
+    def num_ranks(self) -> int:
+        return self.schedule.mesh.size
+
+    @property
+    def num_replicas(self) -> int:
+        return self.layout.dp
+
+    @property
     def workload(self) -> Workload:
         return self.total
 
     @property
-    def step_s(self) -> float:
-        return self.predicted.step_ns / 1e9
+    def recipe(self) -> Recipe:
+        return Recipe.model_validate(self.schedule.schedules["stage 0"].recipe)
 
     @property
-    def tokens_per_s(self) -> float:
-        """As predicted."""
-        return self.tokens_per_step / self.step_s
+    def step_s(self) -> float:
+        return self.predicted.step_ns / 1e9
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -78,12 +104,96 @@ class RanksPlan(StepPlan):
         return sum(sizes[name] for name in written_names(list(sizes), adapters=adapters))
 
     @property
-    def chunks_of_a_replica(self) -> int:
-        return self.chunks_per_step // self.layout.dp
+    def parts(self) -> list[RankPart]:
+        return [rank_part(self.schedule, rank) for rank in range(self.num_ranks)]
+
+    @property
+    def shards(self) -> "ShardedState | None":
+        from twinstream.executor.state.sharded_state import ShardedState
+
+        sharding = sharding_of(self.layout)
+        spec = ModelSpec.model_validate(self.schedule.model)
+        return None if sharding is None else ShardedState(spec, self.recipe, sharding)
+
+    def evaluation(self) -> ClusterSchedule:
+        return cluster_evaluation_of(self.schedule)
+
+    def started(
+        self, task: "TrainTask", backend: "BackendName", tell: Tell, timeout_s: float
+    ) -> "Ranks":
+        from twinstream.executor.launch.rank_processes import RankProcesses
+        from twinstream.executor.program.options import RunOptions
+        from twinstream.executor.ranks.world import Patience
+
+        require_safe_cluster(self.schedule)
+        # of the last three passes the last is never begun: two are timed, for a whole step
+        options = RunOptions(backend, task.num_passes, timed_passes=3)
+        patience = Patience(timeout_s, START_S)
+        processes = RankProcesses(self.num_ranks, patience, start_method="forkserver")
+        try:
+            processes.begin(self.schedule, task, options)
+        except BaseException:
+            processes.close()
+            raise
+        return processes
+
+    def measured(self, outcomes: "list[RankOutcome]", num_steps: int) -> ClusterTimeline:
+        return measured_cluster_timeline(self.schedule, outcomes, num_steps)
+
+    def summary(self, timeline: AnyTimeline | None = None) -> ClusterSummary:
+        assert not isinstance(timeline, Timeline), "it is of all ranks"
+        return summarize_cluster(self.schedule, timeline or self.predicted, self.place.machine)
+
+    def write(self, files: RunFiles) -> None:
+        files.forget_one_device()
+        write_document(self.schedule, files.cluster)
+        save_with_node(self.place.cluster, self.place.machine, files.profile)
+        write_document(self.choice, files.layouts)
+
+    def write_comparison(self, files: RunFiles, measured: AnyTimeline) -> None:
+        assert isinstance(measured, ClusterTimeline), "it is of all ranks"
+        write_document(measured, files.measured)
+        comparison = compare_cluster(self.schedule, self.predicted, measured)
+        write_document(comparison, files.comparison)
+
+    @property
+    def notes(self) -> list[str]:
+        if self.layout.dp == 1:
+            return []
+        return [
+            f"note: gradients are summed over {self.layout.dp} replicas in their order: the data "
+            "is that of one device, and the bits are those of this dp"
+        ]
+
+
+def plan_ranks(
+    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, data: TrainingData,
+    was: Workload | None,
+) -> RanksPlan:  # fmt: skip
+    """The plan of all ranks, with sequences in slices where they do not fit whole.
+
+    Args:
+        was: the chunks and rounds of a run that goes on, which stay.
+
+    Raises:
+        LayoutError: no layout can train this; says why of each.
+    """
+    workload = was or workload_of(options, here, spec, recipe, data)
+    # where updates are made does not change their bits; ranks make them after the backward pass
+    place: OptimizerPlace = "device_after_backward" if recipe.clips else "device"
+    recipe = recipe.model_copy(update={"optimizer": place})
+    try:
+        return planned_for_ranks(options, here, spec, recipe, workload)
+    except LayoutError:
+        fixed = was is not None or options.chunk_tokens is not None
+        for sliced in () if fixed else slices_of(workload):
+            with suppress(LayoutError):
+                return planned_for_ranks(options, here, spec, recipe, sliced)
+        raise
 
 
 def workload_of(
-    options: TrainOptions, here: Here, spec: ModelSpec, recipe: Recipe, data: TrainingData
+    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, data: TrainingData
 ) -> Workload:
     """A step whose rounds are enough for a pipeline of all ranks.
 
@@ -119,7 +229,7 @@ def slices_of(workload: Workload) -> Iterator[Workload]:
 
 
 def planned_for_ranks(
-    options: TrainOptions, here: Here, spec: ModelSpec, recipe: Recipe, workload: Workload
+    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, workload: Workload
 ) -> RanksPlan:
     """The layout predicted to be fastest of those that are possible and fit.
 
@@ -146,7 +256,7 @@ def _fixed(options: TrainOptions) -> dict[str, object]:
     return {name: getattr(options, name) for name in names}
 
 
-def _caps(options: TrainOptions, here: Here) -> Caps:
+def _caps(options: TrainOptions, here: LocalMachine) -> Caps:
     """Of a rank: those given, or its share of what is free; a GPU is its own."""
     assert options.ranks is not None
 
@@ -159,3 +269,41 @@ def _caps(options: TrainOptions, here: Here) -> Caps:
     if here.backend == "cpu":
         device = own(options.device_mem, device)
     return caps_of(here.machine, device, own(options.host_mem, here.host_mem))
+
+
+def what_is_of_one_device(options: TrainOptions) -> str | None:
+    """What is asked for that several ranks do not do yet; None where they do all."""
+    asked = {
+        "fp32_tail (another plan for the last steps)": options.fp32_tail > 0,
+        f"policy '{options.policy}'": options.policy != "optimal",
+        "recompute (one level for all blocks)": options.recompute is not None,
+    }
+    return next((what for what, is_asked in asked.items() if is_asked), None)
+
+
+def require_possible(options: TrainOptions) -> None:
+    """
+    Raises:
+        OptionsError: an option is of what ranks do not do yet.
+    """
+    if (what := what_is_of_one_device(options)) is not None:
+        raise OptionsError(f"{what}: {_WITHOUT}")
+
+
+def on_all_gpus(options: TrainOptions, tell: Callable[[str], None]) -> TrainOptions:
+    """With a rank for each GPU of this machine, unless it is said how many.
+
+    Not yet run on a GPU (see docs/benchmarks/README.md).
+    """
+    if options.ranks is not None or options.backend == "cpu":
+        return options
+    from twinstream.executor.ranks.gpus import num_gpus
+
+    found = num_gpus()
+    if found < 2:
+        return options
+    if (what := what_is_of_one_device(options)) is not None:
+        tell(f"training on one of {found} GPUs: several do not do {what} yet")
+        return options
+    tell(f"training on all {found} GPUs of this machine; --ranks 1 takes one of them")
+    return options.model_copy(update={"ranks": found})
