@@ -7,11 +7,11 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.lower import lower
 from twinstream.clusters.offloading.offload import offloaded
 from twinstream.clusters.refusals import require_possible
-from twinstream.clusters.shares import shares_of
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.flops import model_flops_per_sequence
+from twinstream.schedule.analysis.idle import shares_of
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Schedule
@@ -33,8 +33,8 @@ class Prediction:
 
     `memory` has the bytes of the fullest stage by class of tensor (`parameter`, `gradient`,
     `optimizer_state`, `activation`, `scratch`, ...), `reserve` what the device keeps back;
-    `room_bytes` what the device has. `shares` of the step, mean over ranks: `compute`, `talk`
-    (collectives that compute waits for), `bubble` (all else that it waits for). With offload, of a
+    `room_bytes` what the device has. `shares` of the step, mean over ranks: `compute`, and
+    what compute waits for, by cause (`schedule.analysis.idle`). With offload, of a
     stage that does not fit, `arena` is all that the planner has on the device, and `host_bytes`
     what the fullest stage has in host memory.
     """
@@ -121,7 +121,7 @@ class Prepared:
             num_gpus=job.layout.num_gpus,
             tokens_per_step=job.tokens_per_step,
             peak_flop_per_s=machine.number(_PEAKS[job.precision]),
-            shares=shares_of(documents[-1], times[-1]),
+            shares=shares_of(documents, times, self._further),
             host_bytes=_most_bytes(documents, HOST),
         )
 

@@ -7,10 +7,10 @@ from pydantic import NonNegativeInt
 from twinstream.clusters.predict import memory_of
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.schedule.analysis.idle import ExposedTime, exposed_times, mean_fractions
 from twinstream.schedule.analysis.occupancy import memory_over_time
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.cluster.exposed import ExposedTime, exposed_times, mean_causes_ns
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node
 from twinstream.schedule.proof.verify_layout import arena_bytes
@@ -84,7 +84,6 @@ def summarize_cluster(
         for one in schedule.classes
     }
     reserve = {RESERVE: _stated(machine, "device_reserve_bytes") or 0}
-    mean = mean_causes_ns(exposed)
     return ClusterSummary(
         step_time_s=step_s,
         cold_step_time_s=timeline.cold_ns / 1e9,
@@ -97,7 +96,7 @@ def summarize_cluster(
         host_bytes={one.name: arena_bytes(schedule.of(one), HOST) for one in schedule.classes},
         device_bytes=_device_bytes(schedule, machine),
         exposed=exposed,
-        mean_fraction={cause: ns / max(1.0, sum(mean.values())) for cause, ns in mean.items()},
+        mean_fraction=mean_fractions(exposed),
     )
 
 

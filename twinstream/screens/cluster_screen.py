@@ -6,8 +6,8 @@ from rich.console import Group
 
 from twinstream.measures.cluster_summary import ClusterSummary
 from twinstream.measures.metrics import rate_text
+from twinstream.schedule.analysis.idle import CAUSES, ExposedTime
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.exposed import CAUSES, ExposedTime, shares
 from twinstream.schedule.sizes import gib
 from twinstream.screens.tables import listing_table, readable, seconds
 
@@ -51,7 +51,7 @@ def exposed_table(summary: ClusterSummary) -> Group:
     for column in table.columns[1:]:
         column.no_wrap = True  # names of classes wrap where there are many causes
     for one in found[:MOST_CLASSES]:
-        table.add_row(one.name, f"{one.num_ranks:,}", *_cells(shares(one), causes))
+        table.add_row(one.name, f"{one.num_ranks:,}", *_cells(one.fractions, causes))
     if len(found) > MOST_CLASSES:
         table.add_row(f"and {len(found) - MOST_CLASSES} more", *[""] * (2 + len(causes)))
     table.add_row("mean of ranks", f"{summary.num_gpus:,}", *_cells(summary.mean_fraction, causes))

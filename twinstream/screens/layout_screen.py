@@ -7,10 +7,12 @@ from rich.console import Group
 from rich.table import Table
 
 from twinstream.clusters.job import Job
-from twinstream.clusters.search.search import Searched
+from twinstream.clusters.search.search import Found, Searched
 from twinstream.clusters.search.space import told
 from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.schedule.analysis.idle import exposed_communication
+from twinstream.screens.tables import cause_name
 
 _GIB = 2**30
 
@@ -23,7 +25,7 @@ def layouts_screen(
     on_host = any(one.prediction.host_bytes for one in found.best)
     host = ("host GiB",) if on_host else ()
     for name in ("layout", "step s", "tokens/s/GPU", "MFU", "memory GiB", *host, "bubble",
-                 "exposed talk", "over its bound"):  # fmt: skip
+                 "exposed comm.", "over its bound"):  # fmt: skip
         table.add_column(name, justify="left" if name == "layout" else "right")
     for one in found.best:
         prediction = one.prediction
@@ -35,7 +37,7 @@ def layouts_screen(
             f"{prediction.memory_bytes / _GIB:.1f}",
             *((f"{prediction.host_bytes / _GIB:.1f}",) if on_host else ()),
             f"{prediction.shares.get('bubble', 0.0):.1%}",
-            f"{prediction.shares.get('talk', 0.0):.1%}",
+            f"{exposed_communication(prediction.shares):.1%}",
             f"{prediction.step_s / one.bound_s - 1:.1%}",
         )
     head = (
@@ -48,7 +50,13 @@ def layouts_screen(
         f"{found.num_simulated:,} were simulated, in {seconds:.1f} s. The fastest is "
         f"{found.gap:.1%} above {found.least_bound_s:.4g} s, the least bound of all."
     )
-    return Group(head, table, foot)
+    return Group(head, table, f"The fastest's step: {parts_text(found.best[0])}.", foot)
+
+
+def parts_text(one: Found) -> str:
+    """Where a layout's step goes: compute, and what compute waits for, mean over ranks."""
+    shares = one.prediction.shares
+    return ", ".join(f"{cause_name(name)} {share:.1%}" for name, share in shares.items())
 
 
 def bills_screen(found: Searched, bills: Sequence[Bill | None], num_tokens: float) -> Group:

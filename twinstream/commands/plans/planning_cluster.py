@@ -13,6 +13,7 @@ from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.cost.bill import Bill
+from twinstream.schedule.analysis.idle import exposed_communication
 from twinstream.schedule.files import write_document
 from twinstream.screens.layout_screen import bills_screen, layouts_screen
 
@@ -76,5 +77,9 @@ def _layout(one: Found) -> dict[str, Any]:
         "memory_bytes": prediction.memory_bytes,
         "memory": dict(prediction.memory),
         "host_bytes": prediction.host_bytes,
-        "shares": dict(prediction.shares),
+        "shares": {
+            "bubble": 0.0,
+            **prediction.shares,
+            "talk": exposed_communication(prediction.shares),
+        },
     }

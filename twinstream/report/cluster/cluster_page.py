@@ -19,18 +19,17 @@ from twinstream.report.cluster.lanes_figure import lanes_figure
 from twinstream.report.cluster.measured_sections import MeasuredRanks
 from twinstream.report.cluster.share_figures import (
     MEAN,
-    cause_name,
     exposed_figure,
     memory_figure,
 )
 from twinstream.report.page import Card, Page, Section, Table, html_of
 from twinstream.report.view import Span
+from twinstream.schedule.analysis.idle import BUBBLE
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.cluster.exposed import BUBBLE, shares
 from twinstream.schedule.sizes import gib
 from twinstream.screens.cluster_screen import MOST_CLASSES, causes_shown
-from twinstream.screens.tables import seconds
+from twinstream.screens.tables import cause_name, seconds
 
 
 def cluster_html(
@@ -208,7 +207,9 @@ def _window(view: ClusterView, classes: list[ClassLanes]) -> list[Section]:
 
 def _table(summary: ClusterSummary, names: list[str]) -> Table:
     causes = ["compute", *causes_shown(summary.exposed)]
-    parts = {one.name: (one.num_ranks, shares(one)) for one in summary.exposed if one.name in names}
+    parts = {
+        one.name: (one.num_ranks, one.fractions) for one in summary.exposed if one.name in names
+    }
     rows = [*parts.items(), (MEAN, (summary.num_gpus, summary.mean_fraction))]
     return Table(
         ("class", "ranks", *map(cause_name, causes)),
