@@ -17,20 +17,21 @@ _SHORT = {"all_ranks": "all", "late_ranks": "late", "transfer": "message"}
 
 def cluster_screen(schedule: ClusterSchedule, summary: ClusterSummary, where: str) -> Group:
     """A step of a cluster: how fast, which memory, what compute waited for."""
-    return Group(*cluster_lines(schedule, summary, where), "", exposed_table(summary))
+    error = [] if summary.uncertainty is None else [summary.uncertainty.sentence]
+    return Group(*cluster_lines(schedule, summary, where), "", exposed_table(summary), *error)
 
 
 def cluster_lines(schedule: ClusterSchedule, summary: ClusterSummary, where: str) -> list[str]:
     """Headlines, one a line."""
     name = schedule.model.get("name", "a model")
     mesh = " x ".join(f"{axis.name} {axis.size}" for axis in schedule.mesh.axes)
-    fullest = summary.fullest
+    fullest, error = summary.fullest, summary.uncertainty
     taken = sum(summary.memory_bytes[fullest].values())
     lines = [
         f"{name} on {summary.num_gpus:,} {summary.devices} of {where}: {mesh}",
         f"{summary.tokens_per_step:,} tokens a step in {seconds(summary.step_time_s)} (cold "
-        f"{seconds(summary.cold_step_time_s)}): {rate_text(summary.tokens_per_s)} tokens/s, MFU "
-        f"{summary.mfu:.1%}",
+        f"{seconds(summary.cold_step_time_s)}): {rate_text(summary.tokens_per_s)} tokens/s"
+        f"{'' if error is None else f' ({error.short})'}, MFU {summary.mfu:.1%}",
         f"device memory: {gib(taken)} in class '{fullest}', the fullest"
         + ("" if summary.device_bytes is None else f"; a device has {gib(summary.device_bytes)}"),
     ]

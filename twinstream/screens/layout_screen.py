@@ -11,6 +11,7 @@ from twinstream.clusters.search.search import Found, Searched
 from twinstream.clusters.search.space import told
 from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.measures.uncertainty import Uncertainty
 from twinstream.schedule.analysis.idle import exposed_communication
 from twinstream.screens.tables import cause_name
 
@@ -18,20 +19,30 @@ _GIB = 2**30
 
 
 def layouts_screen(
-    job: Job, cluster: Cluster, num_gpus: int, found: Searched, seconds: float
+    job: Job,
+    cluster: Cluster,
+    found: Searched,
+    errors: Sequence[Uncertainty],
+    seconds: float,
 ) -> Group:
-    """The best layouts, fastest first, and what the fastest could be beaten by."""
+    """The best layouts, fastest first, and what the fastest could be beaten by.
+
+    Args:
+        errors: how far the prediction of each layout may be off.
+    """
+    num_gpus = found.best[0].prediction.num_gpus
     table = Table(box=box.SIMPLE, pad_edge=False)
     on_host = any(one.prediction.host_bytes for one in found.best)
     host = ("host GiB",) if on_host else ()
-    for name in ("layout", "step s", "tokens/s/GPU", "MFU", "memory GiB", *host, "bubble",
+    for name in ("layout", "step s", "+/-", "tok/s/GPU", "MFU", "memory GiB", *host, "bubble",
                  "exposed comm.", "over its bound"):  # fmt: skip
         table.add_column(name, justify="left" if name == "layout" else "right")
-    for one in found.best:
+    for one, error in zip(found.best, errors, strict=True):
         prediction = one.prediction
         table.add_row(
             told(one.layout),
             f"{prediction.step_s:.4g}",
+            error.short.removeprefix("+/- "),
             f"{prediction.tokens_per_s / num_gpus:,.0f}",
             f"{prediction.mfu:.1%}",
             f"{prediction.memory_bytes / _GIB:.1f}",
@@ -50,7 +61,13 @@ def layouts_screen(
         f"{found.num_simulated:,} were simulated, in {seconds:.1f} s. The fastest is "
         f"{found.gap:.1%} above {found.least_bound_s:.4g} s, the least bound of all."
     )
-    return Group(head, table, f"The fastest's step: {parts_text(found.best[0])}.", foot)
+    return Group(
+        head,
+        table,
+        f"The fastest's step: {parts_text(found.best[0])}.",
+        foot,
+        f"The fastest: {errors[0].sentence}",
+    )
 
 
 def parts_text(one: Found) -> str:

@@ -62,7 +62,7 @@ def cluster_html(
             subtitle=f"{mesh}; {summary.tokens_per_step:,} tokens a step, "
             f"{_layout_told(schedule)}. Predicted: {timeline.provenance.told}."
             + ("" if measured is None else f" Measured: {measured.provenance.told}.")
-            + "".join(f" {note}" for note in notes),
+            + "".join(f" {note}" for note in (*notes, *_sentence(summary))),
             cards=[*([] if ran is None else ran.cards()), *_cards(summary)],
             sections=_sections(view, summary, ran),
             footer="Made by twinstream report. Lanes show the last simulated pass; shares of a "
@@ -121,6 +121,15 @@ def _layout_told(schedule: ClusterSchedule) -> str:
     return ", ".join((sequences, *said))
 
 
+def _error(summary: ClusterSummary) -> str:
+    """What stands below a predicted number."""
+    return "predicted" + ("" if summary.uncertainty is None else f", {summary.uncertainty.short}")
+
+
+def _sentence(summary: ClusterSummary) -> list[str]:
+    return [] if summary.uncertainty is None else [summary.uncertainty.sentence]
+
+
 def _cards(summary: ClusterSummary) -> list[Card]:
     fullest = summary.fullest
     taken = gib(sum(summary.memory_bytes[fullest].values()))
@@ -130,9 +139,9 @@ def _cards(summary: ClusterSummary) -> list[Card]:
     mean = summary.mean_fraction
     waits = {name: share for name, share in mean.items() if name != "compute"}
     cards = [
-        Card("throughput, tokens/s", rate_text(summary.tokens_per_s), "predicted"),
+        Card("throughput, tokens/s", rate_text(summary.tokens_per_s), _error(summary)),
         Card("step time", seconds(summary.step_time_s),
-             f"the first, cold one {seconds(summary.cold_step_time_s)}"),
+             f"{_error(summary)}; the first, cold one {seconds(summary.cold_step_time_s)}"),
         Card("MFU", f"{summary.mfu:.1%}", f"of the peak of all {summary.devices}"),
         Card(summary.devices, f"{summary.num_gpus:,}", f"{len(summary.exposed)} classes of ranks"),
         Card("device memory", taken, f"class '{fullest}', the fullest{has}"),

@@ -44,6 +44,7 @@ class MeasuredRanks:
                 "step_time_s": measured.step_ns / 1e9,
                 "tokens_per_s": summary.tokens_per_step / (measured.step_ns / 1e9),
                 "exposed": exposed,
+                "uncertainty": None,
                 "mean_fraction": mean_fractions(exposed),
             }
         )
