@@ -76,7 +76,7 @@ def test_folded_layers_take_about_as_long_as_whole_ones():
 @pytest.mark.parametrize(
     ("gpus", "fixed", "said"),
     [
-        (16, {"tp": 3, "pp": 2}, "tp 3 x pp 2 are 6 GPUs, which 16 is not a multiple of"),
+        (16, {"tp": 3, "pp": 2}, "16 GPUs are not a multiple of tp 3 x pp 2 = 6"),
         (8, {"tp": 8, "cp": 1, "pp": 1, "dp": 2}, "tp 8 x cp 1 x pp 1 x dp 2 are 16 GPUs"),
         (8, {"micro_batch": 7}, "16 is not divisible by dp 8 x micro batch 7"),
     ],

@@ -10,7 +10,6 @@ from twinstream.clusters.layout import Layout
 from twinstream.clusters.lowering.lower import lower
 from twinstream.clusters.offloading.offload import caps_of, offloaded
 from twinstream.clusters.refusals import require_possible
-from twinstream.clusters.shares import shares_of
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
@@ -18,6 +17,7 @@ from twinstream.models.flops import SavedLevel, model_flops_per_sequence
 from twinstream.planner.choices import NO_RECOMPUTE, Choices, Home
 from twinstream.planner.planner import Planner, gc_paused
 from twinstream.planner.request import PlanRequest, TrainingStep
+from twinstream.schedule.analysis.idle import shares_of
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Schedule
@@ -41,8 +41,8 @@ class Prediction:
 
     `memory` has the bytes of the fullest stage by class of tensor (`parameter`, `gradient`,
     `optimizer_state`, `activation`, `scratch`, ...), `reserve` what the device keeps back;
-    `room_bytes` what the device has. `shares` of the step, mean over ranks: `compute`, `talk`
-    (collectives that compute waits for), `bubble` (all else that it waits for). With offload, of a
+    `room_bytes` what the device has. `shares` of the step, mean over ranks: `compute`, and
+    what compute waits for, by cause (`schedule.analysis.idle`). With offload, of a
     stage that does not fit, `arena` is all that the planner has on the device, and `host_bytes`
     what the fullest stage has in host memory.
     """
@@ -147,7 +147,7 @@ class Prepared:
             num_gpus=job.layout.num_gpus,
             tokens_per_step=job.tokens_per_step,
             peak_flop_per_s=machine.number(_peak_of(job)),
-            shares=shares_of(documents[-1], times[-1]),
+            shares=shares_of(documents, times, self._further),
             host_bytes=_most_bytes(documents, HOST),
         )
 
@@ -317,15 +317,8 @@ def _choices(layout: Layout) -> Choices:
 def predicted_alone(job: Job, schedule: Schedule, machine: Machine) -> Prediction:
     """What one GPU's plan comes to."""
     timeline = simulate(schedule, machine)
-    step_ns, spans = timeline.step_ns, timeline.passes[-1]
-    busy = sum(
-        end - start
-        for op, start, end in zip(schedule.ops, spans.start_ns, spans.end_ns, strict=True)
-        if op.kind == "compute" and op.stream.queue == "compute"
-    )
-    compute = min(1.0, busy / step_ns)
     return Prediction(
-        step_s=step_ns / 1e9,
+        step_s=timeline.step_ns / 1e9,
         memory={
             "arena": arena_bytes(schedule, DEVICE), "reserve": schedule.caps.outside_arena_bytes
         },
@@ -334,7 +327,7 @@ def predicted_alone(job: Job, schedule: Schedule, machine: Machine) -> Predictio
         num_gpus=1,
         tokens_per_step=schedule.workload.tokens_per_step,
         peak_flop_per_s=machine.number(_peak_of(job)),
-        shares={"compute": compute, "talk": 0.0, "bubble": 0.0, "copy": 1.0 - compute},
+        shares=shares_of([schedule], [timeline]),
         host_bytes=arena_bytes(schedule, HOST),
     )  # fmt: skip
 
@@ -364,10 +357,10 @@ def _predicted_own(job: Job, cluster: Cluster, machine: Machine) -> Prediction:
         replay_cluster(one, ClusterCosts(one, cluster, machine), cluster.name, num_passes=2)
         for one in documents
     ]
-    step_ns: float = times[-1].step_ns
+    further = 0.0
     if len(counts) > 1:
         further = (job.num_microbatches - counts[-1]) / (counts[-1] - counts[0])
-        step_ns += (times[-1].step_ns - times[0].step_ns) * further
+    step_ns = times[-1].step_ns + (times[-1].step_ns - times[0].step_ns) * further
     reserve = max(part.caps.outside_arena_bytes for part in documents[-1].schedules.values())
     return Prediction(
         step_s=step_ns / 1e9,
@@ -377,7 +370,7 @@ def _predicted_own(job: Job, cluster: Cluster, machine: Machine) -> Prediction:
         num_gpus=job.layout.num_gpus,
         tokens_per_step=job.tokens_per_step,
         peak_flop_per_s=machine.number(_peak_of(job)),
-        shares=shares_of(documents[-1], times[-1]),
+        shares=shares_of(documents, times, further),
         host_bytes=_most_bytes(documents, HOST),
     )
 

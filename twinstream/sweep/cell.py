@@ -12,6 +12,7 @@ from twinstream.measures.metrics import summarize
 from twinstream.measures.uncertainty import uncertainty_of
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.planner import Planner
+from twinstream.schedule.analysis.idle import exposed_communication
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.simulator.replay import simulate
@@ -134,6 +135,10 @@ def _layout_figures(cell: ClusterCell) -> Row:
         "money_per_million_tokens": bill_of(1e6 / speed, num_gpus, prices).money,
         "money_per_billion_tokens": bill_of(1e9 / speed, num_gpus, prices).money,
     }
-    shares = {f"{name}_share": share for name, share in prediction.shares.items()}
+    shares = {
+        "compute_share": prediction.shares["compute"],
+        "talk_share": exposed_communication(prediction.shares),
+        "bubble_share": prediction.shares.get("bubble", 0.0),
+    }
     layout = {f"layout.{name}": getattr(best.layout, name) for name in _LAYOUT}
     return figures | shares | layout
