@@ -39,6 +39,12 @@ class Job(Node):
         return self.shape.dtype
 
     @property
+    def precision(self) -> str:
+        """What linear layers multiply in: bf16, fp8 or fp4; fp16 is as fast as bf16."""
+        matmuls = self.recipe.implementations.matmuls
+        return "bf16" if matmuls == "model" else matmuls
+
+    @property
     def gradient_dtype(self) -> str:
         """In which weight gradients are summed, over microbatches and over ranks."""
         return self.recipe.gradient_dtype(self.dtype)
