@@ -21,9 +21,9 @@ from twinstream.screens.tables import (
     seconds,
     workload_line,
 )
-from twinstream.training.planning import DevicePlan, Plan
+from twinstream.training.planning import DevicePlan
 from twinstream.training.preparing import Prepared
-from twinstream.training.ranks.planning import RanksPlan
+from twinstream.training.ranks.planning import Plan, RanksPlan
 from twinstream.training.run.run_folder import TrainResult
 
 
