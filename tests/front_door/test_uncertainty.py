@@ -18,7 +18,6 @@ from twinstream.measures.uncertainty import (
     rate_notes,
     steady_notes,
     uncertainty_of,
-    uncertainty_of_cluster,
     uncertainty_of_job,
 )
 from twinstream.models.presets import load_preset
@@ -246,9 +245,9 @@ def test_where_nothing_near_was_published_the_profile_s_own_error_counts():
 def test_a_cluster_s_document_is_near_to_what_its_job_is_near_to():
     cluster, job = load_cluster("h100_dgx"), job_of("8b", tp=1, pp=1, dp=4)
     machine, document = machine_of(cluster), document_of(job, cluster)
-    assert uncertainty_of_cluster(machine, document) == uncertainty_of_job(job, machine, never)
+    assert uncertainty_of(machine, document) == uncertainty_of_job(job, machine, never)
     slower = override(machine, {"peak_bf16_flop_per_s": 5e14})
-    assert uncertainty_of_cluster(slower, document).kind == "held_out"
+    assert uncertainty_of(slower, document).kind == "held_out"
 
 
 def test_layouts_say_how_far_off_they_may_be_on_the_screen_and_in_json(tmp_path):

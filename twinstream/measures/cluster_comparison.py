@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 
 from twinstream.schedule.analysis.comparison import Comparison, GroupComparison, Pair, compare
-from twinstream.schedule.analysis.idle import Meetings
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.analysis.idle import AnySchedule, AnyTimeline, Meetings
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, as_cluster
 from twinstream.schedule.cluster.cluster_timeline import (
     ClusterTimeline,
+    as_cluster_timeline,
     require_timeline_of_cluster,
 )
 from twinstream.schedule.cluster.splitting import expanded
@@ -44,13 +45,14 @@ class ClusterComparison(Node):
 
 
 def by_rank(
-    schedule: ClusterSchedule, timeline: ClusterTimeline
+    schedule: AnySchedule, timeline: AnyTimeline
 ) -> tuple[ClusterSchedule, ClusterTimeline]:
     """The same with a class for each rank where a timeline has all ranks; else as they are."""
-    if not timeline.ranks:
-        return schedule, timeline
-    alone = timeline.model_copy(update={"classes": timeline.ranks, "ranks": {}})
-    return expanded(schedule), alone
+    mesh, line = as_cluster(schedule), as_cluster_timeline(timeline)
+    if not line.ranks:
+        return mesh, line
+    alone = line.model_copy(update={"classes": line.ranks, "ranks": {}})
+    return expanded(mesh), alone
 
 
 def compare_cluster(

@@ -19,7 +19,7 @@ from twinstream.commands.arguments.requests import request_of
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
-from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
+from twinstream.measures.metrics import Summary, summarize
 from twinstream.planner.planner import gc_paused
 from twinstream.planner.request import PlanRequest
 from twinstream.planner.search.chunking import chunkings
@@ -50,11 +50,11 @@ class PlannedRanks:
     schedule: ClusterSchedule
     seconds: float
 
-    def summary(self) -> ClusterSummary:
+    def summary(self) -> Summary:
         """As it is predicted."""
         machine = self.place.machine
         timeline = simulate_cluster(self.schedule, self.place.cluster, machine)
-        return summarize_cluster(self.schedule, timeline, machine)
+        return summarize(self.schedule, timeline, machine)
 
 
 def plan_for_ranks(
@@ -192,7 +192,7 @@ def _workload(request: PlanRequest, layout: Layout) -> Workload:
     )[0]
 
 
-def _tell(found: PlannedRanks, summary: ClusterSummary, *, as_json: bool) -> None:
+def _tell(found: PlannedRanks, summary: Summary, *, as_json: bool) -> None:
     schedule, place = found.schedule, found.place
     if as_json:
         told = {

@@ -18,16 +18,14 @@ from twinstream.clusters.running.run_ranks import (
 )
 from twinstream.commands.arguments.cluster_options import RanksOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
-from twinstream.commands.cluster_inputs import ClusterInputError, read_cluster
+from twinstream.commands.cluster_inputs import ClusterInputError, place_of, read_cluster
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.places import place_of
 from twinstream.commands.ranks.planning import planned_for_ranks
-from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
+from twinstream.measures.metrics import Summary, summarize
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.files import write_document
-from twinstream.screens.ranks_compared import speeds_table
-from twinstream.screens.ranks_screen import layout_line, stages_table
+from twinstream.screens.ranks_screen import layout_line, speeds_table, stages_table
 from twinstream.screens.tables import losses_line, seconds
 from twinstream.simulator.replay import simulate_cluster
 from twinstream.training.ranks.shared_machine import Place
@@ -109,14 +107,14 @@ def _run(job: _Job, how: HowToRun) -> None:
         print_report(f"Wrote the timeline to {how.output}.")
 
 
-def _predicted(job: _Job, *, quiet: bool) -> ClusterSummary | None:
+def _predicted(job: _Job, *, quiet: bool) -> Summary | None:
     """What the run should come to; None where nobody knows on what it runs."""
     if job.place is None:
         return None
     machine = job.place.machine
     with progress(f"predicting {job.schedule.model['name']}", quiet=quiet), gc_paused():
         timeline = simulate_cluster(job.schedule, job.place.cluster, machine)
-        return summarize_cluster(job.schedule, timeline, machine)
+        return summarize(job.schedule, timeline, machine)
 
 
 def _report(job: _Job, run: ClusterRun, *, as_json: bool) -> None:
