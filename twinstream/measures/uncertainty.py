@@ -189,7 +189,7 @@ def _of_many(
         alone = uncertainty_of(machine, schedule.of(schedule.classes[0]))
         if schedule.mesh.size == 1:
             return alone
-        note = f"of one GPU: nothing like this on several {machine.name} was measured"
+        note = f"of one device: no step like this on several {machine.name} is known"
         return alone.model_copy(update={"note": note})
     return Uncertainty(
         mean=near.mean, worst=near.worst, kind="published", source=f"{near.told}: {near.source}",
