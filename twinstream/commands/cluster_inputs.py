@@ -22,6 +22,9 @@ from twinstream.hardware_profiles.clusters.loader import cluster_names, load_clu
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.measures.metrics import Summary, summarize
+from twinstream.schedule.analysis.comparison import by_rank
+from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import (
     ClusterTimeline,
@@ -82,6 +85,10 @@ class DeviceInputs:
     def require_as_in_its_file(self) -> None:
         """It is."""
 
+    def summary(self, timeline: AnyTimeline) -> Summary:
+        """Headline figures of a timeline."""
+        return summarize(self.schedule, timeline, self.machine)
+
 
 @dataclass(frozen=True)
 class ClusterInputs:
@@ -129,6 +136,10 @@ class ClusterInputs:
                 "measured: leave --straggler or --measured out"
             )
         return measured_of_cluster(self.schedule, path)
+
+    def summary(self, timeline: AnyTimeline) -> Summary:
+        """Headline figures of a timeline; what ranks measured has a class for each."""
+        return summarize(*by_rank(self.schedule, timeline), self.machine)
 
     def require_as_in_its_file(self) -> None:
         """Refuse to write a timeline of classes that no file has.

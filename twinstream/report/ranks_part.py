@@ -9,14 +9,13 @@ import plotly.graph_objects as go
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.layout_choice import LayoutChoice
 from twinstream.log.run_files import CLUSTER
-from twinstream.measures.cluster_comparison import by_rank, compare_cluster
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.report.bars import MOST_OPS, shrunk
 from twinstream.report.lanes_figure import lanes_figure
 from twinstream.report.page import Card, Section, Table, Text
 from twinstream.report.share_figures import MEAN, device_memory_figure, exposed_figure
 from twinstream.report.view import MeshView, Span, shown_classes
-from twinstream.schedule.analysis.comparison import GroupComparison
+from twinstream.schedule.analysis.comparison import GroupComparison, by_rank, compare
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.sizes import gib
@@ -213,7 +212,7 @@ class RanksPart:
         """Busy times by kind of op over all ranks, and by stream of each."""
         if self.measured is None:
             return []
-        found = compare_cluster(self.schedule, self.predicted, self.measured)
+        found = compare(self.schedule, self.predicted, self.measured)
         rows = [("all ranks", "step time", *pair_ns(found.step_ns))]
         rows += [("all ranks", readable(kind.name), *pair_ns(kind.busy_ns)) for kind in found.kinds]
         for one in found.ranks:

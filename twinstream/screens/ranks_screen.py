@@ -4,9 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Group
 
-from twinstream.measures.cluster_comparison import ClusterComparison
 from twinstream.measures.metrics import Summary
-from twinstream.schedule.analysis.comparison import Pair
 from twinstream.schedule.analysis.idle import CAUSES, ExposedTime
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
@@ -18,9 +16,7 @@ from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.workload import Workload
 from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.tables import (
-    groups_table,
     listing_table,
-    pair_ns,
     readable,
     seconds,
     workload_line,
@@ -161,36 +157,6 @@ def ranks_screen(
     return Group(*lines, stages_table(schedule), mesh_screen(schedule, summary, where))
 
 
-def ranks_compared_tables(found: ClusterComparison) -> tuple[Group, ...]:
-    """The step, kinds of ops over all ranks, each rank's compute and talk, the worst ops of all."""
-    heads = ("predicted", "measured", "error")
-    steps = listing_table(("",), heads)
-    steps.add_row("step time", *pair_ns(found.step_ns))
-    steps.add_row("cold step", *pair_ns(found.cold_ns))
-    ranks = listing_table(("rank", "time of"), heads)
-    for one in found.ranks:
-        compute = [g for g in one.comparison.streams if _is_compute(g.name)]
-        busy = Pair(
-            predicted=sum(g.busy_ns.predicted for g in compute),
-            measured=sum(g.busy_ns.measured for g in compute),
-        )
-        ranks.add_row(one.name, "compute", *pair_ns(busy))
-        for group in one.said:
-            ranks.add_row("", group.name, *pair_ns(group.busy_ns))
-    worst = listing_table(("rank", "op", "stream"), heads)
-    ops = [(op, one.name) for one in found.ranks for op in one.comparison.worst_ops]
-    ops.sort(key=lambda item: -abs(item[0].duration_ns.predicted - item[0].duration_ns.measured))
-    for op, name in ops[:_MOST_OPS]:
-        worst.add_row(name, op.op_id, op.stream, *pair_ns(op.duration_ns))
-    clocks = f"Clocks of ranks are right within {found.clock_error_ns / 1e3:.0f} us."
-    return (
-        Group("Predicted against measured", steps),
-        groups_table("Busy time of all ranks by kind of op", found.kinds),
-        Group("Time of each rank in a step", ranks, clocks),
-        Group("Ops that differ most (mean of the passes; what is said from when it came)", worst),
-    )
-
-
 def speeds_table(
     predicted: Summary | None, measured: ClusterTimeline, tokens_per_step: int
 ) -> FittedTable:
@@ -211,7 +177,3 @@ def speeds_table(
     for row in zip(names, before, after, errors, strict=True):
         table.add_row(*row)
     return table
-
-
-def _is_compute(stream: str) -> bool:
-    return stream.partition(":")[2].startswith("compute")

@@ -225,19 +225,48 @@ def losses_line(losses: Sequence[float]) -> str:
 
 
 def comparison_tables(
-    comparison: Comparison, predicted: Summary, measured: Summary, peak_of: str
-) -> tuple[Group, ...]:
-    """Predicted against measured: headline figures, task kinds, streams, the ten worst ops."""
-    headlines = headline_table(predicted, measured, (*SPEEDS, *SHARES, *MEMORIES))
-    worst = _comparison_table(["op", "stream"])
-    for op in comparison.worst_ops:
-        worst.add_row(op.op_id, op.stream, *pair_ns(op.duration_ns))
-    return (
-        Group(f"Predicted against measured; MFU and HFU of the peak of {peak_of}", headlines),
-        groups_table("Busy time by kind of op", comparison.kinds),
-        groups_table("Busy time by stream", comparison.streams),
-        Group("Ops that differ most (mean of the passes)", worst),
-    )
+    found: Comparison, summaries: tuple[Summary, Summary] | None, peak_of: str = ""
+) -> list[Group]:
+    """Predicted against measured: headline figures, task kinds, streams or ranks, the worst ops.
+
+    Args:
+        summaries: of the prediction and the measurement, where the machine is known.
+        peak_of: the name of that machine.
+    """
+    if summaries is None:
+        headlines, title = _comparison_table([""]), "Predicted against measured"
+        headlines.add_row("step time", *pair_ns(found.step_ns))
+        headlines.add_row("cold step", *pair_ns(found.cold_ns))
+    else:
+        headlines = headline_table(*summaries, (*SPEEDS, *SHARES, *MEMORIES))
+        title = f"Predicted against measured; MFU and HFU of the peak of {peak_of}"
+    worst = _comparison_table([*(["rank"] if found.ranks else []), "op", "stream"])
+    for op in found.worst_ops:
+        rank = [op.rank] if found.ranks else []
+        worst.add_row(*rank, op.op_id, op.stream, *pair_ns(op.duration_ns))
+    what = "; what is said from when it came" if found.ranks else ""
+    return [
+        Group(title, headlines),
+        groups_table("Busy time by kind of op", found.kinds),
+        _ranks_table(found) if found.ranks else groups_table("Busy time by stream", found.streams),
+        Group(f"Ops that differ most (mean of the passes{what})", worst),
+    ]
+
+
+def _ranks_table(found: Comparison) -> Group:
+    """Of each rank its compute, and what it waited for others and said."""
+    table = _comparison_table(["rank", "time of"])
+    for one in found.ranks:
+        compute = [g.busy_ns for g in one.comparison.streams if g.name.endswith(":compute")]
+        busy = Pair(
+            predicted=sum(pair.predicted for pair in compute),
+            measured=sum(pair.measured for pair in compute),
+        )
+        table.add_row(one.name, "compute", *pair_ns(busy))
+        for group in one.said:
+            table.add_row("", group.name, *pair_ns(group.busy_ns))
+    clocks = f"Clocks of ranks are right within {found.clock_error_ns / 1e3:.0f} us."
+    return Group("Time of each rank in a step", table, clocks)
 
 
 def nondeterminism_notes(schedule: Schedule) -> list[str]:

@@ -21,8 +21,6 @@ from twinstream.commands.documents.simulating import about_prediction
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.log.layout_choice import LayoutChoice
 from twinstream.log.run_files import PLAN, RunFiles
-from twinstream.measures.cluster_comparison import by_rank
-from twinstream.measures.metrics import summarize
 from twinstream.measures.uncertainty import uncertainty_of
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.analysis.idle import AnyTimeline
@@ -86,17 +84,16 @@ def _figures(
     inputs: DeviceInputs | ClusterInputs, before: AnyTimeline, after: AnyTimeline | None
 ) -> dict[str, object]:
     """What is predicted, and what was measured where it was."""
-    summary = summarize(inputs.schedule, before, inputs.machine)
+    summary = inputs.summary(before)
     found: dict[str, object] = {
         "uncertainty": uncertainty_of(inputs.machine, inputs.schedule),
         "predicted": summary.model_dump() | about_prediction(inputs, before, summary),
     }
     if after is not None:
+        clocks = {}
         if isinstance(after, ClusterTimeline):
-            ran = summarize(*by_rank(inputs.schedule, after), inputs.machine)
-            found["measured"] = ran.model_dump() | {"clock_error_ns": after.clock_error_ns}
-        else:
-            found["measured"] = summarize(inputs.schedule, after, inputs.machine)
+            clocks = {"clock_error_ns": after.clock_error_ns}
+        found["measured"] = inputs.summary(after).model_dump() | clocks
     return found
 
 

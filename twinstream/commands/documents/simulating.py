@@ -12,7 +12,7 @@ from twinstream.commands.cluster_inputs import ClusterInputs, DeviceInputs, inpu
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plans.planning import describe
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.measures.metrics import Summary, summarize
+from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import prediction_notes
 from twinstream.planner.planner import gc_paused
 from twinstream.planner.request import caps_of
@@ -44,7 +44,7 @@ def simulate(
         if output is not None:
             inputs.require_as_in_its_file()
         timeline = inputs.timeline()
-        summary = summarize(inputs.schedule, timeline, inputs.machine)
+        summary = inputs.summary(timeline)
     if output is not None:
         write_document(timeline, output)
     if as_json:

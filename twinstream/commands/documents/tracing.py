@@ -8,8 +8,8 @@ from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.cluster_inputs import inputs_of
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.measures.cluster_comparison import by_rank
 from twinstream.planner.planner import gc_paused
+from twinstream.schedule.analysis.comparison import by_rank
 
 
 @grouped()

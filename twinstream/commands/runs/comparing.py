@@ -4,14 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import RenderableType
 
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.inputs import predicted_and_measured, read_as
 from twinstream.commands.cluster_inputs import (
     ClusterInputs,
     DeviceInputs,
-    cluster_inputs,
     holds_cluster,
     inputs_of,
     measured_of_cluster,
@@ -19,15 +17,15 @@ from twinstream.commands.cluster_inputs import (
 )
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plans.planning import describe
-from twinstream.measures.cluster_comparison import ClusterComparison, compare_cluster
-from twinstream.measures.metrics import Summary, summarize
+from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.analysis.comparison import Comparison, GroupComparison, Pair
 from twinstream.schedule.analysis.comparison import compare as join
+from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.files import DocumentError
-from twinstream.screens.ranks_screen import ranks_compared_tables
+from twinstream.schedule.timeline import Timeline
 from twinstream.screens.tables import comparison_tables, headline_errors, nondeterminism_notes
 
 
@@ -55,49 +53,47 @@ def compare(  # noqa: PLR0913
     """
     measured = _measured(predicted, measured, of_run)
     where = options.Profiles(machine, cluster)
+    notes = []
     with progress(f"comparing {measured}", quiet=as_json), gc_paused():
-        if holds_cluster(schedule):
-            shown, tables = _of_ranks(schedule, predicted, measured, where)
-        else:
-            shown, tables = _of_device(inputs_of(schedule, where), predicted, measured)
+        found, summaries, inputs = _joined(schedule, predicted, measured, where)
+        shown = comparison_json(found, summaries)
+        if inputs is not None:
+            shown["uncertainty"] = uncertainty_of(inputs.machine, inputs.schedule)
+        if isinstance(inputs, DeviceInputs):
+            document = inputs.schedule
+            shown = describe(document) | shown
+            notes = nondeterminism_notes(document)
+            if predicted is None:
+                notes += prediction_notes(document, inputs.machine, inputs.timeline())
+            else:
+                line = read_as(Timeline, predicted)
+                notes += prediction_notes(document, inputs.machine, line)
     if as_json:
         print_json(shown)
     else:
-        print_report(*tables)
+        peak_of = "" if inputs is None else inputs.machine.name
+        print_report(*comparison_tables(found, summaries, peak_of), *notes)
 
 
-def _of_device(
-    inputs: DeviceInputs | ClusterInputs, predicted: Path | None, measured: Path
-) -> tuple[dict[str, object], list[RenderableType]]:
-    """The join as JSON, and as tables."""
-    assert isinstance(inputs, DeviceInputs)
-    document, profile = inputs.schedule, inputs.machine
+_Joined = tuple[Comparison, tuple[Summary, Summary] | None, DeviceInputs | ClusterInputs | None]
+
+
+def _joined(path: Path, predicted: Path | None, measured: Path, where: options.Profiles) -> _Joined:
+    """The join, both summaries, and what they are of; with a prediction the cluster of ranks may be
+    unknown."""
+    if predicted is not None and holds_cluster(path):
+        schedule, line = read_cluster(path), read_as(ClusterTimeline, predicted)
+        return join(schedule, line, measured_of_cluster(schedule, measured)), None, None
+    inputs = inputs_of(path, where)
+    before: AnyTimeline
+    after: AnyTimeline | None
     if predicted is None:
         before, after = inputs.timeline(), inputs.measured(measured)
         assert after is not None
     else:
         before, after = predicted_and_measured(predicted, measured)
-    comparison = join(document, before, after)
-    summaries = summarize(document, before, profile), summarize(document, after, profile)
-    shown = describe(document) | comparison_json(comparison, *summaries)
-    return shown | {"uncertainty": uncertainty_of(profile, document)}, [
-        *comparison_tables(comparison, *summaries, profile.name),
-        *nondeterminism_notes(document),
-        *prediction_notes(document, profile, before),
-    ]
-
-
-def _of_ranks(
-    path: Path, predicted: Path | None, measured: Path, where: options.Profiles
-) -> tuple[dict[str, object], list[RenderableType]]:
-    """Each rank measured is joined with its class predicted."""
-    if predicted is None:
-        inputs = cluster_inputs(path, where)
-        schedule, before = inputs.schedule, inputs.timeline()
-    else:
-        schedule, before = read_cluster(path), read_as(ClusterTimeline, predicted)
-    found = compare_cluster(schedule, before, measured_of_cluster(schedule, measured))
-    return ranks_json(found), [*ranks_compared_tables(found)]
+    found = join(inputs.schedule, before, after)
+    return found, (inputs.summary(before), inputs.summary(after)), inputs
 
 
 def _measured(predicted: Path | None, measured: Path | None, of_run: Path | None) -> Path:
@@ -113,43 +109,39 @@ def _measured(predicted: Path | None, measured: Path | None, of_run: Path | None
 
 
 def comparison_json(
-    comparison: Comparison, predicted: Summary, measured: Summary
+    found: Comparison, summaries: tuple[Summary, Summary] | None
 ) -> dict[str, object]:
     """Both summaries, the relative error of their headlines, and the join op by op."""
-    return {
-        "predicted": predicted,
-        "measured": measured,
-        "error": headline_errors(predicted, measured),
-        "kinds": [_with_error(g.model_dump(), g.busy_ns) for g in comparison.kinds],
-        "streams": [_with_error(g.model_dump(), g.busy_ns) for g in comparison.streams],
-        "worst_ops": [_with_error(op.model_dump(), op.duration_ns) for op in comparison.worst_ops],
-    }
-
-
-def _with_error(document: dict[str, object], pair: Pair) -> dict[str, object]:
-    return document | {"error": pair.error}
-
-
-def ranks_json(found: ClusterComparison) -> dict[str, object]:
-    """Everything that is joined, with its errors."""
-    return {
+    shown: dict[str, object] = {
         "step_ns": _pair(found.step_ns),
         "cold_ns": _pair(found.cold_ns),
-        "clock_error_ns": found.clock_error_ns,
-        "kinds": [_group(group) for group in found.kinds],
-        "ranks": [
+        **_groups(found),
+    }
+    if summaries is not None:
+        predicted, measured = summaries
+        errors = headline_errors(predicted, measured)
+        shown |= {"predicted": predicted, "measured": measured, "error": errors}
+    if found.ranks:
+        shown["clock_error_ns"] = found.clock_error_ns
+        shown["ranks"] = [
             {
                 "name": one.name,
                 "step_ns": _pair(one.comparison.step_ns),
-                "kinds": [_group(group) for group in one.comparison.kinds],
-                "streams": [_group(group) for group in one.comparison.streams],
+                **_groups(one.comparison),
                 "said": [_group(group) for group in one.said],
-                "worst_ops": [
-                    op.model_dump() | {"error": op.duration_ns.error}
-                    for op in one.comparison.worst_ops
-                ],
             }
             for one in found.ranks
+        ]
+    return shown
+
+
+def _groups(found: Comparison) -> dict[str, object]:
+    return {
+        "kinds": [_group(group) for group in found.kinds],
+        "streams": [_group(group) for group in found.streams],
+        "worst_ops": [
+            op.model_dump(exclude=None if op.rank else {"rank"}) | {"error": op.duration_ns.error}
+            for op in found.worst_ops
         ],
     }
 

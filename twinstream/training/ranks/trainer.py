@@ -9,7 +9,7 @@ from twinstream.api import require_torch
 from twinstream.hardware_profiles.clusters.loader import save_with_node
 from twinstream.log.metrics import StepMetrics
 from twinstream.log.tensorboard import require_tensorboard
-from twinstream.measures.cluster_comparison import compare_cluster
+from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.files import write_document
 from twinstream.training.amounts import every
@@ -161,7 +161,7 @@ class RanksTrainer:
     def _compare(self, plan: RanksPlan, measured: ClusterTimeline) -> None:
         """Write when all ranks did what, and the comparison, op by op."""
         write_document(measured, self._folder.files.measured)
-        comparison = compare_cluster(plan.schedule, plan.predicted, measured)
+        comparison = compare(plan.schedule, plan.predicted, measured)
         write_document(comparison, self._folder.files.comparison)
 
 
