@@ -7,7 +7,6 @@ from rich.console import Group
 from twinstream.measures.metrics import Summary
 from twinstream.schedule.analysis.idle import CAUSES, ExposedTime
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Copy
 from twinstream.schedule.proof.verify_layout import arena_bytes
@@ -155,25 +154,3 @@ def ranks_screen(
         f"A replica's step: {workload_line(workload)}",
     ]
     return Group(*lines, stages_table(schedule), mesh_screen(schedule, summary, where))
-
-
-def speeds_table(
-    predicted: Summary | None, measured: ClusterTimeline, tokens_per_step: int
-) -> FittedTable:
-    """Step, cold step and tokens/s; predicted beside measured where there is a prediction."""
-    step_s, cold_s = measured.step_ns / 1e9, measured.cold_ns / 1e9
-    after = (seconds(step_s), seconds(cold_s), rate_text(tokens_per_step / step_s))
-    names = ("step time", "cold step", "tokens/s")
-    if predicted is None:
-        table = listing_table(("",), ("measured",))
-        for name, shown in zip(names, after, strict=True):
-            table.add_row(name, shown)
-        return table
-    before_s = predicted.step_time_s, predicted.cold_step_time_s
-    before = (*map(seconds, before_s), rate_text(predicted.tokens_per_s))
-    errors = [f"{a / b - 1:+.1%}" for a, b in zip(before_s, (step_s, cold_s), strict=True)]
-    errors.append(f"{predicted.tokens_per_s * step_s / tokens_per_step - 1:+.1%}")
-    table = listing_table(("",), ("predicted", "measured", "error"))
-    for row in zip(names, before, after, errors, strict=True):
-        table.add_row(*row)
-    return table

@@ -15,13 +15,9 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import prediction_notes
 from twinstream.planner.planner import gc_paused
-from twinstream.planner.request import caps_of
 from twinstream.schedule.analysis.idle import AnyTimeline
-from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
-from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import gib
-from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import Timeline
 from twinstream.screens.plan_screen import plan_screen
 from twinstream.screens.ranks_screen import mesh_screen
@@ -59,12 +55,14 @@ def about_prediction(
     inputs: DeviceInputs | ClusterInputs, timeline: AnyTimeline, summary: Summary
 ) -> dict[str, object]:
     """What JSON has of a prediction beside its summary."""
-    found: dict[str, object] = {"simulated_on": timeline.provenance.where}
+    found: dict[str, object] = {
+        "simulated_on": timeline.provenance.where,
+        "device_memory_missing_bytes": summary.missing_bytes,
+    }
     if isinstance(inputs, ClusterInputs):
         return found | {
             "stragglers": inputs.stragglers,
             "assumed": inputs.assumed or None,
-            "device_memory_missing_bytes": summary.missing_bytes,
             "num_ops": sum(len(inputs.schedule.of(one).ops) for one in inputs.schedule.classes),
         }
     assert isinstance(timeline, Timeline)
@@ -73,7 +71,6 @@ def about_prediction(
         | describe(inputs.schedule)
         | {
             "utilization": timeline.utilization,
-            "device_memory_missing_bytes": missing_bytes(inputs.schedule, inputs.machine),
             "notes": prediction_notes(inputs.schedule, inputs.machine, timeline),
         }
     )
@@ -88,19 +85,12 @@ def _screen(
     schedule, profile = inputs.schedule, inputs.machine
     return [
         f"Simulated on {profile.name}:",
-        *_told(missing_bytes(schedule, profile), profile),
+        *_told(summary.missing_bytes, profile),
         plan_screen(schedule, timeline, profile),
         "",
         utilization_table(timeline),
         *prediction_notes(schedule, profile, timeline),
     ]
-
-
-def missing_bytes(schedule: Schedule, machine: Machine) -> int:
-    """Device memory that a schedule takes, with reserve and libraries, and the machine lacks."""
-    has = caps_of(machine, None, None).device_bytes
-    taken = arena_bytes(schedule, DEVICE) + schedule.caps.outside_arena_bytes
-    return 0 if has is None else max(0, taken - has)
 
 
 def _told(missing: int, machine: Machine) -> list[str]:

@@ -16,6 +16,7 @@ from twinstream.clusters.running.run_ranks import (
     spec_of,
     started_by_torchrun,
 )
+from twinstream.commands.arguments.backends import UNKNOWN_PEAK
 from twinstream.commands.arguments.cluster_options import RanksOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.cluster_inputs import ClusterInputError, place_of, read_cluster
@@ -23,10 +24,12 @@ from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.ranks.planning import planned_for_ranks
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.planner.planner import gc_paused
+from twinstream.schedule.analysis.comparison import by_rank
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.files import write_document
-from twinstream.screens.ranks_screen import layout_line, speeds_table, stages_table
-from twinstream.screens.tables import losses_line, seconds
+from twinstream.screens.ranks_screen import layout_line, stages_table
+from twinstream.screens.tables import SHARES, SPEEDS, headline_table, losses_line, seconds
 from twinstream.simulator.replay import simulate_cluster
 from twinstream.training.ranks.shared_machine import Place
 
@@ -117,6 +120,12 @@ def _predicted(job: _Job, *, quiet: bool) -> Summary | None:
         return summarize(job.schedule, timeline, machine)
 
 
+def _measured(job: _Job, timeline: ClusterTimeline) -> Summary:
+    """What it came to; of use of compute nothing is shown where the peak is not known."""
+    machine = UNKNOWN_PEAK if job.place is None else job.place.machine
+    return summarize(*by_rank(job.schedule, timeline), machine)
+
+
 def _report(job: _Job, run: ClusterRun, *, as_json: bool) -> None:
     schedule, timeline, step_s = job.schedule, run.timeline, run.timeline.step_ns / 1e9
     tokens = schedule.tokens_per_step
@@ -145,7 +154,9 @@ def _report(job: _Job, run: ClusterRun, *, as_json: bool) -> None:
         f"{layout_line(schedule)}{planned}",
         stages_table(schedule),
         f"{tokens:,} tokens a step:",
-        speeds_table(predicted, timeline, tokens),
+        headline_table(
+            predicted, _measured(job, timeline), (*SPEEDS, *(SHARES if job.place else ()))
+        ),
         losses_line(run.losses),
         f"{timeline.provenance.told.capitalize()}, {timeline.provenance.detail}.",
         *([f"Assumed for the prediction: {assumed}."] if assumed else []),
