@@ -42,6 +42,8 @@ class ShownCluster:
         """Headlines, as `twinstream simulate` prints them; what ranks measured, where they did."""
         summary = summarize(self.schedule, self.timeline, self.machine)
         lines = [*mesh_lines(self.schedule, summary, self.where), *self.notes]
+        if summary.uncertainty is not None:
+            lines.append(summary.uncertainty.sentence)
         if self.measured is not None:
             step_s = self.measured.step_ns / 1e9
             lines.append(

@@ -82,6 +82,13 @@ class Summary(Node):
         return "GPUs" if self.device == "cuda" else "ranks"
 
     @property
+    def counted(self) -> str:
+        """How many there are."""
+        return (
+            f"{self.num_gpus:,} {self.devices}" if self.num_gpus > 1 else f"1 {self.devices[:-1]}"
+        )
+
+    @property
     def fullest(self) -> str:
         """The class that takes most device memory."""
         return max(self.memory_bytes, key=lambda name: sum(self.memory_bytes[name].values()))

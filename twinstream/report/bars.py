@@ -111,14 +111,18 @@ def _waiting(view: View, i: int, span: Span) -> Bar:
 
 
 def _runs(view: View, positions: Sequence[int], close_ns: int) -> Iterator[list[int]]:
-    """Ops in close succession of one colour, layer and round."""
+    """Ops in close succession of one colour, layer and round; exchanges within that time."""
     group: list[int] = []
     last: object = None
     for i in positions:
-        key = (view.key[i], *_place(view.ops[i]))
-        if group and (key != last or view.start_ns[i] - view.end_ns[group[-1]] > close_ns):
-            yield group
-            group = []
+        op = view.ops[i]
+        key = (view.key[i], *_place(op))
+        if group:
+            said = isinstance(op, Communicate)
+            since_ns = view.start_ns[group[0]] if said else view.end_ns[group[-1]]
+            if key != last or view.start_ns[i] - since_ns > close_ns:
+                yield group
+                group = []
         group.append(i)
         last = key
     if group:

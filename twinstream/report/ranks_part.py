@@ -132,7 +132,7 @@ class RanksPart:
         """
         view, figures = self._views[0], self.figures()
         classes = shown_classes(view.classes, MOST_CLASSES)
-        names = [one.name for one in classes]
+        names = [one.rank_class.name for one in classes]
         few = ""
         if len(names) < len(view.classes):
             few = (
@@ -198,7 +198,8 @@ class RanksPart:
     def _ran_exposed(self) -> list[Section]:
         if self.ran is None:
             return []
-        names = [one.name for one in shown_classes(self._views[1].classes, MOST_CLASSES)]
+        classes = shown_classes(self._views[1].classes, MOST_CLASSES)
+        names = [one.rank_class.name for one in classes]
         return [
             Section(
                 "What compute waited for, as measured",

@@ -105,7 +105,7 @@ def _page_of_ranks(part: RanksPart) -> Page:
     name = part.schedule.model.get("name", "a model")
     where = part.predicted.provenance.where
     return Page(
-        title=f"{name} on {summary.num_gpus:,} {summary.devices} of {where}",
+        title=f"{name} on {summary.counted} of {where}",
         subtitle=f"{mesh_text(part.schedule)}; {summary.tokens_per_step:,} tokens a step, "
         f"{part.layout_told}. {' '.join((_provenance(known), *part.notes, *error))}",
         cards=[

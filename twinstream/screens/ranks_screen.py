@@ -37,7 +37,7 @@ def mesh_lines(schedule: ClusterSchedule, summary: Summary, where: str) -> list[
     name = schedule.model.get("name", "a model")
     fullest, error = summary.fullest, summary.uncertainty
     lines = [
-        f"{name} on {summary.num_gpus:,} {summary.devices} of {where}: {mesh_text(schedule)}",
+        f"{name} on {summary.counted} of {where}: {mesh_text(schedule)}",
         f"{summary.tokens_per_step:,} tokens a step in {seconds(summary.step_time_s)} (cold "
         f"{seconds(summary.cold_step_time_s)}): {rate_text(summary.tokens_per_s)} tokens/s"
         f"{'' if error is None else f' ({error.short})'}, MFU {summary.mfu:.1%}",
