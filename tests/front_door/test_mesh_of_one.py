@@ -13,6 +13,7 @@ from twinstream.report.view import MeshView
 from twinstream.schedule.analysis.comparison import by_rank
 from twinstream.schedule.cluster.cluster_schedule import THE_DEVICE, as_cluster
 from twinstream.schedule.cluster.cluster_timeline import as_cluster_timeline
+from twinstream.schedule.cluster.mesh import Axis, Mesh
 from twinstream.schedule.errors import ArgumentError
 
 MACHINE = load_machine_text(
@@ -89,3 +90,15 @@ def test_python_writes_the_page_of_a_mesh_from_its_prediction(both, tmp_path):
         ts.write_report(path, schedule, MACHINE)
     ts.write_report(path, schedule, MACHINE, predicted=line)
     assert "toy on 1 rank of here" in path.read_text("utf-8")
+
+
+def test_of_several_ranks_the_flops_of_all_count_against_the_peak_of_all(both):
+    schedule, line = both
+    alone = ts.summarize(schedule, line, MACHINE)
+    four = Mesh(axes=(Axis(name="dp", size=4),), ranks_per_node=4)
+    mesh = as_cluster(schedule).model_copy(update={"mesh": four})
+    found = ts.summarize(mesh, as_cluster_timeline(line), MACHINE)
+    assert found.num_gpus == 4
+    assert found.hfu == pytest.approx(alone.hfu)  # each executes what one does
+    assert found.mfu == pytest.approx(alone.mfu / 4)  # the model's FLOPs are of the whole step
+    assert found.recompute_fraction == alone.recompute_fraction

@@ -222,6 +222,16 @@ def test_of_many_gpus_the_published_steps_nearest_say_how_far_off_a_prediction_m
     assert distances == sorted(distances)
 
 
+def test_of_a_mixture_of_experts_only_such_steps_count():
+    machine = machine_of(load_cluster("h100_dgx"))
+    kind = StepKind.of(job_of("mixtral-8x7b", tp=1, pp=4, dp=8, ep=8))
+    assert kind.experts
+    assert {step.kind.experts for step in nearest(kind, machine).steps} == {True}
+    assert {step.kind.experts for step in nearest(kind._replace(experts=False), machine).steps} == {
+        False
+    }
+
+
 def test_the_distance_of_steps_counts_sizes_axes_precision_and_zero():
     kind = StepKind(False, "bf16", 8, 16, frozenset(["tp", "dp"]), False)
     assert kind.distance(kind) == 0
