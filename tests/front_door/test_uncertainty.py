@@ -227,9 +227,8 @@ def test_of_a_mixture_of_experts_only_such_steps_count():
     kind = StepKind.of(job_of("mixtral-8x7b", tp=1, pp=4, dp=8, ep=8))
     assert kind.experts
     assert {step.kind.experts for step in nearest(kind, machine).steps} == {True}
-    assert {step.kind.experts for step in nearest(kind._replace(experts=False), machine).steps} == {
-        False
-    }
+    dense = kind._replace(experts=False, axes=frozenset(["pp", "dp"]))
+    assert {step.kind.experts for step in nearest(dense, machine).steps} == {False}
 
 
 def test_the_distance_of_steps_counts_sizes_axes_precision_and_zero():
