@@ -1,5 +1,6 @@
 """Headline figures of a schedule and a timeline: of one device, or of all ranks of a mesh."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import NonNegativeInt
@@ -7,7 +8,7 @@ from pydantic import NonNegativeInt
 from twinstream.clusters.predict import memory_of
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Machine, is_compute_unit
-from twinstream.measures.residence import copied_sizes
+from twinstream.measures.residence import copied_sizes, moved_bytes
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
 from twinstream.schedule.analysis.idle import (
     AnySchedule,
@@ -25,7 +26,7 @@ from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import rate_text as rate_text
-from twinstream.schedule.tensors import DEVICE, HOST
+from twinstream.schedule.tensors import DEVICE, HOST, Role
 from twinstream.schedule.timeline import PassSpans, Timeline
 
 RESERVE, ARENA = "reserve", "arena"
@@ -128,7 +129,7 @@ def summarize(
     executed, recomputed = _executed_flops(mesh)
     memory = _memory_bytes(mesh, line, machine)
     host = {one.name: arena_bytes(mesh.of(one), HOST) for one in mesh.classes}
-    moved = [copied_bytes(part) for part in mesh.schedules.values()]
+    moved = [moved_bytes(part) for part in mesh.schedules.values()]
     same = schedule.machine.content_hash == machine.content_hash
     bound = schedule.bound if isinstance(schedule, Schedule) and same else None
     tokens = schedule.workload.tokens_per_step if isinstance(schedule, Schedule) else (
@@ -142,8 +143,8 @@ def summarize(
         hfu=executed / peak,
         device_peak_bytes=max(sum(sizes.values()) for sizes in memory.values()),
         host_peak_bytes=max(host.values()),
-        h2d_bytes=max(_queue_bytes(sizes, "h2d") for sizes in moved),
-        d2h_bytes=max(_queue_bytes(sizes, "d2h") for sizes in moved),
+        h2d_bytes=max(_of_direction(sizes, "h2d") for sizes in moved),
+        d2h_bytes=max(_of_direction(sizes, "d2h") for sizes in moved),
         recompute_fraction=recomputed / executed,
         num_gpus=mesh.mesh.size,
         device=machine.device,
@@ -231,8 +232,8 @@ def _stated(machine: Machine, field: str) -> int | None:
     return None if number is None or number.value is None else round(number.value)
 
 
-def _queue_bytes(moved: dict[str, int], direction: str) -> int:
-    return sum(size for queue, size in moved.items() if queue.startswith(direction))
+def _of_direction(moved: Mapping[tuple[Role, str], int], direction: str) -> int:
+    return sum(size for (_, way), size in moved.items() if way == direction)
 
 
 def _executed_flops(schedule: ClusterSchedule) -> tuple[int, int]:
