@@ -9,12 +9,12 @@ from flask import Response, abort
 
 from twinstream.explorer.show import graph
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.measures.cluster_summary import summarize_cluster
-from twinstream.measures.metrics import rate_text
-from twinstream.report.cluster.cluster_page import cluster_html, step_figures
+from twinstream.measures.metrics import rate_text, summarize
+from twinstream.report.ranks_part import RanksPart
+from twinstream.report.report import report_html
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.screens.cluster_screen import cluster_lines
+from twinstream.screens.ranks_screen import mesh_lines
 from twinstream.screens.tables import seconds
 
 _FIGURES = ("cluster", "measured")  # their ids on the page, each with the number of the cluster
@@ -40,8 +40,10 @@ class ShownCluster:
 
     def lines(self) -> list[str]:
         """Headlines, as `twinstream simulate` prints them; what ranks measured, where they did."""
-        summary = summarize_cluster(self.schedule, self.timeline, self.machine)
-        lines = [*cluster_lines(self.schedule, summary, self.where), *self.notes]
+        summary = summarize(self.schedule, self.timeline, self.machine)
+        lines = [*mesh_lines(self.schedule, summary, self.where), *self.notes]
+        if summary.uncertainty is not None:
+            lines.append(summary.uncertainty.sentence)
         if self.measured is not None:
             step_s = self.measured.step_ns / 1e9
             lines.append(
@@ -52,13 +54,12 @@ class ShownCluster:
 
     def figures(self) -> list[go.Figure]:
         """The lanes of a step, as predicted and as measured."""
-        return step_figures(self.schedule, self.timeline, self.measured)
+        return RanksPart(self.schedule, self.timeline, self.machine, self.measured).figures()
 
     def page(self) -> str:
         """The page of `twinstream report`."""
-        summary = summarize_cluster(self.schedule, self.timeline, self.machine)
-        return cluster_html(
-            self.schedule, self.timeline, summary, self.where, measured=self.measured,
+        return report_html(
+            self.schedule, self.machine, predicted=self.timeline, measured=self.measured,
             notes=self.notes,
         )  # fmt: skip
 

@@ -23,7 +23,7 @@ from twinstream.report.bars import op_bars, shrunk
 from twinstream.report.page import split_error
 from twinstream.report.palette import Series, series
 from twinstream.report.timeline_figure import Shown, timeline_figure
-from twinstream.report.view import View, round_name
+from twinstream.report.view import round_name, view_of
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import gib
 from twinstream.screens.tables import readable, seconds, workload_line
@@ -194,10 +194,10 @@ def _value(value: str, identity: str) -> list[html.Span]:
 
 def timeline_of(machine: str, answer: Answer) -> html.Div:
     """Streams, memory and links of a middle round."""
-    view = View("predicted", answer.schedule, answer.timeline)
+    view = view_of("predicted", answer.schedule, answer.timeline)
     rounds = answer.schedule.workload.rounds_per_step
     number = rounds // 2
-    window = shrunk(view, view.round_span(number))
+    window = shrunk([view], view.round_span(number))
     figure = timeline_figure([Shown(view, window, op_bars(view, window))], answer.machine)
     title = f"{machine}: {round_name(number, rounds)}"
     if window != view.round_span(number):

@@ -3,25 +3,24 @@
 from pathlib import Path
 from typing import Annotated
 
-from twinstream import api
+from rich.console import RenderableType
+
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.grouped import grouped
-from twinstream.commands.arguments.inputs import checked_schedule, machine_of
 from twinstream.commands.arguments.outputs import output_option
-from twinstream.commands.cluster_inputs import holds_cluster, refuse_cluster_options
-from twinstream.commands.documents.clusters import simulate_cluster_file
+from twinstream.commands.cluster_inputs import ClusterInputs, DeviceInputs, inputs_of
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plans.planning import describe
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.measures.metrics import summarize
-from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
-from twinstream.planner.request import caps_of
-from twinstream.schedule.document import Schedule
+from twinstream.measures.metrics import Summary
+from twinstream.measures.uncertainty import prediction_notes
+from twinstream.planner.planner import gc_paused
+from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.schedule.files import write_document
-from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import gib
-from twinstream.schedule.tensors import DEVICE
+from twinstream.schedule.timeline import Timeline
 from twinstream.screens.plan_screen import plan_screen
+from twinstream.screens.ranks_screen import mesh_screen
 from twinstream.screens.tables import utilization_table
 
 
@@ -36,46 +35,62 @@ def simulate(
 
     Of a cluster's schedule --machine is the profile of a node.
     """
-    if holds_cluster(schedule):
-        simulate_cluster_file(schedule, where, output, as_json=as_json)
-        return
-    refuse_cluster_options(schedule, where)
-    with progress(f"simulating {schedule}", quiet=as_json):
-        document = checked_schedule(schedule)
-        profile = machine_of(document, where.machine)
-        timeline = api.simulate(document, profile)
-    missing = missing_bytes(document, profile)
-    notes = prediction_notes(document, profile, timeline)
+    with progress(f"simulating {schedule}", quiet=as_json), gc_paused():
+        inputs = inputs_of(schedule, where)
+        if output is not None:
+            inputs.require_as_in_its_file()
+        timeline = inputs.timeline()
+        summary = inputs.summary(timeline)
     if output is not None:
         write_document(timeline, output)
     if as_json:
-        more: dict[str, object] = {
-            "simulated_on": profile.name,
-            "utilization": timeline.utilization,
-            "device_memory_missing_bytes": missing,
-            "uncertainty": uncertainty_of(profile, document),
-            "notes": notes,
-        }
-        summary = summarize(document, timeline, profile)
-        print_json(summary.model_dump() | describe(document) | more)
+        print_json(summary.model_dump() | about_prediction(inputs, timeline, summary))
         return
-    print_report(
-        f"Simulated on {profile.name}:",
-        *_told(missing, profile),
-        plan_screen(document, timeline, profile),
-        "",
-        utilization_table(timeline),
-        *notes,
-    )
+    print_report(*_screen(inputs, timeline, summary), *inputs.told)
     if output is not None:
         print_report(f"Wrote the timeline to {output}.")
 
 
-def missing_bytes(schedule: Schedule, machine: Machine) -> int:
-    """Device memory that a schedule takes, with reserve and libraries, and the machine lacks."""
-    has = caps_of(machine, None, None).device_bytes
-    taken = arena_bytes(schedule, DEVICE) + schedule.caps.outside_arena_bytes
-    return 0 if has is None else max(0, taken - has)
+def about_prediction(
+    inputs: DeviceInputs | ClusterInputs, timeline: AnyTimeline, summary: Summary
+) -> dict[str, object]:
+    """What JSON has of a prediction beside its summary."""
+    found: dict[str, object] = {
+        "simulated_on": timeline.provenance.where,
+        "device_memory_missing_bytes": summary.missing_bytes,
+    }
+    if isinstance(inputs, ClusterInputs):
+        return found | {
+            "stragglers": inputs.stragglers,
+            "assumed": inputs.assumed or None,
+            "num_ops": sum(len(inputs.schedule.of(one).ops) for one in inputs.schedule.classes),
+        }
+    assert isinstance(timeline, Timeline)
+    return (
+        found
+        | describe(inputs.schedule)
+        | {
+            "utilization": timeline.utilization,
+            "notes": prediction_notes(inputs.schedule, inputs.machine, timeline),
+        }
+    )
+
+
+def _screen(
+    inputs: DeviceInputs | ClusterInputs, timeline: AnyTimeline, summary: Summary
+) -> list[RenderableType]:
+    if isinstance(inputs, ClusterInputs):
+        return [mesh_screen(inputs.schedule, summary, inputs.cluster.name)]
+    assert isinstance(timeline, Timeline)
+    schedule, profile = inputs.schedule, inputs.machine
+    return [
+        f"Simulated on {profile.name}:",
+        *_told(summary.missing_bytes, profile),
+        plan_screen(schedule, timeline, profile),
+        "",
+        utilization_table(timeline),
+        *prediction_notes(schedule, profile, timeline),
+    ]
 
 
 def _told(missing: int, machine: Machine) -> list[str]:

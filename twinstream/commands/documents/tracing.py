@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Annotated
 
-from twinstream import api
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.grouped import grouped
-from twinstream.commands.arguments.inputs import checked_schedule, machine_of, read_timelines
 from twinstream.commands.arguments.outputs import output_option
-from twinstream.commands.cluster_inputs import holds_cluster, refuse_cluster_options
-from twinstream.commands.documents.clusters import trace_cluster_file
+from twinstream.commands.cluster_inputs import inputs_of
 from twinstream.commands.output import print_json, print_report, progress
+from twinstream.planner.planner import gc_paused
+from twinstream.schedule.analysis.comparison import by_rank
 
 
 @grouped()
@@ -28,20 +27,14 @@ def trace(
 
     Without --predicted the schedule is simulated. Of a cluster's every class is a process.
     """
-    if holds_cluster(schedule):
-        trace_cluster_file(schedule, where, predicted, measured, output, as_json=as_json)
-        return
-    refuse_cluster_options(schedule, where)
     from twinstream.report.trace import trace_of, write_trace
-    from twinstream.report.view import View
+    from twinstream.report.view import MeshView
 
-    with progress(f"tracing {schedule}", quiet=as_json):
-        document = checked_schedule(schedule)
-        before, after = read_timelines(predicted, measured)
-        before = before or api.simulate(document, machine_of(document, where.machine))
-        views = [View("predicted", document, before)]
-        if after is not None:
-            views.append(View("measured", document, after))
+    with progress(f"tracing {schedule}", quiet=as_json), gc_paused():
+        inputs = inputs_of(schedule, where)
+        views = [MeshView("predicted", inputs.schedule, inputs.timeline(predicted))]
+        if (after := inputs.measured(measured)) is not None:
+            views.append(MeshView("measured", *by_rank(inputs.schedule, after)))
         found = trace_of(views)
         write_trace(found, output)
     size_bytes, about = output.stat().st_size, found["otherData"]
@@ -50,6 +43,7 @@ def trace(
         print_json({"output": output, "size_bytes": size_bytes, "num_events": num_events} | about)
     else:
         print_report(
-            *(f"{view.name}: {about[view.name]}" for view in views),
+            *(f"{view.world}: {about[view.world]}" for view in views),
+            *inputs.told,
             f"Wrote {output}, {size_bytes / 1e6:.1f} MB; open it in ui.perfetto.dev.",
         )

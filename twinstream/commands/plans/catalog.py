@@ -7,8 +7,7 @@ from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.measures.uncertainty import usual_uncertainties
 from twinstream.models.presets import load_preset, preset_aliases, preset_names
 from twinstream.models.spec import executor_refusal
-from twinstream.screens.cluster_tables import clusters_table
-from twinstream.screens.tables import machines_table, models_table
+from twinstream.screens.tables import clusters_table, machines_table, models_table
 
 
 def models(as_json: Json = False) -> None:

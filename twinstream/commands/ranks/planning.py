@@ -17,7 +17,7 @@ from twinstream.commands.arguments.requests import request_of, require_known
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
+from twinstream.measures.metrics import Summary, summarize
 from twinstream.planner.planner import gc_paused
 from twinstream.planner.request import PlanRequest
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
@@ -40,9 +40,9 @@ class PlannedRanks:
     schedule: ClusterSchedule
     seconds: float
 
-    def summary(self) -> ClusterSummary:
+    def summary(self) -> Summary:
         """What is predicted."""
-        return summarize_cluster(self.schedule, self.chosen.predicted, self.place.machine)
+        return summarize(self.schedule, self.chosen.predicted, self.place.machine)
 
 
 def plan_for_ranks(
@@ -159,7 +159,7 @@ def _fixed(asked: RanksOptions) -> dict[str, Any]:
     return {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
 
 
-def _tell(found: PlannedRanks, summary: ClusterSummary, *, as_json: bool) -> None:
+def _tell(found: PlannedRanks, summary: Summary, *, as_json: bool) -> None:
     schedule, place, chosen = found.schedule, found.place, found.chosen
     rounds = chosen.workload.rounds_per_step // chosen.layout.dp
     workload = chosen.workload.model_copy(update={"rounds_per_step": rounds})

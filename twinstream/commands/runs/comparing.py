@@ -6,23 +6,27 @@ from typing import Annotated
 import typer
 
 from twinstream.commands.arguments import options
-from twinstream.commands.arguments.inputs import (
-    checked_schedule,
-    machine_of,
-    predicted_and_measured,
-    read_timelines,
+from twinstream.commands.arguments.inputs import predicted_and_measured, read_as
+from twinstream.commands.cluster_inputs import (
+    ClusterInputs,
+    DeviceInputs,
+    holds_cluster,
+    inputs_of,
+    measured_of_cluster,
+    read_cluster,
 )
-from twinstream.commands.cluster_inputs import holds_cluster, refuse_cluster_options
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plans.planning import describe
-from twinstream.commands.ranks.comparing import compare_cluster_file
-from twinstream.measures.metrics import Summary, summarize
+from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
-from twinstream.schedule.analysis.comparison import Comparison, Pair
+from twinstream.planner.planner import gc_paused
+from twinstream.schedule.analysis.comparison import Comparison, GroupComparison, Pair
 from twinstream.schedule.analysis.comparison import compare as join
+from twinstream.schedule.analysis.idle import AnyTimeline
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.files import DocumentError
+from twinstream.schedule.timeline import Timeline
 from twinstream.screens.tables import comparison_tables, headline_errors, nondeterminism_notes
-from twinstream.simulator.replay import simulate
 
 
 def compare(  # noqa: PLR0913
@@ -49,28 +53,47 @@ def compare(  # noqa: PLR0913
     """
     measured = _measured(predicted, measured, of_run)
     where = options.Profiles(machine, cluster)
-    if holds_cluster(schedule):
-        compare_cluster_file(schedule, predicted, measured, where, as_json=as_json)
-        return
-    refuse_cluster_options(schedule, where)
-    with progress(f"comparing {measured}", quiet=as_json):
-        document = checked_schedule(schedule)
-        profile = machine_of(document, machine)
-        if predicted is None:
-            before, after = simulate(document, profile), read_timelines(None, measured)[1]
-            assert after is not None
-        else:
-            before, after = predicted_and_measured(predicted, measured)
-        comparison = join(document, before, after)
-        summaries = summarize(document, before, profile), summarize(document, after, profile)
+    notes = []
+    with progress(f"comparing {measured}", quiet=as_json), gc_paused():
+        found, summaries, inputs = _joined(schedule, predicted, measured, where)
+        shown = comparison_json(found, summaries)
+        if inputs is not None:
+            shown["uncertainty"] = uncertainty_of(inputs.machine, inputs.schedule)
+        if isinstance(inputs, DeviceInputs):
+            document = inputs.schedule
+            shown = describe(document) | shown
+            notes = nondeterminism_notes(document)
+            if predicted is None:
+                notes += prediction_notes(document, inputs.machine, inputs.timeline())
+            else:
+                line = read_as(Timeline, predicted)
+                notes += prediction_notes(document, inputs.machine, line)
     if as_json:
-        uncertainty = {"uncertainty": uncertainty_of(profile, document)}
-        print_json(describe(document) | comparison_json(comparison, *summaries) | uncertainty)
+        print_json(shown)
     else:
-        tables = comparison_tables(comparison, *summaries, profile.name)
-        print_report(
-            *tables, *nondeterminism_notes(document), *prediction_notes(document, profile, before)
-        )
+        peak_of = "" if inputs is None else inputs.machine.name
+        print_report(*comparison_tables(found, summaries, peak_of), *notes)
+
+
+_Joined = tuple[Comparison, tuple[Summary, Summary] | None, DeviceInputs | ClusterInputs | None]
+
+
+def _joined(path: Path, predicted: Path | None, measured: Path, where: options.Profiles) -> _Joined:
+    """The join, both summaries, and what they are of; with a prediction the cluster of ranks may be
+    unknown."""
+    if predicted is not None and holds_cluster(path):
+        schedule, line = read_cluster(path), read_as(ClusterTimeline, predicted)
+        return join(schedule, line, measured_of_cluster(schedule, measured)), None, None
+    inputs = inputs_of(path, where)
+    before: AnyTimeline
+    after: AnyTimeline | None
+    if predicted is None:
+        before, after = inputs.timeline(), inputs.measured(measured)
+        assert after is not None
+    else:
+        before, after = predicted_and_measured(predicted, measured)
+    found = join(inputs.schedule, before, after)
+    return found, (inputs.summary(before), inputs.summary(after)), inputs
 
 
 def _measured(predicted: Path | None, measured: Path | None, of_run: Path | None) -> Path:
@@ -86,18 +109,46 @@ def _measured(predicted: Path | None, measured: Path | None, of_run: Path | None
 
 
 def comparison_json(
-    comparison: Comparison, predicted: Summary, measured: Summary
+    found: Comparison, summaries: tuple[Summary, Summary] | None
 ) -> dict[str, object]:
     """Both summaries, the relative error of their headlines, and the join op by op."""
+    shown: dict[str, object] = {
+        "step_ns": _pair(found.step_ns),
+        "cold_ns": _pair(found.cold_ns),
+        **_groups(found),
+    }
+    if summaries is not None:
+        predicted, measured = summaries
+        errors = headline_errors(predicted, measured)
+        shown |= {"predicted": predicted, "measured": measured, "error": errors}
+    if found.ranks:
+        shown["clock_error_ns"] = found.clock_error_ns
+        shown["ranks"] = [
+            {
+                "name": one.name,
+                "step_ns": _pair(one.comparison.step_ns),
+                **_groups(one.comparison),
+                "said": [_group(group) for group in one.said],
+            }
+            for one in found.ranks
+        ]
+    return shown
+
+
+def _groups(found: Comparison) -> dict[str, object]:
     return {
-        "predicted": predicted,
-        "measured": measured,
-        "error": headline_errors(predicted, measured),
-        "kinds": [_with_error(g.model_dump(), g.busy_ns) for g in comparison.kinds],
-        "streams": [_with_error(g.model_dump(), g.busy_ns) for g in comparison.streams],
-        "worst_ops": [_with_error(op.model_dump(), op.duration_ns) for op in comparison.worst_ops],
+        "kinds": [_group(group) for group in found.kinds],
+        "streams": [_group(group) for group in found.streams],
+        "worst_ops": [
+            op.model_dump(exclude=None if op.rank else {"rank"}) | {"error": op.duration_ns.error}
+            for op in found.worst_ops
+        ],
     }
 
 
-def _with_error(document: dict[str, object], pair: Pair) -> dict[str, object]:
-    return document | {"error": pair.error}
+def _pair(pair: Pair) -> dict[str, float]:
+    return pair.model_dump() | {"error": pair.error}
+
+
+def _group(group: GroupComparison) -> dict[str, object]:
+    return group.model_dump() | {"error": group.busy_ns.error}

@@ -72,7 +72,7 @@ def _json(result: Demo) -> dict[str, object]:
     return (
         capped.predicted_summary.model_dump()
         | describe(capped.schedule)
-        | comparison_json(result.comparison, capped.predicted_summary, capped.measured_summary)
+        | comparison_json(result.comparison, (capped.predicted_summary, capped.measured_summary))
         | {
             "losses": capped.run.losses,
             "losses_resident": result.resident.run.losses,

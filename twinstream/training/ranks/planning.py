@@ -17,11 +17,11 @@ from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.hardware_profiles.clusters.loader import save_with_node
 from twinstream.log.layout_choice import LayoutChoice
 from twinstream.log.run_files import RunFiles
-from twinstream.measures.cluster_comparison import compare_cluster
-from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
+from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.request import TrainingStep, caps_of
+from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import RankPart, rank_part
@@ -144,9 +144,9 @@ class RanksPlan(StepPlan):
     def measured(self, outcomes: "list[RankOutcome]", num_steps: int) -> ClusterTimeline:
         return measured_cluster_timeline(self.schedule, outcomes, num_steps)
 
-    def summary(self, timeline: AnyTimeline | None = None) -> ClusterSummary:
+    def summary(self, timeline: AnyTimeline | None = None) -> Summary:
         assert not isinstance(timeline, Timeline), "it is of all ranks"
-        return summarize_cluster(self.schedule, timeline or self.predicted, self.place.machine)
+        return summarize(self.schedule, timeline or self.predicted, self.place.machine)
 
     def write(self, files: RunFiles) -> None:
         files.forget_one_device()
@@ -157,7 +157,7 @@ class RanksPlan(StepPlan):
     def write_comparison(self, files: RunFiles, measured: AnyTimeline) -> None:
         assert isinstance(measured, ClusterTimeline), "it is of all ranks"
         write_document(measured, files.measured)
-        comparison = compare_cluster(self.schedule, self.predicted, measured)
+        comparison = compare(self.schedule, self.predicted, measured)
         write_document(comparison, files.comparison)
 
     @property

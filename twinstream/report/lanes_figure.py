@@ -1,44 +1,46 @@
-"""One group of lanes for each class of ranks, on one time axis."""
+"""A group of lanes for each class of ranks, on one time axis."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from twinstream.report.bars import Bar
-from twinstream.report.cluster.lane_bars import WAITING
-from twinstream.report.cluster.lanes import ClassLanes, is_said
-from twinstream.report.palette import AXIS_COLOURS, OTHER_COLOUR, PHASE_COLOURS, WAITING_COLOUR
-from twinstream.report.view import Span, time_unit
+from twinstream.report.bars import Bar, merged_bars, op_bars, waiting_bars
+from twinstream.report.palette import KEYS, OTHER_COLOUR, key_colour, key_name
+from twinstream.report.view import Span, View, time_unit
 from twinstream.screens.tables import readable
 
 _BETWEEN = 0.7  # of a lane, between two classes
 _ROW_PX, _LOW_ROW_PX, _MANY_ROWS, _EDGES_PX = 24, 17, 40, 90
-KEYS = (WAITING, *PHASE_COLOURS, *AXIS_COLOURS)  # what comes later lies on top
 
 
 def lanes_figure(
-    classes: Sequence[ClassLanes],
-    bars: Mapping[str, Sequence[Bar]],
-    span: Span,
-    waits: Mapping[str, Sequence[Bar]] | None = None,
+    classes: Sequence[View], span: Span, axis: Span | None = None, *, merged: bool = False
 ) -> go.Figure:
-    """Bars of every class on its lanes, waits below them; time begins with the span."""
+    """Bars of every class on its lanes, and its waits for the others below them.
+
+    Args:
+        axis: what the time axis shows, if it is not the span.
+        merged: ops near to one another as one bar.
+    """
+    count, axis = len(classes), axis or span
     places, rows = _places(classes)
-    unit_ns, unit = time_unit(span.lasting_ns)
+    unit_ns, unit = time_unit(axis.lasting_ns)
     figure = go.Figure()
     by_key: dict[str, list[tuple[float, Bar]]] = {}
     for one in classes:
-        for bar in (*(waits or {}).get(one.name, ()), *bars[one.name]):
-            by_key.setdefault(bar.key, []).append((places[one.name, bar.queue], bar))
+        bars = merged_bars(one, span, count) if merged else op_bars(one, span)
+        for bar in (*waiting_bars(one, span, count), *bars):
+            if bar.end_ns > bar.start_ns:
+                by_key.setdefault(bar.key, []).append((places[one.name, bar.queue], bar))
     for key in sorted(by_key, key=lambda key: KEYS.index(key) if key in KEYS else len(KEYS)):
         mine = by_key[key]
         figure.add_trace(
             go.Bar(
                 orientation="h", y=[place for place, _ in mine], width=0.84,
-                base=[(bar.start_ns - span.start_ns) / unit_ns for _, bar in mine],
+                base=[(bar.start_ns - axis.start_ns) / unit_ns for _, bar in mine],
                 x=[(bar.end_ns - bar.start_ns) / unit_ns for _, bar in mine],
                 hovertext=[bar.text for _, bar in mine], hoverinfo="text",
-                name=legend_name(key), marker={"color": colour_of(key), "line": {"width": 0}},
+                name=key_name(key), marker={"color": key_colour(key), "line": {"width": 0}},
             )
         )  # fmt: skip
     row_px = _ROW_PX if rows <= _MANY_ROWS else _LOW_ROW_PX
@@ -46,7 +48,7 @@ def lanes_figure(
         height=round(rows * row_px) + _EDGES_PX, barmode="overlay", bargap=0, hovermode="closest",
         dragmode="zoom", margin={"l": 90, "r": 150, "t": 20, "b": 45}, showlegend=True,
         legend={"x": 1.01, "y": 1, "yanchor": "top", "traceorder": "normal"},
-        xaxis={"title": {"text": f"time, {unit}"}, "range": [0, span.lasting_ns / unit_ns],
+        xaxis={"title": {"text": f"time, {unit}"}, "range": [0, axis.lasting_ns / unit_ns],
                "showspikes": True, "spikemode": "across", "spikethickness": 1, "spikedash": "dot",
                "spikecolor": OTHER_COLOUR, "spikesnap": "cursor"},
         yaxis={"tickvals": list(places.values()), "ticktext": [readable(n) for _, n in places],
@@ -63,27 +65,7 @@ def lanes_figure(
     return figure
 
 
-def legend_name(key: str) -> str:
-    """What a colour is called.
-
-    >>> legend_name("tp"), legend_name("transfer"), legend_name("weight")
-    ('tp', 'message of the pipeline', 'gradients of weights')
-    """
-    names = {
-        "transfer": "message of the pipeline",
-        "weight": "gradients of weights",
-        WAITING: "waits for the others",
-    }
-    return names.get(key, readable(key))
-
-
-def colour_of(key: str) -> str:
-    if key == WAITING:
-        return WAITING_COLOUR
-    return AXIS_COLOURS[key] if is_said(key) else PHASE_COLOURS.get(key, OTHER_COLOUR)
-
-
-def _places(classes: Sequence[ClassLanes]) -> tuple[dict[tuple[str, str], float], float]:
+def _places(classes: Sequence[View]) -> tuple[dict[tuple[str, str], float], float]:
     """Where on the y axis every lane of every class is, from the top, and where they end."""
     places: dict[tuple[str, str], float] = {}
     row = 0.0
