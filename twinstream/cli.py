@@ -15,16 +15,16 @@ _USER_ERROR = 2
 _INTERRUPTED = 130
 _QUESTIONS = {  # a command, and its module in twinstream.commands
     "How fast would it train, what should I buy?": {
-        "models": "plans.catalog",
-        "machines": "plans.catalog",
-        "clusters": "plans.catalog",
+        "models": "models",
+        "machines": "models",
+        "clusters": "models",
         "plan": "plans.planning",
         "verify": "documents.verifying",
         "simulate": "documents.simulating",
-        "sweep": "plans.sweeping",
-        "whatif": "plans.asking",
-        "explore": "plans.exploring",
-        "cost": "plans.costing",
+        "sweep": "sweep",
+        "whatif": "whatif",
+        "explore": "explore",
+        "cost": "cost",
     },
     "Train it here": {
         "train": "runs.training",

@@ -10,13 +10,13 @@ pytest.importorskip("dash", reason="Dash is not installed")
 from tests.front_door.command_line import call, error_of
 from tests.front_door.test_explorer import TINY, complaints, served
 from tests.helpers.browser import browser_page
-from twinstream.explorer.answers import Answers
-from twinstream.explorer.app import explorer
-from twinstream.explorer.clusters import ShownCluster, clusters_part
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.files import read_document
 from twinstream.simulator.replay import simulate_cluster
+from twinstream.study.explore.answers import Answers
+from twinstream.study.explore.app import explorer
+from twinstream.study.explore.clusters import ShownCluster, clusters_part
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ try:
 except SystemExit as stop:
     assert not stop.code, stop.code
 heavy = {"torch", "plotly", "matplotlib", "dash", "scipy.optimize"}
-heavy |= {"twinstream.commands.plans.asking"}
+heavy |= {"twinstream.commands.whatif"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
 INTERRUPTED = """
