@@ -12,7 +12,7 @@ from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream.hardware_profiles.link import LINK_FIELDS
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.study.one_device import DeviceQuery
-from twinstream.study.whatif.whatif import usual_changes, what_if
+from twinstream.study.whatif.whatif import usual_changes, whatif
 
 PLANNER = ts.Planner(ts.steady_state)
 CAPS = ("--device-mem", "8MiB", "--host-mem", "20MiB", "--policy", "streaming")
@@ -89,7 +89,7 @@ def test_a_price_is_the_slope_of_the_lower_bound_over_the_value_shown():
     slow = override(load_machine("cpu"), {"pcie_h2d_bytes_per_s": 0.05e9})
     base, step = question(slow, device_mem="7MiB"), 1e-4
     answer = base.answer()
-    found = what_if(base, usual_changes(base, (1 + step,)), num_jobs=2)
+    found = whatif(base, usual_changes(base, (1 + step,)), num_jobs=2)
     prices = {s.name: s.price_tokens_per_s for s in found.sensitivities}
     for one in base.properties:
         if one.name in ("PCIe H2D", "device memory"):
@@ -142,7 +142,7 @@ def test_more_of_anything_is_never_slower(policy):
     memory = "8MiB" if policy == "streaming" else "5MiB"
     base = question(override(load_machine("cpu"), link), policy=policy, device_mem=memory)
     factors = (0.9, 1.1, 2.0) if policy == "streaming" else (1.1,)
-    found = what_if(base, usual_changes(base, factors), num_jobs=2)
+    found = whatif(base, usual_changes(base, factors), num_jobs=2)
     for one in found.sensitivities:
         speeds = {change.change: change.tokens_per_s or 0.0 for change in one.changes}
         speeds[0.0] = found.base.tokens_per_s
@@ -155,7 +155,7 @@ def test_a_number_a_tenth_worse_costs_a_tenth_at_most():
     """The plan to start from would take no longer; one made anew is slower by up to 39 %."""
     link = dict.fromkeys(LINK_FIELDS[:2], 1e9)
     base = question(override(load_machine("cpu"), link))
-    found = what_if(base, usual_changes(base, (0.9, 1.1)), num_jobs=2)
+    found = whatif(base, usual_changes(base, (0.9, 1.1)), num_jobs=2)
     assert found.sensitivities
     for one in found.sensitivities:
         worse = min(change.tokens_per_s or 0.0 for change in one.changes)

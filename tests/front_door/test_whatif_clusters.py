@@ -14,7 +14,7 @@ from twinstream.clusters.search.question import Question
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.models.presets import load_model
 from twinstream.study.many_gpus import LayoutQuery, kept_job
-from twinstream.study.whatif.whatif import Change, usual_changes, what_if, written_change
+from twinstream.study.whatif.whatif import Change, usual_changes, whatif, written_change
 
 STEP = ("--model", "1b", "--seq-len", 512, "--global-batch", 32)
 ON = ("--cluster", "h100_dgx", "--gpus", 16, "--pp", 1, "--zero", 1)
@@ -161,7 +161,7 @@ def test_a_layout_found_with_a_change_is_tried_without_it(monkeypatch):
         lambda work, items, jobs, begin: [(one, work(one, None)) for one in items],
     )
     change = Change("memory", {"machine.device_memory_bytes": 1e11})
-    found = what_if(LayoutQuery(eight), [change])
+    found = whatif(LayoutQuery(eight), [change])
     assert found.base.layout.micro_batch == 2
     base = found.base.model_copy(update={"figures": {}})
     assert found.answers[0].kept == found.answers[0].anew == base

@@ -1,8 +1,5 @@
 """`explore`: plans, predictions and what-ifs on a page of this machine's browser."""
 
-import errno
-import logging
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +11,9 @@ from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.options import ClusterIfKnown, Json, Profiles
 from twinstream.commands.cluster_inputs import cluster_inputs
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.presets import load_model
 from twinstream.planner.planner import gc_paused
-from twinstream.schedule.errors import TwinstreamError
-
-
-class ExploreError(TwinstreamError):
-    """The page cannot be served."""
+from twinstream.study.front import ExploreError
+from twinstream.study.front import explore as serve
 
 
 @dataclass(frozen=True)
@@ -85,24 +77,11 @@ def explore(
     Below stand the schedules of clusters that are given, simulated, with a group of lanes a class,
     and what their ranks measured.
     """
-    try:
-        from werkzeug.serving import run_simple
-
-        from twinstream.study.explore.answers import Answers
-        from twinstream.study.explore.app import explorer
-        from twinstream.study.explore.clusters import ShownCluster
-    except ModuleNotFoundError as error:
-        raise ExploreError(
-            f"the explorer needs dash ({error.name} is not installed): "
-            "pip install 'twinstream[explore]'"
-        ) from None
-    machines = {load_machine(path).name: str(path) for path in machine or ()}
-    # each question says how long its sequences are
-    models = {load_model(path, longest=1).name: str(path) for path in model or ()}
     measured = beside.measured_of(schedules or [])
-    _require_free(address.host, address.port)
     shown = []
     for path, ran in zip(schedules or (), measured, strict=True):
+        from twinstream.study.explore.clusters import ShownCluster
+
         with progress(f"simulating {path}", quiet=as_json), gc_paused():
             given = cluster_inputs(path, Profiles(cluster=beside.cluster))
             one = ShownCluster(
@@ -110,24 +89,8 @@ def explore(
                 given.told,
             )  # fmt: skip
         shown.append(one)
-    app = explorer(Answers(models, machines), shown, address.host)
-    url = f"http://{address.host}:{address.port}/"
-    if as_json:
-        print_json({"url": url})
-    else:
-        print_report(f"Serving {url}; end with Ctrl-C.")
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for every request
-    run_simple(address.host, address.port, app.server, threaded=True)
 
+    def tell(url: str) -> None:
+        print_json({"url": url}) if as_json else print_report(f"Serving {url}; end with Ctrl-C.")
 
-def _require_free(host: str, port: int) -> None:
-    try:
-        with socket.create_server((host, port)):
-            pass
-    except OSError as error:
-        # Python appends the address to what the system says.
-        why = str(error.strerror or error).partition(" (while")[0]
-        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
-        raise ExploreError(
-            f"cannot serve at {host}:{port}: {why}; choose another {option}"
-        ) from None
+    serve(model or (), machine or (), shown, host=address.host, port=address.port, on_ready=tell)

@@ -131,7 +131,8 @@ def _vary(
     output: Path | None, *, as_json: bool,
 ) -> None:  # fmt: skip
     from twinstream.study.whatif.screen import what_if_html, what_if_screen
-    from twinstream.study.whatif.whatif import usual_changes, what_if, written_change
+    from twinstream.study.whatif.whatif import usual_changes, written_change
+    from twinstream.study.whatif.whatif import whatif as studied
 
     def billing(tokens_per_s: float, num_gpus: int, price: float | None) -> Bill | None:
         own = charged if price is None else charged.at(price)
@@ -142,7 +143,7 @@ def _vary(
         if change.price is not None:
             charged.at(change.price).require_possible()
     with progress(f"planning {query.subject.title}", len(changes), quiet=as_json) as advance:
-        found = what_if(query, changes, billing, how.num_jobs, advance)
+        found = studied(query, changes, billing, how.num_jobs, advance)
     if output is not None:
         write_text(what_if_html(found, charged.tokens), output)
     if as_json:

@@ -148,7 +148,7 @@ class _Answered:
     rival: Answer | None
 
 
-def what_if(
+def whatif(
     query: Query,
     changes: Sequence[Change] = (),
     billing: Billing = lambda tokens_per_s, num_gpus, price: None,

@@ -1,0 +1,181 @@
+"""What `whatif`, `sweep`, `explore` and `cost` do, from Python."""
+
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twinstream.cost.bill import Bill, Prices, bill_of
+from twinstream.cost.mesh_work import Batches, Mesh
+from twinstream.cost.time import ChipOptions, Cut, Layout, Stack, time_document
+from twinstream.cost.work import Counting, DecoderOptions, work_document
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.presets import load_model
+from twinstream.schedule.errors import ArgumentError, TwinstreamError, did_you_mean
+from twinstream.schedule.node import Node, from_options
+from twinstream.study.query import Answer, Query, Value
+from twinstream.study.values import query_of
+
+if TYPE_CHECKING:
+    from twinstream.study.explore.clusters import ShownCluster
+    from twinstream.study.sweep.sweep import Swept
+
+
+class ExploreError(TwinstreamError):
+    """The page cannot be served."""
+
+
+def query(**values: Value) -> Query:
+    """A question about a training step, by the names of `plan`'s options.
+
+    With `machine` it is of one device, with `cluster`, `gpus` and `global_batch` of many GPUs.
+    Numbers of profiles are changed on the way: `query(...).changed({"machine.hbm_bytes_per_s":
+    4e12})`. `answer()` plans and predicts it.
+
+    >>> query(model="tiny", machine="cpu", seq_len=64, policy="resident").subject.title
+    'tiny on cpu, policy resident'
+
+    Raises:
+        TwinstreamError: a name or a value is wrong, or one is missing.
+    """
+    return query_of(values)
+
+
+def sweep(
+    config: str | Path | Mapping[str, Any],
+    folder: str | Path,
+    *,
+    num_jobs: int | None = None,
+    ray_address: str | None = None,
+) -> "Swept":
+    """Answer every combination of values: `twinstream sweep CONFIG -o FOLDER`.
+
+    Rows that are in the folder already are not made again.
+
+    Args:
+        config: a TOML file, or what one would hold: `{"fixed": {...}, "axes": {...}}`.
+        folder: where rows.csv, a page and images go.
+        num_jobs: processes; by default one a core.
+        ray_address: of a Ray cluster to run on instead.
+
+    Raises:
+        TwinstreamError: the config, the folder or the Ray cluster is not usable.
+    """
+    from twinstream.study.sweep.config import config_of, load_config
+    from twinstream.study.sweep.sweep import SweepSettings, run_sweep
+
+    if isinstance(config, Mapping):
+        wanted = config_of(config, source="the sweep", folder=Path())
+    else:
+        wanted = load_config(Path(config))
+    jobs = num_jobs or os.cpu_count() or 1
+    return run_sweep(wanted, SweepSettings(Path(folder), jobs, ray_address))
+
+
+def explore(
+    models: Sequence[str | Path] = (),
+    machines: Sequence[str | Path] = (),
+    schedules: "Sequence[ShownCluster]" = (),
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8050,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve the explorer's page until Ctrl-C.
+
+    Args:
+        models: config.json files that it offers beside the shipped models.
+        machines: TOML profiles that it offers beside the shipped ones.
+        schedules: of clusters, to be shown below the plans.
+        on_ready: called with the page's address.
+
+    Raises:
+        ExploreError: Dash is not installed, or the address is taken.
+    """
+    try:
+        from werkzeug.serving import run_simple
+
+        from twinstream.study.explore.answers import Answers
+        from twinstream.study.explore.app import explorer
+    except ModuleNotFoundError as error:
+        raise ExploreError(
+            f"the explorer needs dash ({error.name} is not installed): "
+            "pip install 'twinstream[explore]'"
+        ) from None
+    machine_files = {load_machine(path).name: str(path) for path in machines}
+    # each question says how long its sequences are
+    model_files = {load_model(path, longest=1).name: str(path) for path in models}
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        # Python appends the address to what the system says.
+        why = str(error.strerror or error).partition(" (while")[0]
+        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise ExploreError(
+            f"cannot serve at {host}:{port}: {why}; choose another {option}"
+        ) from None
+    app = explorer(Answers(model_files, machine_files), schedules, host)
+    on_ready(f"http://{host}:{port}/")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for every request
+    run_simple(host, port, app.server, threaded=True)
+
+
+def cost_of_run(
+    answer: Answer, num_tokens: float, *, price_per_gpu_hour: float | None = None, **prices: float
+) -> Bill:
+    """What training on so many tokens takes at an answer's speed: days, GPU-hours, money.
+
+    Args:
+        prices: `checkpoint_s`, `checkpoint_interval_s`, `mtbf_hours`, `restart_s`, for goodput.
+
+    Raises:
+        TwinstreamError: a number is wrong, or one that goodput needs is missing.
+    """
+    given = {"price_per_gpu_hour": price_per_gpu_hour, **prices}
+    charged = from_options(Prices, given)
+    return bill_of(num_tokens / answer.tokens_per_s, answer.num_gpus, charged)
+
+
+def cost_work(**options: Any) -> dict[str, Any]:
+    """What a run computes and moves on a mesh: `twinstream cost work`, by arithmetic alone.
+
+    Args:
+        options: the command's, as `num_layers=80, d_model=8192, dataset_tokens=15e12`.
+
+    Raises:
+        TwinstreamError: an option is unknown or wrong.
+    """
+    model, batches, mesh, counting, prices = _groups(
+        options, DecoderOptions, Batches, Mesh, Counting, Prices
+    )
+    return work_document(model.decoder(batches.seq_len), batches, mesh, counting, prices)
+
+
+def cost_time(**options: Any) -> dict[str, Any]:
+    """How long a run takes on given chips: `twinstream cost time`, by arithmetic alone.
+
+    Args:
+        options: the command's, as `num_layers=80, d_model=8192`.
+
+    Raises:
+        TwinstreamError: an option is unknown or wrong.
+    """
+    stack, cut, chips, layout, prices = _groups(options, Stack, Cut, ChipOptions, Layout, Prices)
+    setting = chips.setting(stack.complete(cut.seq_len), cut, layout)
+    return time_document(setting, prices)
+
+
+def _groups(options: Mapping[str, Any], *kinds: type[Node]) -> list[Any]:
+    """A node of each kind, of the options that it has."""
+    known = [name for kind in kinds for name in kind.model_fields]
+    for name in options:
+        if name not in known:
+            raise ArgumentError(f"unknown option '{name}': {did_you_mean(name, known)}")
+    return [
+        from_options(kind, {name: options[name] for name in kind.model_fields if name in options})
+        for kind in kinds
+    ]
