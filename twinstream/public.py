@@ -48,9 +48,8 @@ from twinstream.study.whatif.whatif import Change, WhatIf, usual_changes, whatif
 from twinstream.training.callbacks import Callback
 from twinstream.training.options import TrainOptions
 from twinstream.training.preparing import Prepared
-from twinstream.training.ranks.preparing import RanksPrepared
-from twinstream.training.ranks.trainer import RanksResult, RanksTrainer
-from twinstream.training.trainer import Trainer, TrainResult, train
+from twinstream.training.run.run_folder import TrainResult
+from twinstream.training.trainer import Trainer, train
 
 __all__ = [
     "Answer",
@@ -86,9 +85,6 @@ __all__ = [
     "Prediction",
     "Prepared",
     "Query",
-    "RanksPrepared",
-    "RanksResult",
-    "RanksTrainer",
     "Recipe",
     "Run",
     "RunSettings",

@@ -16,10 +16,10 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine, Number
 from twinstream.measures.cluster_comparison import compare_cluster
 from twinstream.models.recipe import Recipe
-from twinstream.schedule.analysis.comparison import TimelineMismatch
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.splitting import expanded
+from twinstream.schedule.timeline import TimelineMismatch
 from twinstream.simulator.replay import simulate_cluster
 from twinstream.simulator.stragglers import slower
 

@@ -189,7 +189,7 @@ def test_a_config_that_is_wrong_gets_one_message_that_helps(text, said, tmp_path
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("tp = 3", "tp 3 are 3 GPUs, which 8 is not a multiple of"),
+        ("tp = 3", "8 GPUs are not a multiple of tp 3"),
         ("tp = 2\npp = 2\ncp = 1\ndp = 4", "tp 2 x cp 1 x pp 2 x dp 4 are 16 GPUs"),
     ],
 )

@@ -228,7 +228,7 @@ def test_the_page_has_a_bar_for_either_layout(answer):
         (("--changes", "-200%"), "cannot read the change"),
         (("--tokens", "-1"), "--tokens needs to be greater than 0"),
         (("--checkpoint-s", "3"), "--checkpoint-s needs --tokens, or --price-per-gpu-hour"),
-        (("--tp", "3"), "tp 3 x pp 1 are 3 GPUs, which 16 is not a multiple of"),
+        (("--tp", "3"), "16 GPUs are not a multiple of tp 3 x pp 1 = 3"),
     ],
 )
 def test_wrong_input_is_one_message(options, said):

@@ -7,6 +7,7 @@ from itertools import pairwise
 from twinstream.clusters.layout import LayoutError
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.communication_tasks import COMMUNICATE
+from twinstream.planner.choices import Choices
 from twinstream.planner.search.one_chain import OneChain, plan_of_chain
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.derived.waits import derive_waits
@@ -27,7 +28,7 @@ class PlannedStage:
 
 
 def planned_stage(
-    name: str, chain: Chain, machine: Machine, caps: Caps, *, overlaps: bool
+    name: str, chain: Chain, machine: Machine, within: tuple[Caps, Choices], *, overlaps: bool
 ) -> PlannedStage:
     """The stage's chain without its messages planned, and these put between its tasks.
 
@@ -35,17 +36,20 @@ def planned_stage(
     for room that another stage has to make: stages could wait so for one another.
 
     Args:
+        within: the caps, and what is fixed of the plan.
         overlaps: sums over replicas run beside the next group's backward.
 
     Raises:
         LayoutError: the stage does not fit.
     """
+    caps, choices = within
     fixed = _exchanged(chain)
     fixed_bytes = sum(slot.size_bytes + slot.tier.alignment_bytes for slot in fixed.values())
     device = None if caps.device_bytes is None else max(0, caps.device_bytes - fixed_bytes)
     lean = _without(_with_held(chain) if overlaps else chain, fixed)
-    within = caps.model_copy(update={"device_bytes": device})
-    emitted = plan_of_chain(OneChain(lean, machine, within), steady_state, _MOST_ATTEMPTS)
+    left = caps.model_copy(update={"device_bytes": device})
+    source = OneChain(lean, machine, left, choices)
+    emitted = plan_of_chain(source, steady_state, _MOST_ATTEMPTS)
     if emitted is None:
         raise LayoutError(
             f"{name} does not fit {caps.device_bytes} bytes of device memory, of which messages "

@@ -12,7 +12,7 @@ from twinstream.commands.arguments.options import ClusterIfKnown, Json, Profiles
 from twinstream.commands.cluster_inputs import cluster_inputs
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.planner.planner import gc_paused
-from twinstream.study.front import ExploreError
+from twinstream.study.front import ExploreError, require_dash
 from twinstream.study.front import explore as serve
 
 
@@ -78,10 +78,11 @@ def explore(
     and what their ranks measured.
     """
     measured = beside.measured_of(schedules or [])
+    require_dash()
+    from twinstream.study.explore.clusters import ShownCluster
+
     shown = []
     for path, ran in zip(schedules or (), measured, strict=True):
-        from twinstream.study.explore.clusters import ShownCluster
-
         with progress(f"simulating {path}", quiet=as_json), gc_paused():
             given = cluster_inputs(path, Profiles(cluster=beside.cluster))
             one = ShownCluster(

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from twinstream.clusters.running.run_ranks import NotRunnableError, spec_of
+from twinstream.clusters.shared_machine import Place, cores_here, place_here
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster, machine_of
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.training.ranks.shared_machine import Place, cores_here, place_here
 
 
 def place_of(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from twinstream.commands.arguments import options
-from twinstream.commands.arguments.cluster_options import ClusterOptions, require_machine
+from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
@@ -111,13 +111,12 @@ def whatif(
     """
     how.require_one_question(charged, output)
     factors = [1 + change for change in changes_of(how.changes)] if how.changes else []
+    charged.require_possible()
     query: Query
-    if asked.cluster is not None:
-        query = LayoutQuery(asked.question(wanted), asked.keep)
-        charged.require_possible()
+    if asked.is_of_one_device(wanted):
+        query = DeviceQuery(request_of(*asked.one_device(wanted)))
     else:
-        require_machine("whatif", wanted, asked, charged)
-        query = DeviceQuery(request_of(wanted))
+        query = LayoutQuery(asked.question(wanted), asked.keep)
     if not as_json:
         print_report(*wanted.notes)
     if how.target is not None:

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 
 from twinstream.schedule.analysis.comparison import Comparison, GroupComparison, Pair, compare
+from twinstream.schedule.analysis.idle import Meetings
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import (
     ClusterTimeline,
     require_timeline_of_cluster,
 )
-from twinstream.schedule.cluster.exposed import Begun
 from twinstream.schedule.cluster.splitting import expanded
 from twinstream.schedule.errors import require
 from twinstream.schedule.node import Node
@@ -107,7 +107,7 @@ def _silent(one: RankComparison) -> list[GroupComparison]:
 
 def _said(schedule: ClusterSchedule, timeline: ClusterTimeline) -> list[tuple[float, float]]:
     """By class: ns of a pass that it waited in its exchanges, and that they then took."""
-    begun = Begun(schedule, timeline)
+    begun = Meetings(schedule, timeline)
     found = []
     for number, one in enumerate(schedule.classes):
         waited = said = 0

@@ -7,10 +7,11 @@ from pydantic import NonNegativeInt
 from twinstream.clusters.predict import memory_of
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.measures.uncertainty import Uncertainty, uncertainty_of_cluster
+from twinstream.schedule.analysis.idle import ExposedTime, exposed_times, mean_fractions
 from twinstream.schedule.analysis.occupancy import memory_over_time
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.cluster.exposed import ExposedTime, exposed_times, mean_causes_ns
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node
 from twinstream.schedule.proof.verify_layout import arena_bytes
@@ -29,7 +30,8 @@ class ClusterSummary(Node):
     is not alive at its fullest moment), and the `reserve` of context and libraries; `device_bytes`
     is what a device has, or its cap (None: neither is known). `host_bytes` is a rank's host arena.
     `exposed` has where the step of each class goes, `mean_fraction` its share by cause, mean over
-    ranks, `compute` among them.
+    ranks, `compute` among them. `uncertainty` is how far off predicted times and rates may be;
+    None of what was measured.
     """
 
     step_time_s: float
@@ -44,6 +46,7 @@ class ClusterSummary(Node):
     host_bytes: dict[str, NonNegativeInt]
     exposed: tuple[ExposedTime, ...]
     mean_fraction: dict[str, float]
+    uncertainty: Uncertainty | None
 
     @property
     def devices(self) -> str:
@@ -84,7 +87,6 @@ def summarize_cluster(
         for one in schedule.classes
     }
     reserve = {RESERVE: _stated(machine, "device_reserve_bytes") or 0}
-    mean = mean_causes_ns(exposed)
     return ClusterSummary(
         step_time_s=step_s,
         cold_step_time_s=timeline.cold_ns / 1e9,
@@ -97,7 +99,10 @@ def summarize_cluster(
         host_bytes={one.name: arena_bytes(schedule.of(one), HOST) for one in schedule.classes},
         device_bytes=_device_bytes(schedule, machine),
         exposed=exposed,
-        mean_fraction={cause: ns / max(1.0, sum(mean.values())) for cause, ns in mean.items()},
+        mean_fraction=mean_fractions(exposed),
+        uncertainty=uncertainty_of_cluster(machine, schedule)
+        if timeline.provenance.kind == "simulated"
+        else None,
     )
 
 

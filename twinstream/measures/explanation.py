@@ -5,10 +5,9 @@ from pydantic import NonNegativeInt
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, copied_bytes, summarize
 from twinstream.measures.residence import Residence, residence
-from twinstream.schedule.analysis.idle import idle_by_cause, idle_intervals
+from twinstream.schedule.analysis.idle import exposed_times, idle_by_queue, idle_intervals
 from twinstream.schedule.document import Schedule, StepBound
 from twinstream.schedule.node import Node
-from twinstream.schedule.ops import Stream
 from twinstream.schedule.timeline import Timeline
 
 DEVICE_MEMORY, HOST_MEMORY = "device memory", "host memory"
@@ -41,13 +40,15 @@ class Explanation(Node):
 
     `limits` name what the lower bound hangs on: resources, and memories whose price is not zero.
     `compute_idle_fraction` is the share of a step in which the device's compute stream waited, by
-    the queue of the op it waited for (`latency`: for none), in the last pass of the timeline.
+    the queue of the op it waited for (`latency`: for none), in the last pass of the timeline;
+    `step_fractions` are the same by cause, beside `compute`.
     `copied_bytes` are per step, by queue. Limits and prices are empty where the machine is not the
     one that the schedule was planned for.
     """
 
     limits: tuple[str, ...]
     compute_idle_fraction: dict[str, float]
+    step_fractions: dict[str, float]
     copied_bytes: dict[str, int]
     recomputed: Recomputed
     residence: Residence
@@ -58,25 +59,18 @@ def explain(schedule: Schedule, timeline: Timeline, machine: Machine) -> Explana
     """What limits the schedule, what it moves and recomputes, where it keeps things, the prices."""
     summary = summarize(schedule, timeline, machine)
     bound = schedule.bound if schedule.machine.content_hash == machine.content_hash else None
-    idle = idle_by_cause(idle_intervals(schedule, timeline))
-    last_ns = _last_pass_ns(schedule, timeline)
+    idle = idle_by_queue(idle_intervals(schedule, timeline))
+    (exposed,) = exposed_times(schedule, timeline)
+    last_ns = max(1, exposed.step_ns)
     return Explanation(
         limits=limits_of(bound) if bound else (),
         compute_idle_fraction={cause: ns / last_ns for cause, ns in sorted(idle.items())},
+        step_fractions=exposed.fractions,
         copied_bytes=copied_bytes(schedule),
         recomputed=_recomputed(schedule, summary),
         residence=residence(schedule, timeline),
         prices=_prices(bound, summary) if bound else (),
     )
-
-
-def _last_pass_ns(schedule: Schedule, timeline: Timeline) -> float:
-    """From the end of the compute stream's work in the pass before to its end in the last one."""
-    mine = [i for i, op in enumerate(schedule.ops) if op.stream == Stream(queue="compute")]
-    if len(timeline.passes) < 2 or not mine:
-        return timeline.step_ns
-    before, last = timeline.passes[-2:]
-    return last.end_ns[mine[-1]] - before.end_ns[mine[-1]]
 
 
 def limits_of(bound: StepBound) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from twinstream.report.palette import (
 from twinstream.report.view import View, size_unit, time_unit
 from twinstream.schedule.analysis.comparison import Comparison, kind_of
 from twinstream.schedule.analysis.critical_path import critical_path
-from twinstream.schedule.analysis.idle import idle_by_cause, idle_intervals
+from twinstream.schedule.analysis.idle import idle_by_queue, idle_intervals
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute
 from twinstream.screens.tables import readable, seconds
@@ -28,7 +28,7 @@ LEVEL_COLOURS = {"INPUT": "#D55E00", "ATTENTION": "#E69F00"}
 def idle_figure(views: Sequence[View]) -> go.Figure:
     """Share of a step in which the compute stream waited, by the queue of what it waited for."""
     return _shares_figure(
-        views, [idle_by_cause(idle_intervals(view.schedule, view.timeline)) for view in views]
+        views, [idle_by_queue(idle_intervals(view.schedule, view.timeline)) for view in views]
     )
 
 

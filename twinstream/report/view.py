@@ -6,14 +6,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.schedule.analysis.comparison import require_timeline_of
 from twinstream.schedule.analysis.idle import IdleInterval, idle_intervals
 from twinstream.schedule.analysis.resource_use import bytes_by_op
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Communicate, Compute, Op
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import Timeline, require_timeline_of
 
 Times = NDArray[np.int64]
 _LONG_NS = 5e9

@@ -6,8 +6,8 @@ from rich.console import Group
 
 from twinstream.measures.cluster_summary import ClusterSummary
 from twinstream.measures.metrics import rate_text
+from twinstream.schedule.analysis.idle import CAUSES, ExposedTime
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.exposed import CAUSES, ExposedTime, shares
 from twinstream.schedule.sizes import gib
 from twinstream.screens.tables import listing_table, readable, seconds
 
@@ -17,20 +17,21 @@ _SHORT = {"all_ranks": "all", "late_ranks": "late", "transfer": "message"}
 
 def cluster_screen(schedule: ClusterSchedule, summary: ClusterSummary, where: str) -> Group:
     """A step of a cluster: how fast, which memory, what compute waited for."""
-    return Group(*cluster_lines(schedule, summary, where), "", exposed_table(summary))
+    error = [] if summary.uncertainty is None else [summary.uncertainty.sentence]
+    return Group(*cluster_lines(schedule, summary, where), "", exposed_table(summary), *error)
 
 
 def cluster_lines(schedule: ClusterSchedule, summary: ClusterSummary, where: str) -> list[str]:
     """Headlines, one a line."""
     name = schedule.model.get("name", "a model")
     mesh = " x ".join(f"{axis.name} {axis.size}" for axis in schedule.mesh.axes)
-    fullest = summary.fullest
+    fullest, error = summary.fullest, summary.uncertainty
     taken = sum(summary.memory_bytes[fullest].values())
     lines = [
         f"{name} on {summary.num_gpus:,} {summary.devices} of {where}: {mesh}",
         f"{summary.tokens_per_step:,} tokens a step in {seconds(summary.step_time_s)} (cold "
-        f"{seconds(summary.cold_step_time_s)}): {rate_text(summary.tokens_per_s)} tokens/s, MFU "
-        f"{summary.mfu:.1%}",
+        f"{seconds(summary.cold_step_time_s)}): {rate_text(summary.tokens_per_s)} tokens/s"
+        f"{'' if error is None else f' ({error.short})'}, MFU {summary.mfu:.1%}",
         f"device memory: {gib(taken)} in class '{fullest}', the fullest"
         + ("" if summary.device_bytes is None else f"; a device has {gib(summary.device_bytes)}"),
     ]
@@ -51,7 +52,7 @@ def exposed_table(summary: ClusterSummary) -> Group:
     for column in table.columns[1:]:
         column.no_wrap = True  # names of classes wrap where there are many causes
     for one in found[:MOST_CLASSES]:
-        table.add_row(one.name, f"{one.num_ranks:,}", *_cells(shares(one), causes))
+        table.add_row(one.name, f"{one.num_ranks:,}", *_cells(one.fractions, causes))
     if len(found) > MOST_CLASSES:
         table.add_row(f"and {len(found) - MOST_CLASSES} more", *[""] * (2 + len(causes)))
     table.add_row("mean of ranks", f"{summary.num_gpus:,}", *_cells(summary.mean_fraction, causes))

@@ -34,6 +34,13 @@ _NAMES = {
     "pcie": "PCIe, both ways",
 }
 
+_CAUSE_NAMES = {
+    "transfer": "message under way",
+    "bubble": "bubble of the pipeline",
+    "all_ranks": "all ranks (norm of gradients)",
+    "late_ranks": "other ranks are late",
+    "latency": "latency of launches and waits",
+}
 _MAX_LOSSES = 20
 
 
@@ -44,6 +51,14 @@ def readable(name: str) -> str:
     ('optimizer step', 'H2D')
     """
     return _NAMES.get(name, name.replace("_", " "))
+
+
+def cause_name(cause: str) -> str:
+    """
+    >>> cause_name("bubble"), cause_name("dp")
+    ('bubble of the pipeline', 'dp')
+    """
+    return _CAUSE_NAMES.get(cause, readable(cause))
 
 
 def models_table(title: str, models: Sequence[ModelSpec]) -> Group:

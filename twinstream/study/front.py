@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,16 +96,12 @@ def explore(
     Raises:
         ExploreError: Dash is not installed, or the address is taken.
     """
-    try:
-        from werkzeug.serving import run_simple
+    require_dash()
+    from werkzeug.serving import run_simple
 
-        from twinstream.study.explore.answers import Answers
-        from twinstream.study.explore.app import explorer
-    except ModuleNotFoundError as error:
-        raise ExploreError(
-            f"the explorer needs dash ({error.name} is not installed): "
-            "pip install 'twinstream[explore]'"
-        ) from None
+    from twinstream.study.explore.answers import Answers
+    from twinstream.study.explore.app import explorer
+
     machine_files = {load_machine(path).name: str(path) for path in machines}
     # each question says how long its sequences are
     model_files = {load_model(path, longest=1).name: str(path) for path in models}
@@ -122,6 +119,17 @@ def explore(
     on_ready(f"http://{host}:{port}/")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for every request
     run_simple(host, port, app.server, threaded=True)
+
+
+def require_dash() -> None:
+    """
+    Raises:
+        ExploreError: Dash is not installed.
+    """
+    if find_spec("dash") is None:
+        raise ExploreError(
+            "the explorer needs dash, which is not installed: pip install 'twinstream[explore]'"
+        )
 
 
 def cost_of_run(

@@ -21,8 +21,11 @@ from twinstream.clusters.search.space import told
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.measures.uncertainty import Uncertainty
+from twinstream.models.recipe import Recipe
 from twinstream.planner.planner import Planner
+from twinstream.schedule.analysis.idle import exposed_communication
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.study.query import (
     CLUSTER_NUMBER,
@@ -36,7 +39,6 @@ from twinstream.study.query import (
     Values,
 )
 
-_NARROW = ("fp8", "fp4")
 _GIB = 2**30
 _LAYOUT = tuple(name for name in Layout.model_fields if name not in ("stage_layers", "reduction"))
 _PLACE = ("model", "cluster")
@@ -66,8 +68,8 @@ class LaidOutStep(Answer):
             searched=searched,
         )  # fmt: skip
 
-    def document(self) -> ClusterSchedule:
-        """The whole step of all ranks."""
+    def document(self) -> ClusterSchedule | Schedule:
+        """The whole step of all ranks, of a single one alone."""
         return planned_document(self.job, self.cluster)
 
     @property
@@ -91,7 +93,9 @@ class LaidOutStep(Answer):
             "room_bytes": self.room_bytes[0],
             "bound_s": self.bound_s,
             "gap": self.gap,
-            **{f"{name}_share": share for name, share in self.shares.items()},
+            "compute_share": self.shares["compute"],
+            "talk_share": exposed_communication(self.shares),
+            "bubble_share": self.shares.get("bubble", 0.0),
             **{name: getattr(searched, name, None)
                for name in ("num_layouts", "num_fit", "num_simulated")},
             **{f"layout.{name}": getattr(layout, name) for name in _LAYOUT},
@@ -123,8 +127,11 @@ class LayoutQuery(Query):
     @classmethod
     def of(cls, values: Values, load: Loader) -> "LayoutQuery":
         seq_len, global_batch = (int(values[field]) for field in ("seq_len", "global_batch"))
-        shape = load.model(str(values["model"]), seq_len, "bfloat16")
-        job = Job(shape=shape, layout=Layout(), seq_len=seq_len, global_batch=global_batch)
+        shape = load.model(str(values["model"]), seq_len)
+        job = Job(
+            shape=shape, layout=Layout(), recipe=Recipe(), seq_len=seq_len,
+            global_batch=global_batch,
+        )  # fmt: skip
         base = Question(job, int(values["gpus"]), load.cluster(str(values["cluster"])), {})
         return cls(base.changed(values))
 
@@ -154,10 +161,10 @@ class LayoutQuery(Query):
     def properties(self) -> list[Property]:
         """Links, HBM, compute, memory, GPUs; of a single node without the network."""
         asked = self.question
-        precision = asked.job.precision
+        matmuls = asked.job.recipe.implementations.matmuls
         peaks = ["peak_bf16_flop_per_s"]
-        if precision in _NARROW:  # what is not a product of linear layers stays in bf16
-            peaks.insert(0, f"peak_{precision}_flop_per_s")
+        if matmuls != "model":  # what is not a product of linear layers stays in bf16
+            peaks.insert(0, f"peak_{matmuls}_flop_per_s")
         fields: list[tuple[str, tuple[str, ...], str, float]] = [
             ("network", ("cluster.nic_bytes_per_s",), "GB/s", 1e9),
             ("links in a node", ("cluster.node_bytes_per_s",), "GB/s", 1e9),
@@ -187,7 +194,7 @@ class LayoutQuery(Query):
         asked, load = self.question, Loader()
         if "model" in values:
             longest = int(values.get("seq_len", asked.job.seq_len))
-            shape = load.model(str(values["model"]), longest, "bfloat16")
+            shape = load.model(str(values["model"]), longest)
             asked = replace(asked, job=asked.job.model_copy(update={"shape": shape}))
         if "cluster" in values:
             asked = replace(asked, cluster=load.cluster(str(values["cluster"])))

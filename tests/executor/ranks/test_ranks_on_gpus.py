@@ -124,7 +124,7 @@ def test_ranks_of_torchrun_take_the_gpu_of_their_place_on_the_machine(
     monkeypatch.setattr(world, "rendezvous", lambda *_, **__: iter([(None, 3, 4)]))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    monkeypatch.setattr(world.World, "agree", lambda *_: None)
+    monkeypatch.setattr(world.World, "require_same", lambda *_: None)
     opened: dict[str, object] = {}
 
     def init(backend, **told):
@@ -142,7 +142,7 @@ def test_ranks_of_torchrun_take_the_gpu_of_their_place_on_the_machine(
 def test_an_error_on_a_gpu_is_told_before_nccl_is_left(device, is_gone, monkeypatch):
     """To leave it would wait for the other ranks."""
     gone: list[None] = []
-    monkeypatch.setattr(world.World, "agree", lambda *_: None)
+    monkeypatch.setattr(world.World, "require_same", lambda *_: None)
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: gone.append(None))
     met = world.World(0, 1, HashStore(), device=torch.device(device))

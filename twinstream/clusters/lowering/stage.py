@@ -238,7 +238,7 @@ class StageOps:
             return
         b, own = self.b, "embedding" if stage == 0 else "head"
         group = embedding_group(self.job)
-        dtype = self.job.layout.gradient_dtype
+        dtype = self.job.gradient_dtype
         told = b.take("tied_told", group.gradient_bytes, "gradient", dtype, f"tied.{stage}")
         heard = b.take(
             "tied_heard", group.gradient_bytes, "gradient", dtype, f"tied.{pp - 1 - stage}"

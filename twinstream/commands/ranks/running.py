@@ -16,6 +16,7 @@ from twinstream.clusters.running.run_ranks import (
     spec_of,
     started_by_torchrun,
 )
+from twinstream.clusters.shared_machine import Place
 from twinstream.commands.arguments.cluster_options import RanksOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.cluster_inputs import ClusterInputError, read_cluster
@@ -30,7 +31,6 @@ from twinstream.screens.ranks_compared import speeds_table
 from twinstream.screens.ranks_screen import layout_line, stages_table
 from twinstream.screens.tables import losses_line, seconds
 from twinstream.simulator.replay import simulate_cluster
-from twinstream.training.ranks.shared_machine import Place
 
 
 @dataclass(frozen=True)

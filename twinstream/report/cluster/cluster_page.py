@@ -19,18 +19,17 @@ from twinstream.report.cluster.lanes_figure import lanes_figure
 from twinstream.report.cluster.measured_sections import MeasuredRanks
 from twinstream.report.cluster.share_figures import (
     MEAN,
-    cause_name,
     exposed_figure,
     memory_figure,
 )
 from twinstream.report.page import Card, Page, Section, Table, html_of
 from twinstream.report.view import Span
+from twinstream.schedule.analysis.idle import BUBBLE
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.cluster.exposed import BUBBLE, shares
 from twinstream.schedule.sizes import gib
 from twinstream.screens.cluster_screen import MOST_CLASSES, causes_shown
-from twinstream.screens.tables import seconds
+from twinstream.screens.tables import cause_name, seconds
 
 
 def cluster_html(
@@ -63,7 +62,7 @@ def cluster_html(
             subtitle=f"{mesh}; {summary.tokens_per_step:,} tokens a step, "
             f"{_layout_told(schedule)}. Predicted: {timeline.provenance.told}."
             + ("" if measured is None else f" Measured: {measured.provenance.told}.")
-            + "".join(f" {note}" for note in notes),
+            + "".join(f" {note}" for note in (*notes, *_sentence(summary))),
             cards=[*([] if ran is None else ran.cards()), *_cards(summary)],
             sections=_sections(view, summary, ran),
             footer="Made by twinstream report. Lanes show the last simulated pass; shares of a "
@@ -122,6 +121,15 @@ def _layout_told(schedule: ClusterSchedule) -> str:
     return ", ".join((sequences, *said))
 
 
+def _error(summary: ClusterSummary) -> str:
+    """What stands below a predicted number."""
+    return "predicted" + ("" if summary.uncertainty is None else f", {summary.uncertainty.short}")
+
+
+def _sentence(summary: ClusterSummary) -> list[str]:
+    return [] if summary.uncertainty is None else [summary.uncertainty.sentence]
+
+
 def _cards(summary: ClusterSummary) -> list[Card]:
     fullest = summary.fullest
     taken = gib(sum(summary.memory_bytes[fullest].values()))
@@ -131,9 +139,9 @@ def _cards(summary: ClusterSummary) -> list[Card]:
     mean = summary.mean_fraction
     waits = {name: share for name, share in mean.items() if name != "compute"}
     cards = [
-        Card("throughput, tokens/s", rate_text(summary.tokens_per_s), "predicted"),
+        Card("throughput, tokens/s", rate_text(summary.tokens_per_s), _error(summary)),
         Card("step time", seconds(summary.step_time_s),
-             f"the first, cold one {seconds(summary.cold_step_time_s)}"),
+             f"{_error(summary)}; the first, cold one {seconds(summary.cold_step_time_s)}"),
         Card("MFU", f"{summary.mfu:.1%}", f"of the peak of all {summary.devices}"),
         Card(summary.devices, f"{summary.num_gpus:,}", f"{len(summary.exposed)} classes of ranks"),
         Card("device memory", taken, f"class '{fullest}', the fullest{has}"),
@@ -208,7 +216,9 @@ def _window(view: ClusterView, classes: list[ClassLanes]) -> list[Section]:
 
 def _table(summary: ClusterSummary, names: list[str]) -> Table:
     causes = ["compute", *causes_shown(summary.exposed)]
-    parts = {one.name: (one.num_ranks, shares(one)) for one in summary.exposed if one.name in names}
+    parts = {
+        one.name: (one.num_ranks, one.fractions) for one in summary.exposed if one.name in names
+    }
     rows = [*parts.items(), (MEAN, (summary.num_gpus, summary.mean_fraction))]
     return Table(
         ("class", "ranks", *map(cause_name, causes)),

@@ -8,17 +8,17 @@ from numpy.typing import NDArray
 
 from twinstream.report.palette import AXIS_COLOURS
 from twinstream.report.view import Span
+from twinstream.schedule.analysis.idle import ALL_RANKS, AXES, TRANSFER, Meetings, cause_of
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
 from twinstream.schedule.cluster.cluster_timeline import (
     ClusterTimeline,
     require_timeline_of_cluster,
 )
-from twinstream.schedule.cluster.exposed import TRANSFER, Begun, family_of
 from twinstream.schedule.ops import Communicate, Compute, Op
 
 Times = NDArray[np.int64]
 COMPUTE = "compute"
-_ORDER = (COMPUTE, "tp", "cp", "ep", "dp", "send", "recv", "all_ranks", "h2d", "d2h", "host")
+_ORDER = (COMPUTE, *AXES, "send", "recv", ALL_RANKS, "h2d", "h2d_inputs", "d2h", "host")
 _PHASES = ("forward", "backward", "weight", "recompute", "optimizer")
 _PHASE_OF_KIND = {
     "loss": "forward",
@@ -76,7 +76,7 @@ class ClusterView:
     def __init__(self, schedule: ClusterSchedule, timeline: ClusterTimeline) -> None:
         require_timeline_of_cluster(schedule, timeline)
         self.schedule, self.timeline = schedule, timeline
-        self.begun = Begun(schedule, timeline)
+        self.begun = Meetings(schedule, timeline)
         self.classes = [self._lanes(number) for number in range(len(schedule.classes))]
 
     @property
@@ -122,9 +122,9 @@ def shown_classes(classes: Sequence[ClassLanes], most: int) -> list[ClassLanes]:
 def lane_of(op: Op) -> str:
     """The lane of an op: its axis, `send` or `recv` along the pipeline, else its queue."""
     if isinstance(op, Communicate):
-        family = family_of(op)
+        family = cause_of(op)
         return op.collective if family == TRANSFER else family
-    return op.stream.queue.partition(".")[0].partition("_")[0]
+    return op.stream.queue
 
 
 def key_of(op: Op) -> str:
@@ -132,7 +132,7 @@ def key_of(op: Op) -> str:
     if isinstance(op, Compute):
         return phase_of(op)
     if isinstance(op, Communicate):
-        return family_of(op)
+        return cause_of(op)
     return "copy" if op.kind == "copy" else "host"
 
 

@@ -10,9 +10,9 @@ from twinstream.report.cluster.share_figures import exposed_figure
 from twinstream.report.page import Card, Section, Table
 from twinstream.report.view import Span
 from twinstream.schedule.analysis.comparison import GroupComparison
+from twinstream.schedule.analysis.idle import exposed_times, mean_fractions
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.cluster.exposed import exposed_times, mean_causes_ns
 from twinstream.screens.cluster_screen import MOST_CLASSES
 from twinstream.screens.tables import pair_ns, readable, seconds
 
@@ -39,14 +39,13 @@ class MeasuredRanks:
         self._view = ClusterView(cut, after)
         self._classes = shown_classes(self._view.classes, MOST_CLASSES)
         exposed = exposed_times(cut, after)
-        mean = mean_causes_ns(exposed)
-        whole = max(1.0, sum(mean.values()))
         self._summary = summary.model_copy(
             update={
                 "step_time_s": measured.step_ns / 1e9,
                 "tokens_per_s": summary.tokens_per_step / (measured.step_ns / 1e9),
                 "exposed": exposed,
-                "mean_fraction": {cause: ns / whole for cause, ns in mean.items()},
+                "uncertainty": None,
+                "mean_fraction": mean_fractions(exposed),
             }
         )
 

@@ -36,7 +36,8 @@ class RunOnRanks:
         """Model, ranks, layout and step, and the notes."""
         tokens = self.summary.tokens_per_step
         line = f"{layout_line(self.schedule)}, by {CLUSTER}; {tokens:,} tokens a step."
-        return " ".join((line, *self.notes))
+        error = self.summary.uncertainty
+        return " ".join((line, *self.notes, *([] if error is None else [error.sentence])))
 
     def cards(self) -> list[Card]:
         """The layout, and the stage that takes most memory."""

@@ -6,9 +6,9 @@ import plotly.graph_objects as go
 
 from twinstream.measures.cluster_summary import ARENA, RESERVE, ClusterSummary
 from twinstream.report.palette import AXIS_COLOURS, OTHER_COLOUR, PHASE_COLOURS, ROLE_COLOURS
-from twinstream.schedule.cluster.exposed import CAUSES, shares
+from twinstream.schedule.analysis.idle import CAUSES
 from twinstream.schedule.sizes import gib
-from twinstream.screens.tables import readable, seconds
+from twinstream.screens.tables import cause_name, readable, seconds
 
 MEAN = "mean of ranks"
 _LEGEND_ABOVE = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "traceorder": "normal"}
@@ -16,19 +16,12 @@ _BAR_PX, _EDGES_PX, _LEGEND_ROW_PX, _IN_A_ROW = 26, 60, 22, 6
 _GIB = 2**30
 _MEMORY_NAMES = {RESERVE: "context, libraries", ARENA: "rest of the arena"}
 _MEMORY_COLOURS = ROLE_COLOURS | {ARENA: "#C9CDD3"}
-_CAUSE_NAMES = {
-    "transfer": "message under way",
-    "bubble": "bubble of the pipeline",
-    "all_ranks": "all ranks (norm of gradients)",
-    "late_ranks": "other ranks are late",
-    "latency": "latency of launches and waits",
-}
 
 
 def exposed_figure(summary: ClusterSummary, names: Sequence[str]) -> go.Figure:
     """Share of the step in which compute ran, and in which it waited, by cause."""
     found = {one.name: one for one in summary.exposed if one.name in names}
-    parts = {name: shares(one) for name, one in found.items()} | {MEAN: summary.mean_fraction}
+    parts = {name: one.fractions for name, one in found.items()} | {MEAN: summary.mean_fraction}
     steps = {name: one.step_ns for name, one in found.items()}
     steps[MEAN] = round(summary.step_time_s * 1e9)
     figure = go.Figure()
@@ -49,14 +42,6 @@ def exposed_figure(summary: ClusterSummary, names: Sequence[str]) -> go.Figure:
     _lay_out(figure, len(parts), "% of the step")
     figure.update_xaxes(range=[0, 100.001])
     return figure
-
-
-def cause_name(cause: str) -> str:
-    """
-    >>> cause_name("bubble"), cause_name("dp")
-    ('bubble of the pipeline', 'dp')
-    """
-    return _CAUSE_NAMES.get(cause, readable(cause))
 
 
 def memory_figure(summary: ClusterSummary, names: Sequence[str]) -> go.Figure:

@@ -4,17 +4,13 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import TwinstreamError, require
+from twinstream.schedule.errors import require
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Compute, Op
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import Timeline, require_timeline_of
 
 BUSY_BELOW = 0.9  # of the kernels' time with a core
 _NUM_WORST = 10
-
-
-class TimelineMismatch(TwinstreamError):
-    """A timeline is not of this schedule."""
 
 
 class Pair(Node):
@@ -115,18 +111,6 @@ def kind_of(op: Op) -> str:
     if isinstance(op, Compute):
         return f"{op.label.kind} {op.label.level}" if op.label.level else op.label.kind
     return f"{op.kind} {op.stream.queue}"
-
-
-def require_timeline_of(schedule: Schedule, timeline: Timeline, which: str) -> None:
-    """
-    Raises:
-        TimelineMismatch: the timeline, called `which`, has other ops than the schedule.
-    """
-    if timeline.op_ids != tuple(op.op_id for op in schedule.ops):
-        raise TimelineMismatch(
-            f"the {which} timeline has {len(timeline.op_ids)} ops that are not the schedule's "
-            f"{len(schedule.ops)} in its order; make it from this schedule"
-        )
 
 
 def _durations_ns(schedule: Schedule, timeline: Timeline, which: str) -> list[float]:

@@ -9,6 +9,7 @@ from dash import html
 
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.link import D2H, DUPLEX, H2D
+from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import rate_text
 from twinstream.measures.uncertainty import Speed, order_note, prediction_notes
 from twinstream.report.bars import op_bars, shrunk
@@ -17,10 +18,12 @@ from twinstream.report.palette import Series, series
 from twinstream.report.report import report_html
 from twinstream.report.timeline_figure import Shown, timeline_figure
 from twinstream.report.view import View, round_name
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import gib
+from twinstream.schedule.timeline import Timeline
 from twinstream.screens.tables import readable, seconds, workload_line
-from twinstream.simulator.replay import simulate_cluster
+from twinstream.simulator.replay import simulate, simulate_cluster
 from twinstream.study.explore.answers import State
 from twinstream.study.explore.clusters import ShownCluster, graph
 from twinstream.study.many_gpus import LaidOutStep
@@ -86,15 +89,21 @@ def _notes(answer: Answer) -> list[str]:
 
 def page_of(answer: Answer) -> str:
     """The page of `twinstream report`."""
+    drawn = _drawn(answer)
+    if isinstance(drawn, ShownCluster):
+        return drawn.page()
+    schedule, machine, timeline = drawn
+    return report_html(schedule, machine, predicted=timeline)
+
+
+def _drawn(answer: Answer) -> tuple[Schedule, Machine, Timeline] | ShownCluster:
+    """A device's step, or the step of several ranks."""
     if isinstance(answer, PlannedStep):
-        return report_html(answer.schedule, answer.machine, predicted=answer.timeline)
-    return _shown_layout(answer).page()
-
-
-def _shown_layout(answer: Answer) -> ShownCluster:
+        return answer.schedule, answer.machine, answer.timeline
     assert isinstance(answer, LaidOutStep)
-    machine, cluster = machine_of(answer.cluster), answer.cluster
-    document = answer.document()
+    machine, cluster, document = machine_of(answer.cluster), answer.cluster, answer.document()
+    if isinstance(document, Schedule):
+        return document, machine, simulate(document, machine)
     timeline = simulate_cluster(document, cluster, machine)
     return ShownCluster(cluster.name, document, timeline, machine)
 
@@ -225,15 +234,16 @@ def _value(value: str, identity: str) -> list[html.Span]:
 
 def timeline_of(machine: str, answer: Answer) -> html.Div:
     """Streams, memory and links of a middle round; of a layout the lanes of its ranks."""
-    if not isinstance(answer, PlannedStep):
-        shown = _shown_layout(answer).figures()
-        drawn = [graph(one, f"timeline-{machine}") for one in shown]
-        return html.Div([html.H2(f"{machine}: {answer.told}"), *drawn])
-    view = View("predicted", answer.schedule, answer.timeline)
-    rounds = answer.schedule.workload.rounds_per_step
+    drawn = _drawn(answer)
+    if isinstance(drawn, ShownCluster):
+        figures = [graph(one, f"timeline-{machine}") for one in drawn.figures()]
+        return html.Div([html.H2(f"{machine}: {answer.told}"), *figures])
+    schedule, profile, timeline = drawn
+    view = View("predicted", schedule, timeline)
+    rounds = schedule.workload.rounds_per_step
     number = rounds // 2
     window = shrunk(view, view.round_span(number))
-    figure = timeline_figure([Shown(view, window, op_bars(view, window))], answer.machine)
+    figure = timeline_figure([Shown(view, window, op_bars(view, window))], profile)
     title = f"{machine}: {round_name(number, rounds)}"
     if window != view.round_span(number):
         title += f", {seconds(window.lasting_ns / 1e9)} around its loss"

@@ -1,7 +1,7 @@
-"""From a stream of packed chunks to what each step and chunk of a run is fed."""
+"""From a stream of packed chunks to what the ranks of a run are fed of each step."""
 
-import threading
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,12 @@ from twinstream.data.data_error import DataError
 from twinstream.data.order import Position
 from twinstream.data.packing import Chunk
 from twinstream.data.pieces import NO_LABEL
+from twinstream.training.planning import Plan
 
-KEPT_STEPS = 4  # a run is at most two passes ahead of the last that is complete
+if TYPE_CHECKING:
+    from twinstream.executor.launch.protocol import Batch
+
+_KEPT_STEPS = 16  # a run is two passes ahead of the last that is complete, stages a few more
 
 
 @dataclass(frozen=True)
@@ -46,28 +50,22 @@ class StepBatches:
     Args:
         first_step: the step that the stream's next chunk belongs to.
         pieces: into how many slices of one sequence a chunk of the stream is cut.
-        kept: how many of the last steps may be asked for again.
     """
 
     def __init__(
-        self, stream: ChunkStream, chunks_per_step: int, first_step: int, pieces: int = 1,
-        kept: int = KEPT_STEPS,
-    ) -> None:  # fmt: skip
-        self._stream, self._count, self._pieces = stream, chunks_per_step // pieces, pieces
-        self._kept = kept
-        self._next = first_step
+        self, stream: ChunkStream, chunks_per_step: int, first_step: int, pieces: int = 1
+    ) -> None:
+        self._stream, self._count, self._next = stream, chunks_per_step // pieces, first_step
         self._steps: dict[int, StepData] = {}
-        self._lock = threading.Lock()
 
     def step(self, step: int) -> StepData:
         """What a step is given; it is one of the last few or one that comes."""
-        with self._lock:
-            while self._next <= step:
-                chunks = tuple(next(self._stream) for _ in range(self._count))
-                self._steps[self._next] = StepData.of(chunks, self._stream.position)
-                self._steps.pop(self._next - self._kept, None)
-                self._next += 1
-            return self._steps[step]
+        while self._next <= step:
+            chunks = tuple(next(self._stream) for _ in range(self._count))
+            self._steps[self._next] = StepData.of(chunks, self._stream.position)
+            self._steps.pop(self._next - _KEPT_STEPS, None)
+            self._next += 1
+        return self._steps[step]
 
     def failure(self, step: int) -> DataError | None:
         """Why a step that comes cannot be given its chunks, if that is so."""
@@ -77,23 +75,23 @@ class StepBatches:
             return error
         return None
 
-    def tokens(self, step: int, index: int) -> NDArray[np.int32]:
-        """Ids and labels of a chunk, int32 [2, chunk_tokens]."""
-        return tokens_of(self.step(step).chunks, index, self._pieces)
 
-    def lengths(self, step: int, index: int) -> tuple[int, ...]:
-        """Of a chunk's documents, then of its padding."""
-        return self.step(step).chunks[index].lengths
+def batch_of(data: StepData, replica: int, chunks: int, plan: Plan) -> "Batch":
+    """What a replica is fed of a step or a pass: so many chunks of the plan.
 
-    def num_targets(self, step: int) -> int:
-        """Labels of a step that count."""
-        return self.step(step).targets
+    Where the data's chunks are cut into pieces, each piece is a chunk of the plan.
+    """
+    from twinstream.executor.launch.protocol import Batch
+
+    count, pieces = chunks // plan.pieces, plan.pieces
+    own = data.chunks[replica * count : (replica + 1) * count]
+    tokens = tuple(_piece(chunk, at, pieces) for chunk in own for at in range(pieces))
+    packed = plan.workload.packing is not None
+    return Batch(tokens, tuple(chunk.lengths for chunk in own) if packed else None, data.targets)
 
 
-def tokens_of(chunks: tuple[Chunk, ...], index: int, pieces: int) -> NDArray[np.int32]:
-    """Ids and labels of a chunk or, where each is cut into several, of a piece."""
-    whole, piece = divmod(index, pieces)
-    chunk = chunks[whole]
+def _piece(chunk: Chunk, index: int, pieces: int) -> NDArray[np.int32]:
+    """Ids and labels of one of the pieces of a chunk, int32 [2, chunk_tokens]."""
     size = len(chunk.ids) // pieces
-    inside = slice(piece * size, (piece + 1) * size)
+    inside = slice(index * size, (index + 1) * size)
     return np.stack([chunk.ids[inside], chunk.labels[inside]])

@@ -18,6 +18,7 @@ class StepRecorder:
     """Takes losses and norms as they come, and tells of each step once, in order.
 
     Args:
+        num_replicas: a step's loss is the sum of theirs.
         predicted_s: of a step.
         clips: whether each step has a norm, too.
         tokens: trained before the first step here.
@@ -29,6 +30,7 @@ class StepRecorder:
         batches: StepBatches,
         rate: LearningRate,
         *,
+        num_replicas: int,
         predicted_s: float,
         clips: bool,
         tokens: int,
@@ -38,15 +40,24 @@ class StepRecorder:
         self.tokens, self.last_step = tokens, 0
         self._batches, self._rate, self._on_step = batches, rate, on_step
         self._predicted_s, self._clips, self._epoch_tokens = predicted_s, clips, epoch_tokens
+        self._num_replicas = num_replicas
+        self._shares: dict[tuple[str, int], dict[int, float]] = {}
         self._found: dict[str, float] = {}
         self._since_s = perf_counter()
 
-    def take(self, sink: str, step: int, value: float) -> None:
-        """A result of a step.
+    def take(self, sink: str, step: int, value: float, replica: int = 0) -> None:
+        """Take a replica's result of a step: its share of the loss, or the norm, which all have.
 
         Raises:
             LossError: it is no finite number; names the step.
         """
+        shares = self._shares.setdefault((sink, step), {})
+        shares[replica] = value
+        if len(shares) < self._num_replicas:
+            return
+        del self._shares[sink, step]
+        values = [shares[replica] for replica in sorted(shares)]
+        value = sum(values) if sink == "loss" else values[0]
         if not math.isfinite(value):
             what = "loss" if sink == "loss" else "norm of the gradients"
             raise LossError(
@@ -56,13 +67,13 @@ class StepRecorder:
             )
         self._found[sink] = value
         if "loss" in self._found and (not self._clips or "grad_norm" in self._found):
-            self._tell(step)
+            self._record(step)
 
     def skip_time(self) -> None:
         """What went by since the last step was not a step's."""
         self._since_s = perf_counter()
 
-    def _tell(self, step: int) -> None:
+    def _record(self, step: int) -> None:
         now_s, data = perf_counter(), self._batches.step(step)
         took_s, self._since_s = now_s - self._since_s, now_s
         self.tokens += data.tokens

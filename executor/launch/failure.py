@@ -3,13 +3,15 @@
 import signal
 from collections.abc import Mapping, Sequence
 
-from twinstream.executor.launch.told import Trouble, Waits
+from twinstream.executor.launch.protocol import BlockedOps, RankFailure
 from twinstream.executor.ranks.errors import RanksError
 from twinstream.executor.ranks.waiting import Wait
 
 
-def verdict(
-    troubles: Sequence[Trouble], waits: Mapping[int, Waits], exit_codes: Mapping[int, int | None]
+def diagnose(
+    troubles: Sequence[RankFailure],
+    waits: Mapping[int, BlockedOps],
+    exit_codes: Mapping[int, int | None],
 ) -> RanksError:
     """The cause behind the first trouble.
 
@@ -26,7 +28,7 @@ def verdict(
     for rank, code in sorted(exit_codes.items(), key=lambda one: one[1] == -signal.SIGABRT):
         return RanksError(f"rank {rank} {_ended(code)}{_met(rank, troubles, waits)}")
     for one in troubles:
-        if one.kind == "told":
+        if one.kind == "refused":
             return RanksError(one.text if _all_say(one, troubles) else _of(one))
         if one.kind == "bug":
             return RanksError(_of(one), one.details)
@@ -48,7 +50,7 @@ def _ended(code: int | None) -> str:
     return f"ended with exit code {code}"
 
 
-def _met(rank: int, troubles: Sequence[Trouble], waits: Mapping[int, Waits]) -> str:
+def _met(rank: int, troubles: Sequence[RankFailure], waits: Mapping[int, BlockedOps]) -> str:
     """Who noticed, and in which op."""
     for one in troubles:
         if rank in one.peers:
@@ -60,10 +62,10 @@ def _met(rank: int, troubles: Sequence[Trouble], waits: Mapping[int, Waits]) -> 
     return ""
 
 
-def _all_say(one: Trouble, troubles: Sequence[Trouble]) -> bool:
+def _all_say(one: RankFailure, troubles: Sequence[RankFailure]) -> bool:
     """Then it is of no rank in particular."""
     return sum(other.text == one.text for other in troubles) > 1 or f"rank {one.rank}" in one.text
 
 
-def _of(one: Trouble) -> str:
+def _of(one: RankFailure) -> str:
     return f"rank {one.rank}: {one.text}"

@@ -3,15 +3,18 @@
 import pytest
 
 from tests.helpers.cluster_sketches import cluster, cluster_timeline, talk
-from tests.helpers.sketches import feed, op
-from twinstream.schedule.analysis.comparison import TimelineMismatch
-from twinstream.schedule.cluster.exposed import (
+from tests.helpers.sketches import feed, op, sketch, timeline
+from twinstream.schedule.analysis.idle import (
     CAUSES,
+    cause_of,
+    exposed_communication,
     exposed_times,
-    family_of,
-    mean_causes_ns,
-    shares,
+    idle_by_queue,
+    idle_intervals,
+    mean_fractions,
+    shares_of,
 )
+from twinstream.schedule.timeline import TimelineMismatch
 
 
 def causes(ops, *passes, exchanges=()):
@@ -52,15 +55,23 @@ def test_what_a_collective_itself_waited_for_is_the_cause_of_its_part():
     ("queue", "axes", "cause"),
     [
         ("dp", ("dp", "ep", "cp"), "dp"),
-        ("dp.gather", ("ep",), "dp"),
-        ("ep", ("ep",), "ep"),
-        ("cp", ("cp",), "cp"),
-        ("mine", ("ep",), "ep"),
+        ("dp.gather", ("dp",), "dp"),
+        ("dp", ("ep", "cp"), "dp"),
+        ("anything", ("ep",), "ep"),
+        ("dp", ("cp",), "cp"),
         ("norm", ("pp", "dp", "tp"), "all_ranks"),
+        ("norm", ("dp", "tp"), "all_ranks"),
+        ("norm", ("pp",), "all_ranks"),
     ],
 )
-def test_an_exchange_belongs_to_the_axis_of_its_queue_else_to_its_own(queue, axes, cause):
-    assert family_of(talk("x", queue, axes=axes)) == cause
+def test_a_collective_belongs_to_its_axes_whatever_its_queue_is_called(queue, axes, cause):
+    assert cause_of(talk("x", queue, axes=axes)) == cause
+
+
+def test_messages_belong_to_the_pipeline_or_to_their_axis():
+    assert cause_of(talk("x", "send.next")) == "transfer"
+    ring = talk("x", "cp.send", collective="send", axes=("cp",), shift=1)
+    assert cause_of(ring) == "cp"
 
 
 def test_a_pass_alone_begins_with_its_first_op_and_the_host_is_a_cause():
@@ -139,10 +150,30 @@ def test_the_mean_is_over_ranks_and_shares_add_up():
     }
     found = exposed_times(schedule, cluster_timeline(schedule, passes))
     found = (found[0].model_copy(update={"num_ranks": 6}), found[1])
-    mean = mean_causes_ns(found)
-    assert mean["compute"] == (6 * 40 + 2 * 7) / 8
-    assert mean["bubble"] == 2 * 40 / 8
-    assert sum(shares(found[1]).values()) == pytest.approx(1)
+    mean = mean_fractions(found)
+    step_ns = (6 * 40 + 2 * 60) / 8
+    assert mean["compute"] == pytest.approx((6 * 40 + 2 * 7) / 8 / step_ns)
+    assert mean["bubble"] == pytest.approx(2 * 40 / 8 / step_ns)
+    assert sum(mean.values()) == pytest.approx(1)
+    assert sum(found[1].fractions.values()) == pytest.approx(1)
+    assert exposed_communication(mean) == mean["tp"]
+
+
+def test_one_device_is_explained_by_the_same_rule_and_by_its_queues():
+    ops = [op("a", "compute"), op("load", "h2d"), op("b", "compute", ("load",))]
+    one, line = sketch(ops), timeline(ops, [(0, 10), (0, 18), (20, 40)])
+    (found,) = exposed_times(one, line)
+    assert (found.name, found.num_ranks, found.step_ns) == ("the device", 1, 40)
+    assert found.causes_ns == {"copy": 8, "latency": 2}
+    assert shares_of([one], [line]) == {"compute": 0.75, "copy": 0.2, "latency": 0.05}
+    more = timeline(ops, [(0, 10), (0, 28), (30, 50)])  # another 10 ns of the copy
+    whole_ns = 50 + 3 * 10
+    shares = shares_of([one, one], [line, more], further=3)
+    assert shares == {"compute": 30 / whole_ns, "copy": 48 / whole_ns, "latency": 2 / whole_ns}
+    assert idle_by_queue(idle_intervals(one, line)) == {"latency": 2, "h2d": 8}
+    alone = cluster_timeline(cluster({"a": ops}), {"a": [[(0, 10), (0, 18), (20, 40)]]})
+    (same,) = exposed_times(cluster({"a": ops}), alone)
+    assert same.causes_ns == found.causes_ns
 
 
 def test_a_timeline_of_another_schedule_is_refused():
