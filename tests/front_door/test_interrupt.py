@@ -21,7 +21,7 @@ COMMAND_LINE = (
     + """
 import contextlib, sys
 from twinstream import cli
-from twinstream.commands.runs import running
+from twinstream.commands.runs import run as running
 from twinstream.commands import output
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
 INTERRUPTED = """
 import signal, sys, threading
-from twinstream.commands.runs import running
+from twinstream.commands.runs import run as running
 from twinstream.cli import main
 from twinstream.commands.output import Stage
 # A shell starts what runs in its background with SIGINT ignored, and children inherit that.
