@@ -155,7 +155,7 @@ class RanksQuestion:
             given = f"pp {pp or 'open'} x dp {dp or 'open'}"
             raise LayoutError(f"{given} are not the {ranks} ranks that are asked for")
         virtual = fixed.get("virtual_stages") or 1
-        pipeline = fixed.get("pipeline") or ("interleaved" if virtual > 1 else "1f1b")
+        pipeline: Any = fixed.get("pipeline") or ("interleaved" if virtual > 1 else "1f1b")
         if virtual > 1 and pipeline not in _SEVERAL_STAGES:
             raise LayoutError(
                 f"{virtual} virtual stages a rank need the pipeline interleaved or ring, not "

@@ -1,8 +1,6 @@
 """What is laid out: a model, its batch, and the recipe that it is trained by."""
 
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from twinstream.clusters.layout import Layout
 from twinstream.models.recipe import KernelChoice, Recipe
@@ -29,7 +27,7 @@ class Job(Node):
     layout: Layout
     seq_len: PositiveCount
     global_batch: PositiveCount
-    recipe: Annotated[Recipe, Field(default_factory=Recipe)]
+    recipe: Recipe = Recipe()
     any_kernels: bool = True
     network_reduction: bool = True
 

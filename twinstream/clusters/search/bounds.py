@@ -276,7 +276,7 @@ class BoundTables:
             work = job.work
             kept, peak = saved_bytes(work, layout.recompute), head_peak_bytes(work)
             if isinstance(work, OwnWork):  # the planner repeats what has no room
-                least = "full" if layout.recompute in ("auto", "full") else "none"
+                least: Recompute = "full" if layout.recompute in ("auto", "full") else "none"
                 kept = work.block_saved_bytes(least)
                 peak = 0  # logits are in slices
             self._saved[key] = kept, peak, stored_hidden_bytes(work)

@@ -146,7 +146,7 @@ def _ranked(
 def _alone(fixed: Mapping[str, Any]) -> Layout:
     """The layout of one GPU, with what is fixed of it."""
     names = ("micro_batch", "recompute", "offload")
-    found = {"zero": 0, "recompute": "auto", "offload": True}
+    found: dict[str, Any] = {"zero": 0, "recompute": "auto", "offload": True}
     return Layout(**found | {name: fixed[name] for name in names if name in fixed})
 
 

@@ -228,7 +228,7 @@ def _columns(row: ClusterRow) -> dict[str, object]:
         if job.recipe.gradients == "model":
             layout["gradient_dtype"] = "bfloat16"
         kernels = job.recipe.implementations
-        precisions = {m: name for name, m in reversed(MATMULS_OF_PRECISION.items())}
+        precisions = {m: name for name, m in MATMULS_OF_PRECISION.items() if name != "fp16"}
         told |= {
             "model": job.shape.model_dump_json(exclude_defaults=True),
             "layout": " ".join(f"{name}={_text(value)}" for name, value in layout.items()),
