@@ -6,6 +6,7 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import Prediction, planned_document, predict
 from twinstream.clusters.search.search import Found, Searched, search_layouts
+from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.loader import load_machine, machine_names
@@ -40,9 +41,8 @@ from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Packing
 from twinstream.simulator.replay import SteadyState, simulate_cluster, steady_state
 from twinstream.study.front import cost_of_run, cost_time, cost_work, explore, query, sweep
-from twinstream.study.many_gpus import LayoutQuery
-from twinstream.study.one_device import DeviceQuery
-from twinstream.study.query import Answer, Query
+from twinstream.study.query import Answer, Property, Query
+from twinstream.study.sweep.sweep import Swept
 from twinstream.study.whatif.target import TargetFound, search_target
 from twinstream.study.whatif.whatif import Change, WhatIf, usual_changes, whatif
 from twinstream.training.callbacks import Callback
@@ -53,6 +53,7 @@ from twinstream.training.trainer import Trainer, train
 
 __all__ = [
     "Answer",
+    "Bill",
     "Callback",
     "Caps",
     "Chain",
@@ -63,7 +64,6 @@ __all__ = [
     "ClusterSchedule",
     "ClusterTimeline",
     "Comparison",
-    "DeviceQuery",
     "EvalMetrics",
     "Experts",
     "Explanation",
@@ -73,7 +73,6 @@ __all__ = [
     "Judge",
     "KernelChoice",
     "Layout",
-    "LayoutQuery",
     "Lora",
     "Machine",
     "ModelSpec",
@@ -84,6 +83,7 @@ __all__ = [
     "Policy",
     "Prediction",
     "Prepared",
+    "Property",
     "Query",
     "Recipe",
     "Run",
@@ -95,6 +95,7 @@ __all__ = [
     "SteadyState",
     "StepMetrics",
     "Summary",
+    "Swept",
     "TargetFound",
     "Timeline",
     "TrainOptions",

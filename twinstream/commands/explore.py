@@ -12,8 +12,8 @@ from twinstream.commands.arguments.options import ClusterIfKnown, Json, Profiles
 from twinstream.commands.cluster_inputs import cluster_inputs
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.planner.planner import gc_paused
-from twinstream.study.front import ExploreError, require_dash
-from twinstream.study.front import explore as serve
+from twinstream.study.explore.answers import ExploreError
+from twinstream.study.front import require_dash
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ def explore(
     """
     measured = beside.measured_of(schedules or [])
     require_dash()
+    from twinstream.study.explore.app import serve
     from twinstream.study.explore.clusters import ShownCluster
 
     shown = []

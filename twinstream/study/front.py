@@ -1,32 +1,22 @@
 """What `whatif`, `sweep`, `explore` and `cost` do, from Python."""
 
-import errno
-import logging
 import os
-import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from twinstream.cost.bill import Bill, Prices, bill_of
 from twinstream.cost.mesh_work import Batches, Mesh
 from twinstream.cost.time import ChipOptions, Cut, Layout, Stack, time_document
 from twinstream.cost.work import Counting, DecoderOptions, work_document
-from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.presets import load_model
-from twinstream.schedule.errors import ArgumentError, TwinstreamError, did_you_mean
+from twinstream.schedule.errors import ArgumentError, did_you_mean
 from twinstream.schedule.node import Node, from_options
+from twinstream.study.explore.answers import ExploreError
 from twinstream.study.query import Answer, Query, Value
+from twinstream.study.sweep.config import config_of, load_config
+from twinstream.study.sweep.sweep import SweepSettings, Swept, run_sweep
 from twinstream.study.values import query_of
-
-if TYPE_CHECKING:
-    from twinstream.study.explore.clusters import ShownCluster
-    from twinstream.study.sweep.sweep import Swept
-
-
-class ExploreError(TwinstreamError):
-    """The page cannot be served."""
 
 
 def query(**values: Value) -> Query:
@@ -51,7 +41,7 @@ def sweep(
     *,
     num_jobs: int | None = None,
     ray_address: str | None = None,
-) -> "Swept":
+) -> Swept:
     """Answer every combination of values: `twinstream sweep CONFIG -o FOLDER`.
 
     Rows that are in the folder already are not made again.
@@ -65,9 +55,6 @@ def sweep(
     Raises:
         TwinstreamError: the config, the folder or the Ray cluster is not usable.
     """
-    from twinstream.study.sweep.config import config_of, load_config
-    from twinstream.study.sweep.sweep import SweepSettings, run_sweep
-
     if isinstance(config, Mapping):
         wanted = config_of(config, source="the sweep", folder=Path())
     else:
@@ -79,46 +66,23 @@ def sweep(
 def explore(
     models: Sequence[str | Path] = (),
     machines: Sequence[str | Path] = (),
-    schedules: "Sequence[ShownCluster]" = (),
     *,
     host: str = "127.0.0.1",
     port: int = 8050,
-    on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve the explorer's page until Ctrl-C.
 
     Args:
         models: config.json files that it offers beside the shipped models.
         machines: TOML profiles that it offers beside the shipped ones.
-        schedules: of clusters, to be shown below the plans.
-        on_ready: called with the page's address.
 
     Raises:
-        ExploreError: Dash is not installed, or the address is taken.
+        TwinstreamError: Dash is not installed, a file is wrong, or the address is taken.
     """
     require_dash()
-    from werkzeug.serving import run_simple
+    from twinstream.study.explore.app import serve
 
-    from twinstream.study.explore.answers import Answers
-    from twinstream.study.explore.app import explorer
-
-    machine_files = {load_machine(path).name: str(path) for path in machines}
-    # each question says how long its sequences are
-    model_files = {load_model(path, longest=1).name: str(path) for path in models}
-    try:
-        with socket.create_server((host, port)):
-            pass
-    except OSError as error:
-        # Python appends the address to what the system says.
-        why = str(error.strerror or error).partition(" (while")[0]
-        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
-        raise ExploreError(
-            f"cannot serve at {host}:{port}: {why}; choose another {option}"
-        ) from None
-    app = explorer(Answers(model_files, machine_files), schedules, host)
-    on_ready(f"http://{host}:{port}/")
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for every request
-    run_simple(host, port, app.server, threaded=True)
+    serve(models, machines, host=host, port=port)
 
 
 def require_dash() -> None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from math import inf, isinf
 from typing import Any
 
 from twinstream.clusters.job import Job
+from twinstream.clusters.kernel_sets import with_kernels
 from twinstream.clusters.layout import Layout
-from twinstream.clusters.predict import Prediction, planned_document, predict
+from twinstream.clusters.predict import Prediction, document_of, planned_document, predict
 from twinstream.clusters.refusals import require_possible
 from twinstream.clusters.search.question import (
     COUNTS,
@@ -20,7 +22,7 @@ from twinstream.clusters.search.search import Searched
 from twinstream.clusters.search.space import told
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
-from twinstream.measures.uncertainty import Uncertainty
+from twinstream.measures.uncertainty import Uncertainty, uncertainty_of_job
 from twinstream.models.recipe import Recipe
 from twinstream.planner.planner import Planner
 from twinstream.schedule.analysis.idle import exposed_communication
@@ -72,9 +74,10 @@ class LaidOutStep(Answer):
         """The whole step of all ranks, of a single one alone."""
         return planned_document(self.job, self.cluster)
 
-    @property
-    def uncertainty(self) -> Uncertainty | None:
-        return None
+    @cached_property
+    def uncertainty(self) -> Uncertainty:
+        document = partial(document_of, self.job, self.cluster)
+        return uncertainty_of_job(self.job, machine_of(self.cluster), document)
 
     @property
     def compute_waits(self) -> float:
@@ -98,6 +101,8 @@ class LaidOutStep(Answer):
             "bubble_share": self.shares.get("bubble", 0.0),
             **{name: getattr(searched, name, None)
                for name in ("num_layouts", "num_fit", "num_simulated")},
+            "expected_error_mean": self.uncertainty.mean,
+            "expected_error_kind": self.uncertainty.kind,
             **{f"layout.{name}": getattr(layout, name) for name in _LAYOUT},
         }  # fmt: skip
 
@@ -118,7 +123,8 @@ class LayoutQuery(Query):
     columns = (
         "layout", "step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "memory_bytes",
         "room_bytes", "compute_share", "talk_share", "bubble_share", "bound_s", "gap",
-        "num_layouts", "num_fit", "num_simulated", *(f"layout.{name}" for name in _LAYOUT),
+        "num_layouts", "num_fit", "num_simulated", "expected_error_mean", "expected_error_kind",
+        *(f"layout.{name}" for name in _LAYOUT),
     )  # fmt: skip
     resources = (
         "machine.device_memory_bytes", "cluster.nic_bytes_per_s", "cluster.node_bytes_per_s",
@@ -225,8 +231,7 @@ class LayoutQuery(Query):
             least_s = searched.least_bound_s
             gap = best.step_s / least_s - 1
             return replace(best, searched=searched, bound_s=least_s, gap=gap)
-        job = self.question.job.model_copy(update={"layout": found.layout})
-        return LaidOutStep.predicted(job, cluster, found.prediction, searched, is_known=False)
+        return LaidOutStep.predicted(found.job, cluster, found.prediction, searched, is_known=False)
 
     def kept(self, answer: Answer) -> LaidOutStep:
         if answer.layout is None:
@@ -235,13 +240,14 @@ class LayoutQuery(Query):
 
     def _of(self, layout: Layout) -> LaidOutStep:
         """A layout from before, simulated whole."""
-        job = kept_job(self.question, layout)
+        cluster = self.question.cluster
+        job = with_kernels(kept_job(self.question, layout), machine_of(cluster))
         require_possible(job, self.question.num_gpus)
-        prediction = predict(job, self.question.cluster)
+        prediction = predict(job, cluster)
         if not prediction.fits:
             needs, room = prediction.memory_bytes / _GIB, prediction.room_bytes / _GIB
             raise StudyError(f"{told(job.layout)} needs {needs:.1f} GiB of a GPU's {room:.1f}")
-        return LaidOutStep.predicted(job, self.question.cluster, prediction)
+        return LaidOutStep.predicted(job, cluster, prediction)
 
 
 def kept_job(asked: Question, layout: Layout) -> Job:

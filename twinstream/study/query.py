@@ -148,8 +148,8 @@ class Answer(ABC):
 
     @property
     @abstractmethod
-    def uncertainty(self) -> Uncertainty | None:
-        """How far off the prediction may be, where that is known."""
+    def uncertainty(self) -> Uncertainty:
+        """How far off the prediction may be."""
 
     @property
     @abstractmethod

@@ -30,6 +30,10 @@ class StateError(TwinstreamError):
     """A control or a part of the URL that cannot be used."""
 
 
+class ExploreError(TwinstreamError):
+    """The page cannot be served."""
+
+
 class RefusedPlan(TwinstreamError):
     """The process beside ended before it had a plan."""
 

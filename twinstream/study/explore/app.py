@@ -1,18 +1,25 @@
 """The explorer's page: controls write the URL, and the URL is answered."""
 
+import errno
+import logging
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
 from flask import Response, request
 from plotly.offline import get_plotlyjs
+from werkzeug import serving
 
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.presets import load_model
 from twinstream.planner.planner import gc_paused
 from twinstream.report.page import asset
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.study.explore.answers import Answers, Refining, can_be_refined
+from twinstream.study.explore.answers import Answers, ExploreError, Refining, can_be_refined
 from twinstream.study.explore.answers import State as Question
 from twinstream.study.explore.clusters import ShownCluster, add_pages, clusters_part
 from twinstream.study.explore.guard import guard
@@ -97,6 +104,39 @@ def explorer(
 
     app.server.add_url_rule("/report", view_func=report)
     return app
+
+
+def serve(
+    models: Sequence[str | Path], machines: Sequence[str | Path],
+    shown: Sequence[ShownCluster] = (), *, host: str, port: int,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> None:  # fmt: skip
+    """Serve the page until Ctrl-C; `on_ready` gets its address.
+
+    Args:
+        models: files that it offers, too; so are the machines.
+        shown: schedules of clusters, below the plans.
+
+    Raises:
+        ExploreError: the address is taken, or not this machine's.
+    """
+    machine_files = {load_machine(path).name: str(path) for path in machines}
+    # each question says how long its sequences are
+    model_files = {load_model(path, longest=1).name: str(path) for path in models}
+    try:
+        with socket.create_server((host, port)):
+            pass
+    except OSError as error:
+        # Python appends the address to what the system says.
+        why = str(error.strerror or error).partition(" (while")[0]
+        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise ExploreError(
+            f"cannot serve at {host}:{port}: {why}; choose another {option}"
+        ) from None
+    app = explorer(Answers(model_files, machine_files), shown, host)
+    on_ready(f"http://{host}:{port}/")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for every request
+    serving.run_simple(host, port, app.server, threaded=True)
 
 
 def _add_answers(app: Dash, answers: Answers) -> None:

@@ -84,7 +84,7 @@ def _notes(answer: Answer) -> list[str]:
     if isinstance(answer, PlannedStep):
         return prediction_notes(answer.schedule, answer.machine, answer.timeline)
     shares = ", ".join(f"{name} {share:.0%}" for name, share in answer.shares.items())
-    return [f"Of the step: {shares}."]
+    return [f"Of the step: {shares}.", answer.uncertainty.sentence]
 
 
 def page_of(answer: Answer) -> str:
@@ -126,16 +126,7 @@ def _limited(answer: PlannedStep) -> list[str]:
 def ranking_note(shown: Sequence[Found]) -> str | None:
     """What of the machines' order is not certain."""
     plans = [(one.machine, one.answer) for one in shown if isinstance(one.answer, Answer)]
-    known = {
-        machine: Speed(one.tokens_per_s, error)
-        for machine, one in plans
-        if (error := one.uncertainty) is not None
-    }
-    return order_note(known)
-
-
-def _error(answer: Answer) -> str:
-    return "" if answer.uncertainty is None else f" {answer.uncertainty.short}"
+    return order_note({machine: Speed(one.tokens_per_s, one.uncertainty) for machine, one in plans})
 
 
 def _effort(one: Found) -> str:
@@ -201,7 +192,7 @@ def _cards(machine: str, answer: Answer) -> list[tuple[str, str, str, str]]:
         redone = f"{answer.summary.recompute_fraction:.1%} of FLOPs redone"
     device, host = answer.room_bytes
     return [
-        ("throughput, tokens/s", f"{rate_text(answer.tokens_per_s)}{_error(answer)}",
+        ("throughput, tokens/s", f"{rate_text(answer.tokens_per_s)} {answer.uncertainty.short}",
          f"{seconds(answer.step_s)} a step", f"speed-{machine}"),
         ("MFU, HFU", mfu, "of the peak", f"mfu-{machine}"),
         ("above the bound", gap, f"limited by {limits or '-'}", f"gap-{machine}"),

@@ -178,7 +178,7 @@ def append_line(line: bytes, path: Path) -> None:
 
 def errors_note(rows: Rows) -> str:
     """The expected error of each machine's predictions; empty where nothing is predicted."""
-    found = {row["machine"]: error_text(row) for row in rows if is_certain(row)}
+    found = {_place(row): error_text(row) for row in rows if is_certain(row)}
     told = set(found.values())
     if len(told) < 2:
         return f"Predicted, {told.pop()}." if told else ""
@@ -197,9 +197,9 @@ def ranking_note(rows: Rows) -> str:
         if not is_certain(row):
             continue
         speed = Speed(float(row["tokens_per_s"]), _uncertainty(row))
-        known = fastest.get(row["machine"])
+        known = fastest.get(_place(row))
         if known is None or speed.tokens_per_s > known.tokens_per_s:
-            fastest[row["machine"]] = speed
+            fastest[_place(row)] = speed
     return order_note(fastest) or ""
 
 
@@ -216,3 +216,8 @@ def _uncertainty(row: Mapping[str, str]) -> Uncertainty:
             "kind": row["expected_error_kind"], "source": "",
         }
     )  # fmt: skip
+
+
+def _place(row: Mapping[str, str]) -> str:
+    """The machine, or the cluster."""
+    return row["machine"] if "machine" in row else row["cluster"]

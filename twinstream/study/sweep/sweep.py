@@ -11,7 +11,6 @@ from twinstream.study.query import StudyError
 from twinstream.study.sweep.cells import BUG, OK, Cell, Row, on_cores, on_ray
 from twinstream.study.sweep.config import SweepConfig
 from twinstream.study.sweep.grids import number
-from twinstream.study.sweep.pages import sweep_html
 from twinstream.study.sweep.rows import FILE, RowFile, Rows, columns_of
 
 PAGE = "sweep.html"
@@ -86,6 +85,8 @@ def run_sweep(config: SweepConfig, settings: SweepSettings) -> Swept:
     Raises:
         TwinstreamError: the config, the folder or the cluster is not usable.
     """
+    from twinstream.study.sweep.pages import sweep_html  # plotly takes long to import
+
     config_cells = config.cells()
     cells = {cell.key: cell for cell in config_cells}
     path = settings.folder / FILE

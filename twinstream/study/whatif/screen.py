@@ -8,7 +8,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 
 from twinstream.measures.metrics import rate_text
-from twinstream.measures.uncertainty import Uncertainty
 from twinstream.report.page import Card, Page, Section, Table, html_of
 from twinstream.report.palette import lighter, series
 from twinstream.schedule.sizes import gib
@@ -39,7 +38,7 @@ def what_if_screen(found: WhatIf, num_tokens: float | None = None) -> Group:
                   sensitivities_table(found), _PRICE_NOTE]  # fmt: skip
     else:
         parts += ["Step and change of tokens/s with a change", _changes_table(found, num_tokens)]
-    return Group(*parts, *_notes(found, num_tokens), *_certainty(found.uncertainty))
+    return Group(*parts, *_notes(found, num_tokens), found.uncertainty.sentence)
 
 
 def _is_matrix(found: WhatIf) -> bool:
@@ -55,13 +54,9 @@ def _heading(found: WhatIf | TargetFound) -> list[str]:
     return [
         f"{found.title}, {found.tokens_per_step:,} tokens a step",
         f"now {f'{base.told}: ' if base.told else ''}{seconds(base.step_s)}, "
-        f"{rate_text(base.tokens_per_s)} tokens/s{f' ({error.short})' if error else ''}, MFU "
+        f"{rate_text(base.tokens_per_s)} tokens/s ({error.short}), MFU "
         f"{base.mfu:.1%}, {gib(base.memory_bytes)}{f' ({shares})' if shares else ''}{money}",
     ]
-
-
-def _certainty(uncertainty: Uncertainty | None) -> list[str]:
-    return [] if uncertainty is None else [uncertainty.sentence]
 
 
 def sensitivities_table(found: WhatIf) -> FittedTable:
@@ -187,7 +182,7 @@ def target_screen(found: TargetFound) -> Group:
         "The smallest value that reaches it, everything else as it is (within 2 %; GPUs doubled or "
         "halved)" if layouts else
         "The smallest value that reaches it, everything else as it is (within 2 %)",
-        table, *notes, *_certainty(found.uncertainty),
+        table, *notes, found.uncertainty.sentence,
     )  # fmt: skip
 
 
@@ -280,7 +275,7 @@ def what_if_html(found: WhatIf, num_tokens: float | None = None) -> str:
     best_speed = 0.0 if best.anew is None else best.anew.tokens_per_s
     cards = [
         Card("throughput, tokens/s", rate_text(base.tokens_per_s),
-             f"{error.short}, as it is" if error else seconds(base.step_s)),
+             f"{error.short}, as it is"),
         Card("MFU", f"{base.mfu:.1%}"),
         Card("largest gain", best.name,
              f"{gain(best.anew, base):+z.1%}, {rate_text(best_speed)} tokens/s"),
@@ -295,6 +290,6 @@ def what_if_html(found: WhatIf, num_tokens: float | None = None) -> str:
                 Section("In numbers", " ".join([*notes, *_notes(found, num_tokens)]), table),
             ],
             " ".join(["Made by twinstream whatif. Figures are predictions of the simulator.",
-                      *_certainty(error)]),
+                      error.sentence]),
         )
     )  # fmt: skip

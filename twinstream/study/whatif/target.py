@@ -48,7 +48,7 @@ class TargetFound(Subject):
     compute_limit_tokens_per_s: float
     base: Step
     found: tuple[Reached, ...]
-    uncertainty: Uncertainty | None
+    uncertainty: Uncertainty
     is_confirmed: bool
 
 

@@ -87,7 +87,7 @@ class WhatIf(Subject):
 
     base: Step
     gap: float | None
-    uncertainty: Uncertainty | None
+    uncertainty: Uncertainty
     answers: tuple[ChangedStep, ...]
     sensitivities: tuple[Sensitivity, ...]
 
