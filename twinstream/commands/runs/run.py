@@ -27,8 +27,8 @@ from twinstream.commands.arguments.requests import request_of
 from twinstream.commands.arguments.tokens import token_stream
 from twinstream.commands.cluster_inputs import holds_cluster
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.plans.planning import describe, planned
-from twinstream.commands.ranks.running import HowToRun, run_cluster_file, run_planned_ranks
+from twinstream.commands.plan import describe, planned
+from twinstream.commands.runs.run_ranks import HowToRun, run_cluster_file, run_planned_ranks
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of

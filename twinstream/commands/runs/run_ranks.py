@@ -21,7 +21,7 @@ from twinstream.commands.arguments.cluster_options import RanksOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.cluster_inputs import ClusterInputError, place_of, read_cluster
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.ranks.planning import planned_for_ranks
+from twinstream.commands.plan_many import planned_for_ranks
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.analysis.comparison import by_rank

@@ -22,8 +22,7 @@ from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.arguments.requests import request_of
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.plans.planning_cluster import plan_on_cluster
-from twinstream.commands.ranks.planning import plan_for_ranks
+from twinstream.commands.plan_many import plan_for_ranks, plan_on_cluster
 from twinstream.measures.explanation import explain
 from twinstream.measures.metrics import summarize
 from twinstream.measures.policies_compared import ALL, NoPolicyFits, compare_policies
