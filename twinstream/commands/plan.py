@@ -35,6 +35,7 @@ from twinstream.planner.request import PlanRequest
 from twinstream.planner.warm_start import WarmStartError
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
+from twinstream.screens.layout_screen import bills_screen
 from twinstream.screens.plan_screen import WIDTH, plan_notes, plan_screen, policies_screen
 from twinstream.simulator.replay import steady_state
 
@@ -103,7 +104,7 @@ def plan(  # noqa: PLR0913
         if output is not None:
             write_document(schedule, output)
     finally:  # what was planned is told, on a full disk too
-        _tell(request, schedule, plan_seconds, taken, wanted.notes, as_json=as_json)
+        _tell(request, schedule, plan_seconds, taken, (charged, wanted.notes), as_json=as_json)
     if output is not None and not as_json:
         print_report(f"Wrote the schedule to {output}.")
 
@@ -127,16 +128,18 @@ def _tell(
     schedule: Schedule,
     plan_seconds: float,
     known_plan: str | None,
-    notes: Sequence[str],
+    about: tuple[RunOptions, Sequence[str]],
     *,
     as_json: bool,
 ) -> None:
-    machine = request.machine
+    machine, (charged, notes) = request.machine, about
     with progress("simulating", quiet=as_json):
         timeline = api.simulate(schedule, machine)
     notes = [*notes, *plan_notes(schedule, machine, timeline)]
+    bill = charged.bill(schedule.workload.tokens_per_step * 1e9 / timeline.step_ns, num_gpus=1)
     if as_json:
-        more = {
+        more: dict[str, object] = {} if bill is None else {"bill": bill}
+        more |= {
             "explanation": explain(schedule, timeline, machine),
             "known_plan": known_plan,
             "notes": notes,
@@ -146,6 +149,8 @@ def _tell(
         print_json(summary.model_dump() | describe(schedule) | more)
         return
     print_report(plan_screen(schedule, timeline, machine, plan_seconds), *_narrow(notes))
+    if bill is not None:
+        print_report(bills_screen([f"1 {machine.name}"], [bill], charged.num_tokens))
     if known_plan is not None:
         print_report(f"Nothing faster than {known_plan} was found: this is that plan.")
 

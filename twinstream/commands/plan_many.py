@@ -237,7 +237,9 @@ def plan_on_cluster(
         else:
             print_report(layouts_screen(job, cluster, found, errors, seconds))
             if charged.is_charged:
-                print_report(bills_screen(found, bills, charged.num_tokens))
+                names = [told(one.layout) for one in found.best]
+                charges = [bill for bill in bills if bill is not None]
+                print_report(bills_screen(names, charges, charged.num_tokens))
     if output is not None and not as_json:
         print_report(f"Wrote the schedule of the first to {output}.")
 

@@ -92,16 +92,15 @@ def parts_text(one: Found) -> str:
     return ", ".join(f"{cause_name(name)} {share:.1%}" for name, share in shares.items())
 
 
-def bills_screen(found: Searched, bills: Sequence[Bill | None], num_tokens: float) -> Group:
-    """What a run of so many tokens comes to with each layout."""
+def bills_screen(names: Sequence[str], bills: Sequence[Bill], num_tokens: float) -> Group:
+    """What a run of so many tokens comes to, with each layout or on one device."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("layout")
     for name in ("training days", "goodput", "days", "GPU-hours", "money"):
         table.add_column(name, justify="right")
-    for one, bill in zip(found.best, bills, strict=True):
-        assert bill is not None
+    for name, bill in zip(names, bills, strict=True):
         table.add_row(
-            told(one.layout),
+            name,
             f"{bill.run_days:,.4g}",
             "-" if bill.goodput is None else f"{bill.goodput:.1%}",
             f"{bill.wall_days:,.4g}",
