@@ -5,7 +5,7 @@ from twinstream.clusters.conforms import conforms_cluster
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import Prediction, planned_document, predict
-from twinstream.clusters.search.search import Found, Searched, search_layouts
+from twinstream.clusters.search.search import RankedLayout, SearchResult, search_layouts
 from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
 from twinstream.hardware_profiles.clusters.schema import Cluster
@@ -67,7 +67,6 @@ __all__ = [
     "EvalMetrics",
     "Experts",
     "Explanation",
-    "Found",
     "InfeasiblePlan",
     "Job",
     "Judge",
@@ -85,12 +84,13 @@ __all__ = [
     "Prepared",
     "Property",
     "Query",
+    "RankedLayout",
     "Recipe",
     "Run",
     "RunSettings",
     "Schedule",
     "SearchLimits",
-    "Searched",
+    "SearchResult",
     "Shortage",
     "SteadyState",
     "StepMetrics",

@@ -10,7 +10,7 @@ from tests.front_door.command_line import call, error_of
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import predict
-from twinstream.clusters.search.question import Question
+from twinstream.clusters.search.question import LayoutSearch
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.models.presets import load_model
 from twinstream.study.many_gpus import LayoutQuery, kept_job
@@ -21,9 +21,9 @@ ON = ("--cluster", "h100_dgx", "--gpus", 16, "--pp", 1, "--zero", 1)
 ASK = ("whatif", *STEP, *ON, "--jobs", 1)
 
 
-def question(gpus=16, **fixed) -> Question:
+def question(gpus=16, **fixed) -> LayoutSearch:
     job = Job(shape=load_model("1b"), layout=Layout(), seq_len=512, global_batch=32)
-    return Question(job, gpus, load_cluster("h100_dgx"), fixed)
+    return LayoutSearch(job, gpus, load_cluster("h100_dgx"), fixed)
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +153,9 @@ def test_a_layout_found_with_a_change_is_tried_without_it(monkeypatch):
         one = replace(self, fixed={**self.fixed, **fixed}, num_gpus=8)
         return one_answer(one, 1)
 
-    one_answer = Question.answer
+    one_answer = LayoutSearch.answer
     eight = replace(base, num_gpus=8)
-    monkeypatch.setattr(Question, "answer", answer)
+    monkeypatch.setattr(LayoutSearch, "answer", answer)
     monkeypatch.setattr(
         "twinstream.study.processes.in_processes",
         lambda work, items, jobs, begin: [(one, work(one, None)) for one in items],

@@ -11,7 +11,7 @@ from twinstream.clusters.choosing import ChosenLayout, RanksQuestion, workload_o
 from twinstream.clusters.kernel_sets import recipe_refusal, recipe_text, why_not_here
 from twinstream.clusters.layout import LayoutError
 from twinstream.clusters.predict import document_of, planned_document
-from twinstream.clusters.search.search import Found, Searched
+from twinstream.clusters.search.search import RankedLayout, SearchResult
 from twinstream.clusters.search.space import told
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
 from twinstream.commands.arguments.cluster_options import ClusterOptions, RanksOptions
@@ -245,7 +245,7 @@ def plan_on_cluster(
 
 
 def _layouts_json(
-    found: Searched, errors: Sequence[Uncertainty], bills: Sequence[Bill | None], seconds: float
+    found: SearchResult, errors: Sequence[Uncertainty], bills: Sequence[Bill | None], seconds: float
 ) -> dict[str, Any]:
     return {
         "layouts": [
@@ -262,7 +262,7 @@ def _layouts_json(
     }
 
 
-def _layout_json(one: Found) -> dict[str, Any]:
+def _layout_json(one: RankedLayout) -> dict[str, Any]:
     prediction = one.prediction
     return {
         "layout": one.layout.model_dump(mode="json"),

@@ -19,8 +19,8 @@ from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import bits_of
 from tests.helpers.waiting import comes
 from twinstream.api import RunSettings
-from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout
+from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.running.run_ranks import options_of
 from twinstream.executor.backends import cuda
 from twinstream.executor.launch.rank_processes import RankProcesses, execute_ranks
@@ -48,12 +48,12 @@ def pipeline(order: str, virtual: int, share: float = 1.0) -> ClusterSchedule:
     """Of four stages, each in a share of the memory that it would use."""
     layout = Layout(pp=4, pipeline=order, virtual_stages=virtual)
     stages = Stages(SPEC, WORKLOAD, Recipe(), layout)
-    ample = executable(stages, MACHINE)
+    ample = plan_pipeline(stages, MACHINE)
     if share == 1.0:
         return ample
     used = [arena_bytes(part, DEVICE) for part in ample.schedules.values()]
     caps = {stage: Caps(device_bytes=int(size * share)) for stage, size in enumerate(used)}
-    return executable(stages, MACHINE, caps)
+    return plan_pipeline(stages, MACHINE, caps)
 
 
 @pytest.mark.parametrize("graphs", ["off", "on"])

@@ -38,13 +38,13 @@ class Ring:
     num_steps: int
     size_bytes: int
 
-    def told_bytes(self, *, backward: bool) -> int:
+    def sent_bytes(self, *, backward: bool) -> int:
         """Of what goes on in a step."""
         return self.size_bytes * (2 if backward else 1)
 
 
 @dataclass(frozen=True)
-class Talk:
+class CollectiveElement:
     """A collective between computations, forward and, in backward, its transpose."""
 
     axis: str
@@ -54,7 +54,7 @@ class Talk:
     in_bytes: int
 
 
-Element = Compute | Ring | Talk
+Element = Compute | Ring | CollectiveElement
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,11 @@ def around(job: Job, elements: Sequence[Element]) -> tuple[Element, ...]:
         return tuple(elements)
     full, kept = whole(job), stored_hidden_bytes(job.work)
     if job.layout.sequence_parallel:
-        before = Talk("tp", "all_gather", "reduce_scatter", full, kept)
-        after = Talk("tp", "reduce_scatter", "all_gather", kept, full)
+        before = CollectiveElement("tp", "all_gather", "reduce_scatter", full, kept)
+        after = CollectiveElement("tp", "reduce_scatter", "all_gather", kept, full)
     else:
-        before = Talk("tp", None, "all_reduce", full, full)
-        after = Talk("tp", "all_reduce", None, full, full)
+        before = CollectiveElement("tp", None, "all_reduce", full, full)
+        after = CollectiveElement("tp", "all_reduce", None, full, full)
     return (before, *elements, after)
 
 
@@ -209,15 +209,23 @@ def _experts(job: Job) -> tuple[Element, ...]:
     ffn_bytes = _ffn_gradient_bytes(job, work.expert_tokens, work.expert_d_ff)
     if work.shared_d_ff:
         ffn_bytes += _ffn_gradient_bytes(job, work.tokens, work.shared_d_ff)
-    to = [Talk("ep", "all_to_all", "all_to_all", routed, routed)] if layout.ep > 1 else []
+    to = (
+        [CollectiveElement("ep", "all_to_all", "all_to_all", routed, routed)]
+        if layout.ep > 1
+        else []
+    )
     gather, scatter = [], []
     if layout.tp > 1 and work.sequence_parallel:
-        gather = [Talk("tp", "all_gather", "reduce_scatter", routed * layout.tp, routed)]
-        scatter = [Talk("tp", "reduce_scatter", "all_gather", routed, routed * layout.tp)]
+        gather = [
+            CollectiveElement("tp", "all_gather", "reduce_scatter", routed * layout.tp, routed)
+        ]
+        scatter = [
+            CollectiveElement("tp", "reduce_scatter", "all_gather", routed, routed * layout.tp)
+        ]
     elif layout.tp > 1:
         summed = whole(job)  # once each token's experts are put together
-        gather = [Talk("tp", None, "all_reduce", summed, summed)]
-        scatter = [Talk("tp", "all_reduce", None, summed, summed)]
+        gather = [CollectiveElement("tp", None, "all_reduce", summed, summed)]
+        scatter = [CollectiveElement("tp", "all_reduce", None, summed, summed)]
     experts = Compute("experts", work.experts(), ffn_bytes, "experts")
     back = to or (layout.tp > 1 and work.sequence_parallel)
     combine = [Compute("combine", PartWork())] if back else []  # the experts have its work

@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from twinstream.api import RunSettings
 from twinstream.clusters.conforms import is_executable
-from twinstream.clusters.executable import layout_in, sharding_of
 from twinstream.clusters.kernel_sets import run_refusal
 from twinstream.clusters.layout import Layout
+from twinstream.clusters.pipeline import layout_in, sharding_of
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.data.text import TextBatches, check_vocabulary
 from twinstream.models.recipe import Recipe
