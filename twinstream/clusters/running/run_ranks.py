@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.api import RunSettings
 from twinstream.clusters.conforms_ranks import is_executable
 from twinstream.clusters.executable import layout_in, sharding_of
 from twinstream.clusters.layout import Layout
@@ -19,6 +18,7 @@ from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.data.text import TextBatches, check_vocabulary
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.run_settings import RunSettings
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import RankPart

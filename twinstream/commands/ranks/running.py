@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream import api
 from twinstream.clusters.conforms import require_conforming_cluster
 from twinstream.clusters.running.run_ranks import (
     ClusterRun,
@@ -23,6 +22,7 @@ from twinstream.commands.places import place_of
 from twinstream.commands.ranks.planning import planned_for_ranks
 from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
 from twinstream.planner.planner import gc_paused
+from twinstream.run_settings import RunSettings
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.files import write_document
 from twinstream.screens.ranks_compared import speeds_table
@@ -36,7 +36,7 @@ from twinstream.training.ranks.shared_machine import Place
 class HowToRun:
     """What of a run on ranks is in no schedule; `cluster` is the profile that predicts it."""
 
-    settings: api.RunSettings
+    settings: RunSettings
     cluster: str | None
     tokens: NDArray[np.int32]
     output: Path | None
