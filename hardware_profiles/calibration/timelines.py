@@ -2,11 +2,10 @@
 
 from twinstream.hardware_profiles.calibration.fitting import Observation
 from twinstream.hardware_profiles.curve_choice import efficiency_keys
-from twinstream.schedule.analysis.comparison import require_timeline_of
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Copy
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import Timeline, require_timeline_of
 
 _SMALLEST = 0.001  # share of all ops' time under which a call or copy is not worth a residual
 _MOST_WEIGHT = 4.0

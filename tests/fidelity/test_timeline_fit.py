@@ -16,9 +16,8 @@ from twinstream.hardware_profiles.calibration.timelines import mean_seconds, op_
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.schedule.analysis.comparison import TimelineMismatch
 from twinstream.schedule.document import Caps
-from twinstream.schedule.timeline import PassSpans
+from twinstream.schedule.timeline import PassSpans, TimelineMismatch
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate
 

@@ -105,9 +105,10 @@ def test_idle_shares_name_the_queue_that_compute_waited_for():
         for op in schedule.ops
     )
     waiting = schedule.model_copy(update={"ops": ops})
-    # compute is idle for the 300 ns of h2d.x and the 500 ns of d2h.x, of a step of 2,000
+    # compute is idle for the 300 ns of h2d.x and the 500 ns of d2h.x, of 2,100 ns from the first op
+    # (100 ns that compute does not wait for) to its end
     found = explain(waiting, ONE_AFTER_ANOTHER, FAST).compute_idle_fraction
-    assert found == pytest.approx({"h2d": 0.15, "d2h": 0.25})
+    assert found == pytest.approx({"latency": 1 / 21, "h2d": 3 / 21, "d2h": 5 / 21})
 
 
 def test_recomputed_blocks_are_counted_by_level():

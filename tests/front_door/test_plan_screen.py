@@ -78,7 +78,8 @@ def test_the_json_has_the_numbers_of_the_screen():
     document = call(*PLAN, *TIGHT, "--json").json()
     found = document["explanation"]
     assert found.keys() == {
-        "limits", "compute_idle_fraction", "copied_bytes", "recomputed", "residence", "prices",
+        "limits", "compute_idle_fraction", "step_fractions", "copied_bytes", "recomputed",
+        "residence", "prices",
     }  # fmt: skip
     residence = found["residence"]
     taken = sum(role["device_peak_bytes"] for role in residence["roles"])

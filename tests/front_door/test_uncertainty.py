@@ -4,21 +4,27 @@ import pytest
 
 import twinstream as ts
 from tests.front_door.command_line import call
+from twinstream.clusters.job import Job
+from twinstream.clusters.layout import Layout
+from twinstream.clusters.predict import document_of
+from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text, override
 from twinstream.hardware_profiles.schema import ExpectedError
+from twinstream.measures.published_steps import StepKind, nearest
 from twinstream.measures.uncertainty import (
     Speed,
     order_note,
     rate_notes,
     steady_notes,
     uncertainty_of,
+    uncertainty_of_job,
 )
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
-from twinstream.sweep.certainty import errors_note, ranking_note
+from twinstream.study.sweep.rows import errors_note, ranking_note
 
 
 def test_a_fitted_profile_tells_its_error_on_runs_it_has_not_seen():
@@ -191,3 +197,81 @@ def test_attention_at_an_assumed_rate_widens_what_is_said_of_a_schedule():
     assert uncertainty_of(machine, planned_with("flash3")).mean == 0.0104
     nobody_knows = uncertainty_of(load_machine("a100"), planned_with("sdpa_flash", "a100"))
     assert nobody_knows.of_attention > found.of_attention
+
+
+def job_of(model="llama3-70b", **layout):
+    known = {"tp": 8, "pp": 4, "dp": 4, **layout}
+    return Job(shape=load_preset(model), layout=Layout(**known), seq_len=4096, global_batch=128)
+
+
+def never():
+    raise AssertionError("a step is near: no schedule is needed")
+
+
+def test_of_many_gpus_the_published_steps_nearest_say_how_far_off_a_prediction_may_be():
+    machine = machine_of(load_cluster("h100_dgx"))
+    found = uncertainty_of_job(job_of(), machine, never)
+    near = nearest(StepKind.of(job_of()), machine)
+    errors = [abs(step.error) for step in near.steps]
+    assert (found.kind, found.mean, found.worst) == (
+        "published", pytest.approx(sum(errors) / 8), max(errors),
+    )  # fmt: skip
+    assert "8 steps of" in found.sentence and "H100" in found.sentence
+    assert all(step.kind.parameters > 30e9 and step.gpu == "H100" for step in near.steps)
+    distances = [step.kind.distance(StepKind.of(job_of())) for step in near.steps]
+    assert distances == sorted(distances)
+
+
+def test_of_a_mixture_of_experts_only_such_steps_count():
+    machine = machine_of(load_cluster("h100_dgx"))
+    kind = StepKind.of(job_of("mixtral-8x7b", tp=1, pp=4, dp=8, ep=8))
+    assert kind.experts
+    assert {step.kind.experts for step in nearest(kind, machine).steps} == {True}
+    like = nearest(kind, machine).steps[0].kind
+    dense = like._replace(experts=False, axes=like.axes - {"ep"})
+    assert {step.kind.experts for step in nearest(dense, machine).steps} == {False}
+
+
+def test_the_distance_of_steps_counts_sizes_axes_precision_and_zero():
+    kind = StepKind(False, "bf16", 8, 16, frozenset(["tp", "dp"]), False)
+    assert kind.distance(kind) == 0
+    assert kind.distance(kind._replace(parameters=32)) == 2
+    assert kind.distance(kind._replace(gpus=4)) == 0.5 * 2
+    assert kind.distance(kind._replace(axes=frozenset(["cp", "dp"]))) == 2
+    assert kind.distance(kind._replace(precision="fp8", zero3=True)) == 3
+
+
+def test_where_nothing_near_was_published_the_profile_s_own_error_counts():
+    machine = machine_of(load_cluster("h100_dgx"))
+    other = load_machine("mi300x")
+    document = document_of(job_of("tiny", tp=1, pp=1, dp=2), load_cluster("h100_dgx"))
+    for one in (job_of("tiny", tp=1, pp=1, dp=2), job_of(offload=True)):
+        found = uncertainty_of_job(one, machine, lambda: document)
+        assert (found.kind, found.mean) == ("held_out", uncertainty_of(machine).mean)
+        assert "no step like this on several h100_dgx-node is known" in found.sentence
+    assert uncertainty_of_job(job_of(), other, lambda: document).short == "+/- 19 %"
+
+
+def test_a_cluster_s_document_is_near_to_what_its_job_is_near_to():
+    cluster, job = load_cluster("h100_dgx"), job_of("8b", tp=1, pp=1, dp=4)
+    machine, document = machine_of(cluster), document_of(job, cluster)
+    assert uncertainty_of(machine, document) == uncertainty_of_job(job, machine, never)
+    slower = override(machine, {"peak_bf16_flop_per_s": 5e14})
+    assert uncertainty_of(slower, document).kind == "held_out"
+
+
+def test_layouts_say_how_far_off_they_may_be_on_the_screen_and_in_json(tmp_path):
+    path = tmp_path / "uncertain_layout.json"
+    asked = ("plan", "--cluster", "h100_dgx", "--gpus", "8", "--model", "1b", "--seq-len", "4096",
+             "--global-batch", "16", "--tp", "1", "--pp", "1", "--cp", "1")  # fmt: skip
+    document = call(*asked, "--json").json()
+    first = document["layouts"][0]["uncertainty"]
+    assert first == document["uncertainty"] and first["kind"] == "published"
+    shown = call(*asked, "-o", str(path)).out
+    assert "Predicted speeds are +/- " in shown
+    said = call("simulate", str(path)).out
+    assert "tokens/s (+/- " in said and "Predicted speeds are +/- " in said
+    assert call("simulate", str(path), "--json").json()["uncertainty"] == first
+    page = tmp_path / "uncertain_layout.html"
+    call("report", str(path), "-o", str(page))
+    assert "predicted, +/- " in page.read_text("utf-8")

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.helpers.sketches import feed, op, sketch, timeline
-from twinstream.schedule.analysis.comparison import Pair, TimelineMismatch, compare
+from twinstream.schedule.analysis.comparison import Pair, compare
 from twinstream.schedule.ops import Label, Op
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import Timeline, TimelineMismatch
 
 
 def lasting(ops, *passes, step_ns=100.0) -> Timeline:

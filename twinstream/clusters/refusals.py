@@ -1,8 +1,7 @@
 """Why a layout cannot be: degrees that do not divide, or do not make up the GPUs."""
 
 from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout, LayoutError
-from twinstream.clusters.stages import stages_of
+from twinstream.clusters.layout import Layout, LayoutError, stages_of
 from twinstream.models.shapes.rank_sizes import shape_refusals
 
 
@@ -15,6 +14,8 @@ def refusals_of(job: Job, num_gpus: int | None = None) -> list[str]:
             f"tp {layout.tp} x cp {layout.cp} x pp {layout.pp} x dp {layout.dp} are "
             f"{layout.num_gpus} GPUs, not {num_gpus}"
         )
+    if layout.recompute == "attention" and not job.is_own and not job.any_kernels:
+        found.append("recompute 'attention' is of twinstream's own kernels, not of megatron's")
     return [*found, *_batch(job), *_replicas(layout), *_pipeline(job)]
 
 
@@ -60,15 +61,16 @@ def _pipeline(job: Job) -> list[str]:
     many = layout.virtual_stages > 1
     if many and layout.pipeline not in ("interleaved", "ring"):
         found.append(
-            f"{layout.virtual_stages} virtual stages a rank need the pipeline 'interleaved' or "
-            f"'ring', not '{layout.pipeline}'"
+            f"the pipeline '{layout.pipeline}' has no virtual stages: {layout.virtual_stages} a "
+            "rank need 'interleaved' or 'ring'"
         )
     if many and layout.pp == 1:
         found.append(f"{layout.virtual_stages} virtual stages need pp of 2 or more")
     if layout.pipeline == "interleaved" and layout.pp > 1 and job.num_microbatches % layout.pp:
         found.append(
-            f"{job.num_microbatches} microbatches are not divisible by pp {layout.pp}, as the "
-            "interleaved order needs"
+            f"{job.num_microbatches} microbatches (global batch {job.global_batch} / dp "
+            f"{layout.dp} / micro batch {layout.micro_batch}) are not a multiple of pp "
+            f"{layout.pp}, as the interleaved order needs"
         )
     try:
         stages_of(layout, job.shape.num_layers)

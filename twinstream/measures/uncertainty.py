@@ -1,23 +1,27 @@
 """How far a predicted number may be off: what every screen and every JSON says beside it."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from twinstream.clusters.conforms import is_executable
+from twinstream.clusters.job import Job
 from twinstream.hardware_profiles.attention_rates import Ratio
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.curve_choice import curve_for
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
-from twinstream.measures.metrics import rate_text
+from twinstream.measures.published_steps import StepKind, nearest
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.planner.kernel_choice import usual_kernels
 from twinstream.schedule.analysis.periodic import LAST_PASSES, MAX_PASSES
 from twinstream.schedule.chain import Chain, Task
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Compute
+from twinstream.schedule.sizes import rate_text
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
 
@@ -26,6 +30,8 @@ _USUAL_STEP = Workload(seq_len=8192, chunk_tokens=16384, chunks_per_round=1, rou
 _WHY = {
     "held_out": "mean error on measured runs that the profile was not fitted to",
     "left_out": "mean error on each run it was fitted to, left out of the fit",
+    "published": "mean error of the published steps nearest to this one, to which no constant was "
+    "fitted",
     "borrowed": "mean error where borrowing what kernels reach could be tested",
     "assumed": "assumed",
     "unknown": "no error is known: nothing was predicted and then measured with this profile",
@@ -39,14 +45,16 @@ class Uncertainty(Node):
     states them; None where it states none. `hypothetical` are the numbers that no machine has: what
     is known of the profile's error is of the machine they were changed on. `of_attention` is how
     much of both is for a schedule's attention that is priced by another implementation's rate.
+    `note` is what else to know of it.
     """
 
     mean: float | None
     worst: float | None
-    kind: Literal["held_out", "left_out", "borrowed", "assumed", "unknown"]
+    kind: Literal["held_out", "left_out", "borrowed", "assumed", "unknown", "published"]
     source: str
     hypothetical: tuple[str, ...] = ()
     of_attention: float = 0.0
+    note: str = ""
 
     @property
     def short(self) -> str:
@@ -70,6 +78,8 @@ class Uncertainty(Node):
             said += f"; {_percent(self.of_attention)} of it for attention"
         if self.hypothetical:
             said += f"; hypothetical: {', '.join(self.hypothetical)}"
+        if self.note:
+            said += f"; {self.note}"
         return f"{said}."
 
 
@@ -124,15 +134,17 @@ def usual_uncertainties(machines: Sequence[Machine]) -> list[Uncertainty]:
     return [uncertainty_of(machine, chains[one]) for machine, one in pairs]
 
 
-def uncertainty_of(machine: Machine, schedule: Schedule | Chain | None = None) -> Uncertainty:
+def uncertainty_of(
+    machine: Machine, schedule: Schedule | ClusterSchedule | Chain | None = None
+) -> Uncertainty:
     """What is known of how far predictions with this profile are off, and a schedule's above all.
 
     A ratio of rates that is assumed counts with a quarter of what attention takes, one that nobody
     knows with all of it: that is how far apart implementations are on one machine.
     """
-    numbers = [name for name in NUMBER_FIELDS if _is_hypothetical(getattr(machine, name))]
-    curves = [f"efficiency.{key}" for key, c in machine.efficiency.items() if _is_hypothetical(c)]
-    hypothetical = (*numbers, *curves)
+    if isinstance(schedule, ClusterSchedule):
+        return _of_mesh(machine, schedule)
+    hypothetical = _hypothetical(machine)
     found = machine.expected_error
     if found is None:
         return Uncertainty(
@@ -142,6 +154,47 @@ def uncertainty_of(machine: Machine, schedule: Schedule | Chain | None = None) -
     return Uncertainty(
         mean=found.mean + more, worst=None if found.worst is None else found.worst + more,
         kind=found.kind, source=found.source, hypothetical=hypothetical, of_attention=more,
+    )  # fmt: skip
+
+
+def uncertainty_of_job(
+    job: Job, machine: Machine, document: Callable[[], ClusterSchedule]
+) -> Uncertainty:
+    """What is known of how far predictions of a job on many GPUs are off.
+
+    Args:
+        machine: the profile of a node.
+        document: makes the job's schedule, which is asked for where no published step is near.
+    """
+    kind = None if job.layout.offload or job.is_own else StepKind.of(job)
+    return _of_many(machine, kind, document)
+
+
+def _of_mesh(machine: Machine, schedule: ClusterSchedule) -> Uncertainty:
+    """Of a schedule whose kernels are ours it is what is known of the machine's profile: published
+    steps were computed by other kernels.
+    """
+    kind = StepKind.in_document(schedule)
+    parts = schedule.schedules.values()
+    if is_executable(schedule) or any(op.kind == "copy" for p in parts for op in p.ops):
+        kind = None
+    return _of_many(machine, kind, lambda: schedule)
+
+
+def _of_many(
+    machine: Machine, kind: StepKind | None, document: Callable[[], ClusterSchedule]
+) -> Uncertainty:
+    near = nearest(kind, machine) if kind is not None and kind.gpus > 1 else None
+    if near is None:
+        schedule = document()
+        alone = uncertainty_of(machine, schedule.of(schedule.classes[0]))
+        if schedule.mesh.size == 1:
+            return alone
+        note = f"of one device: no step like this on several {machine.name} is known"
+        return alone.model_copy(update={"note": note})
+    return Uncertainty(
+        mean=near.mean, worst=near.worst, kind="published", source=f"{near.told}: {near.source}",
+        hypothetical=_hypothetical(machine),
     )  # fmt: skip
 
 
@@ -199,6 +252,13 @@ def _rate_note(name: str, of: str | None, ratios: Mapping[str, Ratio], machine: 
         return f"{priced} as it is, since nothing is known of their ratio there."
     shares = " and ".join(f"{ratio.value:.2f} ({unit})" for unit, ratio in ratios.items())
     return f"{priced}, times {shares}, an assumed ratio ({'; '.join(sorted(sources))})."
+
+
+def _hypothetical(machine: Machine) -> tuple[str, ...]:
+    """Names of the numbers that no machine has."""
+    numbers = [name for name in NUMBER_FIELDS if _is_hypothetical(getattr(machine, name))]
+    curves = [f"efficiency.{key}" for key, c in machine.efficiency.items() if _is_hypothetical(c)]
+    return (*numbers, *curves)
 
 
 def _is_hypothetical(stated: Node | None) -> bool:

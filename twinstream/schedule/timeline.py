@@ -5,6 +5,8 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import (
     Count,
@@ -179,3 +181,19 @@ class Timeline(Node):
     def cold_ns(self) -> int:
         """Time of one pass from empty streams until its last op has ended."""
         return max(self.cold.end_ns, default=0) - min(self.cold.start_ns, default=0)
+
+
+class TimelineMismatch(TwinstreamError):
+    """A timeline is not of this schedule."""
+
+
+def require_timeline_of(schedule: Schedule, timeline: Timeline, which: str) -> None:
+    """
+    Raises:
+        TimelineMismatch: the timeline, called `which`, has other ops than the schedule.
+    """
+    if timeline.op_ids != tuple(op.op_id for op in schedule.ops):
+        raise TimelineMismatch(
+            f"the {which} timeline has {len(timeline.op_ids)} ops that are not the schedule's "
+            f"{len(schedule.ops)} in its order; make it from this schedule"
+        )

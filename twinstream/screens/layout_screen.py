@@ -7,40 +7,54 @@ from rich.console import Group
 from rich.table import Table
 
 from twinstream.clusters.job import Job
-from twinstream.clusters.search.search import Searched
+from twinstream.clusters.kernel_sets import recipe_text, why_not_here
+from twinstream.clusters.search.search import Found, Searched
 from twinstream.clusters.search.space import told
 from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.measures.uncertainty import Uncertainty
+from twinstream.schedule.analysis.idle import exposed_communication
+from twinstream.screens.tables import cause_name
 
 _GIB = 2**30
 
 
 def layouts_screen(
-    job: Job, cluster: Cluster, num_gpus: int, found: Searched, seconds: float
+    job: Job,
+    cluster: Cluster,
+    found: Searched,
+    errors: Sequence[Uncertainty],
+    seconds: float,
 ) -> Group:
-    """The best layouts, fastest first, and what the fastest could be beaten by."""
+    """The best layouts, fastest first, and what the fastest could be beaten by.
+
+    Args:
+        errors: how far the prediction of each layout may be off.
+    """
+    num_gpus = found.best[0].prediction.num_gpus
     table = Table(box=box.SIMPLE, pad_edge=False)
     on_host = any(one.prediction.host_bytes for one in found.best)
     host = ("host GiB",) if on_host else ()
-    for name in ("layout", "step s", "tokens/s/GPU", "MFU", "memory GiB", *host, "bubble",
-                 "exposed talk", "over its bound"):  # fmt: skip
+    for name in ("layout", "step s", "+/-", "tok/s/GPU", "MFU", "memory GiB", *host, "bubble",
+                 "exposed comm.", "over its bound"):  # fmt: skip
         table.add_column(name, justify="left" if name == "layout" else "right")
-    for one in found.best:
+    for one, error in zip(found.best, errors, strict=True):
         prediction = one.prediction
         table.add_row(
-            told(one.layout),
+            f"{told(one.layout)} [{one.job.recipe.implementations.vector}]",
             f"{prediction.step_s:.4g}",
+            error.short.removeprefix("+/- "),
             f"{prediction.tokens_per_s / num_gpus:,.0f}",
             f"{prediction.mfu:.1%}",
             f"{prediction.memory_bytes / _GIB:.1f}",
             *((f"{prediction.host_bytes / _GIB:.1f}",) if on_host else ()),
             f"{prediction.shares.get('bubble', 0.0):.1%}",
-            f"{prediction.shares.get('talk', 0.0):.1%}",
+            f"{exposed_communication(prediction.shares):.1%}",
             f"{prediction.step_s / one.bound_s - 1:.1%}",
         )
     head = (
         f"{job.shape.name} on {num_gpus:,} GPUs of {cluster.name}, {job.global_batch:,} sequences "
-        f"of {job.seq_len:,} tokens a step, {job.precision}"
+        f"of {job.seq_len:,} tokens a step"
     )
     room = found.best[0].prediction.room_bytes / _GIB
     foot = (
@@ -48,7 +62,34 @@ def layouts_screen(
         f"{found.num_simulated:,} were simulated, in {seconds:.1f} s. The fastest is "
         f"{found.gap:.1%} above {found.least_bound_s:.4g} s, the least bound of all."
     )
-    return Group(head, table, foot)
+    return Group(
+        head,
+        f"Recipe: {recipe_text(found.best[0].job.shape, found.best[0].job.recipe)}.",
+        table,
+        f"The fastest's step: {parts_text(found.best[0])}.",
+        runs_here_line(found),
+        foot,
+        f"The fastest: {errors[0].sentence}",
+    )
+
+
+def runs_here_line(found: Searched) -> str:
+    """Whether `run` runs the best layout, or why not; and which of the others it does."""
+    best, *others = found.best
+    why = why_not_here(best.job.shape, best.job.recipe, best.layout)
+    if why is None:
+        return "The first layout runs here: -o plan.json, then twinstream run plan.json."
+    if best.job.is_own:
+        return f"twinstream runs the first layout, but not here: {why}."
+    own = next((one for one in others if one.job.is_own), None)
+    alternative = "" if own is None else f" The fastest shown that it runs: {told(own.layout)}."
+    return f"twinstream does not run the first layout: {why}.{alternative}"
+
+
+def parts_text(one: Found) -> str:
+    """Where a layout's step goes: compute, and what compute waits for, mean over ranks."""
+    shares = one.prediction.shares
+    return ", ".join(f"{cause_name(name)} {share:.1%}" for name, share in shares.items())
 
 
 def bills_screen(found: Searched, bills: Sequence[Bill | None], num_tokens: float) -> Group:

@@ -15,7 +15,6 @@ from twinstream.executor.launch.protocol import Ranks, TrainTask
 from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import RunFiles
-from twinstream.measures.cluster_summary import ClusterSummary
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.freezing import trained_of
 from twinstream.models.recipe import KernelChoice, Recipe
@@ -46,7 +45,6 @@ START_S = 600.0  # for ranks to be warm; who dies meanwhile is noticed at once
 _MOST_EXPECTED = 1024
 _ROOM, _MORE_ROOM = 4, 8  # a chunk has room for so many times what is expected, and some more
 AnyTimeline = Timeline | ClusterTimeline
-AnySummary = Summary | ClusterSummary
 
 
 class StepPlan(ABC):

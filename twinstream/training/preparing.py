@@ -23,7 +23,7 @@ from twinstream.training.amounts import source_of, steps_of
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.machine import LocalMachine, Tell
 from twinstream.training.options import BYTES, OptionsError, TrainOptions
-from twinstream.training.planning import AnySummary, plan_again, plan_of, recipe_of
+from twinstream.training.planning import plan_again, plan_of, recipe_of
 from twinstream.training.ranks.planning import Plan, plan_ranks
 from twinstream.training.rates import LearningRate
 
@@ -67,12 +67,9 @@ class Prepared:
     plan_seconds: float
 
     @property
-    def summary(self) -> AnySummary:
+    def summary(self) -> Summary:
         """What is predicted."""
-        found = self.plan.summary()
-        if isinstance(found, Summary):
-            return found.model_copy(update={"plan_seconds": self.plan_seconds})
-        return found
+        return self.plan.summary().model_copy(update={"plan_seconds": self.plan_seconds})
 
     @property
     def tokens_per_step(self) -> int:

@@ -15,7 +15,7 @@ from twinstream.training.machine import Tell, detect_machine
 from twinstream.training.options import TrainOptions
 from twinstream.training.planning import AnyTimeline
 from twinstream.training.preparing import Prepared, open_model, prepare
-from twinstream.training.ranks.shared_machine import require_possible
+from twinstream.training.ranks.planning import require_possible
 from twinstream.training.run.run_folder import TrainingFolder, TrainResult
 from twinstream.training.run.segments import TrainingSegment, segments
 from twinstream.training.run.stopping import Stop

@@ -10,6 +10,7 @@ import torch
 
 from tests.front_door.command_line import call
 from tests.training.ranks.rank_runs import rank_options
+from twinstream.clusters.shared_machine import place_here
 from twinstream.executor.launch import rank_processes
 from twinstream.executor.probe import known_gpu
 from twinstream.executor.ranks import gpus
@@ -17,7 +18,7 @@ from twinstream.executor.ranks.errors import GpusError
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.training.ranks.shared_machine import on_all_gpus, place_here
+from twinstream.training.ranks.planning import on_all_gpus
 from twinstream.training.trainer import Trainer
 
 GIB = 2**30

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from twinstream.clusters.conforms_ranks import is_executable
+from twinstream.clusters.conforms import is_executable
 from twinstream.clusters.executable import layout_in, sharding_of
+from twinstream.clusters.kernel_sets import run_refusal
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.data.text import TextBatches, check_vocabulary
@@ -118,10 +120,20 @@ def spec_of(schedule: ClusterSchedule) -> ModelSpec:
     """
     if not is_executable(schedule):
         raise NotRunnableError(
-            "the schedule predicts a layout, and nobody has its kernels: one whose ranks can run "
-            "is made by `twinstream plan --ranks N`"
+            f"the schedule predicts a layout that twinstream does not run: {_why_not(schedule)}. "
+            "One whose ranks it runs is made by `twinstream plan --ranks N`"
         )
     return ModelSpec.model_validate(schedule.model)
+
+
+def _why_not(schedule: ClusterSchedule) -> str:
+    recipe = schedule.of(schedule.classes[0]).recipe
+    try:
+        spec, layout = ModelSpec.model_validate(schedule.model), layout_in(schedule)
+        why = run_refusal(spec, Recipe.model_validate(recipe), layout)
+    except ValidationError:
+        why = None
+    return why or "its kernels are a library's"
 
 
 def run_processes(

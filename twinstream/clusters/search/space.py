@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, islice, product
 from typing import Any
 
 from twinstream.clusters.job import Job
+from twinstream.clusters.kernel_sets import run_refusal, with_kernels
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.refusals import refusals_of
 from twinstream.clusters.search.chains import Pricing
@@ -15,37 +16,42 @@ from twinstream.models.spec import ModelSpec
 _MOST_MICRO_BATCH = 16
 _LEAST_TOKENS_OF_CP = 4096  # of a sequence on a rank: below, other splits do better
 _MOST_VIRTUAL_STAGES = 8
-_NEVER_OPEN = ("sequence_parallel", "gradient_dtype", "stage_layers", "expert_imbalance",
-               "dp_overlap", "shard", "offload")  # fmt: skip
+_NEVER_OPEN = ("sequence_parallel", "stage_layers", "expert_imbalance", "dp_overlap", "shard",
+               "reduction")  # fmt: skip
+_MOST_REFUSED, _REASONS_TOLD = 2000, 4
 
 
 def layouts(
-    shape: ModelSpec,
+    job: Job,
     num_gpus: int,
     gpus_per_node: int,
-    seq_len: int,
-    global_batch: int,
     fixed: Mapping[str, Any],
+    *,
+    refused: bool = False,
 ) -> Iterator[Layout]:
     """Layouts whose degrees divide what they split; `fixed` has what is not left open.
 
+    With `refused` also those in which what is fixed stands in the way, for `refusals_of` to say so.
+
     Left open, tp stays within a node, cp keeps 4,096 tokens of a sequence on a rank at least,
     pipelines are 1f1b, zero-bubble and, of several virtual stages, interleaved; ZeRO is 1 or 3,
-    recomputation none or full.
+    recomputation none or full, or the planner's where twinstream's own kernels run the layout.
+    What has no room on the device may be on the host.
     """
+    shape = job.shape
     for tp, cp, pp in product(
         _choices(fixed, "tp", _divisors_of(num_gpus, min(gpus_per_node, shape.num_heads))),
-        _choices(fixed, "cp", _powers(max(1, seq_len // _LEAST_TOKENS_OF_CP))),
+        _choices(fixed, "cp", _powers(max(1, job.seq_len // _LEAST_TOKENS_OF_CP))),
         _choices(fixed, "pp", _divisors_of(num_gpus, shape.num_layers)),
     ):
         each = tp * cp * pp
-        if num_gpus % each or ("dp" in fixed and fixed["dp"] * each != num_gpus):
+        dp = fixed.get("dp") or num_gpus // each
+        if dp * each != num_gpus and not (refused and "dp" in fixed):
             continue
-        dp = num_gpus // each
         experts = shape.experts.count if shape.experts else 1
         for ep in _choices(fixed, "ep", [n for n in _powers(experts) if dp % n == 0]):
             degrees = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep}
-            yield from _with_the_rest(shape, global_batch, degrees, fixed)
+            yield from _with_the_rest(job, degrees, fixed, refused)
 
 
 def told(layout: Layout) -> str:
@@ -62,7 +68,7 @@ def told(layout: Layout) -> str:
     words += [f"mb{layout.micro_batch}"]
     words += [layout.pipeline] if layout.pp > 1 else []
     words += [f"zero{layout.zero}"]
-    words += [f"recompute-{layout.recompute}"] if layout.recompute != "none" else []
+    words += [f"recompute-{layout.recompute}"] if layout.recompute not in ("auto", "none") else []
     return " ".join(words)
 
 
@@ -86,26 +92,38 @@ class Asked:
         Raises:
             NoLayoutError: none can; says why.
         """
-        reasons: dict[str, None] = {}
-        found, job = [], self.job
-        gpus_per_node = self.cluster.count("gpus_per_node")
-        for layout in layouts(
-            job.shape, self.num_gpus, gpus_per_node, job.seq_len, job.global_batch, self.fixed
-        ):
-            why = refusals_of(job.model_copy(update={"layout": layout}), self.num_gpus)
-            if why:
-                reasons |= dict.fromkeys(why)
-            else:
-                found.append(layout)
+        found = [layout for layout in self._layouts() if not self._refusals(layout)]
         if not found:
-            why_not = "; ".join(list(reasons)[:4]) or (
-                f"no degrees that divide {self.num_gpus} GPUs, the model and a global batch of "
-                f"{job.global_batch} fit together"
-            )
             raise NoLayoutError(
-                f"no layout of {job.shape.name} on {self.num_gpus} GPUs can be: {why_not}"
+                f"no layout of {self.job.shape.name} on {self.num_gpus} GPUs can be: "
+                f"{self._why_none()}"
             )
         return found
+
+    def _layouts(self, *, refused: bool = False) -> Iterator[Layout]:
+        gpus_per_node = self.cluster.count("gpus_per_node")
+        return layouts(self.job, self.num_gpus, gpus_per_node, self.fixed, refused=refused)
+
+    def _refusals(self, layout: Layout) -> list[str]:
+        one = self.job.model_copy(update={"layout": layout})
+        found = refusals_of(one, self.num_gpus)
+        try:
+            with_kernels(one, self.pricing.machine)
+        except LayoutError as error:
+            found.append(str(error))
+        return found
+
+    def _why_none(self) -> str:
+        """The reasons of the layouts that are refused for fewest of them, each once."""
+        every = [self._refusals(one) for one in islice(self._layouts(refused=True), _MOST_REFUSED)]
+        fewest = min(map(len, every), default=0)
+        reasons = dict.fromkeys(chain.from_iterable(why for why in every if len(why) == fewest))
+        more = len(reasons) - _REASONS_TOLD
+        told = [*list(reasons)[:_REASONS_TOLD], *([f"and {more} more"] if more > 0 else [])]
+        return "; ".join(told) or (
+            f"no degrees that divide {self.num_gpus} GPUs, the model and a global batch of "
+            f"{self.job.global_batch} fit together"
+        )
 
 
 def require_axes(fixed: Mapping[str, Any], num_gpus: int) -> None:
@@ -119,34 +137,55 @@ def require_axes(fixed: Mapping[str, Any], num_gpus: int) -> None:
     for degree in degrees.values():
         size *= degree
     told = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
-    if num_gpus % size or (len(degrees) == 4 and size != num_gpus):
-        raise LayoutError(f"{told} are {size} GPUs, which {num_gpus} is not a multiple of")
+    if size > num_gpus or (len(degrees) == 4 and size != num_gpus):
+        raise LayoutError(f"{told} are {size} GPUs, and there are {num_gpus}")
+    if num_gpus % size:
+        raise LayoutError(
+            f"{num_gpus} GPUs are not a multiple of {told}"
+            + (f" = {size}" if len(degrees) > 1 else "")
+        )
 
 
 def _with_the_rest(
-    shape: ModelSpec, global_batch: int, degrees: Mapping[str, Any], fixed: Mapping[str, Any]
+    job: Job, degrees: Mapping[str, Any], fixed: Mapping[str, Any], refused: bool
 ) -> Iterator[Layout]:
+    shape, global_batch = job.shape, job.global_batch
     pp, dp = degrees["pp"], degrees["dp"]
-    if global_batch % dp:
+    shape, global_batch = job.shape, job.global_batch
+    if global_batch % dp and not refused:
         return
-    sizes = [n for n in _powers(_MOST_MICRO_BATCH) if global_batch % (dp * n) == 0]
+    sizes = [n for n in _powers(_MOST_MICRO_BATCH) if global_batch % (dp * n) == 0] or [1]
     for micro_batch, zero, recompute in product(
         _choices(fixed, "micro_batch", sizes),
         _choices(fixed, "zero", [1, 3] if dp * degrees["cp"] > 1 else [0]),
         _choices(fixed, "recompute", ["none", "full"]),
     ):
-        for pipeline, stages in _pipelines(shape, pp, fixed):
-            if pipeline == "interleaved" and global_batch // (dp * micro_batch) % pp:
+        for pipeline, stages in _pipelines(shape, pp, fixed, refused):
+            uneven = pipeline == "interleaved" and global_batch // (dp * micro_batch) % pp
+            if uneven and not refused:
                 continue
             other = {key: value for key, value in fixed.items() if key in _NEVER_OPEN}
-            yield Layout(
+            found = Layout(
                 **degrees, micro_batch=micro_batch, zero=zero, recompute=recompute,
-                pipeline=pipeline, virtual_stages=stages, **other,
+                pipeline=pipeline, virtual_stages=stages, offload=fixed.get("offload") is not False,
+                **other,
             )  # fmt: skip
+            if fixed.get("recompute") is None and _is_own(job, found):
+                if recompute == "none":  # once: the planner decides block by block
+                    yield found.model_copy(update={"recompute": "auto"})
+                continue
+            yield found
 
 
-def _pipelines(shape: ModelSpec, pp: int, fixed: Mapping[str, Any]) -> Iterator[tuple[Any, int]]:
-    if pp == 1:
+def _is_own(job: Job, layout: Layout) -> bool:
+    return run_refusal(job.shape, job.recipe, layout) is None
+
+
+def _pipelines(
+    shape: ModelSpec, pp: int, fixed: Mapping[str, Any], refused: bool
+) -> Iterator[tuple[Any, int]]:
+    alone = fixed.get("pp") == 1 and (fixed.get("virtual_stages") or 1) > 1
+    if pp == 1 and not refused and not alone:
         pipeline = fixed.get("pipeline", "1f1b")
         yield (pipeline if fixed.get("virtual_stages", 1) == 1 else "1f1b"), 1
         return
@@ -159,7 +198,7 @@ def _pipelines(shape: ModelSpec, pp: int, fixed: Mapping[str, Any]) -> Iterator[
     for n in _choices(fixed, "virtual_stages", stages):
         kinds = ["1f1b", "zero_bubble"] if n == 1 else ["interleaved"]
         for kind in _choices(fixed, "pipeline", kinds):
-            if (n > 1) == (kind in ("interleaved", "ring")):
+            if refused or (n > 1) == (kind in ("interleaved", "ring")):
                 yield kind, n
 
 

@@ -25,7 +25,7 @@ def critical_path(schedule: Schedule, timeline: Timeline) -> list[PathPiece]:
     begins where compute ended in the pass before, or with the pass if that is not known; what is
     before is cut off. Without compute on device 0 it ends with the op that ends last.
     """
-    releases = releases_of(schedule)
+    releases = Releases(schedule)
     end = _last_op(schedule, timeline)
     passes = timeline.passes[-2:]
     begin_ns = passes[0].end_ns[end] if len(passes) > 1 else min(passes[0].start_ns)
@@ -34,7 +34,7 @@ def critical_path(schedule: Schedule, timeline: Timeline) -> list[PathPiece]:
     while now_ns > begin_ns:
         start_ns = min(now_ns, max(begin_ns, passes[number].start_ns[end]))
         _add(pieces, schedule.ops[end].op_id, start_ns, now_ns)
-        released = released_by(releases[end], passes, number)
+        released = releases.last(end, passes, number)
         if released is None:
             _add(pieces, None, begin_ns, start_ns)
             break
@@ -56,25 +56,28 @@ def _last_op(schedule: Schedule, timeline: Timeline) -> int:
     return mine[-1] if mine else max(range(len(ends)), key=ends.__getitem__)
 
 
-def releases_of(schedule: Schedule) -> list[list[tuple[int, int]]]:
-    """Of each op, what releases it: (passes back, position)."""
-    position = {op.op_id: i for i, op in enumerate(schedule.ops)}
-    last_of = {op.stream: i for i, op in enumerate(schedule.ops)}
-    before: dict[Stream, int] = {}
-    found: list[list[tuple[int, int]]] = []
-    for i, op in enumerate(schedule.ops):
-        is_first = op.stream not in before
-        predecessor = last_of[op.stream] if is_first else before[op.stream]
-        waits = [(0, position[wait]) for wait in op.waits]
-        waits += [(1, position[wait]) for wait in op.waits_previous]
-        found.append([(int(is_first), predecessor), *waits])
-        before[op.stream] = i
-    return found
+class Releases:
+    """What each op of a schedule is released by: the op before it on its stream, and its waits."""
 
+    def __init__(self, schedule: Schedule) -> None:
+        self._ops = schedule.ops
+        self._position = {op.op_id: i for i, op in enumerate(schedule.ops)}
+        streams = [(op.stream.device, op.stream.queue) for op in schedule.ops]
+        last = {stream: i for i, stream in enumerate(streams)}
+        before: dict[tuple[int, str], int] = {}
+        self._before: list[tuple[int, int]] = []  # (passes back, position)
+        for i, stream in enumerate(streams):
+            first = stream not in before
+            self._before.append((int(first), last[stream] if first else before[stream]))
+            before[stream] = i
 
-def released_by(
-    releases: Sequence[tuple[int, int]], passes: Sequence[PassSpans], number: int
-) -> tuple[int, int] | None:
-    """(pass, position) of what ended last; None where all of it is in a pass that is not known."""
-    known = [(number - back, i) for back, i in releases if number >= back]
-    return max(known, key=lambda at: (passes[at[0]].end_ns[at[1]], at), default=None)
+    def of(self, at: int) -> list[tuple[int, int]]:
+        """Of one op: (passes back, position)."""
+        op = self._ops[at]
+        waits = [(0, self._position[wait]) for wait in op.waits]
+        return [self._before[at], *waits, *((1, self._position[w]) for w in op.waits_previous)]
+
+    def last(self, at: int, passes: Sequence[PassSpans], number: int) -> tuple[int, int] | None:
+        """(pass, position) of what ended last; None where all of it is in a pass not known."""
+        known = [(number - back, i) for back, i in self.of(at) if number >= back]
+        return max(known, key=lambda at: (passes[at[0]].end_ns[at[1]], at), default=None)

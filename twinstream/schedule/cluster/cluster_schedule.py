@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from twinstream.schedule.cluster.mesh import Mesh
+from twinstream.schedule.cluster.mesh import Axis, Mesh
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import Count, Index, PositiveFlops
@@ -118,3 +118,25 @@ class ClusterSchedule(Node):
         for axis in self.mesh.axes:
             count *= len(one.cell(axis.name, axis.size))
         return count
+
+
+THE_DEVICE = "the device"  # the class of a mesh of one
+
+
+def as_cluster(schedule: Schedule | ClusterSchedule) -> ClusterSchedule:
+    """One device's schedule as that of a mesh of one rank; a mesh's as it is."""
+    if isinstance(schedule, ClusterSchedule):
+        return schedule
+    work = schedule.workload
+    return ClusterSchedule(
+        mesh=Mesh(axes=(Axis(name="dp", size=1),), ranks_per_node=1),
+        classes=(RankClass(name=THE_DEVICE, schedule=THE_DEVICE, cells={}),),
+        schedules={THE_DEVICE: schedule},
+        order=(),
+        model=schedule.model.spec | {"name": schedule.model.name},
+        layout={},
+        seq_len=work.seq_len,
+        global_batch=work.sequences_per_step,
+        model_flops=schedule.model_flops,
+        machine=schedule.machine,
+    )

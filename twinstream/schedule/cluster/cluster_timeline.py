@@ -5,12 +5,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from twinstream.schedule.analysis.comparison import TimelineMismatch, require_timeline_of
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_schedule import THE_DEVICE, ClusterSchedule
 from twinstream.schedule.errors import require
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import MeanNs, PositiveCount, PositiveMeanNs, TimeNs
-from twinstream.schedule.timeline import Provenance, Timeline
+from twinstream.schedule.timeline import Provenance, Timeline, TimelineMismatch, require_timeline_of
 
 
 class ClusterTimeline(Node):
@@ -71,3 +70,17 @@ def require_timeline_of_cluster(schedule: ClusterSchedule, timeline: ClusterTime
         )
     for one in schedule.classes:
         require_timeline_of(schedule.of(one), timeline.classes[one.name], f"class '{one.name}'")
+
+
+def as_cluster_timeline(timeline: Timeline | ClusterTimeline) -> ClusterTimeline:
+    """One device's timeline as that of a mesh of one rank; a mesh's as it is."""
+    if isinstance(timeline, ClusterTimeline):
+        return timeline
+    return ClusterTimeline(
+        classes={THE_DEVICE: timeline},
+        step_ns=timeline.step_ns,
+        spread_ns=timeline.spread_ns,
+        period_passes=timeline.period_passes,
+        cold_ns=timeline.cold_ns,
+        provenance=timeline.provenance,
+    )

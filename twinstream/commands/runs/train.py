@@ -1,0 +1,271 @@
+"""`train`: a model on data, with checkpoints; what it will do is told first."""
+
+import os
+from inspect import Parameter, Signature
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+
+from twinstream.api import require_torch
+from twinstream.commands.arguments import options
+from twinstream.commands.arguments.outputs import check_folder
+from twinstream.commands.output import print_json, print_report, screen
+from twinstream.commands.runs.train_screen import predicted_json, train_screen, trained_screen
+from twinstream.log.metrics import (
+    CheckpointMetrics,
+    EvalMetrics,
+    StepMetrics,
+    of_kind,
+    read_metrics,
+)
+from twinstream.log.run_files import OPTIONS, RunFiles
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.screens.live import LiveLine, loss_curve
+from twinstream.training.callbacks import Callback
+from twinstream.training.options import ALIASES, LAYOUT, TrainOptions, read_options
+from twinstream.training.preparing import Prepared
+from twinstream.training.ranks.planning import on_all_gpus
+from twinstream.training.run.run_folder import RunEndedError, TrainResult
+from twinstream.training.trainer import Trainer
+
+_POSITIONAL = ("model", "data", "output")
+_OF_SIGNAL = 128
+
+
+class TrainArgumentsError(TwinstreamError):
+    """The command line does not say what to train."""
+
+
+def train(**given: Any) -> None:
+    """Train MODEL on DATA; what it will do is told first. `train run.toml` has all in a file.
+
+    MODEL is a Hugging Face folder, a config.json (random weights) or a preset; DATA are files or
+    folders, .txt, .jsonl, .parquet or .bin, each with a weight if wanted: chat.jsonl=2.
+    """
+    inputs, resume, dry_run = given.pop("inputs"), given.pop("resume"), given.pop("dry_run")
+    as_json, output = given.pop("as_json"), given.pop("output")
+    flags = {name: value for name, value in given.items() if value not in (None, [], ())}
+    unnamed = Path(f"dry-run-{os.getpid()}") if dry_run and not resume else None
+    wanted = _options(inputs or [], output, flags, resume=resume, unnamed=unnamed)
+    looking = _Looking(quiet=as_json)
+    require_torch()
+    wanted = on_all_gpus(wanted, looking.tell)
+    trainer = Trainer(wanted, resume=resume, callbacks=[looking], tell=looking.tell)
+    prepared = trainer.prepare(weights=not dry_run)
+    if not as_json:
+        print_report(train_screen(prepared, trainer.steps_done), *prepared.notes)
+    if dry_run:
+        if as_json:
+            print_json(predicted_json(prepared))
+        return
+    failure: RunEndedError | None = None
+    with looking:
+        try:
+            result = trainer.train()
+        except RunEndedError as ended:
+            result, failure = ended.result, ended
+    _report(result, as_json=as_json)
+    if failure is not None:
+        raise failure
+    if result.signal:
+        raise typer.Exit(_OF_SIGNAL + result.signal)
+
+
+def _options(
+    inputs: list[str], output: Path | None, flags: dict[str, Any], *, resume: bool,
+    unnamed: Path | None,
+) -> TrainOptions:  # fmt: skip
+    """From a file, the command line and, of a run that goes on, its folder.
+
+    Args:
+        unnamed: the folder where none is given, if none has to be.
+    """
+    base: dict[str, Any] = {}
+    where = ""
+    if inputs and inputs[0].endswith(".toml"):
+        if len(inputs) > 1:
+            raise TrainArgumentsError(
+                f"{inputs[0]} says what to train, and '{inputs[1]}' beside it does, too: give one"
+            )
+        base, where = read_options(Path(inputs[0])), f"{inputs[0]}: "
+    elif inputs:
+        base = {"model": inputs[0]} | ({"data": inputs[1:]} if inputs[1:] else {})
+    if output is not None:
+        base["output"] = output
+    path = Path(base.get("output", "")) / OPTIONS
+    if resume and "output" in base and os.path.exists(path):  # noqa: PTH110 - false of too long a name
+        before = read_options(path)
+        if "ranks" in flags:  # the layout was chosen for those before
+            before = {name: value for name, value in before.items() if name not in LAYOUT}
+        base, where = before | base, f"{path}: "
+    base = {ALIASES.get(name, name): value for name, value in base.items()} | flags
+    for name, other in (("batch_size", "tokens_per_step"), ("tokens_per_step", "batch_size")):
+        if name in flags and other not in flags:  # the command line is above the file
+            base.pop(other, None)
+    if unnamed is not None:
+        base.setdefault("output", unnamed)
+    for name, told in (("model", "MODEL"), ("data", "DATA"), ("output", "-o DIR")):
+        if name not in base:
+            raise TrainArgumentsError(
+                f"{told} is missing: twinstream train MODEL DATA... -o DIR, or a file "
+                "`twinstream train run.toml`, or `twinstream train -o DIR --resume`"
+            )
+    return TrainOptions.of(base, where)
+
+
+class _Looking(Callback):
+    """The live line, and notes above it."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._line: LiveLine | None = None
+
+    def __enter__(self) -> "_Looking":
+        return self
+
+    def __exit__(self, *errors: object) -> None:
+        if self._line is not None:
+            self._line.__exit__(*errors)
+
+    def tell(self, line: str) -> None:
+        if self._line is not None:
+            self._line.note(line)
+        elif not self._quiet:
+            typer.echo(line, err=True)
+
+    def on_start(self, prepared: Prepared) -> None:
+        if not self._quiet:
+            self._line = LiveLine(prepared.num_steps, console=screen()).__enter__()
+
+    def on_step(self, metrics: StepMetrics) -> None:
+        if self._line is not None:
+            self._line(metrics)
+
+    def on_eval(self, metrics: EvalMetrics) -> None:
+        if self._line is not None:
+            self._line.note(
+                f"evaluated after step {metrics.step:,}: loss {metrics.loss:.4f}, perplexity "
+                f"{metrics.perplexity:.4g}, {metrics.tokens:,} tokens in {metrics.seconds:.1f} s"
+            )
+
+    def on_checkpoint(self, metrics: CheckpointMetrics) -> None:
+        if self._line is not None:
+            rate = metrics.bytes / 1e6 / max(1e-9, metrics.seconds)
+            self._line.note(
+                f"{metrics.path}: {metrics.bytes / 1e6:,.1f} MB in {metrics.seconds:.1f} s, "
+                f"{rate:,.0f} MB/s; the device waited {metrics.device_held_s:.1f} s"
+            )
+
+
+def _report(result: TrainResult, *, as_json: bool) -> None:
+    if as_json:
+        print_json(result)
+        return
+    folder = result.folder
+    log = RunFiles(folder).metrics  # which is gone where someone has removed the folder
+    steps = of_kind(read_metrics(log), StepMetrics) if log.exists() else []
+    lines = [f"fill {result.fill:.1%}; steps waited {result.waited_s:.2f} s for data"]
+    if result.skipped:
+        lines.append(f"{len(result.skipped):,} rows were skipped; the first: {result.skipped[0]}")
+    if result.stopped:
+        lines.append(
+            f"Stopped after step {result.step:,}; to go on: twinstream train -o {folder} --resume"
+        )
+    else:
+        lines.append(_where(result.model))
+    lines.append(f"To see the run: twinstream report {folder}")
+    curve = loss_curve([(step.step, step.loss) for step in steps])
+    print_report(*trained_screen(result, curve, lines))
+
+
+def _where(model: Path | None) -> str:
+    """What to do with what was trained."""
+    if model is not None and (model / "adapter_config.json").exists():
+        return (
+            f"The adapter is in {model}; PEFT loads it as it is, and `twinstream export {model} -o "
+            "DIR --merge` adds it to its base."
+        )
+    return f"The model is in {model}; transformers loads it as it is."
+
+
+def _flags() -> list[Parameter]:
+    """A flag for each field of `TrainOptions`, with its description as help."""
+    found = []
+    for name, field in TrainOptions.model_fields.items():
+        if name in _POSITIONAL:
+            continue
+        extra: Any = field.json_schema_extra
+        kind, flag = _flag_type(field.annotation), f"--{name.replace('_', '-')}"
+        default = field.default
+        shown = "" if default in (None, (), False) else f" Default: {default}."
+        names = [f"{flag}/--no-{flag[2:]}" if kind is bool else flag]
+        names += [f"--{alias}" for alias, of in ALIASES.items() if of == name]
+        option = typer.Option(
+            *names, help=f"{field.description}{shown}", rich_help_panel=extra["panel"],
+            metavar=None if kind is bool else extra["metavar"], show_default=False,
+        )  # fmt: skip
+        found.append(_parameter(name, Annotated[kind | None, option], None))
+    return found
+
+
+def _flag_type(annotation: Any) -> Any:
+    """What Typer reads: whole numbers, numbers, truth values, texts and lists of them."""
+    if annotation in (bool, int, float):
+        return annotation
+    if annotation == tuple[str, ...]:
+        return list[str]
+    inside = [kind for kind in get_args(annotation) if kind is not NoneType]
+    if len(inside) == 1 and inside[0] in (int, float):
+        return inside[0]
+    literals = [kind for kind in (annotation, *inside) if get_origin(kind) is Literal]
+    values = [value for kind in literals for value in get_args(kind)]
+    return int if values and all(isinstance(value, int) for value in values) else str
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _spread() -> None:
+    """Let Typer see the flags."""
+    first = [
+        _parameter(
+            "inputs",
+            Annotated[
+                list[str] | None, typer.Argument(metavar="MODEL DATA...", show_default=False)
+            ],
+            None,
+        ),
+        _parameter(
+            "output",
+            Annotated[
+                Path | None,
+                typer.Option("--output", "-o", metavar="DIR", help="The folder of the run.",
+                             callback=check_folder),
+            ],
+            None,
+        ),
+        _parameter(
+            "resume",
+            Annotated[bool, typer.Option("--resume", help="Go on from DIR's last checkpoint.")],
+            False,
+        ),
+        _parameter(
+            "dry_run",
+            Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and stop.")],
+            False,
+        ),
+        _parameter(
+            "as_json",
+            options.Json,
+            False,
+        ),
+    ]  # fmt: skip
+    shown = [*first, *_flags()]
+    train.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+    train.__annotations__ = {one.name: one.annotation for one in shown}
+
+
+_spread()
