@@ -1,6 +1,6 @@
 """What `import twinstream` offers, with all that it takes."""
 
-from twinstream.api import Run, RunSettings, execute, plan, simulate, write_report
+from twinstream.api import Run, execute, plan, simulate, write_report
 from twinstream.clusters.conforms import conforms_cluster
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
@@ -27,6 +27,7 @@ from twinstream.planner.limits import SearchLimits
 from twinstream.planner.planner import Planner
 from twinstream.planner.policies import Policy
 from twinstream.planner.request import PlanRequest, TrainingStep
+from twinstream.run_settings import RunSettings
 from twinstream.schedule.analysis.comparison import Comparison, compare
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule

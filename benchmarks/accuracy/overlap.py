@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from twinstream.api import RunSettings
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.running.run_ranks import (
@@ -27,6 +26,7 @@ from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_o
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
+from twinstream.run_settings import RunSettings
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload

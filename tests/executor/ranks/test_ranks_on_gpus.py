@@ -18,7 +18,6 @@ from tests.helpers.fake_gpu import FakeGpu
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import bits_of
 from tests.helpers.waiting import comes
-from twinstream.api import RunSettings
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.running.run_ranks import options_of
@@ -36,6 +35,7 @@ from twinstream.executor.replay.graph_segments import cut_segments
 from twinstream.executor.state.training_state import initial_state
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
+from twinstream.run_settings import RunSettings
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import RankPart, rank_part
 from twinstream.schedule.document import Caps

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from twinstream.api import RunSettings
 from twinstream.clusters.conforms import is_executable
 from twinstream.clusters.kernel_sets import run_refusal
 from twinstream.clusters.layout import Layout
@@ -21,6 +20,7 @@ from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.data.text import TextBatches, check_vocabulary
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.run_settings import RunSettings
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import RankPart

@@ -32,6 +32,7 @@ from twinstream.commands.runs.run_ranks import HowToRun, run_cluster_file, run_p
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
+from twinstream.run_settings import RunSettings
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_document
@@ -91,12 +92,12 @@ class RunOptions:
     ] = None
 
     @property
-    def settings(self) -> api.RunSettings:
+    def settings(self) -> RunSettings:
         if self.timed_steps is not None and self.timed_steps > self.steps:
             raise RunOptionsError(
                 f"--timed-steps {self.timed_steps} of --steps {self.steps}: time fewer"
             )
-        return api.RunSettings(
+        return RunSettings(
             backend_named(self.backend), self.steps, self.learning_rate, self.seed, self.poison,
             graphs=self.graphs, timed_steps=self.timed_steps, nvtx=self.nvtx, keeps_state=False,
         )  # fmt: skip
@@ -226,7 +227,7 @@ def _refuse_to_plan(path: Path, given: Sequence[str]) -> None:
 
 
 def _trained(
-    schedule: Schedule, settings: api.RunSettings, tokens: NDArray[np.int32], *, quiet: bool
+    schedule: Schedule, settings: RunSettings, tokens: NDArray[np.int32], *, quiet: bool
 ) -> api.Run:
     """The run; where it is stopped, stderr gets the losses so far."""
     losses: list[float] = []

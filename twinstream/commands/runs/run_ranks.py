@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream import api
 from twinstream.clusters.conforms import require_conforming_cluster
 from twinstream.clusters.running.run_ranks import (
     ClusterRun,
@@ -24,6 +23,7 @@ from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan_many import planned_for_ranks
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.planner.planner import gc_paused
+from twinstream.run_settings import RunSettings
 from twinstream.schedule.analysis.comparison import by_rank
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
@@ -37,7 +37,7 @@ from twinstream.simulator.replay import simulate_cluster
 class HowToRun:
     """What of a run on ranks is in no schedule; `cluster` is the profile that predicts it."""
 
-    settings: api.RunSettings
+    settings: RunSettings
     cluster: str | None
     tokens: NDArray[np.int32]
     output: Path | None
