@@ -1,5 +1,6 @@
 """The training recipe: what decides the bits of a run, apart from the data."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -19,6 +20,7 @@ OptimizerPlace = Literal[
     "device", "device_after_backward", "device_before_next_use", "host", "host_after_backward"
 ]
 OptimizerState = Literal["model", "float32_master", "8bit"]
+KernelSet = Literal["eager", "triton", "megatron"]
 BEFORE_NEXT_USE: OptimizerPlace = "device_before_next_use"
 _AFTER_THE_NORM: tuple[OptimizerPlace, ...] = ("device_after_backward", BEFORE_NEXT_USE)
 
@@ -29,11 +31,17 @@ class KernelChoice(Node):
     `vector` names that of everything but matmuls and attention; `attention` is a name of the
     executor's registry of attention implementations. Only with `deterministic=False` may it be
     one that does not give the same bits from run to run.
+
+    The kernel set `megatron` is priced and not run: elementwise operations are fused as
+    Megatron-LM fuses them, and layers may be split over tp, cp and ep. Its `attention` may also be
+    `flash` (the rate that the machine's profile has) or `unfused` (scores in HBM), and its linear
+    layers may multiply in `fp8` or `fp4`.
     """
 
-    vector: Literal["eager", "triton"] = "eager"
+    vector: KernelSet = "eager"
     attention: str = "eager"
     deterministic: bool = True
+    matmuls: Literal["model", "fp8", "fp4"] = "model"
 
     @model_serializer(mode="wrap")
     def _without_the_rule(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -41,6 +49,8 @@ class KernelChoice(Node):
         document: dict[str, object] = serialize(self)
         if self.deterministic:
             document.pop("deterministic", None)
+        if self.matmuls == "model":
+            document.pop("matmuls", None)
         return document
 
 
@@ -140,3 +150,27 @@ class Recipe(Node):
         """The largest divisor of `num_tokens` that is at most `max_row_slice`."""
         limit = min(num_tokens, self.max_row_slice)
         return next(rows for rows in range(limit, 0, -1) if num_tokens % rows == 0)
+
+
+MATMULS_OF_PRECISION: Mapping[str, Literal["model", "fp8", "fp4"]] = {
+    "bf16": "model", "fp16": "model", "fp8": "fp8", "fp4": "fp4",
+}  # fmt: skip
+
+
+def megatron_recipe(
+    attention: str = "flash", precision: str = "bf16",
+    gradients: Literal["model", "float32"] = "float32",
+) -> Recipe:  # fmt: skip
+    """How Megatron-LM trains by default, as published measurements were made.
+
+    Args:
+        attention: an implementation's name, `flash` (what the machine's profile has) or `unfused`.
+        precision: bf16, fp16, fp8 or fp4; of the last two only linear layers multiply in it.
+        gradients: the dtype they are summed in.
+    """
+    kernels = KernelChoice(
+        vector="megatron", attention=attention, matmuls=MATMULS_OF_PRECISION[precision]
+    )
+    return Recipe(
+        gradients=gradients, optimizer_state="float32_master", clips=True, kernels=kernels
+    )

@@ -1,5 +1,6 @@
 """Which kernels a step is planned with, where the user leaves it open."""
 
+from functools import cache
 from typing import Literal, get_args
 
 from twinstream.hardware_profiles.schema import Machine
@@ -78,6 +79,7 @@ def attention_for(
     return attention
 
 
+@cache
 def _is_installed(attention: str) -> bool:
     library = attention_limits(attention).library
     return library is None or library.missing() is None

@@ -57,8 +57,10 @@ class ClusterCosts:
         machines: Mapping[str, Machine] | None = None,
     ) -> None:
         self._cluster = cluster
-        gpus = cluster.count("gpus_per_node")
-        self._mesh = schedule.mesh.model_copy(update={"ranks_per_node": gpus})
+        gpus = min(cluster.count("gpus_per_node"), schedule.mesh.size)  # that share a node's host
+        self._mesh = schedule.mesh.model_copy(
+            update={"ranks_per_node": cluster.count("gpus_per_node")}
+        )
         self._classes = {one.name: one for one in schedule.classes}
         network = _network_capacity(cluster)
         first = schedule.of(schedule.classes[0])

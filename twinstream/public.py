@@ -42,9 +42,8 @@ from twinstream.simulator.replay import SteadyState, simulate_cluster, steady_st
 from twinstream.training.callbacks import Callback
 from twinstream.training.options import TrainOptions
 from twinstream.training.preparing import Prepared
-from twinstream.training.ranks.preparing import RanksPrepared
-from twinstream.training.ranks.trainer import RanksResult, RanksTrainer
-from twinstream.training.trainer import Trainer, TrainResult, train
+from twinstream.training.run.run_folder import TrainResult
+from twinstream.training.trainer import Trainer, train
 
 __all__ = [
     "Callback",
@@ -75,9 +74,6 @@ __all__ = [
     "Policy",
     "Prediction",
     "Prepared",
-    "RanksPrepared",
-    "RanksResult",
-    "RanksTrainer",
     "Recipe",
     "Run",
     "RunSettings",

@@ -1,17 +1,25 @@
-"""Start the ranks of a cluster's schedule as processes of this machine."""
+"""Start the ranks of a cluster's schedule as processes of this machine, watch them and end them."""
 
 import contextlib
 import os
-import pickle
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from time import monotonic, sleep
 from typing import Any, Literal, Self
 
-from twinstream.executor.launch.told import ASK, Job, MakeInputs, Trouble, Waits
-from twinstream.executor.launch.verdict import verdict
+from twinstream.executor.launch.failure import diagnose
+from twinstream.executor.launch.protocol import (
+    BlockedOps,
+    MakeInputs,
+    RankFailure,
+    RunTask,
+    TrainTask,
+    WhatBlocks,
+    recv,
+    send,
+)
 from twinstream.executor.launch.worker import serve
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.gpus import require_gpus
@@ -73,6 +81,7 @@ class RankProcesses:
         self.patience = patience or Patience()
         self._store = open_store(port)
         self._num_runs = 0
+        self._ended: set[int] = set()  # ranks that are through with the run
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         context: WorkerContext | ForkedWorkerContext = WorkerContext()
@@ -99,6 +108,10 @@ class RankProcesses:
         self.close()
 
     @property
+    def size(self) -> int:
+        return len(self._processes)
+
+    @property
     def pids(self) -> list[int]:
         """Of the ranks' processes."""
         return [process.pid for process in self._processes if process.pid is not None]
@@ -111,28 +124,69 @@ class RankProcesses:
         Raises:
             RanksError: says which rank ended the run, and why; all processes have been ended.
         """
-        if schedule.mesh.size != len(self._processes):
+        found: dict[int, RankOutcome] = {}
+        self.begin(schedule, make, options)
+        while len(found) < self.size:
+            said = self.recv()
+            assert said is not None, "it is waited for"
+            rank, found[rank] = said
+        return [found[rank] for rank in sorted(found)]
+
+    def begin(
+        self, schedule: ClusterSchedule, work: MakeInputs | TrainTask, options: RunOptions
+    ) -> None:
+        """Start a run of a schedule that has been proven safe; what comes of it, `recv` says.
+
+        Raises:
+            ArgumentError: the schedule is of another number of ranks.
+            GpusError: a rank would have none.
+        """
+        if schedule.mesh.size != self.size:
             raise ArgumentError(
                 f"the schedule is of {schedule.mesh.size} ranks, and there are processes for "
-                f"{len(self._processes)}"
+                f"{self.size}"
             )
         _require_devices(schedule, options)
         self._num_runs += 1
+        self._ended.clear()
+        name, port = f"run{self._num_runs}", self._store.port
+        for rank in range(self.size):
+            self.send(rank, RunTask(schedule, work, options, rank, name, port, self.patience))
+
+    def send(self, rank: int, message: object) -> None:
+        """To a rank; that its process is gone is found out by `recv`."""
         try:
-            for rank, pipe in enumerate(self._pipes):
-                job = Job(
-                    schedule, make, options, rank, f"run{self._num_runs}", self._store.port,
-                    self.patience,
-                )  # fmt: skip
-                with contextlib.suppress(OSError):  # who has died is found out below
-                    pipe.send_bytes(pickle.dumps(job))
-            return self._outcomes()
+            with contextlib.suppress(OSError):
+                send(self._pipes[rank], message)
+        except BaseException:  # what cannot be pickled, Ctrl-C
+            self.close()
+            raise
+
+    def recv(self, timeout_s: float | None = None) -> tuple[int, Any] | None:
+        """The next message of any rank that is not through; None where none comes in time.
+
+        Raises:
+            RanksError: says which rank ended the run, and why; all processes have been ended.
+        """
+        try:
+            while True:
+                running = set(range(self.size)) - self._ended
+                said = next(self._messages(running, timeout_s), None)
+                if said is None:
+                    return None
+                rank, message = said
+                if message is None or isinstance(message, RankFailure):
+                    raise self._explained(message)
+                if isinstance(message, RankOutcome):
+                    self._ended.add(rank)
+                if not isinstance(message, BlockedOps):
+                    return rank, message
         except BaseException:
             self.close()
             raise
 
     def kill(self) -> None:
-        """End what runs: whoever waits for outcomes, in another thread, is told that it ended."""
+        """End what runs at once; `close` waits until it has ended."""
         for process in self._processes:
             if process.pid is not None and process.exitcode is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -148,58 +202,48 @@ class RankProcesses:
             pipe.close()
         self._processes, self._pipes = [], []
 
-    def _outcomes(self) -> list[RankOutcome]:
-        found: dict[int, RankOutcome] = {}
-        while len(found) < len(self._pipes):
-            for rank, message in self._messages(set(range(len(self._pipes))) - set(found), None):
-                if isinstance(message, RankOutcome):
-                    found[rank] = message
-                elif not isinstance(message, Waits):
-                    raise self._explained(message)
-        return [found[rank] for rank in sorted(found)]
-
-    def _explained(self, first: Trouble | None) -> Exception:
+    def _explained(self, first: RankFailure | None) -> Exception:
         """Asks all ranks what they wait for. `first` is None where a process died."""
-        troubles = [] if first is None else [first]
-        waits: dict[int, Waits] = {}
+        failures = [] if first is None else [first]
+        blocked: dict[int, BlockedOps] = {}
         until = monotonic() + _ASKED_S
         while True:
-            self._ask(troubles, waits, until)
+            self._ask(failures, blocked, until)
             dead = {
                 rank: process.exitcode
                 for rank, process in enumerate(self._processes)
                 if process.exitcode is not None
             }
-            named = {peer for said in waits.values() for one in said.now for peer in one.peers}
-            named |= {peer for one in troubles for peer in one.peers}
+            named = {peer for said in blocked.values() for one in said.now for peer in one.peers}
+            named |= {peer for one in failures for peer in one.peers}
             if named >= set(dead) or monotonic() >= until:
-                return verdict(troubles, waits, dead)
+                return diagnose(failures, blocked, dead)
             sleep(_ASK_AGAIN_S)  # those that are left may come to wait for it yet
 
-    def _ask(self, troubles: list[Trouble], waits: dict[int, Waits], until: float) -> None:
+    def _ask(
+        self, failures: list[RankFailure], blocked: dict[int, BlockedOps], until: float
+    ) -> None:
         """What all ranks wait for, added to what is known."""
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
-                pipe.send_bytes(ASK.encode())
+                send(pipe, WhatBlocks())
         silent = set(range(len(self._pipes)))
         while silent and (left := until - monotonic()) > 0:
             for rank, message in self._messages(silent, left):
-                if isinstance(message, Trouble):
-                    troubles.append(message)
-                    continue
-                if isinstance(message, Waits):
-                    waits[rank] = message
-                silent.discard(rank)
+                if isinstance(message, RankFailure):
+                    failures.append(message)
+                elif isinstance(message, BlockedOps):
+                    blocked[rank] = message
+                if message is None or isinstance(message, BlockedOps):
+                    silent.discard(rank)
 
-    def _messages(
-        self, ranks: set[int], limit_s: float | None
-    ) -> Iterator[tuple[int, RankOutcome | Trouble | Waits | None]]:
+    def _messages(self, ranks: Collection[int], limit_s: float | None) -> Iterator[tuple[int, Any]]:
         """What these ranks say next; None of one whose process is gone."""
         pipes = {self._pipes[rank]: rank for rank in sorted(ranks)}
         ready: Sequence[Any] = wait(list(pipes), limit_s)
         for pipe in ready:
             try:
-                yield pipes[pipe], pickle.loads(pipe.recv_bytes())
+                yield pipes[pipe], recv(pipe)
             except (EOFError, OSError):
                 self._processes[pipes[pipe]].join(_ASKED_S)
                 yield pipes[pipe], None

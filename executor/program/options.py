@@ -38,6 +38,8 @@ class RunOptions:
     `on_filled` is called when the state is in place, before the first pass. `tell` takes a line
     about what slows the run down: graphs that were refused, kernels that were not warm.
 
+    `check` is called before every op, in the thread that calls it; what it raises ends the run.
+
     `zero_ns`: the reading of `perf_counter_ns` that the timeline counts from, by default when the
     backend is made.
     """
@@ -54,6 +56,7 @@ class RunOptions:
     in_place: bool = False
     on_filled: Callable[[], None] | None = None
     tell: Callable[[str], None] = _say_nothing
+    check: Callable[[], None] | None = None
     zero_ns: int | None = None
 
 

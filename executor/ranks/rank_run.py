@@ -106,7 +106,7 @@ class RankRun:
             )
         self.world = world
         self._num_runs = 0
-        world.agree("schedule", {"a schedule of hash": schedule_hash(schedule)})
+        world.require_same("schedule", {"a schedule of hash": schedule_hash(schedule)})
         self.part: RankPart = rank_part(schedule, world.rank)
         self._waiting = waiting or waiting_on(
             world.device, world.patience.timeout_s, None if self.backend == "cpu" else _give_up
@@ -157,8 +157,8 @@ class RankRun:
             require_safe(flush)
         self._num_runs += 1
         world = self.world.of_run(self._num_runs)
-        world.agree("passes", {"a run of passes": str(options.num_passes)})
-        zero_ns = world.told_by_first("zero", perf_counter_ns())
+        world.require_same("passes", {"a run of passes": str(options.num_passes)})
+        zero_ns = world.broadcast("zero", perf_counter_ns())
         clock = clock_offset(world.rank, world.size)
         found: list[Fetched] = []
         options = replace(
@@ -168,7 +168,7 @@ class RankRun:
         with self._waiting.watched_over(self.part):
             timeline, state = self._executed(inputs, options, found)
         with self._waiting.at_the_end(world.size):
-            world.end_together()
+            world.shutdown()
         return RankOutcome(
             rank=self.part.rank, class_name=self.part.class_name,
             coordinates=self.part.coordinates, timeline=timeline, state=state,
@@ -177,7 +177,7 @@ class RankRun:
 
     def _all_begin(self, world: World) -> None:
         """Some are warm and have their state before others: no op is to wait for that."""
-        world.meet("begins", world.patience.start_s)
+        world.barrier("begins", world.patience.start_s)
 
     def _communications_of(self, part: RankPart) -> RankCommunications:
         return RankCommunications(part, self._groups, self._waiting, self.world.device)
@@ -189,7 +189,7 @@ class RankRun:
         if (fill := inputs.fill) is not None:
 
             def fill_rank(arenas: Arenas) -> None:
-                fill(ResidentRank(self.part, arenas, options, self._communications_of))
+                fill(ResidentRank(self.part, arenas, options, work, self._communications_of))
 
             work = inputs.host_work
             return execute_resident(schedule, fill_rank, work, options, communications), {}

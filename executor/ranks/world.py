@@ -53,7 +53,7 @@ class World:
         """The same, where what was said in other runs is not heard."""
         return replace(self, store=PrefixStore(f"run{number}", self.store))
 
-    def agree(self, topic: str, claims: Mapping[str, str]) -> None:
+    def require_same(self, topic: str, claims: Mapping[str, str]) -> None:
         """Return when all ranks have said the same.
 
         Raises:
@@ -69,7 +69,7 @@ class World:
                         "the same"
                     )
 
-    def meet(self, topic: str, limit_s: float) -> None:
+    def barrier(self, topic: str, limit_s: float) -> None:
         """Return when all ranks have come to this.
 
         Raises:
@@ -77,14 +77,14 @@ class World:
         """
         self._all_say(topic, "", limit_s)
 
-    def told_by_first(self, topic: str, value: int) -> int:
+    def broadcast(self, topic: str, value: int) -> int:
         """The value that rank 0 gives."""
         if self.rank == 0:
             self.store.set(topic, str(value))
         self._await(topic, 0, self.patience.start_s)
         return int(self.store.get(topic))
 
-    def end_together(self) -> None:
+    def shutdown(self) -> None:
         """Return when all ranks are through; rank 0, whose store it may be, leaves last.
 
         Raises:
@@ -174,7 +174,7 @@ def in_groups(world: World) -> Iterator[World]:
         RanksDifferError: ranks have different versions of twinstream or torch.
     """
     versions = {"twinstream": version("twinstream"), "torch": torch.__version__}
-    world.agree("versions", versions)
+    world.require_same("versions", versions)
     if _is_local(os.environ.get("MASTER_ADDR", "")):
         _use_loopback()
     dist.init_process_group(

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -64,34 +63,6 @@ class Evaluated:
             return math.inf
 
 
-def evaluate_in(
-    schedule: Schedule,
-    memory: Mapping[Tier, ArenaMemory],
-    batches: Sequence[EvaluationBatch],
-    options: RunOptions,
-) -> Evaluated:
-    """The loss of the state that lies in `memory`, which is left as it is.
-
-    To be called where a training is at rest (`RunOptions.between`, after `rest()`), with that
-    training's memory and a schedule that the planner derived from the training's
-    (`evaluation_of`) and that has been proven (`prove`). Of `options` those of the training do:
-    how many passes, and what is between them, is set here; there are no graphs.
-
-    A pass has the loss that training has of a step of the same tokens, to the bit: the mean over
-    its own targets. The result weights these by their number.
-
-    Args:
-        batches: one for each pass; may be made when they are asked for, in their order.
-
-    Raises:
-        EvaluationError: as `pass_losses`, or no label counts.
-        TwinstreamError: as `execute_in`.
-    """
-    start_s = perf_counter()
-    losses = pass_losses(schedule, memory, batches, options)
-    return mean_loss(losses, perf_counter() - start_s)
-
-
 def pass_losses(
     schedule: Schedule,
     memory: Mapping[Tier, ArenaMemory],
@@ -99,7 +70,18 @@ def pass_losses(
     options: RunOptions,
     communications: Communications | None = None,
 ) -> list[PassLoss]:
-    """As `evaluate_in`, the loss of every pass; none of a rank that has no head.
+    """The loss, pass by pass, of the state that lies in `memory`, which is left as it is.
+
+    To be called where a training is at rest (`RunOptions.between`, after `rest()`), with that
+    training's memory and a schedule that the planner derived from the training's
+    (`evaluation_of`) and that has been proven (`prove`). Of `options` those of the training do:
+    how many passes, and what is between them, is set here; there are no graphs.
+
+    A pass has the loss that training has of a step of the same tokens, to the bit: the mean over
+    its own targets. `mean_loss` weights passes by their number. A rank without a head has none.
+
+    Args:
+        batches: one for each pass; may be made when they are asked for, in their order.
 
     Raises:
         EvaluationError: the schedule is not forward only, there is no batch, or one has another

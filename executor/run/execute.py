@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -12,7 +13,7 @@ from twinstream.executor.kernels.availability import require_kernels
 from twinstream.executor.memory.arena_memory import arena_memory
 from twinstream.executor.memory.arenas import ArenaMemory, Arenas
 from twinstream.executor.memory.device_memory import expand_segments
-from twinstream.executor.program.compiled import compile_program
+from twinstream.executor.program.compiled import Work, compile_program
 from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.program.options import BackendName, Between, RunOptions
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
@@ -190,6 +191,8 @@ def execute_in(
         schedule, arenas, host_work,
         poison=options.poison, backend=options.backend, communications=communications,
     )  # fmt: skip
+    if (check := options.check) is not None:
+        works = [partial(_checked, check, work) for work in works]
 
     def fill_all() -> None:
         if options.in_place:
@@ -245,6 +248,11 @@ def flush_in(
     told = host_work.of_pass(num_passes)
     execute_in(flush, memory, lambda arenas: None, told, once, communications)
     host_work.flushed(num_passes)
+
+
+def _checked(check: Callable[[], None], work: Work, pass_number: int) -> None:
+    check()
+    work(pass_number)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 Matmuls and attention are the eager implementation's. Every tensor counts once for each time that
 a kernel reads or writes it in HBM; what a kernel reads again soon enough to find it in the L2
-cache counts once. docs/kernels.md has the table. Legend as in `work`.
+cache counts once. docs/benchmarks/kernels.md has the table. Legend as in `work`.
 """
 
 from dataclasses import dataclass

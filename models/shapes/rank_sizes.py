@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from twinstream.models.recipe import OptimizerState
 from twinstream.models.spec import ModelSpec, padded_vocab, rank_heads
 from twinstream.schedule.errors import TwinstreamError
 
@@ -48,6 +49,7 @@ class RankSizes:
     dtype: str = "bfloat16"
     matmul_dtype: str | None = None
     gradient_dtype: str = "float32"
+    optimizer_state: OptimizerState = "float32_master"
     attention_implementation: str | None = None
     expert_imbalance: float = 1.0
 

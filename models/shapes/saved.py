@@ -15,7 +15,7 @@ from twinstream.models.shapes.rank_sizes import RankSizes
 _FLOAT32_BYTES = 4
 _MASK_BYTES = 1
 
-Recompute = Literal["none", "selective", "mlp", "full"]
+Recompute = Literal["auto", "none", "selective", "mlp", "attention", "full"]
 LayerPart = Literal["attention", "mlp"]
 
 
@@ -62,7 +62,7 @@ def saved_tensors(
         again = ("QKV input", "output projection input")  # of a norm and the core, run again
         return tuple(one for one in _attention(sizes) if one.name not in again)
     if part == "attention":
-        return (*_attention(sizes), *(_core(sizes) if recompute == "none" else ()))
+        return (*_attention(sizes), *(_core(sizes) if recompute in ("auto", "none") else ()))
     if sizes.shape.experts is not None:
         return tuple(_experts(sizes))
     if recompute == "mlp":

@@ -10,6 +10,7 @@ f the rank's widths of Q, K (= V) and FFN, V the rank's rows of the vocabulary.
 from dataclasses import replace
 from typing import NamedTuple
 
+from twinstream.models.demand.work import adamw_work
 from twinstream.models.shapes.attention_core import CoreWork, core_steps
 from twinstream.models.shapes.kernels import Kernels
 from twinstream.models.shapes.rank_sizes import RankSizes
@@ -17,7 +18,6 @@ from twinstream.schedule.cost import Work
 
 _FLOAT32_BYTES = 4
 _MASK_BYTES = 1
-_ADAMW_FLOPS = 14
 
 
 class PartWork(NamedTuple):
@@ -181,12 +181,8 @@ class ShapeWork(RankSizes):
         )
 
     def optimizer(self, num_elements: int) -> tuple[Work, ...]:
-        """AdamW on so many parameters: float32 master, m and v read and written, the gradient read
-        and the parameter written in the model's dtype."""
-        state = 2 * 3 * num_elements * _FLOAT32_BYTES
-        gradient = self._gradient_kernels.vector("adamw", num_elements).hbm_bytes
-        work = self._vector("adamw", num_elements, extra_bytes=state + gradient)
-        return (work.model_copy(update={"flops": _ADAMW_FLOPS * num_elements}),)
+        """AdamW on so many parameters."""
+        return adamw_work(num_elements, self.dtype, self.gradient_dtype, self.optimizer_state)
 
     def gradient_norm(self, num_elements: int) -> tuple[Work, ...]:
         """Reads so many gradients once, for the sum of their squares."""

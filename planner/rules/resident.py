@@ -1,13 +1,19 @@
 """`resident`: everything on the device, as little recompute as fits."""
 
+from bisect import insort
+from collections import deque
+from collections.abc import Sequence
 from functools import partial
 
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.emit.emission import Emitted, emitted
 from twinstream.planner.emit.unrolling import repeated
+from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.lifetimes.recomputes import at_level, declared_levels
-from twinstream.planner.lifetimes.stays import resident_stays
+from twinstream.planner.lifetimes.stays import Stay, resident_stays
 from twinstream.planner.lifetimes.uses import UnitMap, uses_by_unit
+from twinstream.planner.pack.placement import Placement
 from twinstream.planner.rules.fitting import RulePlacement, first_fitting
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
@@ -33,6 +39,41 @@ def resident_plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted:
         "resident", caps, (resident_placement(chain, units, level) for level in levels)
     )
     return emitted(placement, machine, caps, "resident")
+
+
+def pooled_resident_plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted | None:
+    """Everything on the device and nothing recomputed, packed in linear time; None where that does
+    not fit.
+
+    Units of one size share a pool of slots, of which the one that has been free longest is taken:
+    tasks of other streams are through with it.
+    """
+    units, tasks = UnitMap(chain), at_level(chain, None)
+    stays = resident_stays(uses_by_unit(tasks, units), units, len(tasks))
+    offsets, extent_bytes = _pooled(stays, units)
+    placement = Placement(chain, tasks, units, stays, offsets)
+    placed = RulePlacement(placement, extent_bytes)
+    within = with_library_memory(caps, chain)
+    if not placed.fits_device(within) or not placed.fits_host(within):
+        return None
+    return emitted(placement, machine, caps, "resident")
+
+
+def _pooled(stays: Sequence[Stay], units: UnitMap) -> tuple[list[int], int]:
+    """Offsets of stays, and the extent of all."""
+    offsets, extent = [0] * len(stays), 0
+    free: dict[int, deque[tuple[int, int]]] = {}  # by size: since when, and where
+    for index in sorted(range(len(stays)), key=lambda one: stays[one].begin):
+        stay = stays[index]
+        size = align_up(units.units[stay.unit].tensor.size_bytes)
+        pool = free.setdefault(size, deque())
+        if pool and pool[0][0] <= stay.begin and not stay.enters:
+            offsets[index] = pool.popleft()[1]
+        else:
+            offsets[index], extent = extent, extent + size
+        if not stay.leaves:
+            insort(pool, (stay.end, offsets[index]))
+    return offsets, extent
 
 
 def resident_placement(chain: Chain, units: UnitMap, level: str | None) -> RulePlacement:

@@ -6,13 +6,14 @@ from itertools import islice
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
 from twinstream.planner.bound.relaxation import Relaxation
-from twinstream.planner.choices import OPEN, Choices
+from twinstream.planner.choices import NO_RECOMPUTE, OPEN, Choices
 from twinstream.planner.emit.emission import Emitted
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.judge import Judge
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import LIMITS, SearchLimits
 from twinstream.planner.rules.full_recompute import full_recompute_plan
+from twinstream.planner.rules.resident import pooled_resident_plan
 from twinstream.planner.rules.streaming import streaming_plan
 from twinstream.planner.search.cuts import Cut
 from twinstream.planner.search.knobs import Attempt
@@ -72,6 +73,11 @@ def plan_of_chain(source: OneChain, judge: Judge, most_attempts: int) -> Emitted
         judge: a simulator.
         most_attempts: as many as are judged.
     """
+    homes = set(source.choices.homes.values())
+    if source.choices.recompute in (None, NO_RECOMPUTE) and homes <= {"device"}:
+        quick = pooled_resident_plan(source.chain, source.machine, source.caps)
+        if quick is not None:
+            return quick
     bound = source.bound()
     if bound is None:
         return None

@@ -7,6 +7,7 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, Recompute
 from twinstream.clusters.lowering.lower import lower
 from twinstream.clusters.refusals import refusals_of
+from twinstream.models.recipe import megatron_recipe
 from twinstream.models.spec import Experts, ModelSpec
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.workload import MachineRef
@@ -38,7 +39,9 @@ def job_of(
     """A job of a layout with these fields, and so many microbatches in each replica."""
     layout = Layout(**fields)
     batch = num_microbatches * layout.dp * layout.micro_batch
-    return Job(shape=shape, layout=layout, seq_len=seq_len, global_batch=batch)
+    return Job(
+        shape=shape, layout=layout, seq_len=seq_len, global_batch=batch, recipe=megatron_recipe()
+    )
 
 
 def lowered(job: Job, gpus_per_node: int = GPUS_PER_NODE) -> ClusterSchedule:
@@ -73,13 +76,15 @@ def _any_job(rng: Random) -> Job:
         sequence_parallel=rng.random() < 0.7,
         dp_overlap=rng.random() < 0.7,
         stage_layers=_cut(rng, shape.num_layers, pp * virtual) if rng.random() < 0.3 else None,
-        gradient_dtype=rng.choice(["float32", "bfloat16"]),
     )  # fmt: skip
+    gradients = rng.choice(["float32", "model"])
     microbatches = pp * rng.choice([1, 2]) if pipeline == "interleaved" else rng.choice([1, 2, 5])
     return Job(
         shape=shape, layout=layout, seq_len=96 * rng.choice([1, 2]),
         global_batch=microbatches * dp * layout.micro_batch,
-        attention=rng.choice(["flash", "unfused"]), precision=rng.choice(["bf16", "bf16", "fp8"]),
+        recipe=megatron_recipe(
+            rng.choice(["flash", "unfused"]), rng.choice(["bf16", "bf16", "fp8"]), gradients
+        ),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from twinstream.clusters.offloading.offload import offloaded
 from twinstream.clusters.predict import document_of, predict
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.recipe import megatron_recipe
 from twinstream.models.spec import Experts, ModelSpec
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.verify_cluster import verify_cluster
@@ -46,7 +47,8 @@ LAYOUTS = {
 def job_of(layout: Layout, num_microbatches: int = 4) -> Job:
     shape = SHAPE.model_copy(update={"experts": EXPERTS}) if layout.ep > 1 else SHAPE
     batch = layout.dp * layout.micro_batch * num_microbatches
-    return Job(shape=shape, layout=layout, seq_len=2048, global_batch=batch)
+    recipe = megatron_recipe()
+    return Job(shape=shape, layout=layout, seq_len=2048, global_batch=batch, recipe=recipe)
 
 
 @cache
@@ -204,10 +206,11 @@ def test_a_host_that_is_too_small_is_refused_too():
 
 
 def test_without_caps_a_gpu_has_its_share_of_the_node():
-    document = offloaded(resident("alone"), job_of(LAYOUTS["alone"]), CLUSTER, NODE)
-    (schedule,) = document.schedules.values()
-    assert schedule.caps.host_bytes == NODE.number("host_memory_bytes") // 8
-    assert schedule.caps.device_bytes == NODE.number("device_memory_bytes")
+    for name, ranks in (("alone", 1), ("1f1b", 2), ("tp and dp", 8)):
+        document = offloaded(resident(name), job_of(LAYOUTS[name]), CLUSTER, NODE)
+        schedule = next(iter(document.schedules.values()))
+        assert schedule.caps.host_bytes == NODE.number("host_memory_bytes") // ranks
+        assert schedule.caps.device_bytes == NODE.number("device_memory_bytes")
 
 
 def small_node(device_bytes: int) -> Machine:

@@ -1,12 +1,17 @@
-"""What the docs name is there: links and their headings, paths, modules, words."""
+"""What the docs name is there: links and their headings, paths, modules, options, words."""
 
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
+import typer
 
 from tests.contract.package_tree import REPO
+from twinstream.cli import app
 
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 PAGES = [*(REPO / name for name in TOP), *sorted((REPO / "docs").rglob("*.md"))]
@@ -50,6 +55,65 @@ def _headings(text: str) -> set[str]:
 )
 def test_what_is_missing_is_found(text):
     assert missing_in(text, REPO / "README.md")
+
+
+_OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+_CALL = re.compile(r"(?:^|[`$;(|] ?)\s*twinstream ((?:cost )?\w+)(.*?)(?:`|[|&;#]|$)")
+_OTHERS = re.compile(r"pytest|python3? -[mc]|\$B |torchrun|pip install|hf download|nsys")
+
+
+@cache
+def options_by_command() -> dict[str, set[str]]:
+    """Of each command of the command line, by its name (`cost work`), its options."""
+    found: dict[str, set[str]] = {}
+
+    def visit(command: Any, name: str) -> None:
+        names = [{*param.opts, *param.secondary_opts} for param in command.params]
+        found[name] = {"--help"}.union(*names)
+        if hasattr(command, "list_commands"):  # a group, of typer's own click
+            context = click.Context(command)
+            for each in command.list_commands(context):
+                visit(command.get_command(context, each), f"{name} {each}".strip())
+
+    visit(typer.main.get_command(app), "")
+    return found
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name != "CHANGELOG.md"],
+    ids=lambda page: str(page.relative_to(REPO)),
+)
+def test_options_on_a_page_are_of_its_commands(page):
+    unknown = unknown_options(page.read_text(encoding="utf-8"))
+    assert not unknown, f"{page.relative_to(REPO)} has options that are gone: {unknown}"
+
+
+def unknown_options(text: str) -> list[str]:
+    """Options that the command beside them lacks, or, where none is beside them, every command."""
+    known = options_by_command()
+    anywhere = set().union(*known.values())
+    found = []
+    for line in text.replace("\\\n", " ").splitlines():
+        if _OTHERS.search(line):
+            continue
+        found += [option for option in _OPTION.findall(line) if option not in anywhere]
+        for name, given in _CALL.findall(line):
+            options = _OPTION.findall(given)
+            found += [f"{name} {each}" for each in options if each not in known.get(name, set())]
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`--no-such`",
+        "    twinstream verify plan.json \\\n  --seq-len 8",
+        "`twinstream plam --gpus 2`",
+    ],
+)
+def test_an_option_that_is_gone_is_found(text):
+    assert unknown_options(text)
 
 
 def test_a_word_of_the_glossary_has_one_entry():

@@ -16,7 +16,7 @@ from tests.helpers.waiting import comes, ended
 from twinstream.data import training_data
 from twinstream.data.data_error import DataError
 from twinstream.data.options import DataOptions
-from twinstream.data.token_feed import FeedBeside
+from twinstream.data.token_feed import ProcessTokenFeed
 
 BESIDE = DataOptions(workers=2)
 SHAPE = {"chunk_tokens": 512, "most_documents": 99, "seed": 0}
@@ -57,7 +57,7 @@ def test_what_a_process_finds_wrong_reaches_the_caller_as_it_is(tmp_path, monkey
 def test_a_process_that_dies_is_said(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     data = data_of(tmp_path / "a.txt")
-    feed = FeedBeside(data.encoding, None, 1)
+    feed = ProcessTokenFeed(data.encoding, None, 1)
     ((block,),) = data.blocks
     assert feed.take(block).ids.tolist() == list(b"text")
     (process,) = feed._pool._processes.values()

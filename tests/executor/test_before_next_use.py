@@ -17,7 +17,7 @@ from twinstream.executor.memory.device_memory import DeviceMeter, MemoryReading
 from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.cuda_run import Job, run_on_gpu
-from twinstream.executor.run.evaluation import EvaluationBatch, evaluate_in
+from twinstream.executor.run.evaluation import EvaluationBatch, pass_losses
 from twinstream.executor.run.execute import execute, execute_in, flush_in, prove
 from twinstream.executor.run.training import step_state
 from twinstream.executor.run.work import bind_works
@@ -153,7 +153,7 @@ def test_an_evaluation_after_a_flush_has_the_loss_of_the_next_step(policy):
         rest()
         flush_in(flush, memory, host_work, number, options)
         batch = EvaluationBatch([loop.tokens(number + 1, 0)], schedule.workload.tokens_per_step)
-        losses.append(evaluate_in(evaluation, memory, [batch], options).loss)
+        losses.append(pass_losses(evaluation, memory, [batch], options)[0].loss)
         return True
 
     options = RunOptions(num_passes=3, between=between, poison=True)

@@ -24,7 +24,8 @@ from twinstream.executor.run.evaluation import (
     Evaluated,
     EvaluationBatch,
     EvaluationError,
-    evaluate_in,
+    mean_loss,
+    pass_losses,
 )
 from twinstream.executor.run.execute import execute_in, prove
 from twinstream.executor.run.training import Training
@@ -89,7 +90,8 @@ class Resting:
         return [arenas.view(item.tensor, item.slot).clone() for item in self.schedule.carried]
 
     def evaluated(self, batches: list[EvaluationBatch], **options: object) -> Evaluated:
-        found = evaluate_in(self.evaluation, self.memory, batches, RunOptions(**options))
+        losses = pass_losses(self.evaluation, self.memory, batches, RunOptions(**options))
+        found = mean_loss(losses, 0.0)
         assert all(map(torch.equal, self.carried(), self.before))
         return found
 
@@ -175,7 +177,8 @@ def test_a_training_with_evaluations_between_its_steps_is_the_one_without(key, p
         def ask(number: int, rest: Callable[[], None]) -> bool:
             rest()
             options = RunOptions(poison=poison)
-            found.append(evaluate_in(evaluation, memory, number * [batch], options).loss)
+            losses = pass_losses(evaluation, memory, number * [batch], options)
+            found.append(mean_loss(losses, 0.0).loss)
             return True
 
         return ask
@@ -220,7 +223,7 @@ def test_what_cannot_be_evaluated_is_refused_and_leaves_the_state_alone():
         resting.evaluated([batch_of(schedule, tokens_of(key)[:1])])
     batch = batch_of(schedule, tokens_of(key)[:2])
     with pytest.raises(EvaluationError, match="evaluation_of"):
-        evaluate_in(schedule, resting.memory, [batch], RunOptions())
+        pass_losses(schedule, resting.memory, [batch], RunOptions())
     assert all(map(torch.equal, resting.carried(), resting.before))
 
 
@@ -239,7 +242,8 @@ def test_on_a_gpu_nothing_is_warmed_up_and_the_training_goes_on(monkeypatch):
         def ask(number: int, rest: Callable[[], None]) -> bool:
             rest()
             options = RunOptions("cuda", graphs="on")
-            found.append(evaluate_in(evaluation, memory, [batch, batch, batch], options))
+            losses = pass_losses(evaluation, memory, [batch, batch, batch], options)
+            found.append(mean_loss(losses, 0.0))
             return True
 
         return ask

@@ -1,4 +1,4 @@
-"""Options: what is refused, and that the docs have them all."""
+"""Options: what is refused, and how amounts are written."""
 
 import re
 from itertools import pairwise
@@ -6,35 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.package_tree import REPO
 from twinstream.schedule.errors import ArgumentError
 from twinstream.training.amounts import Every, every, source_of, steps_of
-from twinstream.training.expected import expected_packing
 from twinstream.training.options import OptionsError, TrainOptions
+from twinstream.training.planning import expected_packing
 from twinstream.training.rates import LearningRate
-
-PAGE = REPO / "docs" / "training.md"
-BEGIN, END = "<!-- options:", "<!-- /options -->"
-
-
-def table() -> str:
-    """All options, a row each."""
-    rows = ["| option | default | what |", "|---|---|---|"]
-    for name, field in TrainOptions.model_fields.items():
-        if name in ("model", "data", "output"):
-            continue
-        default = "" if field.default in (None, (), "") else f"`{field.default}`"
-        rows.append(f"| `--{name.replace('_', '-')}` | {default} | {field.description} |")
-    return "\n".join(rows)
-
-
-def test_the_page_has_every_option(request: pytest.FixtureRequest) -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    begin = text.index("\n", text.index(BEGIN)) + 1
-    found = text[begin : text.index(END)].strip()
-    if found != table() and request.config.getoption("--update-golden"):
-        PAGE.write_text(f"{text[:begin]}\n{table()}\n\n{text[text.index(END) :]}")
-    assert found == table(), "run with --update-golden"
 
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:

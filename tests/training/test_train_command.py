@@ -123,7 +123,7 @@ def asked(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> ts.TrainOpti
         found.append(wanted)
         raise ts.TwinstreamError("enough")
 
-    monkeypatch.setattr(training, "trainer_of", stop)
+    monkeypatch.setattr(training, "Trainer", stop)
     monkeypatch.setattr(training, "on_all_gpus", lambda wanted, tell: wanted)
     with pytest.raises(ts.TwinstreamError, match="enough"):
         app(["train", *arguments], standalone_mode=False)

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,10 @@ from twinstream.planner import planner
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.callbacks import Callback
 from twinstream.training.checkpoints import Checkpoints
-from twinstream.training.opening import open_data, open_model
 from twinstream.training.options import TrainOptions
-from twinstream.training.run.batches import StepBatches, StepData
-from twinstream.training.run.recorder import LossError
+from twinstream.training.preparing import open_data, open_model
 from twinstream.training.run.run_folder import RunEndedError
+from twinstream.training.run.steps import LossError, StepBatches, StepData
 from twinstream.training.trainer import Trainer, TrainResult
 
 
@@ -200,6 +200,20 @@ def test_an_index_that_lacks_a_tensor_is_refused_before_the_first_step(tmp_path:
         tmp_path, WeightsError, "does not say in which file model.norm.weight is",
         model=str(first.model),
     )  # fmt: skip
+
+
+def test_what_a_callback_raises_ends_the_run_and_nothing_runs_afterwards(tmp_path: Path) -> None:
+    class Raises(Callback):
+        def on_step(self, metrics: StepMetrics) -> None:
+            raise KeyError(metrics.step)
+
+    threads = threading.active_count()
+    with pytest.raises(KeyError, match="1"):
+        Trainer(options(tmp_path), callbacks=[Raises()]).train()
+    assert threading.active_count() == threads
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
+    result, _ = trained(options(tmp_path), resume=True)
+    assert result.step == 6
 
 
 def test_what_is_resolved_is_told_before_anything_is_written(tmp_path: Path) -> None:

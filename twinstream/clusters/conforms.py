@@ -7,6 +7,7 @@ that, that over all stages every layer runs every microbatch forward and backwar
 group of parameters is updated once.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -16,6 +17,7 @@ from twinstream.clusters.conforms_ranks import conforms_ranks, is_executable
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.lower import lower
 from twinstream.clusters.refusals import refusals_of
+from twinstream.models.recipe import megatron_recipe
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import require
@@ -66,11 +68,16 @@ def require_conforming_cluster(schedule: ClusterSchedule) -> None:
 
 
 def _job_of(schedule: ClusterSchedule) -> Job:
-    return Job.model_validate_json(
-        schedule.model_copy(update={"schedules": {}}).model_dump_json(
-            include={"model", "layout", "seq_len", "global_batch", "precision", "attention"}
-        ).replace('"model":', '"shape":', 1)
-    )  # fmt: skip
+    """The job that the document says it was lowered from; earlier ones do not tell the recipe."""
+    recipe = dict(schedule.of(schedule.classes[0]).recipe)
+    if not recipe:
+        in_model_dtype = schedule.layout.get("gradient_dtype") == "bfloat16"
+        recipe = megatron_recipe(
+            schedule.attention, schedule.precision, "model" if in_model_dtype else "float32"
+        ).model_dump(mode="json")
+    fields = {"shape": schedule.model, "layout": schedule.layout, "recipe": recipe}
+    counts = {"seq_len": schedule.seq_len, "global_batch": schedule.global_batch}
+    return Job.model_validate_json(json.dumps(fields | counts))  # strict: tuples from text alone
 
 
 def _differences(one: RankClass, given: Schedule, expected: Schedule) -> Iterator[Violation]:

@@ -33,8 +33,13 @@ _MOST_TOLD = 20
 
 
 def is_executable(schedule: ClusterSchedule) -> bool:
-    """Whether a document's stages have kernels: these are planned from a recipe."""
-    return all(part.recipe for part in schedule.schedules.values())
+    """Whether a document's stages were planned for kernels that twinstream has."""
+    return all(part.recipe and _vector(part) != "megatron" for part in schedule.schedules.values())
+
+
+def _vector(part: Schedule) -> object:
+    kernels = part.recipe.get("kernels")
+    return kernels.get("vector") if isinstance(kernels, dict) else None
 
 
 def conforms_ranks(schedule: ClusterSchedule) -> list[Violation]:

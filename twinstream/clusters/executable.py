@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from pydantic_core import to_json
 
+from twinstream.clusters.kernel_sets import layout_refusal
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.lowering.lower import in_one_order
 from twinstream.clusters.orders import actions_of
@@ -16,9 +17,11 @@ from twinstream.models.lowering.stage import lower_stage
 from twinstream.models.lowering.stage_cut import StageCut
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.planner.choices import OPEN, Choices
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
 from twinstream.schedule.cluster.mesh import Axis, Mesh
+from twinstream.schedule.cluster.verify_cluster import may_deadlock
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import MachineRef, Workload
 
@@ -38,7 +41,10 @@ class Stages:
 
 
 def executable(
-    stages: Stages, machine: Machine, caps: Mapping[int, Caps] | Caps | None = None
+    stages: Stages,
+    machine: Machine,
+    caps: Mapping[int, Caps] | Caps | None = None,
+    choices: Choices = OPEN,
 ) -> ClusterSchedule:
     """A cluster's schedule that ranks can run: pipelines, and replicas of them.
 
@@ -52,6 +58,7 @@ def executable(
     Args:
         machine: of one rank.
         caps: of every rank, or by stage; None: what the machine has.
+        choices: what is fixed of the plans of all stages.
 
     Raises:
         LayoutError: the layout is not one that can be run yet, or a stage does not fit.
@@ -59,11 +66,11 @@ def executable(
     layout = stages.layout
     _require_executable(layout)
     if layout.dp == 1 or not layout.dp_overlap:
-        return _laid_out(stages, machine, caps).document
+        return _laid_out(stages, machine, caps, choices).document
     without = layout.model_copy(update={"dp_overlap": False})
-    apart = _laid_out(replace(stages, layout=without), machine, caps)
+    apart = _laid_out(replace(stages, layout=without), machine, caps, choices)
     try:
-        beside = _laid_out(stages, machine, caps)
+        beside = _laid_out(stages, machine, caps, choices)
     except LayoutError:
         return apart.document
     return (beside if beside.alone_ns <= _MOST_SLOWER * apart.alone_ns else apart).document
@@ -77,7 +84,24 @@ class _LaidOut:
     alone_ns: float
 
 
-def _laid_out(stages: Stages, machine: Machine, caps: Mapping[int, Caps] | Caps | None) -> _LaidOut:
+def _laid_out(
+    stages: Stages, machine: Machine, caps: Mapping[int, Caps] | Caps | None, choices: Choices
+) -> _LaidOut:
+    """With messages in few slots or, where stages might wait for one another's, in many."""
+    found = _in_slots(stages, machine, caps, choices, pooled=True)
+    if stages.layout.pp > 1 and may_deadlock(found.document):
+        return _in_slots(stages, machine, caps, choices, pooled=False)
+    return found
+
+
+def _in_slots(
+    stages: Stages,
+    machine: Machine,
+    caps: Mapping[int, Caps] | Caps | None,
+    choices: Choices,
+    *,
+    pooled: bool,
+) -> _LaidOut:
     layout = stages.layout
     axes = [Axis(name="pp", size=layout.pp)]
     axes += [Axis(name="dp", size=layout.dp)] if layout.dp > 1 else []
@@ -87,7 +111,9 @@ def _laid_out(stages: Stages, machine: Machine, caps: Mapping[int, Caps] | Caps 
         own = caps.get(stage) if isinstance(caps, Mapping) else caps
         chain, overlaps = chain_of_stage(stages, stage), layout.dp_overlap
         within = _beside_communication(own or Caps(), machine, layout)
-        planned[name] = planned_stage(name, chain, machine, within, overlaps=overlaps)
+        planned[name] = planned_stage(
+            name, chain, machine, (within, choices), overlaps=overlaps, pooled=pooled
+        )
         classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
     schedules = {name: one.schedule for name, one in planned.items()}
     document = ClusterSchedule(
@@ -121,15 +147,8 @@ def _micro_batch(workload: Workload) -> int:
 
 
 def _require_executable(layout: Layout) -> None:
-    wrong = []
-    if layout.tp * layout.cp * layout.ep > 1:
-        wrong.append(f"tp {layout.tp}, cp {layout.cp}, ep {layout.ep}: all of them need to be 1")
-    if layout.zero and layout.shards != layout.dp:
-        wrong.append(f"ZeRO over {layout.shards} of {layout.dp} replicas: it needs to be over all")
-    if layout.pipeline == "zero_bubble":
-        wrong.append("zero-bubble: kernels make both gradients at once")
-    if wrong:
-        raise LayoutError(f"ranks cannot run {'; nor '.join(wrong)} yet")
+    if (why := layout_refusal(layout)) is not None:
+        raise LayoutError(f"ranks cannot run {why} yet")
 
 
 def layout_in(document: ClusterSchedule) -> Layout:

@@ -1,41 +1,51 @@
-"""What is laid out: a model, its batch, in which precision."""
+"""What is laid out: a model, its batch, and the recipe that it is trained by."""
 
-from typing import Literal
+from typing import Any
 
 from twinstream.clusters.layout import Layout
+from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.shapes.own_work import OwnWork
 from twinstream.models.shapes.work import ShapeWork
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
+from twinstream.schedule.workload import Workload
 
-Precision = Literal["bf16", "fp16", "fp8", "fp4"]
-Attention = Literal["flash", "unfused", "sdpa_flash", "sdpa_cudnn", "flash2", "flash3", "flash4"]
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16", "fp4": "bfloat16"}
-_MATMUL_DTYPES = {"fp8": "fp8", "fp4": "fp4"}
-MASTER_BYTES = 12  # AdamW: float32 master, first and second moment
+_MEGATRON_KERNELS = KernelChoice(vector="megatron", attention="flash")
 
 
 class Job(Node):
     """A training step of a model under a layout.
 
-    `global_batch` and the layout's `micro_batch` count sequences of `seq_len` tokens. With fp8 and
-    fp4 the linear layers' products are in it, all else is bfloat16. `attention` is the library
-    whose rate the machine's profile has, "flash" the profile's own choice. `network_reduction`:
-    switches may reduce (NVLS, SHARP) where the cluster's profile has it.
+    `global_batch` and the layout's `micro_batch` count sequences of `seq_len` tokens. Kernels that
+    the recipe leaves open are chosen layout by layout: twinstream's own where they compute it, the
+    kernel set `megatron` where they do not; so are those it names, with `any_kernels`.
+    `network_reduction`: switches may reduce (NVLS, SHARP) where the cluster's profile has it.
     """
 
     shape: ModelSpec
     layout: Layout
     seq_len: PositiveCount
     global_batch: PositiveCount
-    precision: Precision = "bf16"
-    attention: Attention = "flash"
+    recipe: Recipe = Recipe()
+    any_kernels: bool = True
     network_reduction: bool = True
 
     @property
     def dtype(self) -> str:
         """Of activations and parameters."""
-        return _DTYPES[self.precision]
+        return self.shape.dtype
+
+    @property
+    def precision(self) -> str:
+        """What linear layers multiply in: bf16, fp8 or fp4; fp16 is as fast as bf16."""
+        matmuls = self.recipe.implementations.matmuls
+        return "bf16" if matmuls == "model" else matmuls
+
+    @property
+    def gradient_dtype(self) -> str:
+        """In which weight gradients are summed, over microbatches and over ranks."""
+        return self.recipe.gradient_dtype(self.dtype)
 
     @property
     def num_microbatches(self) -> int:
@@ -48,20 +58,36 @@ class Job(Node):
         return self.seq_len * self.global_batch
 
     @property
+    def workload(self) -> Workload:
+        """The step of one replica: a round for each microbatch, which is one chunk."""
+        return Workload(
+            seq_len=self.seq_len, chunk_tokens=self.layout.micro_batch * self.seq_len,
+            chunks_per_round=1, rounds_per_step=self.num_microbatches,
+        )  # fmt: skip
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the recipe's kernels are twinstream's own."""
+        return self.recipe.kernels is not None and self.recipe.kernels.vector != "megatron"
+
+    @property
     def work(self) -> ShapeWork:
         """What one rank does of a layer for one microbatch."""
-        layout = self.layout
+        layout, kernels = self.layout, self.recipe.kernels or _MEGATRON_KERNELS
+        sizes: dict[str, Any] = {
+            "shape": self.shape, "seq_len": self.seq_len, "micro_batch": layout.micro_batch,
+            "dtype": self.dtype, "gradient_dtype": self.gradient_dtype,
+            "optimizer_state": self.recipe.state_of(self.dtype),
+        }  # fmt: skip
+        if self.is_own:
+            return OwnWork(**sizes, recipe=self.recipe)
         return ShapeWork(
-            shape=self.shape,
-            seq_len=self.seq_len,
-            micro_batch=layout.micro_batch,
+            **sizes,
             tp=layout.tp,
             cp=layout.cp,
             ep=layout.ep,
             sequence_parallel=layout.sequence_parallel and layout.tp > 1,
-            dtype=self.dtype,
-            matmul_dtype=_MATMUL_DTYPES.get(self.precision),
-            gradient_dtype=layout.gradient_dtype,
-            attention_implementation=None if self.attention == "flash" else self.attention,
+            matmul_dtype=None if kernels.matmuls == "model" else kernels.matmuls,
+            attention_implementation=None if kernels.attention == "flash" else kernels.attention,
             expert_imbalance=layout.expert_imbalance,
         )

@@ -1,8 +1,8 @@
 """How a model and its batch are laid out over the ranks of a cluster, and which layouts can be."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
@@ -10,7 +10,7 @@ from twinstream.schedule.numbers import Count, PositiveCount
 from twinstream.schedule.ops import Reduction
 
 Pipeline = Literal["gpipe", "1f1b", "interleaved", "ring", "zero_bubble"]
-Recompute = Literal["none", "selective", "mlp", "full"]
+Recompute = Literal["auto", "none", "selective", "mlp", "attention", "full"]
 
 
 class LayoutError(TwinstreamError):
@@ -29,14 +29,14 @@ class Layout(Node):
         zero: 0 nothing is sharded over the replicas, 1 the optimizer's state, 2 gradients too,
             3 parameters too (FSDP), over `shard` ranks (None: all of dp and cp).
         recompute: selective runs the attention core again in backward, mlp that and the products
-            into the dense FFN and its activation, full the whole layer.
+            into the dense FFN and its activation, full the whole layer; with auto the planner
+            decides block by block (twinstream's own kernels; of others auto is none).
         dp_overlap: gradients are reduced beside the backward pass, and parameters gathered
             beside the forward; otherwise all at the end.
         stage_layers: layers of every virtual stage in the order of the model; None: as even as
             can be (`stages_of`).
         reduction: how ranks that run sum gradients over replicas: in `rank_order`, in float32 and
             with the same bits on any transport, or as the `library` of the transport does it.
-        gradient_dtype: in which gradients are summed, over microbatches and over ranks.
         expert_imbalance: how many times the mean the busiest rank's experts get.
         offload: parameters, gradients, state and activations may be on the host.
     """
@@ -55,10 +55,17 @@ class Layout(Node):
     sequence_parallel: bool = True
     dp_overlap: bool = True
     reduction: Reduction = "rank_order"
-    stage_layers: tuple[Count, ...] | None = None
-    gradient_dtype: Literal["float32", "bfloat16"] = "float32"
+    stage_layers: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
     expert_imbalance: Annotated[float, Field(ge=1, le=1e3, allow_inf_nan=False)] = 1.0
     offload: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_recipes_have(cls, given: Any) -> Any:
+        """Documents of before had the gradients' dtype here."""
+        if isinstance(given, dict):
+            return {name: value for name, value in given.items() if name != "gradient_dtype"}
+        return given
 
     @property
     def num_gpus(self) -> int:

@@ -3,14 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.job import Job
+from twinstream.clusters.kernel_sets import with_kernels
+from twinstream.clusters.layout import Layout
 from twinstream.clusters.lowering.lower import lower
-from twinstream.clusters.offloading.offload import offloaded
+from twinstream.clusters.offloading.offload import caps_of, offloaded
 from twinstream.clusters.refusals import require_possible
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.flops import model_flops_per_sequence
+from twinstream.models.flops import SavedLevel, model_flops_per_sequence
+from twinstream.planner.choices import NO_RECOMPUTE, Choices, Home
+from twinstream.planner.planner import Planner, gc_paused
+from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.analysis.idle import shares_of
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
@@ -18,11 +24,13 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
 from twinstream.schedule.workload import MachineRef
-from twinstream.simulator.network_costs import ClusterCosts
-from twinstream.simulator.replay import replay_cluster
+from twinstream.simulator.network_costs import ClusterCosts, share_of
+from twinstream.simulator.replay import replay_cluster, simulate, steady_state
 
-_PEAKS = {"bf16": "peak_bf16_flop_per_s", "fp16": "peak_bf16_flop_per_s",
+_PEAKS = {"bfloat16": "peak_bf16_flop_per_s", "float32": "peak_fp32_flop_per_s",
           "fp8": "peak_fp8_flop_per_s", "fp4": "peak_fp4_flop_per_s"}  # fmt: skip
+_LEAST_OFFLOADED = 2**28  # bytes of the host: less is tokens and losses
+_PLANNED_TASKS = 4000  # of a stage of twinstream's own kernels: shorter steps are planned whole
 _PLANNED_MICROBATCHES = 16  # with offload, of steps that have more
 _PLANNED_LAYER_PASSES = 1200  # with offload, of a stage: shorter steps are planned whole
 
@@ -60,6 +68,11 @@ class Prediction:
         return self.memory_bytes <= self.room_bytes
 
     @property
+    def is_offloaded(self) -> bool:
+        """Whether state is copied between the device and the host within a step."""
+        return self.host_bytes > _LEAST_OFFLOADED
+
+    @property
     def mfu(self) -> float:
         """Model FLOPs over what the GPUs' bf16 peak (fp8's of an fp8 job) would do in the step."""
         return self.model_flops / (self.step_s * self.num_gpus * self.peak_flop_per_s)
@@ -81,6 +94,11 @@ def predict(job: Job, cluster: Cluster, machine: Machine | None = None) -> Predi
         OffloadError: with offload, it does not even so fit.
         MissingNumberError, MissingNetworkNumberError: a profile lacks a number that is needed.
     """
+    machine = machine or machine_of(cluster)
+    job = with_kernels(job, machine)
+    require_possible(job)
+    if job.is_own:
+        return _predicted_own(job, cluster, machine)
     return Prepared(job, cluster).on(cluster, machine)
 
 
@@ -94,9 +112,12 @@ class Prepared:
 
     def __init__(self, job: Job, cluster: Cluster) -> None:
         require_possible(job)
-        self.job = job
+        self.job, self._cluster = job, cluster
         self._counts = _counts(job)
-        self.documents = [document_of(_with_microbatches(job, n), cluster) for n in self._counts]
+        on_device = _with_offload(job, allowed=False)
+        self.documents = [
+            document_of(_with_microbatches(on_device, n), cluster) for n in self._counts
+        ]
 
     def on(self, cluster: Cluster, machine: Machine | None = None) -> Prediction:
         """Its step on a cluster whose nodes have as many GPUs."""
@@ -109,7 +130,12 @@ class Prepared:
         times = self._timed(self.documents, cluster, machine)
         documents, further_ns = self.documents, times[-1].step_ns - times[0].step_ns
         if job.layout.offload and sum(memory.values()) > room:
-            documents = [offloaded(one, job, cluster, machine) for one in documents]
+            documents = [
+                offloaded(
+                    document_of(_with_microbatches(job, n), self._cluster), job, cluster, machine
+                )
+                for n in self._counts
+            ]
             memory = {"arena": _most_bytes(documents, DEVICE), "reserve": memory["reserve"]}
             times = self._timed(documents, cluster, machine)
             further_ns = max(further_ns, times[-1].step_ns - times[0].step_ns)
@@ -117,10 +143,10 @@ class Prepared:
             step_s=(times[-1].step_ns + further_ns * self._further) / 1e9,
             memory=memory,
             room_bytes=room,
-            model_flops=job.global_batch * model_flops_per_sequence(job.shape, job.seq_len),
+            model_flops=_model_flops(job),
             num_gpus=job.layout.num_gpus,
             tokens_per_step=job.tokens_per_step,
-            peak_flop_per_s=machine.number(_PEAKS[job.precision]),
+            peak_flop_per_s=machine.number(_peak_of(job)),
             shares=shares_of(documents, times, self._further),
             host_bytes=_most_bytes(documents, HOST),
         )
@@ -207,15 +233,25 @@ def document_of(job: Job, cluster: Cluster) -> ClusterSchedule:
     return lower(job, cluster.count("gpus_per_node"), machine)
 
 
-def planned_document(job: Job, cluster: Cluster) -> ClusterSchedule:
-    """The whole step as a document, with offload within the memories of the cluster's nodes.
+def planned_document(job: Job, cluster: Cluster) -> ClusterSchedule | Schedule:
+    """The whole step as a document, planned within the memories of the cluster's nodes; of one GPU
+    the schedule of that alone.
 
     Raises:
         OffloadError: with offload, it does not even so fit.
     """
-    document = document_of(job, cluster)
-    if job.layout.offload:
-        return offloaded(document, job, cluster, machine_of(cluster))
+    machine = machine_of(cluster)
+    job = with_kernels(job, machine)
+    require_possible(job)
+    if job.is_own and job.layout.num_gpus == 1:
+        return schedule_alone(job, machine, job.layout.micro_batch * job.seq_len)
+    if job.is_own:
+        return _own_document(job, cluster, machine)
+    document = document_of(_with_offload(job, allowed=False), cluster)
+    room = machine.number("device_memory_bytes") - machine.number("device_reserve_bytes")
+    most = max(sum(memory_of(document.of(one)).values()) for one in document.classes)
+    if job.layout.offload and most > room:
+        return offloaded(document_of(job, cluster), job, cluster, machine)
     return document
 
 
@@ -237,3 +273,112 @@ def memory_of(schedule: Schedule) -> dict[str, int]:
 def _with_microbatches(job: Job, count: int) -> Job:
     layout = job.layout
     return job.model_copy(update={"global_batch": count * layout.dp * layout.micro_batch})
+
+
+def _with_offload(job: Job, *, allowed: bool) -> Job:
+    layout = job.layout.model_copy(update={"offload": allowed})
+    return job.model_copy(update={"layout": layout})
+
+
+def _peak_of(job: Job) -> str:
+    matmuls = job.recipe.implementations.matmuls
+    return _PEAKS[job.dtype if matmuls == "model" else matmuls]
+
+
+def _model_flops(job: Job) -> int:
+    return job.global_batch * model_flops_per_sequence(job.shape, job.seq_len, job.recipe)
+
+
+def schedule_alone(job: Job, machine: Machine, chunk_tokens: int | None) -> Schedule:
+    """The plan of one GPU, the same as of a machine that is asked about by itself.
+
+    Args:
+        chunk_tokens: None: the planner chooses.
+
+    Raises:
+        InfeasiblePlan: nothing fits.
+    """
+    step = TrainingStep(job.seq_len, job.tokens_per_step, chunk_tokens, recipe=job.recipe)
+    request = PlanRequest.of(job.shape, machine, step=step, choices=_choices(job.layout))
+    return Planner(steady_state).plan(request)
+
+
+def _choices(layout: Layout) -> Choices:
+    """What a layout fixes of the plans of its stages."""
+    levels = {
+        "full": SavedLevel.INPUT.value, "attention": SavedLevel.ATTENTION.value,
+        "none": NO_RECOMPUTE,
+    }  # fmt: skip
+    kinds = ("parameter", "gradient", "optimizer_state", "activation")
+    homes: dict[str, Home] = {} if layout.offload else dict.fromkeys(kinds, "device")
+    return Choices(homes=homes, recompute=levels.get(layout.recompute))
+
+
+def predicted_alone(job: Job, schedule: Schedule, machine: Machine) -> Prediction:
+    """What one GPU's plan comes to."""
+    timeline = simulate(schedule, machine)
+    return Prediction(
+        step_s=timeline.step_ns / 1e9,
+        memory={
+            "arena": arena_bytes(schedule, DEVICE), "reserve": schedule.caps.outside_arena_bytes
+        },
+        room_bytes=round(machine.number("device_memory_bytes")),
+        model_flops=schedule.model_flops,
+        num_gpus=1,
+        tokens_per_step=schedule.workload.tokens_per_step,
+        peak_flop_per_s=machine.number(_peak_of(job)),
+        shares=shares_of([schedule], [timeline]),
+        host_bytes=arena_bytes(schedule, HOST),
+    )  # fmt: skip
+
+
+def _own_document(job: Job, cluster: Cluster, machine: Machine) -> ClusterSchedule:
+    """Every stage planned by the planner, for one rank's share of a node."""
+    on_node = min(cluster.count("gpus_per_node"), job.layout.num_gpus)
+    share = share_of(machine, on_node)
+    stages = Stages(job.shape, job.workload, job.recipe, job.layout)
+    with gc_paused():
+        document = executable(stages, share, caps_of(share), _choices(job.layout))
+    ref = MachineRef(name=cluster.name, content_hash=cluster.name)
+    return document.model_copy(update={"machine": ref})
+
+
+def _predicted_own(job: Job, cluster: Cluster, machine: Machine) -> Prediction:
+    """A layout that runs here: planned as `run` has it, then simulated.
+
+    Long steps are planned at two numbers of microbatches, as those of `Prepared`.
+    """
+    if job.layout.num_gpus == 1:
+        chunk_tokens = job.layout.micro_batch * job.seq_len
+        return predicted_alone(job, schedule_alone(job, machine, chunk_tokens), machine)
+    counts = _own_counts(job)
+    documents = [_own_document(_with_microbatches(job, n), cluster, machine) for n in counts]
+    times = [
+        replay_cluster(one, ClusterCosts(one, cluster, machine), cluster.name, num_passes=2)
+        for one in documents
+    ]
+    further = 0.0
+    if len(counts) > 1:
+        further = (job.num_microbatches - counts[-1]) / (counts[-1] - counts[0])
+    step_ns = times[-1].step_ns + (times[-1].step_ns - times[0].step_ns) * further
+    reserve = max(part.caps.outside_arena_bytes for part in documents[-1].schedules.values())
+    return Prediction(
+        step_s=step_ns / 1e9,
+        memory={"arena": _most_bytes(documents, DEVICE), "reserve": reserve},
+        room_bytes=round(machine.number("device_memory_bytes")),
+        model_flops=_model_flops(job),
+        num_gpus=job.layout.num_gpus,
+        tokens_per_step=job.tokens_per_step,
+        peak_flop_per_s=machine.number(_peak_of(job)),
+        shares=shares_of(documents, times, further),
+        host_bytes=_most_bytes(documents, HOST),
+    )
+
+
+def _own_counts(job: Job) -> tuple[int, ...]:
+    layout = job.layout
+    tasks = 2 * job.num_microbatches * -(-job.shape.num_layers // layout.pp)
+    few = (2 * layout.pp, 3 * layout.pp) if layout.pp > 1 else (2, 3)
+    if tasks <= _PLANNED_TASKS or layout.pipeline in ("gpipe", "ring"):
+        return (job.num_microbatches,)
+    return few if job.num_microbatches > few[-1] else (job.num_microbatches,)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from twinstream import api
 from twinstream.clusters.running.run_ranks import NotRunnableError, spec_of
+from twinstream.clusters.shared_machine import Place, cores_here, place_here
 from twinstream.commands.arguments.inputs import (
     checked_schedule,
     machine_of,
@@ -35,9 +36,9 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError, read_bytes
 from twinstream.schedule.timeline import Timeline
+from twinstream.simulator.network_costs import share_of
 from twinstream.simulator.replay import simulate_cluster
 from twinstream.simulator.stragglers import with_stragglers
-from twinstream.training.ranks.shared_machine import Place, cores_here, place_here
 
 _KEYS = {"mesh", "classes", "schedules"}
 _AS_WRITTEN = re.compile(rb'\s*\{[^{}\[\]]*"mesh"\s*:\s*\{\s*"axes"')  # without reading all of it
@@ -309,10 +310,12 @@ def _processes_here(schedule: ClusterSchedule, given: str | None) -> Place | Non
 
 
 def _rank_s_machine(schedule: ClusterSchedule, given: str | None) -> Machine | None:
-    """The profile given, else the shipped one that the stages were planned for."""
+    """The profile given, else the shipped one that the stages were planned for, or for a share."""
     if given is not None:
         return load_machine(given)
     if schedule.machine.name not in machine_names():
         return None
     shipped = load_machine(schedule.machine.name)
-    return shipped if shipped.content_hash == schedule.machine.content_hash else None
+    planned_for = (shipped, share_of(shipped, schedule.mesh.size))
+    known = {machine.content_hash for machine in planned_for}
+    return shipped if schedule.machine.content_hash in known else None

@@ -31,7 +31,7 @@ class TokenFeed(Protocol):
         """Nothing more will be taken."""
 
 
-class FeedHere:
+class InlineTokenFeed:
     """Makes tokens when they are taken."""
 
     def __init__(self, tokeniser: BlockTokeniser) -> None:
@@ -47,7 +47,7 @@ class FeedHere:
         pass
 
 
-class FeedBeside:
+class ProcessTokenFeed:
     """Makes tokens in processes of its own, in the order they are asked for.
 
     The processes end with this one, even if it is killed.

@@ -23,7 +23,7 @@ from twinstream.data.reading.files import (
     find_files,
 )
 from twinstream.data.sample import Sample, take_sample
-from twinstream.data.token_feed import FeedBeside, FeedHere, TokenFeed
+from twinstream.data.token_feed import InlineTokenFeed, ProcessTokenFeed, TokenFeed
 
 _BLOCK_BYTES = 1 << 19
 _BLOCK_BYTES_PER_TOKEN_OF_LONGEST = 16  # some documents of full length in each block
@@ -239,8 +239,8 @@ class TrainingData:
 
     def _feed(self) -> TokenFeed:
         if self.options.workers > 0:
-            return FeedBeside(self.encoding, self.cache, self.options.workers)
-        return FeedHere(BlockTokeniser(self.encoding, self.cache))
+            return ProcessTokenFeed(self.encoding, self.cache, self.options.workers)
+        return InlineTokenFeed(BlockTokeniser(self.encoding, self.cache))
 
 
 def _laid_out(

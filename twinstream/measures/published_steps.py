@@ -13,6 +13,7 @@ from pydantic_core import to_json
 from twinstream.clusters.job import Job
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 
@@ -52,7 +53,10 @@ class StepKind(NamedTuple):
         """Of a document; None where it does not say from which model and layout it was made."""
         try:
             spec = ModelSpec.model_validate_json(to_json(schedule.model))
-            return cls._of(spec, schedule.layout, schedule.precision)
+            recipe = schedule.of(schedule.classes[0]).recipe
+            matmuls = Recipe.model_validate(recipe).implementations.matmuls
+            precision = schedule.precision if matmuls == "model" else matmuls
+            return cls._of(spec, schedule.layout, precision)
         except (ValidationError, KeyError):
             return None
 

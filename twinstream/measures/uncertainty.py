@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from twinstream.clusters.conforms_ranks import is_executable
 from twinstream.clusters.job import Job
 from twinstream.hardware_profiles.attention_rates import Ratio
 from twinstream.hardware_profiles.cost import work_time
@@ -165,7 +166,7 @@ def uncertainty_of_job(
         machine: the profile of a node.
         document: makes the job's schedule, which is asked for where no published step is near.
     """
-    kind = None if job.layout.offload else StepKind.of(job)
+    kind = None if job.layout.offload or job.is_own else StepKind.of(job)
     return _of_many(machine, kind, document)
 
 
@@ -175,7 +176,7 @@ def _of_mesh(machine: Machine, schedule: ClusterSchedule) -> Uncertainty:
     """
     kind = StepKind.in_document(schedule)
     parts = schedule.schedules.values()
-    if any(part.recipe for part in parts) or any(op.kind == "copy" for p in parts for op in p.ops):
+    if is_executable(schedule) or any(op.kind == "copy" for p in parts for op in p.ops):
         kind = None
     return _of_many(machine, kind, lambda: schedule)
 

@@ -7,6 +7,7 @@ from rich.console import Group
 from rich.table import Table
 
 from twinstream.clusters.job import Job
+from twinstream.clusters.kernel_sets import run_refusal
 from twinstream.clusters.search.search import Found, Searched
 from twinstream.clusters.search.space import told
 from twinstream.cost.bill import Bill
@@ -40,7 +41,7 @@ def layouts_screen(
     for one, error in zip(found.best, errors, strict=True):
         prediction = one.prediction
         table.add_row(
-            told(one.layout),
+            f"{told(one.layout)} [{one.job.recipe.implementations.vector}]",
             f"{prediction.step_s:.4g}",
             error.short.removeprefix("+/- "),
             f"{prediction.tokens_per_s / num_gpus:,.0f}",
@@ -53,7 +54,7 @@ def layouts_screen(
         )
     head = (
         f"{job.shape.name} on {num_gpus:,} GPUs of {cluster.name}, {job.global_batch:,} sequences "
-        f"of {job.seq_len:,} tokens a step, {job.precision}"
+        f"of {job.seq_len:,} tokens a step"
     )
     room = found.best[0].prediction.room_bytes / _GIB
     foot = (
@@ -63,11 +64,35 @@ def layouts_screen(
     )
     return Group(
         head,
+        recipe_line(found.best[0].job),
         table,
         f"The fastest's step: {parts_text(found.best[0])}.",
+        runs_here_line(found),
         foot,
         f"The fastest: {errors[0].sentence}",
     )
+
+
+def recipe_line(job: Job) -> str:
+    """How a model is computed: kernels and dtypes."""
+    recipe, kernels = job.recipe, job.recipe.implementations
+    narrow = "" if kernels.matmuls == "model" else f", linear layers in {kernels.matmuls}"
+    state = recipe.optimizer_state.replace("model", job.dtype)
+    return (
+        f"Recipe: kernels {kernels.vector}, attention {kernels.attention}, {job.dtype}{narrow}, "
+        f"gradients {job.gradient_dtype}, optimizer state {state}"
+    )
+
+
+def runs_here_line(found: Searched) -> str:
+    """Whether `run` runs the best layout, or why not; and which of the others it does."""
+    best, *others = found.best
+    why = run_refusal(best.job.shape, best.job.recipe, best.layout)
+    if why is None:
+        return "twinstream runs the first layout."
+    own = next((one for one in others if one.job.is_own), None)
+    alternative = "" if own is None else f" The fastest shown that it runs: {told(own.layout)}."
+    return f"twinstream does not run the first layout: {why}.{alternative}"
 
 
 def parts_text(one: Found) -> str:

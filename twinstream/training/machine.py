@@ -21,12 +21,14 @@ from twinstream.training.options import TrainOptions
 if TYPE_CHECKING:
     from twinstream.executor.ranks.gpus import GpusHere
 
+Tell = Callable[[str], None]
+"""Takes a line about what is going on."""
 _SHARE_OF_FREE = 0.8  # the rest is for tokens, files on their way to the disk and other programs
 _DEVICE_SHARE_OF_CPU = 0.75  # of that, where both memories are the host's
 
 
 @dataclass(frozen=True)
-class Here:
+class LocalMachine:
     """A machine, how kernels run on it, and the caps in bytes; None is all that it has.
 
     `nvlink`: whether NVLink links each of several GPUs with each; None where nothing tells.
@@ -39,9 +41,9 @@ class Here:
     nvlink: bool | None = None
 
 
-def machine_here(
-    options: TrainOptions, folder: Path, backend: str, dtype: str, tell: Callable[[str], None]
-) -> Here:
+def detect_machine(
+    options: TrainOptions, folder: Path, backend: str, dtype: str, tell: Tell
+) -> LocalMachine:
     """The profile named, else that of an earlier start of the run, a shipped one, or a new one.
 
     A CUDA device whose name says which shipped profile is its own has that, and only its attention
@@ -59,10 +61,12 @@ def machine_here(
     gpus = _gpus_of_ranks(options) if backend == "cuda" else None
     machine = _machine(options, folder, backend, dtype, tell)
     device_mem, host_mem = _free(options, machine, backend, gpus)
-    return Here(machine, backend, device_mem, host_mem, None if gpus is None else gpus.nvlink)
+    return LocalMachine(
+        machine, backend, device_mem, host_mem, None if gpus is None else gpus.nvlink
+    )
 
 
-def keep_machine(here: Here, folder: Path) -> None:
+def keep_machine(here: LocalMachine, folder: Path) -> None:
     """Write the profile into the folder of the run.
 
     Raises:
@@ -82,9 +86,7 @@ def shipped_for(device_name: str) -> str | None:
     return max(found, key=len) if found else None
 
 
-def _machine(
-    options: TrainOptions, folder: Path, backend: str, dtype: str, tell: Callable[[str], None]
-) -> Machine:
+def _machine(options: TrainOptions, folder: Path, backend: str, dtype: str, tell: Tell) -> Machine:
     if options.machine is not None:
         return load_machine(options.machine)
     if (folder / MACHINE).exists():

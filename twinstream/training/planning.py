@@ -1,47 +1,78 @@
 """The plan of a run's steps, and the recipe that decides its bits."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from twinstream.data.chunk_stream import ChunkStream
 from twinstream.data.order import Position
 from twinstream.data.packing import ChunkShape
 from twinstream.data.training_data import TrainingData
+from twinstream.executor.launch.protocol import Ranks, TrainTask
+from twinstream.executor.program.options import BackendName, RunOptions
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.log.run_files import RunFiles
+from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.freezing import trained_of
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import Choices
+from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.kernel_choice import attention_for, kernels_for
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
+from twinstream.schedule.analysis.comparison import compare
+from twinstream.schedule.analysis.idle import AnyTimeline
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import Timeline
-from twinstream.schedule.workload import Workload
+from twinstream.schedule.workload import Packing, Workload
 from twinstream.simulator.replay import simulate, steady_state
 from twinstream.training.checkpoints import written_names
-from twinstream.training.expected import expected_packing
-from twinstream.training.machine import Here
+from twinstream.training.machine import LocalMachine, Tell
 from twinstream.training.options import OptionsError, TrainOptions
 
+if TYPE_CHECKING:
+    from twinstream.executor.ranks.rank_run import RankOutcome
+
 FEW_STEPS = 20  # where tokens per step are open, so many steps at least
+START_S = 600.0  # for ranks to be warm; who dies meanwhile is noticed at once
+_MOST_EXPECTED = 1024
+_ROOM, _MORE_ROOM = 4, 8  # a chunk has room for so many times what is expected, and some more
 
 
-class StepPlan:
-    """What a plan says of its steps' data."""
+class StepPlan(ABC):
+    """What a plan says of its steps and their data, which replicas of the model share out."""
 
     @property
+    @abstractmethod
     def workload(self) -> Workload:
-        """Of a step, over all who compute it."""
-        raise NotImplementedError
+        """A step, over all who compute it."""
+
+    @property
+    @abstractmethod
+    def step_s(self) -> float:
+        """Time of a step, as predicted."""
+
+    @property
+    @abstractmethod
+    def num_replicas(self) -> int:
+        """Replicas of the model."""
 
     @property
     def tokens_per_step(self) -> int:
         return self.workload.tokens_per_step
 
     @property
-    def checkpoint_bytes(self) -> int:
-        """Of weights and optimizer state, on the disk; with adapters of theirs alone."""
-        raise NotImplementedError
+    def tokens_per_s(self) -> float:
+        """As predicted."""
+        return self.tokens_per_step / self.step_s
 
     @property
     def pieces(self) -> int:
@@ -51,6 +82,10 @@ class StepPlan:
     @property
     def chunks_per_step(self) -> int:
         return self.workload.chunks_per_round * self.workload.rounds_per_step
+
+    @property
+    def chunks_of_a_replica(self) -> int:
+        return self.chunks_per_step // self.num_replicas
 
     def shape(self, data: TrainingData) -> ChunkShape:
         """Of the chunks of the data; one that is computed in slices has a document of its own."""
@@ -72,18 +107,32 @@ class StepPlan:
 
 
 @dataclass(frozen=True)
-class Plan(StepPlan):
-    """A schedule for some of a run's steps, and what is predicted of it."""
+class DevicePlan(StepPlan):
+    """One device's plan of some of a run's steps, predicted with the profile `machine`."""
 
     schedule: Schedule
     predicted: Timeline
+    machine: Machine
+    num_ranks = num_replicas = 1
+    notes = ()
+    shards = None
 
     @property
     def workload(self) -> Workload:
         return self.schedule.workload
 
     @property
+    def recipe(self) -> Recipe:
+        """What the schedule computes."""
+        return Recipe.model_validate(self.schedule.recipe)
+
+    @property
+    def step_s(self) -> float:
+        return self.predicted.step_ns / 1e9
+
+    @property
     def checkpoint_bytes(self) -> int:
+        """Weights and optimizer state on the disk; with adapters theirs alone."""
         roles = ("parameter", "optimizer_state")
         sizes = {
             tensor.tensor_id: tensor.size_bytes
@@ -93,8 +142,59 @@ class Plan(StepPlan):
         written = written_names(list(sizes), adapters="lora" in self.schedule.recipe)
         return sum(sizes[name] for name in written)
 
+    @property
+    def parts(self) -> list[RankPart]:
+        """What each rank does."""
+        return [RankPart.alone(self.schedule)]
 
-def recipe_of(options: TrainOptions, here: Here, spec: ModelSpec) -> Recipe:
+    def evaluation(self) -> Schedule:
+        """The forward of the schedule by itself, in the same arenas.
+
+        Raises:
+            TwinstreamError: it has no forward of its own.
+        """
+        return evaluation_of(self.schedule)
+
+    def started(self, task: TrainTask, backend: BackendName, tell: Tell, timeout_s: float) -> Ranks:
+        """The ranks, which begin to train.
+
+        Args:
+            timeout_s: how long a rank may keep the others waiting.
+        """
+        from twinstream.executor.launch.local_rank import LocalRank
+
+        # of the last two passes the last is never begun: one is timed, and runs without graphs
+        options = RunOptions(backend, task.num_passes, timed_passes=2, tell=tell)
+        return LocalRank(self.schedule, task, options)
+
+    def measured(self, outcomes: "list[RankOutcome]", num_steps: int) -> Timeline:
+        """The timeline of what the ranks did."""
+        return outcomes[0].timeline
+
+    def summary(self, timeline: AnyTimeline | None = None) -> Summary:
+        """Headline figures of a timeline, by default the predicted one."""
+        assert not isinstance(timeline, ClusterTimeline), "it is of one device"
+        return summarize(self.schedule, timeline or self.predicted, self.machine)
+
+    def write(self, files: RunFiles) -> None:
+        """Write the plan into the folder of a run, in place of what other plans left there."""
+        files.forget_ranks()
+        write_document(self.schedule, files.plan)
+
+    def write_comparison(self, files: RunFiles, measured: AnyTimeline) -> str | None:
+        """Write predicted beside measured, op by op.
+
+        Returns:
+            A sentence if other programs had the cores while it was measured.
+        """
+        assert isinstance(measured, Timeline), "it is of one device"
+        write_document(self.schedule, files.plan)
+        comparison = compare(self.schedule, self.predicted, measured)
+        write_document(comparison, files.comparison)
+        return comparison.disturbed
+
+
+def recipe_of(options: TrainOptions, here: LocalMachine, spec: ModelSpec) -> Recipe:
     """What decides the bits of the run, beside the data.
 
     Raises:
@@ -127,8 +227,8 @@ def recipe_of(options: TrainOptions, here: Here, spec: ModelSpec) -> Recipe:
 
 
 def plan_of(
-    options: TrainOptions, here: Here, spec: ModelSpec, recipe: Recipe, data: TrainingData
-) -> Plan:
+    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, data: TrainingData
+) -> DevicePlan:
     """Plan with documents packed side by side; where no chunk holds the longest, in slices of one.
 
     In slices each document is a sequence of its own, filled up with padding.
@@ -159,8 +259,8 @@ def plan_of(
 
 
 def plan_again(
-    options: TrainOptions, here: Here, spec: ModelSpec, recipe: Recipe, was: Workload
-) -> Plan:
+    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, was: Workload
+) -> DevicePlan:
     """Plan the same chunks and rounds for what there is now.
 
     Raises:
@@ -184,11 +284,32 @@ def step_again(recipe: Recipe, was: Workload) -> TrainingStep:
     )  # fmt: skip
 
 
-def planned(options: TrainOptions, here: Here, spec: ModelSpec, step: TrainingStep) -> Plan:
+def planned(
+    options: TrainOptions, here: LocalMachine, spec: ModelSpec, step: TrainingStep
+) -> DevicePlan:
     """One plan, and its prediction."""
     request = PlanRequest.of(
         spec, here.machine, step=step, device_mem=here.device_mem, host_mem=here.host_mem,
         policy=options.policy, choices=Choices(recompute=options.recompute),
     )  # fmt: skip
     schedule = Planner(steady_state).plan(request)
-    return Plan(schedule, simulate(schedule, here.machine))
+    return DevicePlan(schedule, simulate(schedule, here.machine), here.machine)
+
+
+def expected_packing(lengths: NDArray[np.int64], longest: int) -> Packing:
+    """Of `longest` tokens of a chunk: lengths at even quantiles of the data's, scaled to fill it.
+
+    Args:
+        lengths: [D], tokens of sampled documents, none longer than `longest`.
+
+    >>> expected_packing(np.array([10, 10, 40, 40]), 100).expected_lengths
+    (10, 10, 40, 40)
+    """
+    count = min(_MOST_EXPECTED, max(1, round(longest / float(lengths.mean()))))
+    at = (np.arange(count) + 0.5) / count
+    chosen = np.quantile(lengths, at, method="inverted_cdf").astype(np.float64)
+    bounds = np.rint(np.cumsum(chosen) * (longest / chosen.sum())).astype(np.int64)
+    found = np.diff(bounds, prepend=0)
+    found = found[found > 0]
+    most = min(longest, _ROOM * count + _MORE_ROOM)
+    return Packing(most_sequences=most, expected_lengths=tuple(found.tolist()))

@@ -1,27 +1,30 @@
 """From options to all that a run needs before its first step: model, data, plan, prediction."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from twinstream.data.data_record import DataRecord
+from twinstream.data.encoding.tokenizer import DEFINITION, OF_SLOW_TOKENIZERS
+from twinstream.data.options import DataOptions
+from twinstream.data.reading.files import find_files
 from twinstream.data.training_data import TrainingData
 from twinstream.executor.weights.durable_files import free_bytes
 from twinstream.log.run_files import RunFiles
-from twinstream.measures.metrics import Summary, summarize
-from twinstream.models.presets import model_notes
+from twinstream.measures.metrics import Summary
+from twinstream.models.presets import is_preset, load_model, model_notes
 from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec, require_executable
 from twinstream.schedule.files import read_document
 from twinstream.schedule.sizes import brief
-from twinstream.schedule.workload import Workload
-from twinstream.training.amounts import steps_of
+from twinstream.training.amounts import source_of, steps_of
 from twinstream.training.checkpoints import Checkpoint
-from twinstream.training.machine import Here
-from twinstream.training.opening import Model, base_name, open_data
-from twinstream.training.options import OptionsError, TrainOptions
-from twinstream.training.planning import Plan, StepPlan, plan_again, plan_of, recipe_of
+from twinstream.training.machine import LocalMachine, Tell
+from twinstream.training.options import BYTES, OptionsError, TrainOptions
+from twinstream.training.planning import plan_again, plan_of, recipe_of
+from twinstream.training.ranks.planning import Plan, plan_ranks
 from twinstream.training.rates import LearningRate
 
 if TYPE_CHECKING:
@@ -29,32 +32,49 @@ if TYPE_CHECKING:
 
 _FRESH_RATE, _GIVEN_RATE, _LORA_RATE = 3e-4, 2e-5, 2e-4
 _MANY_EPOCHS = 20
-Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained.
+
+    Attributes:
+        folder: the Hugging Face folder that its weights come from; None where they are random.
+        files: a folder with config.json, tokenizer and so on to be copied through.
+        has_weights: whether the folder has them yet; a dry run needs none.
+    """
+
+    spec: ModelSpec
+    folder: Path | None = None
+    files: Path | None = None
+    has_weights: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
-    """All but the plan that is known before the first step; nothing has been written yet."""
+class Prepared:
+    """All that is known before the first step; nothing has been written yet."""
 
     options: TrainOptions
-    here: Here
+    here: LocalMachine
     model: Model
     data: TrainingData
+    eval_data: TrainingData | None
     recipe: Recipe
     outline: "Outline"
+    plan: Plan
     num_steps: int
     rate: LearningRate
     plan_seconds: float
 
     @property
-    def step_plan(self) -> StepPlan:
-        """What the plan says of the data."""
-        raise NotImplementedError
+    def summary(self) -> Summary:
+        """What is predicted."""
+        return self.plan.summary().model_copy(update={"plan_seconds": self.plan_seconds})
 
     @property
     def tokens_per_step(self) -> int:
         """Of the plan."""
-        return self.step_plan.tokens_per_step
+        return self.plan.tokens_per_step
 
     @property
     def what(self) -> str:
@@ -83,7 +103,7 @@ class Opened:
         if epochs > _MANY_EPOCHS:
             found.append(f"note: {self.num_steps:,} steps go through the data {epochs:,.0f} times")
         free, keep = free_bytes(self.options.output), self.options.keep
-        needed_bytes = (keep + 1) * self.step_plan.checkpoint_bytes
+        needed_bytes = (keep + 1) * self.plan.checkpoint_bytes
         if free is not None and free < needed_bytes:
             found.append(
                 f"note: there is room for {brief(free)} at {self.options.output}, and {keep} "
@@ -91,59 +111,46 @@ class Opened:
             )
         if self.here.backend == "cuda":
             found.append("note: `train` is written for CUDA, and not yet run on a GPU")
-        return found
+        return [*found, *self.plan.notes]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared(Opened):
-    """All that is known before the first step; nothing has been written yet."""
-
-    eval_data: TrainingData | None
-    plan: Plan
-
-    @property
-    def step_plan(self) -> StepPlan:
-        """The plan, which is of one device."""
-        return self.plan
-
-    @property
-    def summary(self) -> Summary:
-        """What is predicted."""
-        plan = self.plan
-        return summarize(plan.schedule, plan.predicted, self.here.machine, self.plan_seconds)
-
-
-def prepare(options: TrainOptions, here: Here, model: Model, checkpoint: Checkpoint | None,
+def prepare(options: TrainOptions, here: LocalMachine, model: Model, checkpoint: Checkpoint | None,
             tell: Tell) -> Prepared:  # fmt: skip
     """Everything before the first step.
 
     Raises:
-        TwinstreamError: something cannot be used; nothing has been written.
+        TwinstreamError: something cannot be used, or nothing fits; nothing has been written.
     """
     tell("reading the data")
     data, eval_data = open_data(options, model)
     start_s = perf_counter()
     if checkpoint is None:
-        recipe = recipe_of(options, here, model.spec)
-        outline = outline_for(model, recipe)
-        tell(f"planning {model.spec.name} for {here.machine.name}")
-        plan = plan_of(options, here, model.spec, recipe, data)
+        recipe, was = recipe_of(options, here, model.spec), None
     else:
         checkpoint.require_model(model.spec)
         data = gone_on_with(data, checkpoint, options)
-        recipe = checkpoint.state.recipe
-        outline = outline_for(model, recipe)
-        tell(f"planning {model.spec.name} for {here.machine.name} again")
-        plan = plan_again(options, here, model.spec, recipe, checkpoint.state.workload)
+        recipe, was = checkpoint.state.recipe, checkpoint.state.workload
+    outline = outline_for(model, recipe)
+    again = "" if was is None else " again"
+    plan: Plan
+    if (options.ranks or 1) > 1:
+        tell(f"planning {model.spec.name} for {options.ranks} ranks on {here.machine.name}{again}")
+        plan = plan_ranks(options, here, model.spec, recipe, data, was)
+    else:
+        tell(f"planning {model.spec.name} for {here.machine.name}{again}")
+        if was is None:
+            plan = plan_of(options, here, model.spec, recipe, data)
+        else:
+            plan = plan_again(options, here, model.spec, recipe, was)
+    if checkpoint is not None:
         require_unread(data, plan, checkpoint)
     plan_seconds = perf_counter() - start_s
-    recipe = Recipe.model_validate(plan.schedule.recipe)
-    num_steps = steps_wanted(options, data, plan.workload.tokens_per_step)
-    options = resolved(options, here, model, recipe, plan.workload, num_steps)
+    num_steps = steps_wanted(options, data, plan.tokens_per_step)
+    options = resolved(options, here, model, plan, num_steps)
     return Prepared(
-        options=options, here=here, model=model, data=data, eval_data=eval_data, recipe=recipe,
-        outline=outline, plan=plan, num_steps=num_steps, rate=rate_of(options, num_steps),
-        plan_seconds=plan_seconds,
+        options=options, here=here, model=model, data=data, eval_data=eval_data,
+        recipe=plan.recipe, outline=outline, plan=plan, num_steps=num_steps,
+        rate=rate_of(options, num_steps), plan_seconds=plan_seconds,
     )  # fmt: skip
 
 
@@ -169,7 +176,7 @@ def gone_on_with(data: TrainingData, checkpoint: Checkpoint, options: TrainOptio
     return data.gone_on_with(checkpoint.state.fingerprint, record)
 
 
-def require_unread(data: TrainingData, plan: StepPlan, checkpoint: Checkpoint) -> None:
+def require_unread(data: TrainingData, plan: Plan, checkpoint: Checkpoint) -> None:
     """
     Raises:
         DataError: what was mended of the data has been read by the run.
@@ -186,20 +193,19 @@ def steps_wanted(options: TrainOptions, data: TrainingData, tokens_per_step: int
 
 
 def resolved(
-    options: TrainOptions, here: Here, model: Model, recipe: Recipe, workload: Workload,
-    num_steps: int,
-) -> TrainOptions:  # fmt: skip
+    options: TrainOptions, here: LocalMachine, model: Model, plan: Plan, num_steps: int
+) -> TrainOptions:
     """The options with what was chosen of them, so that they alone say what the run is."""
     rate = options.learning_rate
     if rate is None:
         rate = _FRESH_RATE if model.folder is None else _GIVEN_RATE
-        if recipe.lora is not None:
+        if plan.recipe.lora is not None:
             rate = _LORA_RATE
     return options.model_copy(
         update={
             "steps": num_steps,
             "learning_rate": rate,
-            "tokens_per_step": workload.tokens_per_step,
+            "tokens_per_step": plan.tokens_per_step,
             "dtype": model.spec.dtype,
             "backend": here.backend,
         }
@@ -225,3 +231,78 @@ def rate_of(options: TrainOptions, num_steps: int) -> LearningRate:
         options.learning_rate, num_steps, min(warmup, num_steps - 1), options.decay, options.floor,
         cooldown, options.cooldown_shape,
     )  # fmt: skip
+
+
+def open_model(options: TrainOptions, *, weights: bool) -> Model:
+    """The model, and the headers of its weights checked where it has some.
+
+    Args:
+        weights: whether those of a folder have to be there.
+
+    Raises:
+        TwinstreamError: there is no such model, or its weights are not whole.
+    """
+    spec = load_model(options.model, dtype=options.dtype, longest=options.seq_len)
+    require_executable(spec)
+    path = Path(options.model)
+    if is_preset(options.model):
+        return Model(spec)
+    if not path.is_dir():
+        return Model(spec, files=path.parent if path.name == "config.json" else None)
+    from twinstream.api import require_torch
+
+    require_torch()
+    from twinstream.executor.weights.hf_files import has_weights
+    from twinstream.executor.weights.hf_folder import HfFolder
+
+    is_there = has_weights(path)
+    if weights or is_there:
+        HfFolder.open(path, spec)
+    return Model(spec, folder=path, files=path, has_weights=is_there)
+
+
+def base_name(model: Model) -> str | None:
+    """What a PEFT folder says of its base."""
+    return None if model.folder is None else str(model.folder.resolve())
+
+
+def open_data(options: TrainOptions, model: Model) -> tuple[TrainingData, TrainingData | None]:
+    """What is trained on and, if asked for, evaluated on.
+
+    Raises:
+        DataError: a file, a row, the tokenizer or its template cannot be used.
+    """
+    tokenizer = _tokenizer(options, model)
+    rows = DataOptions(
+        loss_on=options.loss_on, long_documents=options.long_documents,
+        chat_template=options.chat_template, workers=options.data_workers,
+        skip_bad_rows=options.skip_bad_rows,
+    )  # fmt: skip
+
+    def opened(names: tuple[str, ...], rows: DataOptions) -> TrainingData:
+        return TrainingData.open(
+            [source_of(name) for name in names], tokenizer, longest=options.seq_len, options=rows,
+            cache=RunFiles(options.output).tokens, vocab_size=model.spec.vocab_size,
+        )  # fmt: skip
+
+    data = opened(options.data, rows)
+    if not options.eval_data:
+        return data, None
+    return data, opened(options.eval_data, replace(rows, workers=0))
+
+
+def _tokenizer(options: TrainOptions, model: Model) -> Path | None:
+    """A folder or tokenizer.json; None is bytes, which given weights have only if told so."""
+    given, folder = options.tokenizer, model.files
+    if given is not None:
+        return None if given == Path(BYTES) and not given.exists() else given
+    if folder is None:
+        return None
+    if (folder / DEFINITION).exists():
+        return folder
+    is_slow = any((folder / name).exists() for name in OF_SLOW_TOKENIZERS)
+    if model.folder is None and not is_slow:
+        return None
+    names = (*options.data, *options.eval_data)
+    found = [file for name in names for file in find_files(source_of(name)).files]
+    return None if all(file.kind == "bin" for file in found) else folder

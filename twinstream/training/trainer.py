@@ -1,55 +1,40 @@
 """A training run: prepared, started or gone on with, and what it comes to."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from twinstream.api import require_torch
 from twinstream.log.tensorboard import require_tensorboard
-from twinstream.measures.metrics import Summary, summarize
-from twinstream.schedule.analysis.comparison import Comparison, compare
-from twinstream.schedule.files import write_document
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.training.amounts import every
-from twinstream.training.callbacks import Callback
-from twinstream.training.machine import machine_here
-from twinstream.training.opening import open_model
+from twinstream.training.callbacks import Callback, RunLog
+from twinstream.training.loop import TrainingLoop
+from twinstream.training.machine import Tell, detect_machine
 from twinstream.training.options import TrainOptions
-from twinstream.training.preparing import Prepared, Tell, prepare
-from twinstream.training.ranks.trainer import RanksResult, RanksTrainer
-from twinstream.training.run.run_folder import RunFolder, RunResult
-from twinstream.training.run.run_log import RunLog
-from twinstream.training.run.segment_run import SegmentRun
-from twinstream.training.run.segments import Segment, segments
+from twinstream.training.preparing import Prepared, open_model, prepare
+from twinstream.training.ranks.planning import require_possible
+from twinstream.training.run.run_folder import TrainingFolder, TrainResult
+from twinstream.training.run.segments import TrainingSegment, segments
 from twinstream.training.run.stopping import Stop
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainResult(RunResult):
-    """What a run came to.
-
-    Attributes:
-        predicted, measured: of the last schedule; `measured` is None where no step was done.
-        disturbed: a sentence if other programs had the cores while it was measured.
-    """
-
-    predicted: Summary
-    measured: Summary | None
-    disturbed: str | None = None
-
-
 class Trainer:
-    """One run in one folder.
+    """One run in one folder, on one device or on the ranks that its options ask for.
 
     Args:
-        resume: go on from the folder's last checkpoint; from the start where there is none yet.
+        resume: go on from the folder's last checkpoint, of however many ranks; from the start
+            where there is none yet.
         callbacks: told of steps, evaluations and checkpoints.
         tell: takes a line about what is going on before the first step, and warnings.
+        timeout_s: how long a rank may keep the others waiting; by default 20 steps, a minute at
+            least.
 
     Raises:
-        TwinstreamError: there is no torch, or the folder has another run.
+        TwinstreamError: there is no torch, the folder has another run, or ranks cannot do what the
+            options ask for.
     """
 
     def __init__(
@@ -59,23 +44,33 @@ class Trainer:
         resume: bool = False,
         callbacks: Sequence[Callback] = (),
         tell: Tell = lambda line: None,
+        timeout_s: float | None = None,
     ) -> None:
         require_torch()
+        if (options.ranks or 1) > 1:
+            require_possible(options)
         self._options, self._callbacks, self._tell = options, tuple(callbacks), tell
+        self._timeout_s = timeout_s
         self.stop = Stop(tell)
         every("save_every", options.save_every)  # raises before any work, as does the next line
         if options.tensorboard:
             require_tensorboard()
-        self._folder = RunFolder(options, resume=resume)
+        self._folder = TrainingFolder(options, resume=resume)
         self._prepared: Prepared | None = None
+        self._loop: TrainingLoop | None = None
 
     @property
     def steps_done(self) -> int:
         """Before this start, by the checkpoint that is gone on from."""
         return self._folder.steps_done
 
+    @property
+    def pids(self) -> list[int]:
+        """Processes of the ranks, while they run; none of one device."""
+        return [] if self._loop is None else self._loop.pids
+
     def prepare(self, *, weights: bool = True) -> Prepared:
-        """Model, data and plan; nothing is written, and it is done once.
+        """Model, data, layout and plan; nothing is written, and it is done once.
 
         Args:
             weights: False lets the model's weights be missing, for who does not train.
@@ -84,13 +79,16 @@ class Trainer:
             TwinstreamError: something cannot be used, or nothing fits.
         """
         if self._prepared is None:
+            from twinstream.executor.ranks.gpus import require_gpus
             from twinstream.executor.run.execute import choose_backend
 
-            options, folder = self._options, self._options.output
+            options, num_ranks = self._options, self._options.ranks or 1
             model = open_model(options, weights=weights)
             backend = choose_backend(options.backend)
+            if backend == "cuda" and num_ranks > 1:
+                require_gpus(num_ranks)
             self._tell("looking at this machine")
-            here = machine_here(options, folder, backend, model.spec.dtype, self._tell)
+            here = detect_machine(options, options.output, backend, model.spec.dtype, self._tell)
             self._prepared = prepare(options, here, model, self._folder.checkpoint, self._tell)
         return self._prepared
 
@@ -99,62 +97,60 @@ class Trainer:
 
         Raises:
             RunEndedError: the data ends it, or the last checkpoint cannot be written.
-            TwinstreamError: what a run can meet: no memory, a full disk, a loss that is no number.
+            TwinstreamError: what a run can meet: no memory, a full disk, a loss that is no number;
+                of one of several ranks it says which.
         """
         prepared, done = self.prepare(), self.steps_done
         parts = segments(prepared, done)
         plans = [prepared.plan, *(part.plan for part in parts)]
         needed_bytes = max(plan.checkpoint_bytes for plan in plans)
+        files = self._folder.files
         with ExitStack() as stack:
             stack.enter_context(self._folder.begun(prepared, needed_bytes))
-            self._write_plan(prepared)
+            if done < prepared.num_steps:
+                prepared.plan.write(files)
             for callback in self._callbacks:
                 callback.on_start(prepared)
             board = prepared.options.tensorboard
-            log = RunLog(self._folder.files, done, self._callbacks, tensorboard=board)
+            log = RunLog(files, done, self._callbacks, tensorboard=board)
             stack.enter_context(log)
             stack.enter_context(self.stop.heeded())
-            run = SegmentRun(prepared, self._folder, log.record, self.stop, self._tell)
-            stack.enter_context(run)
-            return self._trained(prepared, parts, run)
+            self._loop = loop = TrainingLoop(
+                prepared, self._folder, log.record, self.stop, self._tell,
+                timeout_s=self._timeout_s,
+            )  # fmt: skip
+            stack.enter_context(closing(loop))
+            part, timeline = None, None
+            for part in parts:
+                timeline = loop.train(part)
+                if loop.stopped:
+                    break
+            result = self._result(loop, part, timeline)
+            if loop.hooks.failure is not None:
+                raise self._folder.ended(loop.hooks.failure, result)
+            return result
 
-    def _trained(
-        self, prepared: Prepared, parts: Sequence[Segment], run: SegmentRun
+    def _result(
+        self, loop: TrainingLoop, part: TrainingSegment | None, timeline: AnyTimeline | None
     ) -> TrainResult:
-        timeline, part = None, None
-        for part in parts:
-            timeline = run.train(part)
-            if run.stopped:
-                break
-        reached = self._folder.reached(run.rests.checkpoint, prepared.num_steps)
-        measured = disturbed = None
+        """What it came to by its last part, whose comparison is written beside the log."""
+        prepared, stream, rates = self.prepare(), loop.stream, loop.tokens_per_s[1:]
+        step, model = self._folder.reached(loop.hooks.checkpoint, prepared.num_steps)
+        plan, measured, disturbed = prepared.plan, None, None
         if part is not None and timeline is not None:
-            measured = summarize(part.plan.schedule, timeline, prepared.here.machine)
-            disturbed = self._compared(part, timeline).disturbed
-        plan = prepared.plan if part is None else part.plan
-        predicted = summarize(plan.schedule, plan.predicted, prepared.here.machine)
-        result = TrainResult(
-            folder=self._folder.files.folder, model=reached.model, step=reached.step,
-            loss=run.loss, eval_loss=run.rests.eval_loss, signal=self.stop.signal,
-            fill=run.fill, waited_s=run.waited_s, skipped=run.skipped,
-            predicted=predicted, measured=measured, disturbed=disturbed,
+            plan = part.plan
+            measured = plan.summary(timeline)
+            disturbed = plan.write_comparison(self._folder.files, timeline)
+        return TrainResult(
+            folder=self._folder.files.folder, model=model, step=step,
+            loss=loop.loss, eval_loss=loop.hooks.eval_loss, signal=self.stop.signal,
+            fill=1.0 if stream is None else stream.fill,
+            waited_s=0.0 if stream is None else stream.waited_s,
+            skipped=() if stream is None else tuple(stream.skipped),
+            predicted_tokens_per_s=plan.tokens_per_s,
+            measured_tokens_per_s=median(rates) if rates else None,
+            predicted=plan.summary(), measured=measured, disturbed=disturbed,
         )  # fmt: skip
-        if run.rests.failure is not None:
-            raise self._folder.ended(run.rests.failure, result)
-        return result
-
-    def _write_plan(self, prepared: Prepared) -> None:
-        if self.steps_done < prepared.num_steps:
-            self._folder.files.forget_ranks()
-            write_document(prepared.plan.schedule, self._folder.files.plan)
-
-    def _compared(self, part: Segment, timeline: Timeline) -> Comparison:
-        """Write the comparison, op by op, beside the log."""
-        plan = part.plan
-        write_document(plan.schedule, self._folder.files.plan)
-        comparison = compare(plan.schedule, plan.predicted, timeline)
-        write_document(comparison, self._folder.files.comparison)
-        return comparison
 
 
 def train(
@@ -165,7 +161,7 @@ def train(
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     **options: Any,
-) -> TrainResult | RanksResult:
+) -> TrainResult:
     """Train a model on data: `twinstream train MODEL DATA... -o DIR`.
 
     Args:
@@ -182,20 +178,4 @@ def train(
     several = [data] if isinstance(data, str | Path) else list(data)
     given = {"model": str(model), "data": [str(one) for one in several], "output": output}
     wanted = TrainOptions.of(given | options)
-    return trainer_of(wanted, resume=resume, callbacks=callbacks).train()
-
-
-def trainer_of(
-    options: TrainOptions,
-    *,
-    resume: bool = False,
-    callbacks: Sequence[Callback] = (),
-    tell: Tell = lambda line: None,
-) -> Trainer | RanksTrainer:
-    """Of one device or, where the options ask for several ranks, of these.
-
-    Raises:
-        TwinstreamError: as these.
-    """
-    kind = RanksTrainer if (options.ranks or 1) > 1 else Trainer
-    return kind(options, resume=resume, callbacks=callbacks, tell=tell)
+    return Trainer(wanted, resume=resume, callbacks=callbacks).train()

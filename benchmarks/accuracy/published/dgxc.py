@@ -18,6 +18,7 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, Recompute
 from twinstream.fidelity.clusters.cells import Cells
 from twinstream.fidelity.clusters.measured_steps import ClusterRow
+from twinstream.models.recipe import megatron_recipe
 from twinstream.models.spec import ModelSpec
 
 COLUMNS = (
@@ -129,12 +130,12 @@ def _job(cells: Cells, shape: ModelSpec) -> Job:
             shard=cells.count("fsdp", cells.count("dp")) if zero == 3 else None,
             recompute=_recompute(cells),
             stage_layers=None if even else weighted_stages(shape.num_layers, pp * vp),
-            gradient_dtype="bfloat16",
         ),
         seq_len=cells.count("seq_len"),
         global_batch=cells.count("global_batch"),
-        precision="fp8" if cells.text("precision") == "fp8" else "bf16",
-        attention="sdpa_cudnn",
+        recipe=megatron_recipe(
+            "sdpa_cudnn", "fp8" if cells.text("precision") == "fp8" else "bf16", "model"
+        ),
         network_reduction=not stated_recipe,
     )
 

@@ -14,6 +14,7 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, Recompute
 from twinstream.fidelity.clusters.cells import Cells
 from twinstream.fidelity.clusters.measured_steps import ClusterRow, Compared
+from twinstream.models.recipe import megatron_recipe
 
 COLUMNS = (
     *("round", "benchmark", "system", "gpu_type", "num_gpus", "tp", "pp", "cp", "vp", "dp"),
@@ -73,10 +74,8 @@ def _job(cells: Cells, model: str) -> Job:
             pipeline="interleaved" if vp > 1 else "1f1b",
             recompute=_RECOMPUTE.get(cells.text("recompute"), "none"),
             stage_layers=None if even else weighted_stages(shape.num_layers, pp * vp),
-            gradient_dtype="bfloat16",
         ),
         seq_len=cells.count("seq_len"),
         global_batch=cells.count("global_batch"),
-        precision=_PRECISIONS[cells.text("precision")],
-        attention="sdpa_cudnn",
+        recipe=megatron_recipe("sdpa_cudnn", _PRECISIONS[cells.text("precision")], "model"),
     )

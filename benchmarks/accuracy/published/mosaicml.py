@@ -11,6 +11,7 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
 from twinstream.fidelity.clusters.cells import Cells
 from twinstream.fidelity.clusters.measured_steps import ClusterRow
+from twinstream.models.recipe import megatron_recipe
 
 COLUMNS = (
     *("model", "gpu_type", "num_gpus", "seq_len", "micro_batch", "grad_accum", "global_batch"),
@@ -42,12 +43,14 @@ def row_of(cells: Cells) -> ClusterRow:
                 micro_batch=micro,
                 zero=zero,
                 recompute="full" if recompute else "none",
-                gradient_dtype="bfloat16" if precision == "bf16_pure" else "float32",
             ),
             seq_len=seq_len,
             global_batch=cells.count("global_batch"),
-            precision="fp8" if precision == "fp8_amp" else "bf16",
-            attention="flash2",
+            recipe=megatron_recipe(
+                "flash2",
+                "fp8" if precision == "fp8_amp" else "bf16",
+                "model" if precision == "bf16_pure" else "float32",
+            ),
         )
     suspect = "suspect" in note
     told = f"{model} seq{seq_len} mb{micro}x{rounds}{' ac' if recompute else ''} {sharding}"

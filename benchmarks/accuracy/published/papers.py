@@ -25,6 +25,7 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, Recompute
 from twinstream.fidelity.clusters.cells import Cells
 from twinstream.fidelity.clusters.measured_steps import ClusterRow, Compared
+from twinstream.models.recipe import megatron_recipe
 
 COLUMNS = (
     *("paper", "table", "row", "model", "n_layers", "hidden", "heads", "seq_len", "vocab"),
@@ -93,7 +94,6 @@ def _megatron(cells: Cells, paper: str) -> ClusterRow:
         recompute=_recompute(cells),
         sequence_parallel="sequence parallel" in cells.text("options"),
         dp_overlap=zero3,
-        gradient_dtype="bfloat16",
     )
     vocab = cells.count("vocab")
     job = Job(
@@ -101,8 +101,7 @@ def _megatron(cells: Cells, paper: str) -> ClusterRow:
         layout=layout,
         seq_len=seq_len,
         global_batch=cells.count("global_batch"),
-        precision="fp16",
-        attention="unfused",
+        recipe=megatron_recipe("unfused", "fp16", "model"),
         network_reduction=False,
     )
     pair = f"ZeRO-3 against PTD, {cells.text('model')} on {cells.text('num_gpus')}"
@@ -151,7 +150,7 @@ def _megascale(cells: Cells, paper: str) -> ClusterRow:
         layout=layout,
         seq_len=seq_len,
         global_batch=cells.count("global_batch"),
-        attention="flash2",
+        recipe=megatron_recipe("flash2"),
         network_reduction=False,
     )
     batch = f"MegaScale, Megatron-LM, batch {cells.text('global_batch')}"
@@ -186,8 +185,7 @@ def _titan(cells: Cells, paper: str) -> ClusterRow:
         ),
         seq_len=cells.count("seq_len"),
         global_batch=batch,
-        precision="bf16" if precision == "bf16" else "fp8",
-        attention="sdpa_flash",
+        recipe=megatron_recipe("sdpa_flash", "bf16" if precision == "bf16" else "fp8"),
     )
     return _row(cells, series, cluster=_TITAN[gpu], job=job, compared=_titan_sets(cells))
 

@@ -9,6 +9,7 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
 from twinstream.fidelity.clusters.cells import Cells
 from twinstream.fidelity.clusters.measured_steps import ClusterRow
+from twinstream.models.recipe import megatron_recipe
 
 COLUMNS = (
     *("layers", "hidden", "heads", "seq", "vocab_padded", "micro_batch", "global_batch", "tp"),
@@ -33,12 +34,10 @@ def row_of(cells: Cells) -> ClusterRow:
             recompute="full" if cells.text("activation_checkpointing") == "full" else "none",
             sequence_parallel=False,
             dp_overlap=False,
-            gradient_dtype="bfloat16",
         ),
         seq_len=seq_len,
         global_batch=cells.count("global_batch"),
-        precision="fp16",
-        attention="unfused",
+        recipe=megatron_recipe("unfused", "fp16", "model"),
         network_reduction=False,
     )
     return ClusterRow(

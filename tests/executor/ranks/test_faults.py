@@ -132,7 +132,7 @@ def said(claims: list[dict[str, str]], patience: Patience) -> list[TwinstreamErr
 
     def say(rank: int) -> None:
         try:
-            World(rank, 3, store, patience).agree("all", claims[rank])
+            World(rank, 3, store, patience).require_same("all", claims[rank])
         except TwinstreamError as error:
             found[rank] = error
 

@@ -18,9 +18,10 @@ from tests.helpers.fake_gpu import FakeGpu
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import bits_of
 from tests.helpers.waiting import comes
+from twinstream.api import RunSettings
 from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout
-from twinstream.clusters.running.run_ranks import RankSettings, options_of
+from twinstream.clusters.running.run_ranks import options_of
 from twinstream.executor.backends import cuda
 from twinstream.executor.launch.rank_processes import RankProcesses, execute_ranks
 from twinstream.executor.program.compiled import compile_program
@@ -108,7 +109,9 @@ def test_more_ranks_than_gpus_are_refused_before_anything_is_started(monkeypatch
 
 def test_graphs_and_profilers_ranges_are_as_asked_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    found = options_of(RankSettings(5, backend="cuda", timed_steps=2, graphs="off", nvtx=True))
+    found = options_of(
+        RunSettings(num_steps=5, backend="cuda", timed_steps=2, graphs="off", nvtx=True)
+    )
     assert found == RunOptions("cuda", 5, timed_passes=2, graphs="off", nvtx=True)
 
 
@@ -124,7 +127,7 @@ def test_ranks_of_torchrun_take_the_gpu_of_their_place_on_the_machine(
     monkeypatch.setattr(world, "rendezvous", lambda *_, **__: iter([(None, 3, 4)]))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    monkeypatch.setattr(world.World, "agree", lambda *_: None)
+    monkeypatch.setattr(world.World, "require_same", lambda *_: None)
     opened: dict[str, object] = {}
 
     def init(backend, **told):
@@ -142,7 +145,7 @@ def test_ranks_of_torchrun_take_the_gpu_of_their_place_on_the_machine(
 def test_an_error_on_a_gpu_is_told_before_nccl_is_left(device, is_gone, monkeypatch):
     """To leave it would wait for the other ranks."""
     gone: list[None] = []
-    monkeypatch.setattr(world.World, "agree", lambda *_: None)
+    monkeypatch.setattr(world.World, "require_same", lambda *_: None)
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: gone.append(None))
     met = world.World(0, 1, HashStore(), device=torch.device(device))

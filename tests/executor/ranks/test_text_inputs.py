@@ -9,7 +9,7 @@ from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import WORKLOADS, small
 from twinstream.clusters.executable import Stages, executable, sharding_of
 from twinstream.clusters.layout import Layout
-from twinstream.clusters.running.text_inputs import TextInputs
+from twinstream.clusters.running.run_ranks import TextInputs
 from twinstream.data.text import TextBatches
 from twinstream.executor.ranks.rank_run import RankInputs
 from twinstream.executor.state.sharded_state import ShardedState

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from tests.training.small_runs import Seen, options, state_files, trained, write_config
+from tests.training.small_runs import options, state_files, trained, write_config
 from twinstream.training.options import TrainOptions
-from twinstream.training.ranks.trainer import RanksResult, RanksTrainer
 
 STEPS = 9
 
@@ -18,16 +17,6 @@ def rank_options(folder: Path, **given: Any) -> TrainOptions:
         "chunks_per_round": 1,
     }  # fmt: skip
     return options(folder, **(known | given))
-
-
-def rank_trained(
-    wanted: TrainOptions, *, resume: bool = False, stop_after: int | None = None
-) -> tuple[RanksResult, Seen]:
-    """Train on ranks, looking on."""
-    seen = Seen(stop_after)
-    trainer = RanksTrainer(wanted, resume=resume, callbacks=[seen], tell=seen.lines.append)
-    seen.trainer = trainer
-    return trainer.train(), seen
 
 
 def one_device(folder: Path, **given: Any) -> tuple[dict[str, bytes], list[float]]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.ranks.rank_runs import STEPS, one_device, rank_options, rank_trained
+from tests.training.ranks.rank_runs import STEPS, one_device, rank_options
 from tests.training.small_runs import state_files, trained
 from twinstream.log.metrics import StepMetrics, of_kind, read_metrics
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
@@ -12,7 +12,7 @@ from twinstream.schedule.files import read_document
 from twinstream.schedule.ops import Copy
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
-from twinstream.training.ranks.trainer import RanksTrainer
+from twinstream.training.trainer import Trainer
 
 RECIPE = (
     "dtype", "optimizer_state", "max_grad_norm", "freeze", "chunk_tokens", "chunks_per_round",
@@ -36,7 +36,7 @@ def test_a_pipeline_has_the_bits_of_one_device(
     recipe = {name: layout[name] for name in RECIPE if name in layout}
     state, losses = one_device(tmp_path / "one", **recipe)
     wanted = rank_options(tmp_path / "several", ranks=ranks, **layout)
-    result, seen = rank_trained(wanted)
+    result, seen = trained(wanted)
     assert result.step == STEPS and result.model is not None
     assert seen.losses == losses
     assert state_files(result.folder, STEPS) == state
@@ -50,9 +50,9 @@ def test_a_ring_that_offloads_has_the_bits_of_one_device(tmp_path: Path) -> None
     state, _ = one_device(tmp_path / "one")
     layout = {"ranks": 2, "pp": 2, "pipeline": "ring", "virtual_stages": 2}
     wanted = rank_options(tmp_path / "several", **layout)
-    schedules = RanksTrainer(wanted).prepare().plan.schedule.schedules
+    schedules = Trainer(wanted).prepare().plan.schedule.schedules
     fullest = max(arena_bytes(one, DEVICE) for one in schedules.values())
-    result, _ = rank_trained(wanted.model_copy(update={"device_mem": str(fullest * 7 // 10)}))
+    result, _ = trained(wanted.model_copy(update={"device_mem": str(fullest * 7 // 10)}))
     kept = read_document(ClusterSchedule, result.folder / "cluster.json")
     assert all(any(isinstance(op, Copy) for op in one.ops) for one in kept.schedules.values())
     assert state_files(result.folder, STEPS) == state
@@ -60,7 +60,7 @@ def test_a_ring_that_offloads_has_the_bits_of_one_device(tmp_path: Path) -> None
 
 def test_replicas_share_the_data_of_one_device(tmp_path: Path) -> None:
     _, alone = trained(rank_options(tmp_path / "one"))
-    _, seen = rank_trained(rank_options(tmp_path / "two", ranks=2, dp=2))
+    _, seen = trained(rank_options(tmp_path / "two", ranks=2, dp=2))
     # float32: the sums are grouped otherwise
     assert seen.losses == pytest.approx(alone.losses, rel=1e-5)
     assert [step.tokens for step in seen.steps] == [step.tokens for step in alone.steps]
@@ -71,9 +71,9 @@ def test_sharded_replicas_have_the_bits_of_whole_ones(
     tmp_path: Path, ranks: int, pp: int, zero: int
 ) -> None:
     layout = {"ranks": ranks, "pp": pp}
-    whole, _ = rank_trained(rank_options(tmp_path / "whole", **layout, zero=0))
+    whole, _ = trained(rank_options(tmp_path / "whole", **layout, zero=0))
     wanted = rank_options(tmp_path / "shards", **layout, zero=zero)
-    stopped, _ = rank_trained(wanted, stop_after=2)
+    stopped, _ = trained(wanted, stop_after=2)
     assert stopped.stopped
-    rank_trained(wanted, resume=True)
+    trained(wanted, resume=True)
     assert state_files(wanted.output, STEPS) == state_files(whole.folder, STEPS)

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.training.ranks.rank_runs import STEPS, rank_options, rank_trained
+from tests.training.ranks.rank_runs import STEPS, rank_options
 from tests.training.small_runs import state_files, trained, write_rows
 from twinstream.clusters.evaluating import cluster_evaluation_of
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.options import TrainOptions
-from twinstream.training.ranks.trainer import RanksTrainer
+from twinstream.training.trainer import Trainer
 
 RING = {"pp": 2, "pipeline": "ring", "virtual_stages": 2}
 
@@ -27,7 +27,7 @@ def wanted(folder: Path, **given: Any) -> TrainOptions:
 def test_a_pipeline_finds_the_loss_of_one_device(tmp_path: Path, layout: dict[str, Any]) -> None:
     chunks = {name: layout[name] for name in layout if name.startswith("chunk")}
     alone, seen_alone = trained(wanted(tmp_path / "one", **chunks))
-    result, seen = rank_trained(wanted(tmp_path / "two", ranks=2, **layout))
+    result, seen = trained(wanted(tmp_path / "two", ranks=2, **layout))
     found = [(one.step, one.loss, one.perplexity, one.tokens) for one in seen.evals]
     assert [step for step, *_ in found] == [4, 8, STEPS]
     assert found == [(e.step, e.loss, e.perplexity, e.tokens) for e in seen_alone.evals]
@@ -46,7 +46,7 @@ def test_replicas_have_shares_of_the_held_out_data(
 ) -> None:
     lora = {"lora": layout["lora"]} if "lora" in layout else {}
     _, alone = trained(wanted(tmp_path / "one", **lora))
-    _, seen = rank_trained(wanted(tmp_path / "several", ranks=ranks, **layout))
+    _, seen = trained(wanted(tmp_path / "several", ranks=ranks, **layout))
     assert [one.tokens for one in seen.evals] == [one.tokens for one in alone.evals]
     # float32: the sums are grouped otherwise
     assert [one.loss for one in seen.evals] == pytest.approx(
@@ -56,14 +56,14 @@ def test_replicas_have_shares_of_the_held_out_data(
 
 def test_a_ring_that_offloads_evaluates_in_the_memory_that_it_has(tmp_path: Path) -> None:
     free = wanted(tmp_path / "free", ranks=2, **RING)
-    part = RanksTrainer(free).prepare().plan.schedule.schedules["stage 0"]
+    part = Trainer(free).prepare().plan.schedule.schedules["stage 0"]
     most = max(slot.offset_bytes + slot.size_bytes for slot in part.slots) * 7 // 10
     tight = wanted(tmp_path / "tight", ranks=2, device_mem=str(most), **RING)
-    schedule = RanksTrainer(tight).prepare().plan.schedule
+    schedule = Trainer(tight).prepare().plan.schedule
     evaluation = cluster_evaluation_of(schedule)
     for name, own in evaluation.schedules.items():
         assert own.slots == schedule.schedules[name].slots
         assert own.carried == schedule.schedules[name].carried
-    _, seen = rank_trained(tight)
-    _, seen_free = rank_trained(free)
+    _, seen = trained(tight)
+    _, seen_free = trained(free)
     assert [one.loss for one in seen.evals] == [one.loss for one in seen_free.evals]

@@ -10,6 +10,7 @@ import torch
 
 from tests.front_door.command_line import call
 from tests.training.ranks.rank_runs import rank_options
+from twinstream.clusters.shared_machine import place_here
 from twinstream.executor.launch import rank_processes
 from twinstream.executor.probe import known_gpu
 from twinstream.executor.ranks import gpus
@@ -17,10 +18,8 @@ from twinstream.executor.ranks.errors import GpusError
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.training.ranks.gpus_found import on_all_gpus
-from twinstream.training.ranks.shared_machine import place_here
-from twinstream.training.ranks.trainer import RanksTrainer
-from twinstream.training.trainer import Trainer, trainer_of
+from twinstream.training.ranks.planning import on_all_gpus
+from twinstream.training.trainer import Trainer
 
 GIB = 2**30
 H100 = "NVIDIA H100 80GB HBM3"
@@ -67,10 +66,8 @@ def test_all_gpus_are_taken_unless_it_is_said_how_many(
 ) -> None:
     lines: list[str] = []
     wanted = rank_options(tmp_path, **({"backend": "auto"} | given))
-    assert isinstance(trainer_of(wanted), RanksTrainer if (wanted.ranks or 1) > 1 else Trainer)
-    found = trainer_of(on_all_gpus(wanted, lines.append))
+    found = Trainer(on_all_gpus(wanted, lines.append))
     assert found._options.ranks == ranks
-    assert isinstance(found, RanksTrainer if (ranks or 1) > 1 else Trainer)
     assert "".join(lines).startswith(told) and len(lines) == bool(told)
 
 
@@ -82,14 +79,14 @@ def test_a_rank_s_caps_are_its_gpu_s_and_its_share_of_the_host(
     three_gpus: None, tmp_path: Path
 ) -> None:
     asked = {"backend": "cuda", "machine": None, "ranks": 2, "host_mem": "4GiB"}
-    plan = RanksTrainer(rank_options(tmp_path, **asked)).prepare().plan
+    plan = Trainer(rank_options(tmp_path, **asked)).prepare().plan
     caps = {
         (part.caps.device_bytes, part.caps.host_bytes) for part in plan.schedule.schedules.values()
     }
     assert caps == {(30 * GIB, 4 * GIB)}  # the least that is free
     reserve = {part.caps.device_reserve_bytes for part in plan.schedule.schedules.values()}
     assert reserve == {load_machine("h100").number("device_reserve_bytes") + 1.25 * GIB}
-    shared = RanksTrainer(rank_options(tmp_path, **(asked | {"host_mem": None}))).prepare()
+    shared = Trainer(rank_options(tmp_path, **(asked | {"host_mem": None}))).prepare()
     (host_bytes,) = {part.caps.host_bytes for part in shared.plan.schedule.schedules.values()}
     assert shared.here.host_mem == pytest.approx(2 * host_bytes, abs=2)
     assert plan.place.machine == load_machine("h100")  # no cores are shared
@@ -122,7 +119,7 @@ def test_more_ranks_than_gpus_are_refused_before_anything_is_looked_at(
     three_gpus: None, tmp_path: Path
 ) -> None:
     with pytest.raises(GpusError, match="4 ranks on one machine need a GPU each, and it has 3"):
-        RanksTrainer(rank_options(tmp_path, ranks=4, backend="auto")).prepare()
+        Trainer(rank_options(tmp_path, ranks=4, backend="auto")).prepare()
 
 
 def test_ranks_are_told_to_run_on_gpus(
@@ -135,23 +132,15 @@ def test_ranks_are_told_to_run_on_gpus(
         def __init__(self, *_: Any, **__: Any) -> None:
             self.pids: list[int] = []
 
-        def __enter__(self) -> "Processes":
-            return self
-
-        def __exit__(self, *_: object) -> None:
+        def close(self) -> None:
             pass
 
-        def kill(self) -> None:
-            pass
-
-        close = kill
-
-        def execute(self, schedule: object, make: object, options: Any) -> None:
+        def begin(self, schedule: object, work: object, options: Any) -> None:
             raise Told(options.backend)
 
     monkeypatch.setattr(rank_processes, "RankProcesses", Processes)
     with pytest.raises(Told, match="cuda"):
-        RanksTrainer(rank_options(tmp_path, ranks=2, backend="cuda")).train()
+        Trainer(rank_options(tmp_path, ranks=2, backend="cuda")).train()
 
 
 def test_gpus_that_cannot_be_looked_at_are_said_so() -> None:
@@ -164,18 +153,16 @@ def test_gpus_of_different_kinds_are_refused(
 ) -> None:
     looks(monkeypatch, (H100, H100, "NVIDIA L4"))
     options = rank_options(tmp_path, ranks=2, backend="cuda", machine=None)
-    RanksTrainer(options).prepare()
+    Trainer(options).prepare()
     with pytest.raises(GpusError, match=r"GPU 1 is NVIDIA H100 .*; GPU 2 is NVIDIA L4: choose"):
-        RanksTrainer(options.model_copy(update={"ranks": 3})).prepare()
+        Trainer(options.model_copy(update={"ranks": 3})).prepare()
 
 
 def test_without_nvlink_gpus_are_linked_by_pcie(
     three_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks(monkeypatch, nvlink=False)
-    plan = (
-        RanksTrainer(rank_options(tmp_path, ranks=2, backend="cuda", machine=None)).prepare().plan
-    )
+    plan = Trainer(rank_options(tmp_path, ranks=2, backend="cuda", machine=None)).prepare().plan
     assert plan.choice.assumed == "GPUs linked by PCIe alone, as in rtx4090_pc"
     assert plan.place.cluster.name == "this machine"
     pc = place_here(load_machine("rtx4090"), 2, num_cores=2, nvlink=False)  # which has none

@@ -14,25 +14,23 @@ from tests.training.ranks.rank_runs import (
     STEPS,
     one_device,
     rank_options,
-    rank_trained,
 )
 from tests.training.small_runs import Seen, state_files, trained
 from twinstream.data.data_error import DataError
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.checkpoints import Checkpoint, CheckpointError, Checkpoints
-from twinstream.training.ranks.trainer import RanksResult, RanksTrainer
-from twinstream.training.run.batches import StepBatches, StepData
-from twinstream.training.run.recorder import LossError
 from twinstream.training.run.run_folder import RunEndedError
+from twinstream.training.run.steps import LossError, StepBatches, StepData
+from twinstream.training.trainer import Trainer, TrainResult
 
 
 def test_a_run_goes_on_on_another_number_of_ranks(tmp_path: Path) -> None:
     state, losses = one_device(tmp_path / "one")
     wanted = rank_options(tmp_path / "b", ranks=4, pp=4)
-    stopped, before = rank_trained(wanted, stop_after=2)
+    stopped, before = trained(wanted, stop_after=2)
     assert stopped.stopped and 2 <= stopped.step < STEPS
     fewer = wanted.model_copy(update={"ranks": 2, "pp": 2, "steps": STEPS})
-    _, after = rank_trained(fewer, resume=True)
+    _, after = trained(fewer, resume=True)
     assert before.losses[: stopped.step] + after.losses == losses
     assert state_files(wanted.output, STEPS) == state
 
@@ -41,9 +39,9 @@ def test_a_run_goes_on_on_another_number_of_ranks(tmp_path: Path) -> None:
 def test_four_ranks_go_on_on_one_and_four(tmp_path: Path, ranks: int) -> None:
     state, _ = one_device(tmp_path / "one")
     wanted = rank_options(tmp_path / "b", ranks=4, pp=4)
-    rank_trained(wanted, stop_after=2)
+    trained(wanted, stop_after=2)
     again = wanted.model_copy(update={"ranks": ranks, "pp": ranks})
-    (rank_trained if ranks > 1 else trained)(again, resume=True)
+    trained(again, resume=True)
     assert state_files(wanted.output, STEPS) == state
 
 
@@ -64,33 +62,33 @@ def test_data_that_fails_and_a_last_checkpoint_that_does_end_ranks_in_order(
 
     monkeypatch.setattr(StepBatches, "step", failing)
     with pytest.raises(RunEndedError, match=r"rows.jsonl:17.*up to step 3") as ended:
-        rank_trained(wanted)
+        trained(wanted)
     assert ended.value.result.step == 3
     monkeypatch.setattr(StepBatches, "step", step)
     monkeypatch.setattr(Checkpoints, "write", full)
     with pytest.raises(RunEndedError, match=r"the disk is full.*up to step 3") as ended:
-        rank_trained(wanted, resume=True)
-    assert isinstance(ended.value.result, RanksResult) and ended.value.result.step == 3
+        trained(wanted, resume=True)
+    assert isinstance(ended.value.result, TrainResult) and ended.value.result.step == 3
     assert ended.value.result.measured_tokens_per_s is not None
     assert (wanted.output / "comparison.json").exists()
     monkeypatch.setattr(Checkpoints, "write", write)
-    rank_trained(wanted, resume=True)
+    trained(wanted, resume=True)
 
 
 def test_one_device_goes_on_on_two_ranks(tmp_path: Path) -> None:
     state, _ = one_device(tmp_path / "one")
     wanted = rank_options(tmp_path / "b")
     trained(wanted, stop_after=2)
-    rank_trained(wanted.model_copy(update={"ranks": 2, "pp": 2}), resume=True)
+    trained(wanted.model_copy(update={"ranks": 2, "pp": 2}), resume=True)
     assert state_files(wanted.output, STEPS) == state
 
 
 def test_replicas_go_on_to_their_bits(tmp_path: Path) -> None:
     layout = {"ranks": 4, "pp": 2, "dp": 2}
-    whole, straight = rank_trained(rank_options(tmp_path / "a", **layout))
+    whole, straight = trained(rank_options(tmp_path / "a", **layout))
     wanted = rank_options(tmp_path / "b", **layout)
-    _, before = rank_trained(wanted, stop_after=2)
-    _, after = rank_trained(wanted, resume=True)
+    _, before = trained(wanted, stop_after=2)
+    _, after = trained(wanted, resume=True)
     done = STEPS - len(after.losses)
     assert before.losses[:done] + after.losses == straight.losses
     assert state_files(wanted.output, STEPS) == state_files(whole.folder, STEPS)
@@ -102,7 +100,7 @@ class _Signals(Seen):
     def __init__(self, number: int, after: int) -> None:
         super().__init__()
         self._number, self._after = number, after
-        self.ranks: RanksTrainer | None = None
+        self.ranks: Trainer | None = None
         self.pids: list[int] = []
 
     def on_step(self, metrics):  # type: ignore[no-untyped-def]
@@ -123,21 +121,21 @@ class _Signals(Seen):
 def test_a_rank_that_dies_or_hangs_ends_all(tmp_path: Path, number: int, message: str) -> None:
     wanted = rank_options(tmp_path / "b", ranks=2, pp=2, save_every="1", keep=9)
     seen = _Signals(number, 3)
-    seen.ranks = RanksTrainer(wanted, callbacks=[seen], timeout_s=3.0)
+    seen.ranks = Trainer(wanted, callbacks=[seen], timeout_s=3.0)
     with pytest.raises(TwinstreamError, match=message):
         seen.ranks.train()
     assert seen.pids and not any(is_running(pid) for pid in seen.pids)
     last = Checkpoints(wanted.output).latest()
     assert last is not None and last.state.step >= 2
     state, _ = one_device(tmp_path / "one")
-    rank_trained(wanted, resume=True)
+    trained(wanted, resume=True)
     assert state_files(wanted.output, STEPS) == state
 
 
 def test_a_loss_that_is_no_number_is_said_as_on_one_device(tmp_path: Path) -> None:
     wanted = rank_options(tmp_path / "b", ranks=2, pp=2, learning_rate=1e3, save_every="1")
     with pytest.raises(LossError, match=r"the loss of step .* is"):
-        rank_trained(wanted.model_copy(update={"weight_decay": 1e3, "warmup": "0", "steps": 50}))
+        trained(wanted.model_copy(update={"weight_decay": 1e3, "warmup": "0", "steps": 50}))
 
 
 def test_a_killed_trainer_leaves_no_rank_and_a_whole_checkpoint(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.front_door.command_line import call, error_of
-from tests.training.ranks.rank_runs import rank_options, rank_trained
+from tests.training.ranks.rank_runs import rank_options
 from tests.training.small_runs import trained
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.log.layout_choice import LayoutChoice
@@ -26,7 +26,7 @@ OF_RANKS = ("cluster.json", "cluster.toml", "cluster_node.toml", "layouts.json",
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> TrainOptions:
     """Of a run on two ranks that has ended."""
     options = rank_options(tmp_path_factory.mktemp("ranks"), ranks=2, steps=STEPS)
-    rank_trained(options)
+    trained(options)
     return options
 
 
@@ -120,7 +120,7 @@ def test_a_run_that_goes_on_on_ranks_has_nothing_of_one_device(tmp_path: Path) -
     alone = rank_options(tmp_path, steps=STEPS)
     trained(alone)
     assert RunFiles(alone.output).plan.exists()
-    rank_trained(alone.model_copy(update={"ranks": 2, "pp": 2, "steps": MORE}), resume=True)
+    trained(alone.model_copy(update={"ranks": 2, "pp": 2, "steps": MORE}), resume=True)
     files = RunFiles(alone.output)
     assert not files.plan.exists() and all((alone.output / name).exists() for name in OF_RANKS)
     assert read_document(LayoutChoice, files.layouts).why == "as asked"
@@ -130,7 +130,7 @@ def test_a_run_that_goes_on_on_ranks_has_nothing_of_one_device(tmp_path: Path) -
 def test_a_run_that_has_ended_keeps_what_it_measured(copied: TrainOptions) -> None:
     ended = copied.model_copy(update={"steps": STEPS})
     before = {name: (copied.output / name).read_bytes() for name in OF_RANKS}
-    rank_trained(ended.model_copy(update={"pp": 1, "dp": 2}), resume=True)
+    trained(ended.model_copy(update={"pp": 1, "dp": 2}), resume=True)
     assert {name: (copied.output / name).read_bytes() for name in OF_RANKS} == before
     trained(ended.model_copy(update={"ranks": None}), resume=True)
     assert {name: (copied.output / name).read_bytes() for name in OF_RANKS} == before

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
-from twinstream.clusters.job import MASTER_BYTES, Job
+from twinstream.clusters.job import Job
+from twinstream.models.adapters.adapter_layout import adapter_sites
+from twinstream.models.demand.workspace import state_bytes
+from twinstream.models.recipe import OptimizerState
 from twinstream.models.spec import ITEMSIZE_BYTES, ParameterPart, rank_parameters
 from twinstream.schedule.cluster.mesh import Axis, Mesh
 
@@ -33,6 +36,7 @@ class Group:
 
     `axes` are those over which replicas hold the same parameters and ZeRO shards; `outer` those
     over which shards are held again. With `padded` there are so many more that shards are equal.
+    Of a frozen base `num_trained` are the parameters of its adapters, else all.
     """
 
     name: str
@@ -43,6 +47,10 @@ class Group:
     itemsize: int
     gradient_itemsize: int
     padded: bool
+    dtype: str
+    optimizer_state: OptimizerState
+    num_trained: int
+    layer: int | None = None
 
     @property
     def num_held(self) -> int:
@@ -59,12 +67,27 @@ class Group:
         return -(-self.num_parameters // self.num_shards)
 
     @property
+    def trained_shard(self) -> int:
+        """Trained parameters of a shard."""
+        return -(-self.num_trained // self.num_shards)
+
+    @property
     def gradient_bytes(self) -> int:
-        return self.num_held * self.gradient_itemsize
+        held = self.trained_shard * self.num_shards if self.padded else self.num_trained
+        return held * self.gradient_itemsize
+
+    @property
+    def has_master(self) -> bool:
+        """Whether a float32 master of the parameters is in the optimizer's state."""
+        return self.optimizer_state == "float32_master"
 
     def state_bytes(self, sharded: bool) -> int:
         """Of the optimizer's state on a rank."""
-        return MASTER_BYTES * (self.shard if sharded else self.num_parameters)
+        return self.state_of(self.trained_shard if sharded else self.num_trained)
+
+    def state_of(self, count: int) -> int:
+        """Of the optimizer's state of so many parameters."""
+        return state_bytes(self.optimizer_state, self.dtype, count)
 
 
 def groups_of_layer(job: Job) -> tuple[Group, ...]:
@@ -100,6 +123,22 @@ def _group(job: Job, name: str, count: int, axes: tuple[str, ...]) -> Group:
     for axis in present:
         shards *= mesh.length(axis)
     outer = ("rep",) if "rep" in mesh.names else ()
-    gradient = ITEMSIZE_BYTES[job.layout.gradient_dtype]
+    gradient = ITEMSIZE_BYTES[job.gradient_dtype]
     padded = job.layout.zero > 0
-    return Group(name, count, present, outer, shards, job.work.itemsize, gradient, padded)
+    return Group(
+        name, count, present, outer, shards, job.work.itemsize, gradient, padded, job.dtype,
+        job.recipe.state_of(job.dtype), _num_trained(job, name, count),
+    )  # fmt: skip
+
+
+def _num_trained(job: Job, name: str, count: int) -> int:
+    """Parameters of a group, or of the adapters of a layer whose base is frozen.
+
+    Where some layers are frozen, all count as those that are frozen most: 1.
+    """
+    if job.recipe.lora is not None:
+        sites = adapter_sites(job.shape, job.recipe.lora)
+        return sum(site.num_parameters for site in sites) if name == "layer" else 1
+    frozen = job.recipe.frozen
+    layers_frozen = any(group.isdigit() for group in frozen)
+    return 1 if name in frozen or (name == "layer" and layers_frozen) else count

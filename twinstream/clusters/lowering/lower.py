@@ -7,6 +7,7 @@ from twinstream.clusters.lowering.builder import StageBuilder
 from twinstream.clusters.lowering.groups import mesh_of
 from twinstream.clusters.lowering.stage import StageOps
 from twinstream.models.flops import model_flops_per_sequence
+from twinstream.models.recipe import KernelChoice
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass
 from twinstream.schedule.document import Caps, Schedule
@@ -29,9 +30,13 @@ def lower(
     Raises:
         LayoutError: the layout cannot be.
     """
+    if job.recipe.kernels is None:
+        priced = KernelChoice(vector="megatron", attention="flash", deterministic=False)
+        recipe = job.recipe.model_copy(update={"kernels": priced})
+        job = job.model_copy(update={"recipe": recipe})
     mesh = mesh_of(job, ranks_per_node)
     everyone = tuple(axis.name for axis in mesh.axes if axis.size > 1)
-    flops = job.global_batch * model_flops_per_sequence(job.shape, job.seq_len)
+    flops = job.global_batch * model_flops_per_sequence(job.shape, job.seq_len, job.recipe)
     schedules, classes = {}, []
     with gc_paused():
         for stage in range(job.layout.pp):
@@ -43,7 +48,7 @@ def lower(
             schema_version=1, mesh=mesh, classes=tuple(classes), schedules=schedules, order=(),
             model=job.shape.model_dump(mode="json"), layout=job.layout.model_dump(mode="json"),
             seq_len=job.seq_len, global_batch=job.global_batch,
-            precision=job.precision, attention=job.attention, model_flops=flops, machine=machine,
+            precision="bf16", attention="flash", model_flops=flops, machine=machine,
         )  # fmt: skip
         return in_one_order(document)
 
@@ -159,5 +164,6 @@ def _schedule(
         workload=Workload(seq_len=job.seq_len, chunk_tokens=tokens, chunks_per_round=1,
                           rounds_per_step=job.num_microbatches),
         model=ModelRef(name=job.shape.name, content_hash="", spec={}),
-        recipe={}, model_flops=flops, machine=machine, policy="resident", bound=None, consumed=(),
+        recipe=job.recipe.model_dump(mode="json"), model_flops=flops, machine=machine,
+        policy="resident", bound=None, consumed=(),
     )  # fmt: skip

@@ -1,10 +1,11 @@
 """What a layer does on one rank, part by part: computation, and what it says in between."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from twinstream.clusters.job import Job
+from twinstream.models.shapes.own_work import OwnWork
 from twinstream.models.shapes.saved import hidden_bytes, saved_tensors, stored_hidden_bytes
 from twinstream.models.shapes.work import PartWork
 from twinstream.schedule.cost import Work
@@ -76,13 +77,15 @@ class LayerParts:
     """The parts of a layer; `plain` if nothing is said inside it.
 
     `input_bytes` is the hidden state between layers as one rank has it. Of the saved bytes of
-    the first part, or all of them with full recompute, so many are that input.
+    the first part, or all of them with full recompute, so many are that input. `recomputed` is
+    what that repeats of a layer that is one op.
     """
 
     parts: tuple[Part, ...]
     plain: bool
     input_bytes: int
     full_recompute: bool
+    recomputed: tuple[Work, ...] = ()
 
     @property
     def full_bytes(self) -> int:
@@ -109,10 +112,18 @@ def layer_parts(job: Job) -> LayerParts:
     """The parts of every layer of a job."""
     work, layout = job.work, job.layout
     recompute = layout.recompute
+    if isinstance(work, OwnWork):
+        size = stored_hidden_bytes(work)
+        saved, most = work.block_saved_bytes(recompute), work.block_saved_bytes("none")
+        block = Part("block", (Compute("block", work.block()),), saved, most, 0)
+        again = work.recomputes().get(recompute, ())
+        return LayerParts((block,), True, size, bool(again), again)
     parts = [_part(job, "attention", _attention(job))]
     parts.append(_part(job, "mlp", _dense(job) if job.shape.experts is None else _experts(job)))
     plain = layout.tp == layout.cp == layout.ep == 1
-    return LayerParts(tuple(parts), plain, stored_hidden_bytes(work), recompute == "full")
+    found = LayerParts(tuple(parts), plain, stored_hidden_bytes(work), recompute == "full")
+    again = tuple(one for part in found.work() for one in part.forward)
+    return replace(found, recomputed=again if found.full_recompute else ())
 
 
 def whole(job: Job) -> int:

@@ -45,7 +45,7 @@ class PlainLayers:
             uses += [self._put(layer, j)] if self._late else self._weights.gradients(layer)
         works = self._works("backward_input")
         if self._parts.full_recompute:
-            works = (*self._works("forward"), *works)
+            works = (*self._parts.recomputed, *works)
         if not self._late:
             works = (*works, *self._works("backward_weight"))
         self._op("backward", "layer_backward", unit, j, works, uses)

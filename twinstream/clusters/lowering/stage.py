@@ -1,5 +1,7 @@
 """What one stage of a pipeline does in a step: its actions, one after the other, as ops."""
 
+from dataclasses import replace
+
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.builder import Held, StageBuilder, Use
 from twinstream.clusters.lowering.groups import (
@@ -60,8 +62,8 @@ class StageOps:
             found["embedding"] = embedding_group(self.job)
         for span in self.chunks:
             for layer in span:
-                found[str(layer)] = own
-                found |= {f"{layer}.experts": group for group in experts}
+                found[str(layer)] = replace(own, layer=layer)
+                found |= {f"{layer}.experts": replace(group, layer=layer) for group in experts}
         if last:
             found["head"] = head_group(self.job)
         return found
@@ -238,7 +240,7 @@ class StageOps:
             return
         b, own = self.b, "embedding" if stage == 0 else "head"
         group = embedding_group(self.job)
-        dtype = self.job.layout.gradient_dtype
+        dtype = self.job.gradient_dtype
         told = b.take("tied_told", group.gradient_bytes, "gradient", dtype, f"tied.{stage}")
         heard = b.take(
             "tied_heard", group.gradient_bytes, "gradient", dtype, f"tied.{pp - 1 - stage}"

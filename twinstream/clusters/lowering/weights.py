@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from twinstream.clusters.job import MASTER_BYTES, Job
+from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.builder import Held, StageBuilder, Use
 from twinstream.clusters.lowering.groups import Group
 from twinstream.models.spec import ITEMSIZE_BYTES
@@ -104,7 +104,7 @@ class StageWeights:
         if state.gradient is None:
             state.gradient = self._b.take(
                 f"gradient.{state.group.name}", state.group.gradient_bytes, "gradient",
-                self._job.layout.gradient_dtype, spare=1,
+                self._job.gradient_dtype, spare=1,
             )  # fmt: skip
             state.begun = False
         mode = "update" if state.begun else "write"
@@ -123,7 +123,7 @@ class StageWeights:
             else:
                 self._late.append(name)
                 return
-        if last and self._job.layout.offload:
+        if last and self._job.layout.offload and self._job.recipe.clips:
             self._unsquared.append(name)
             if len(self._unsquared) > 1:  # the newest may still be on its way
                 self._square(self._unsquared.pop(0))
@@ -132,8 +132,9 @@ class StageWeights:
         """What was left to the end, the norm of all gradients over all axes, the updates."""
         self._add_pending()
         self._reduce_late()
-        norm = self._norm()
-        if everyone:
+        clips = self._job.recipe.clips
+        norm = self._norm() if clips else None
+        if norm is not None and everyone:
             self._b.communicate(
                 "reduce_norm", "all_reduce", (everyone, "norm"), [("norm", norm, "update")],
                 self._b.label("reduce_norm"),
@@ -163,39 +164,39 @@ class StageWeights:
         self._b.compute("gathered", "gathered", (), uses, self._b.label("gathered"))
 
     def _scattered(self, group: Group) -> bool:
-        return self._zero >= 2 and group.num_shards > 1
+        return self._zero >= 2 and group.num_shards > 1 and not self._job.is_own
 
     def _declare(self, name: str, group: Group) -> _State:
         b, dtype = self._b, self._job.dtype
-        gradient_dtype = self._job.layout.gradient_dtype
+        gradient_dtype = self._job.gradient_dtype
         split = self._zero >= 1 and group.num_shards > 1
         parameters = shard = gradient = gradient_shard = None
         if self._zero == 3 and split:
-            if self._job.layout.offload:  # where the master may be on the host
+            if self._job.layout.offload or not group.has_master:  # or it may be on the host
                 size = group.shard * group.itemsize
                 shard = b.keep(f"parameter.{name}.shard", size, "parameter", dtype)
         else:
             parameters = b.keep(f"parameter.{name}", group.bytes, "parameter", dtype)
         if self._scattered(group):
-            size = group.shard * ITEMSIZE_BYTES[gradient_dtype]
+            size = group.trained_shard * ITEMSIZE_BYTES[gradient_dtype]
             gradient_shard = b.take(f"gradient.{name}", size, "gradient", gradient_dtype)
         else:
             gradient = b.take(f"gradient.{name}", group.gradient_bytes, "gradient", gradient_dtype)
         state = tuple(
-            (b.keep(f"optimizer.{name}{part}", MASTER_BYTES * n, "optimizer_state", "float32"), n)
-            for part, n in _parts(group.shard if split else group.num_parameters, self._job)
+            (b.keep(f"optimizer.{name}{part}", group.state_of(n), "optimizer_state", "float32"), n)
+            for part, n in _parts(
+                group, group.trained_shard if split else group.num_trained, self._job
+            )
         )
-        index = name.partition(".")[0]
-        layer = int(index) if index.isdigit() else None
-        return _State(group, layer, parameters, shard, gradient, gradient_shard, state)
+        return _State(group, group.layer, parameters, shard, gradient, gradient_shard, state)
 
     def _scatter(self, state: _State, name: str, tag: str, *, last: bool) -> None:
         b, group = self._b, state.group
         assert state.gradient is not None and state.gradient_shard is not None
-        dtype = self._job.layout.gradient_dtype
+        dtype = self._job.gradient_dtype
         once = self._job.num_microbatches == 1
         pool = f"scattered.{group.name}"
-        size = group.shard * ITEMSIZE_BYTES[dtype]
+        size = group.trained_shard * ITEMSIZE_BYTES[dtype]
         part = state.gradient_shard if once else b.take(pool, size, "gradient", dtype, spare=1)
         label = b.label("reduce_gradients", state.index)
         uses: list[Use] = [("gradient", state.gradient, "read"), ("shard", part, "write")]
@@ -220,10 +221,10 @@ class StageWeights:
         b, (state, name, tag, part) = self._b, self._pending
         self._pending = None
         assert state.gradient_shard is not None
-        group, dtype = state.group, self._job.layout.gradient_dtype
+        group, dtype = state.group, self._job.gradient_dtype
         mode: Mode = "update" if state.summed else "write"
         moved = (3 if state.summed else 2) * part.place.size_bytes
-        added = Work(unit="accumulate", shape=(group.shard,), flops=group.shard,
+        added = Work(unit="accumulate", shape=(group.trained_shard,), flops=group.trained_shard,
                      hbm_bytes=moved, launches=1, dtype=dtype)  # fmt: skip
         sums: list[Use] = [("part", part, "read"), ("sum", state.gradient_shard, mode)]
         b.compute(f"add.{name}.{tag}", f"add.{group.name}.{mode}", (added,), sums,
@@ -243,8 +244,8 @@ class StageWeights:
         if not group.outer:
             b.communicate(f"reduce.{name}", "reduce_scatter", (group.axes, "dp"), uses, label)
             return
-        dtype = self._job.layout.gradient_dtype
-        size = group.shard * group.gradient_itemsize
+        dtype = self._job.gradient_dtype
+        size = group.trained_shard * group.gradient_itemsize
         shard = state.gradient_shard = b.take(f"reduced.{group.name}", size, "gradient", dtype)
         uses = [("gradient", state.gradient, "read"), ("shard", shard, "write")]
         b.communicate(f"reduce.{name}", "reduce_scatter", (group.axes, "dp"), uses, label)
@@ -284,19 +285,19 @@ class StageWeights:
         )
 
     def _owned(self, group: Group) -> int:
-        return group.shard if self._zero else group.num_parameters
+        return group.trained_shard if self._zero else group.num_trained
 
     def _summed(self, state: _State) -> Held:
         found = state.gradient if state.gradient_shard is None else state.gradient_shard
         assert found is not None
         return found
 
-    def _update(self, state: _State, name: str, norm: Held) -> None:
+    def _update(self, state: _State, name: str, norm: Held | None) -> None:
         b, group = self._b, state.group
         target = state.shard or state.parameters  # or the master alone, which is in the state
         for number, (held, count) in enumerate(state.optimizer):
-            uses: list[Use] = [
-                ("norm", norm, "read"),
+            uses: list[Use] = [] if norm is None else [("norm", norm, "read")]
+            uses += [
                 ("gradient", self._summed(state), "read"),
                 ("optimizer_state", held, "update"),
             ]
@@ -312,12 +313,12 @@ class StageWeights:
             )  # fmt: skip
 
 
-def _parts(count: int, job: Job) -> list[tuple[str, int]]:
+def _parts(group: Group, count: int, job: Job) -> list[tuple[str, int]]:
     """Name and number of parameters of each part of a group's optimizer state.
 
     It is one part, or with offload several: so that one is updated while others are copied.
     """
-    num_parts = -(-MASTER_BYTES * count // _PART_BYTES) if job.layout.offload else 1
+    num_parts = -(-group.state_of(count) // _PART_BYTES) if job.layout.offload else 1
     if num_parts <= 1:
         return [("", count)]
     each, more = divmod(count, num_parts)

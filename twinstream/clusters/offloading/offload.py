@@ -39,7 +39,7 @@ def offloaded(
         MissingNumberError: a profile lacks a number that is needed.
     """
     assert job.layout.offload, "layers together in one op cannot leave one by one"
-    share = share_of(machine, cluster.count("gpus_per_node"))
+    share = share_of(machine, min(cluster.count("gpus_per_node"), document.mesh.size))
     within = Within(share, caps or caps_of(share), steady_state)
     with gc_paused():
         costs = ClusterCosts(document, cluster, machine)

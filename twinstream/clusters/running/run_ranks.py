@@ -6,42 +6,35 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
+from twinstream.api import RunSettings
 from twinstream.clusters.conforms_ranks import is_executable
-from twinstream.clusters.executable import layout_in
+from twinstream.clusters.executable import layout_in, sharding_of
+from twinstream.clusters.kernel_sets import run_refusal
+from twinstream.clusters.layout import Layout
 from twinstream.clusters.running.measured import measured_cluster_timeline
-from twinstream.clusters.running.text_inputs import TextInputs
-from twinstream.data.text import check_vocabulary
+from twinstream.data.text import TextBatches, check_vocabulary
+from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.errors import TwinstreamError
 
 if TYPE_CHECKING:
     from twinstream.executor.program.options import RunOptions
-    from twinstream.executor.ranks.rank_run import RankOutcome
+    from twinstream.executor.ranks.rank_run import RankInputs, RankOutcome
+    from twinstream.executor.run.training import TokenSource
+    from twinstream.executor.state.training_state import State
 
 
 class NotRunnableError(TwinstreamError):
     """A cluster's schedule that is a prediction: nobody has its kernels."""
-
-
-@dataclass(frozen=True)
-class RankSettings:
-    """How to train: steps, and what of it is not in the schedule."""
-
-    num_steps: int = 4
-    learning_rate: float = 1e-3
-    seed: int = 0
-    poison: bool = False
-    timed_steps: int | None = None
-    backend: str = "cpu"
-    graphs: str = "auto"
-    nvtx: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,6 +43,68 @@ class ClusterRun:
 
     losses: tuple[float, ...]
     timeline: ClusterTimeline
+
+
+@dataclass(frozen=True)
+class TextInputs:
+    """Makes a rank's inputs in its process, from its part of the schedule.
+
+    Of a step's chunks the first replica has the first, the next one those that follow; so all
+    replicas together train on what one device would. Of sharded state a rank has its shards.
+    """
+
+    spec: ModelSpec
+    layout: Layout
+    tokens: NDArray[np.int32]
+    learning_rate: float
+    seed: int
+
+    def __call__(self, part: RankPart) -> RankInputs:
+        from twinstream.executor.ranks.rank_run import RankInputs
+        from twinstream.executor.run.training import Training
+
+        own = part.schedule.workload
+        whole = own.model_copy(update={"rounds_per_step": own.rounds_per_step * self.layout.dp})
+        batches = TextBatches(self.tokens, whole)
+        before = part.coordinates.get("dp", 0) * own.chunks_per_round * own.rounds_per_step
+
+        training = Training(
+            _source(batches, before), self.learning_rate, self.seed,
+            num_targets=lambda step: whole.tokens_per_step,
+        )  # fmt: skip
+        return RankInputs(training.host_work(part.schedule), self._state(part))
+
+    def _state(self, part: RankPart) -> State:
+        """Of the groups that the rank carries; the bits are those of the whole model's state."""
+        from twinstream.executor.state.sharded_state import ShardedState
+        from twinstream.executor.state.training_state import (
+            carried_names,
+            fresh_optimizer_state,
+            fresh_parameters,
+        )
+
+        recipe = Recipe.model_validate(part.schedule.recipe)
+        names = set(carried_names(part.schedule))
+        state: State = {}
+        for group, flat in fresh_parameters(self.spec, self.seed):
+            if f"param.{group}" in names:
+                state[f"param.{group}"] = flat
+            if f"opt.{group}" in names:
+                state[f"opt.{group}"] = fresh_optimizer_state(self.spec, group, flat, recipe)
+        sharding = sharding_of(self.layout)
+        if sharding is None:
+            return state
+        return ShardedState(self.spec, recipe, sharding).shard(state, part.coordinates["dp"])
+
+
+def _source(batches: TextBatches, before: int) -> TokenSource:
+    """Chunks of a step from the one after so many."""
+    import torch
+
+    def chunk(step: int, index: int) -> Any:
+        return torch.from_numpy(batches.chunk(step, before + index))
+
+    return chunk
 
 
 def started_by_torchrun() -> bool:
@@ -65,14 +120,24 @@ def spec_of(schedule: ClusterSchedule) -> ModelSpec:
     """
     if not is_executable(schedule):
         raise NotRunnableError(
-            "the schedule predicts a layout, and nobody has its kernels: one whose ranks can run "
-            "is made by `twinstream plan --ranks N`"
+            f"the schedule predicts a layout that twinstream does not run: {_why_not(schedule)}. "
+            "One whose ranks it runs is made by `twinstream plan --ranks N`"
         )
     return ModelSpec.model_validate(schedule.model)
 
 
+def _why_not(schedule: ClusterSchedule) -> str:
+    recipe = schedule.of(schedule.classes[0]).recipe
+    try:
+        spec, layout = ModelSpec.model_validate(schedule.model), layout_in(schedule)
+        why = run_refusal(spec, Recipe.model_validate(recipe), layout)
+    except ValidationError:
+        why = None
+    return why or "its kernels are a library's"
+
+
 def run_processes(
-    schedule: ClusterSchedule, settings: RankSettings, tokens: NDArray[np.int32]
+    schedule: ClusterSchedule, settings: RunSettings, tokens: NDArray[np.int32]
 ) -> ClusterRun:
     """Start a process for each rank, and return when all are through.
 
@@ -88,7 +153,7 @@ def run_processes(
 
 
 def join_as_rank(
-    schedule: ClusterSchedule, settings: RankSettings, tokens: NDArray[np.int32]
+    schedule: ClusterSchedule, settings: RunSettings, tokens: NDArray[np.int32]
 ) -> ClusterRun | None:
     """Be the rank that the environment says; the run on rank 0, None on others.
 
@@ -104,7 +169,7 @@ def join_as_rank(
 
     inputs = inputs_of(schedule, settings, tokens)
     with RankRun.joined(schedule, choose_backend(settings.backend)) as run:
-        run.world.agree("inputs", _claims(settings, tokens))
+        run.world.require_same("inputs", _claims(settings, tokens))
         outcome = run.execute(inputs(run.part), options_of(settings))
         outcome = _without_state(outcome)
         found: list[RankOutcome | None] = [None] * schedule.mesh.size
@@ -115,7 +180,7 @@ def join_as_rank(
     return joined_run(schedule, outcomes, settings.num_steps)
 
 
-def _claims(settings: RankSettings, tokens: NDArray[np.int32]) -> dict[str, str]:
+def _claims(settings: RunSettings, tokens: NDArray[np.int32]) -> dict[str, str]:
     """What all ranks need alike, and no schedule says."""
     return {
         "a text of hash": hashlib.sha256(tokens.tobytes()).hexdigest()[:16],
@@ -133,7 +198,7 @@ def joined_run(
 
 
 def inputs_of(
-    schedule: ClusterSchedule, settings: RankSettings, tokens: NDArray[np.int32]
+    schedule: ClusterSchedule, settings: RunSettings, tokens: NDArray[np.int32]
 ) -> TextInputs:
     """What makes each rank's inputs.
 
@@ -146,7 +211,7 @@ def inputs_of(
     return TextInputs(spec, layout_in(schedule), tokens, settings.learning_rate, settings.seed)
 
 
-def options_of(settings: RankSettings) -> RunOptions:
+def options_of(settings: RunSettings) -> RunOptions:
     """The settings as ranks are told them.
 
     Raises:

@@ -9,11 +9,13 @@ weights' gradients of pp - 1 microbatches, which run beside the backward of the 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout
+from twinstream.clusters.kernel_sets import with_kernels
+from twinstream.clusters.layout import Layout, Recompute
 from twinstream.clusters.lowering.groups import (
     Group,
     embedding_group,
@@ -24,9 +26,21 @@ from twinstream.clusters.lowering.groups import (
 from twinstream.clusters.search.chains import LayerTimes, Pricing, layer_times
 from twinstream.clusters.stages import stages_of
 from twinstream.hardware_profiles.clusters.curves import Collective
+from twinstream.models.shapes.own_work import OwnWork
 from twinstream.models.shapes.saved import head_peak_bytes, saved_bytes, stored_hidden_bytes
 
 _Key = tuple[object, ...]
+_OWN_LEVELS: tuple[Recompute, ...] = ("none", "attention", "full")
+
+
+class HasRoom(Protocol):
+    """Memory of a GPU, and whether what has no room may be on the host."""
+
+    @property
+    def room_bytes(self) -> float: ...
+
+    @property
+    def offload(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -64,6 +78,43 @@ class _Column:
     hidden: float
 
 
+@dataclass(frozen=True)
+class Recomputed:
+    """By layout: seconds that a step takes longer where the planner has to recompute.
+
+    Of layouts that leave it to the planner (`auto`), bounds are without recomputation and memory is
+    with all of it. What then has no room is recomputed at the least cost a byte of the levels.
+    """
+
+    step_s: np.ndarray
+
+    @staticmethod
+    def of(
+        tables: "BoundTables", layouts: Sequence[Layout], bounds: Bounds, memory: "HasRoom"
+    ) -> "Recomputed":
+        """Without offload; with it nothing has to be recomputed."""
+        step_s = np.zeros(len(layouts))
+        places = [n for n, layout in enumerate(layouts) if layout.recompute == "auto"]
+        if memory.offload or not places:
+            return Recomputed(step_s)
+        none = tables.of([_recomputing(layouts[n], "none") for n in places])
+        full = tables.of([_recomputing(layouts[n], "full") for n in places])
+        spared = np.maximum(1.0, none.memory_bytes - full.memory_bytes)
+        share = np.clip((none.memory_bytes - memory.room_bytes) / spared, 0.0, 1.0)
+        cost = tables.least_cost([layouts[n] for n in places])
+        step_s[places] = share * cost * (full.step_s - none.step_s)
+        return Recomputed(step_s)
+
+    def without(self, layout: Layout) -> Layout:
+        """The layout with all on the device and nothing recomputed that need not be."""
+        found = layout.model_copy(update={"offload": False})
+        return _recomputing(found, "none") if layout.recompute == "auto" else found
+
+
+def _recomputing(layout: Layout, what: Recompute) -> Layout:
+    return layout.model_copy(update={"recompute": what})
+
+
 class BoundTables:
     """Times and bytes of layers by what they hang on, so that many layouts share them."""
 
@@ -73,6 +124,7 @@ class BoundTables:
         self._saved: dict[_Key, tuple[int, int, int]] = {}
         self._tails: dict[_Key, tuple[float, float, float]] = {}
         self._groups: dict[_Key, tuple[list[Group], Group, Group]] = {}
+        self._costs: dict[int, float] = {}
 
     def of(self, found: Sequence[Layout]) -> Bounds:
         """The bounds of layouts of one job, which differ in the layout alone."""
@@ -107,8 +159,26 @@ class BoundTables:
         )
         return Bounds(step_ns / 1e9, memory)
 
+    def least_cost(self, layouts: Sequence[Layout]) -> np.ndarray:
+        """By layout: time a byte that the cheapest level spares, as a share of that of `full`."""
+        found = []
+        for layout in layouts:
+            key = layout.micro_batch
+            if key not in self._costs:
+                job = self._job.model_copy(update={"layout": layout})
+                work = with_kernels(job, self._pricing.machine).work
+                assert isinstance(work, OwnWork), "others have their recomputation fixed"
+                sizes = {level: work.block_saved_bytes(level) for level in _OWN_LEVELS}
+                each = [
+                    self._pricing.work(works) / (sizes["none"] - sizes[level])
+                    for level, works in work.recomputes().items()
+                ]
+                self._costs[key] = min(each) / each[-1]
+            found.append(self._costs[key])
+        return np.array(found)
+
     def _column(self, layout: Layout) -> _Column:
-        job = self._job.model_copy(update={"layout": layout})
+        job = with_kernels(self._job.model_copy(update={"layout": layout}), self._pricing.machine)
         spans = stages_of(layout, job.shape.num_layers)
         per_rank = [sum(len(span) for span in spans[r :: layout.pp]) for r in range(layout.pp)]
         times = self._times(job)
@@ -143,7 +213,7 @@ class BoundTables:
     def _times(self, job: Job) -> LayerTimes:
         layout = job.layout
         key = (layout.tp, layout.cp, layout.ep, layout.micro_batch, layout.recompute,
-               layout.pipeline == "zero_bubble", _nodes_key(job))  # fmt: skip
+               layout.pipeline == "zero_bubble", job.is_own, _nodes_key(job))  # fmt: skip
         if key not in self._layers:
             self._layers[key] = layer_times(job, self._pricing)
         return self._layers[key]
@@ -153,7 +223,7 @@ class BoundTables:
         reductions or gathers; a message."""
         layout = job.layout
         key = (layout.tp, layout.cp, layout.ep, layout.pp, layout.zero, layout.micro_batch, fewest,
-               layers, layout.gradient_dtype, layout.shard, layout.recompute)  # fmt: skip
+               layers, layout.shard, layout.recompute, job.is_own)  # fmt: skip
         if key in self._tails:
             return self._tails[key]
         pricing = self._pricing
@@ -163,15 +233,15 @@ class BoundTables:
         for group in own:
             kind: Collective = "all_reduce" if layout.zero == 0 else "reduce_scatter"
             reduce_ns += pricing.talk(
-                mesh, group.axes, kind, group.gradient_bytes, layout.gradient_dtype
+                mesh, group.axes, kind, group.gradient_bytes, job.gradient_dtype
             )
             gather_ns += pricing.talk(mesh, group.axes, "all_gather", group.bytes, job.dtype)
-            count = group.shard if layout.zero else group.num_parameters
+            count = group.trained_shard if layout.zero else group.num_trained
             update_ns += pricing.work(job.work.optimizer(count))
         count = job.num_microbatches
-        queue = layers * reduce_ns * (count if layout.zero >= 2 else 1)
+        queue = layers * reduce_ns * (count if layout.zero >= 2 and not job.is_own else 1)
         if layout.zero == 3:
-            queue = max(queue, layers * gather_ns * 2 * count)
+            queue = max(queue, layers * gather_ns * (2 * count - job.is_own))
         message = 0.0
         if layout.pp > 1:
             size = stored_hidden_bytes(job.work)
@@ -187,7 +257,7 @@ class BoundTables:
     def _weights(self, job: Job) -> tuple[float, tuple[float, float]]:
         """Bytes of a layer's parameters, gradients and state; of embedding and of head."""
         key = (job.layout.tp, job.layout.ep, job.layout.cp, job.layout.dp, job.layout.pp == 1,
-               job.layout.gradient_dtype, job.layout.shard)  # fmt: skip
+               job.layout.shard)  # fmt: skip
         if key not in self._groups:
             own = list(groups_of_layer(job))
             self._groups[key] = (own, embedding_group(job), head_group(job))
@@ -201,11 +271,15 @@ class BoundTables:
 
     def _bytes(self, job: Job) -> tuple[int, int, int]:
         layout = job.layout
-        key = (layout.tp, layout.cp, layout.ep, layout.micro_batch, layout.recompute)
+        key = (layout.tp, layout.cp, layout.ep, layout.micro_batch, layout.recompute, job.is_own)
         if key not in self._saved:
             work = job.work
-            kept = saved_bytes(work, layout.recompute)
-            self._saved[key] = kept, head_peak_bytes(work), stored_hidden_bytes(work)
+            kept, peak = saved_bytes(work, layout.recompute), head_peak_bytes(work)
+            if isinstance(work, OwnWork):  # the planner repeats what has no room
+                least: Recompute = "full" if layout.recompute in ("auto", "full") else "none"
+                kept = work.block_saved_bytes(least)
+                peak = 0  # logits are in slices
+            self._saved[key] = kept, peak, stored_hidden_bytes(work)
         return self._saved[key]
 
 
@@ -217,7 +291,9 @@ def _nodes_key(job: Job) -> object:
 
 def _group_bytes(group: Group, zero: int) -> float:
     shards = group.num_shards
-    parameters = 0.0 if zero == 3 and shards > 1 else group.bytes
+    parameters: float = group.bytes
+    if zero == 3 and shards > 1:
+        parameters = 0 if group.has_master else group.bytes / shards
     gradients = group.gradient_bytes / (shards if zero >= 2 else 1)
     return parameters + gradients + group.state_bytes(zero >= 1 and shards > 1)
 

@@ -94,13 +94,16 @@ def layer_times(job: Job, pricing: Pricing) -> LayerTimes:
     forward = sum(clock.forward(element) for element in elements)
     late = job.layout.pipeline == "zero_bubble"
     again = forward if parts.full_recompute else 0.0
+    if parts.plain:
+        again = pricing.work(parts.recomputed)
     backward, weight = clock.backward(parts, late=late)
     chained = forward + again + sum(clock.chained(element) for element in elements)
     if again and isinstance(elements[-1], Talk):
         # backward does not wait for the repeated output, nor what is repeated for the first one
         chained -= 2 * clock.forward(elements[-1])
     once = sum(clock.forward(element) for element in elements if not isinstance(element, Talk))
-    computed = once * (2 if again else 1) + clock.inputs(elements) + weight
+    repeated = again if parts.plain else once * bool(again)
+    computed = once + repeated + clock.inputs(elements) + weight
     talk = clock.outside * (2 if job.work.sequence_parallel else 1)
     return LayerTimes(
         forward=forward,

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from twinstream.clusters.job import Job, Precision
+from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.search.search import Searched, search_layouts
 from twinstream.hardware_profiles.clusters.loader import machine_of
@@ -14,6 +14,7 @@ from twinstream.hardware_profiles.clusters.schema import CLUSTER_NUMBERS, Cluste
 from twinstream.hardware_profiles.clusters.what_if import with_numbers
 from twinstream.hardware_profiles.profile_files import nearest
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS
+from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice, Recipe
 from twinstream.schedule.sizes import SizeError, parse_bytes
 
 Value = str | bool | int | float
@@ -22,10 +23,11 @@ OPEN = "open"  # of a layout's field: the search chooses
 COUNTS = ("gpus", "seq_len", "global_batch")
 LAYOUT_NAMES = (
     "tp", "cp", "pp", "dp", "ep", "virtual_stages", "micro_batch", "pipeline", "zero", "recompute",
-    "sequence_parallel", "dp_overlap", "gradient_dtype", "shard", "expert_imbalance", "offload",
+    "sequence_parallel", "dp_overlap", "shard", "expert_imbalance", "offload",
 )  # fmt: skip
-NAMES = (*COUNTS, "precision", *LAYOUT_NAMES)
-_OF_JOB = ("seq_len", "global_batch", "precision")
+RECIPE_NAMES = ("precision", "gradients", "optimizer_state")
+NAMES = (*COUNTS, *RECIPE_NAMES, *LAYOUT_NAMES)
+_OF_JOB = ("seq_len", "global_batch")
 _NOT_CONTENT = ("name", "description", "machine", "machine_changes")
 
 
@@ -75,7 +77,9 @@ class Question:
         fixed = {**self.fixed, **{n: values[n] for n in LAYOUT_NAMES if n in values}}
         return replace(
             self,
-            job=self.job.model_copy(update={n: values[n] for n in _OF_JOB if n in values}),
+            job=_with_recipe(self.job, values).model_copy(
+                update={n: values[n] for n in _OF_JOB if n in values}
+            ),
             num_gpus=int(values.get("gpus", self.num_gpus)),
             cluster=with_numbers(self.cluster, numbers) if numbers else self.cluster,
             fixed={name: value for name, value in fixed.items() if value != OPEN},
@@ -107,12 +111,31 @@ def value_fault(name: str, value: object) -> str | None:
     if name in COUNTS:
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
         return None if whole else f"needs a positive whole number, got {value!r}"
-    if name == "precision":
-        known = get_args(Precision)
+    if name in RECIPE_NAMES:
+        known = _known_of_recipe(name)
         return None if value in known else f"needs one of {', '.join(known)}, got {value!r}"
     if name in LAYOUT_NAMES:
         return None if value == OPEN else _layout_fault(name, value)
     return _number_fault(name, value)
+
+
+def _known_of_recipe(name: str) -> tuple[str, ...]:
+    if name == "precision":
+        return tuple(MATMULS_OF_PRECISION)
+    return get_args(Recipe.model_fields[name].annotation)
+
+
+def _with_recipe(job: Job, values: Mapping[str, Value]) -> Job:
+    """With other values of the recipe; fp8 and fp4 are of the kernel set megatron."""
+    fields: dict[str, Any] = {n: values[n] for n in RECIPE_NAMES[1:] if n in values}
+    if "precision" in values:
+        matmuls = MATMULS_OF_PRECISION[str(values["precision"])]
+        kernels = job.recipe.kernels
+        if matmuls != "model" or (kernels is not None and kernels.matmuls != "model"):
+            kernels = kernels or KernelChoice(attention="flash")
+            changed = {"vector": "megatron", "matmuls": matmuls}
+            fields["kernels"] = kernels.model_copy(update=changed)
+    return job.model_copy(update={"recipe": job.recipe.model_copy(update=fields)})
 
 
 def _layout_fault(name: str, value: object) -> str | None:

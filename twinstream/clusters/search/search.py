@@ -1,34 +1,52 @@
 """The fastest layout of a model and batch on so many GPUs."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout
+from twinstream.clusters.kernel_sets import run_refusal, with_kernels
+from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.offloading.errors import OffloadError
-from twinstream.clusters.predict import Prediction, predict, without_reduction
-from twinstream.clusters.search.bounds import BoundTables
+from twinstream.clusters.predict import (
+    Prediction,
+    predict,
+    predicted_alone,
+    schedule_alone,
+    without_reduction,
+)
+from twinstream.clusters.refusals import require_possible
+from twinstream.clusters.search.bounds import Bounds, BoundTables, Recomputed
 from twinstream.clusters.search.chains import Pricing
 from twinstream.clusters.search.folded import folded_step_s
 from twinstream.clusters.search.shortage import Memory, none_fits
 from twinstream.clusters.search.space import Asked, require_axes, told
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.schedule.document import Schedule
 
 GIB = 2**30
+_MOST_OFFLOADED = 1  # such a plan takes the planner a minute
+_MOST_MISFITS = 8  # that may be planned in vain
 _MOST_SIMULATED = 60  # with layers as single ops; the next one's bound then is the gap's
 
 
 @dataclass(frozen=True)
 class Found:
-    """A layout that was simulated whole."""
+    """A layout that was simulated whole, its job with the kernels that compute it; of one GPU with
+    the schedule."""
 
-    layout: Layout
+    job: Job
     bound_s: float
     prediction: Prediction
+    schedule: Schedule | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """That of the job."""
+        return self.job.layout
 
 
 @dataclass(frozen=True)
@@ -71,6 +89,8 @@ def search_layouts(
     """
     fixed = dict(fixed or {})
     require_axes(fixed, num_gpus)
+    if num_gpus == 1 and run_refusal(job.shape, job.recipe, _alone(fixed)) is None:
+        return _search_alone(job, cluster, fixed)
     cluster = cluster if job.network_reduction else without_reduction(cluster)
     machine = machine_of(cluster)
     pricing = Pricing(cluster, machine)
@@ -78,28 +98,72 @@ def search_layouts(
     possible = asked.possible()
     progress(f"bounds of {len(possible):,} layouts")
     bounds = BoundTables(job, pricing).of(possible)
-    memory = Memory.of(cluster, machine, offload=bool(fixed.get("offload")))
+    offload = fixed.get("offload")  # None: where nothing fits without
+    found: Searched | None = None
+    for allowed in (False, True) if offload is None else (bool(offload),):
+        memory = Memory.of(cluster, machine, num_gpus, offload=allowed)
+        found = _ranked(asked, possible, bounds, memory, keep, progress)
+        if found is not None:
+            return found
+    raise none_fits(asked, possible, bounds, memory)
+
+
+def _ranked(
+    asked: Asked, possible: list[Layout], bounds: Bounds, memory: Memory, keep: int,
+    progress: Callable[[str], None],
+) -> Searched | None:  # fmt: skip
+    """The best of what fits a memory; None where nothing does."""
+    job, pricing = asked.job, asked.pricing
     fits = np.flatnonzero(bounds.memory_bytes <= memory.most_bytes)
     if not len(fits):
-        raise none_fits(asked, possible, bounds, memory)
+        return None
     away_s = memory.away_s(bounds.memory_bytes)
-    bounds = replace(bounds, step_s=np.maximum(bounds.step_s, away_s))
-    order = fits[np.argsort(bounds.step_s[fits], kind="stable")]
+    tables = BoundTables(job, pricing)
+    again = Recomputed.of(tables, possible, bounds, memory)
+    step_s = np.maximum(bounds.step_s + again.step_s, away_s)
+    order = fits[np.argsort(step_s[fits], kind="stable")]
     simulated: list[tuple[float, int]] = []
     for count, number in enumerate(order):
         ranked = sorted(simulated)
-        enough = len(ranked) >= keep and bounds.step_s[number] >= ranked[0][0]
+        enough = len(ranked) >= keep and step_s[number] >= ranked[0][0]
         if enough or count >= _MOST_SIMULATED:
             break
         progress(f"simulated {count} of {len(fits):,} layouts that may fit")
-        on_device = possible[number].model_copy(update={"offload": False})
-        one = job.model_copy(update={"layout": on_device})
-        simulated.append((folded_step_s(one, pricing) + float(away_s[number]), int(number)))
-    found = [(possible[n], float(bounds.step_s[n])) for _, n in sorted(simulated)]
-    best = _whole(job, found, cluster, keep, progress)
+        layout = again.without(possible[number])
+        one = with_kernels(job.model_copy(update={"layout": layout}), pricing.machine)
+        more_s = float(away_s[number] + again.step_s[number])
+        simulated.append((folded_step_s(one, pricing) + more_s, int(number)))
+    layouts = [
+        (possible[n].model_copy(update={"offload": memory.offload}), float(step_s[n]))
+        for _, n in sorted(simulated)
+    ]
+    best = _whole(job, layouts, asked.cluster, keep, progress)
     if not best:
-        raise none_fits(asked, possible, bounds, memory)
-    return Searched(best, float(bounds.step_s[order[0]]), len(possible), len(fits), len(simulated))
+        return None
+    return Searched(best, float(step_s[order[0]]), len(possible), len(fits), len(simulated))
+
+
+def _alone(fixed: Mapping[str, Any]) -> Layout:
+    """The layout of one GPU, with what is fixed of it."""
+    names = ("micro_batch", "recompute", "offload")
+    found: dict[str, Any] = {"zero": 0, "recompute": "auto", "offload": True}
+    return Layout(**found | {name: fixed[name] for name in names if name in fixed})
+
+
+def _search_alone(job: Job, cluster: Cluster, fixed: Mapping[str, Any]) -> Searched:
+    """One GPU is a mesh of one: its plan is that of the machine, which cuts the step itself."""
+    machine = machine_of(cluster)
+    job = with_kernels(job.model_copy(update={"layout": _alone(fixed)}), machine)
+    require_possible(job, 1)
+    is_fixed = "micro_batch" in fixed
+    chunk_tokens = job.layout.micro_batch * job.seq_len if is_fixed else None
+    schedule = schedule_alone(job, machine, chunk_tokens)
+    micro_batch = max(1, schedule.workload.chunk_tokens // job.seq_len)
+    layout = job.layout.model_copy(update={"micro_batch": micro_batch})
+    job = job.model_copy(update={"layout": layout})
+    bound_s = schedule.bound.step_s if schedule.bound is not None else 0.0
+    found = Found(job, bound_s, predicted_alone(job, schedule, machine), schedule)
+    return Searched((found,), bound_s, 1, 1, 1)
 
 
 def _whole(
@@ -108,14 +172,18 @@ def _whole(
 ) -> tuple[Found, ...]:  # fmt: skip
     """The best of what was simulated folded, whole; what then does not fit is left out."""
     found: list[Found] = []
+    tries = num_offloaded = 0
     for layout, bound_s in ranked:
-        if len(found) >= keep:
+        if len(found) >= keep or num_offloaded >= _MOST_OFFLOADED or tries >= keep + _MOST_MISFITS:
             break
         progress(f"simulating whole: {told(layout)}")
+        tries += 1
         try:
-            prediction = predict(job.model_copy(update={"layout": layout}), cluster)
-        except OffloadError:
+            one = with_kernels(job.model_copy(update={"layout": layout}), machine_of(cluster))
+            prediction = predict(one, cluster)
+        except (OffloadError, LayoutError):
             continue
         if prediction.fits:
-            found.append(Found(layout, bound_s, prediction))
+            found.append(Found(one, bound_s, prediction))
+            num_offloaded += prediction.is_offloaded
     return tuple(sorted(found, key=lambda one: one.prediction.step_s))

@@ -25,16 +25,18 @@ class Memory:
     room_bytes: float
     most_bytes: float
     h2d_bytes_per_s: float
+    offload: bool
 
     @staticmethod
-    def of(cluster: Cluster, machine: Machine, *, offload: bool) -> "Memory":
+    def of(cluster: Cluster, machine: Machine, num_gpus: int, *, offload: bool) -> "Memory":
         """Without `offload` only its own."""
         room = machine.number("device_memory_bytes") - machine.number("device_reserve_bytes")
         if not offload:
-            return Memory(room, room, np.inf)
-        host = share_of(machine, cluster.count("gpus_per_node")).host_memory_bytes
+            return Memory(room, room, np.inf, offload)
+        on_node = min(cluster.count("gpus_per_node"), num_gpus)
+        host = share_of(machine, on_node).host_memory_bytes
         host_bytes = np.inf if host is None or host.value is None else host.value
-        return Memory(room, room + host_bytes, machine.rate("pcie_h2d_bytes_per_s"))
+        return Memory(room, room + host_bytes, machine.rate("pcie_h2d_bytes_per_s"), offload)
 
     def away_s(self, memory_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
         """What there is no room for where memory is fullest is copied back in every step."""
@@ -54,7 +56,7 @@ def none_fits(
         for kind, size in sorted(classes.items(), key=lambda item: -item[1])
         if size >= GIB / 20
     )
-    do = [] if asked.fixed.get("offload") else ["--offload"]
+    do = [] if asked.fixed.get("offload") is not False else ["--offload"]
     if (gpus := _gpus_that_would_do(asked, memory)) is not None:
         do.insert(0, f"{gpus:,} GPUs (by the least bytes)")
     would = f"; {', or '.join(do)}, would do" if do else ""

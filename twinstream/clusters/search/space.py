@@ -6,6 +6,7 @@ from itertools import chain, islice, product
 from typing import Any
 
 from twinstream.clusters.job import Job
+from twinstream.clusters.kernel_sets import run_refusal, with_kernels
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.refusals import refusals_of
 from twinstream.clusters.search.chains import Pricing
@@ -15,9 +16,9 @@ from twinstream.models.spec import ModelSpec
 _MOST_MICRO_BATCH = 16
 _LEAST_TOKENS_OF_CP = 4096  # of a sequence on a rank: below, other splits do better
 _MOST_VIRTUAL_STAGES = 8
+_NEVER_OPEN = ("sequence_parallel", "stage_layers", "expert_imbalance", "dp_overlap", "shard",
+               "reduction")  # fmt: skip
 _MOST_REFUSED, _REASONS_TOLD = 2000, 4
-_NEVER_OPEN = ("sequence_parallel", "gradient_dtype", "stage_layers", "expert_imbalance",
-               "dp_overlap", "shard", "offload")  # fmt: skip
 
 
 def layouts(
@@ -34,7 +35,8 @@ def layouts(
 
     Left open, tp stays within a node, cp keeps 4,096 tokens of a sequence on a rank at least,
     pipelines are 1f1b, zero-bubble and, of several virtual stages, interleaved; ZeRO is 1 or 3,
-    recomputation none or full.
+    recomputation none or full, or the planner's where twinstream's own kernels run the layout.
+    What has no room on the device may be on the host.
     """
     shape = job.shape
     for tp, cp, pp in product(
@@ -66,7 +68,7 @@ def told(layout: Layout) -> str:
     words += [f"mb{layout.micro_batch}"]
     words += [layout.pipeline] if layout.pp > 1 else []
     words += [f"zero{layout.zero}"]
-    words += [f"recompute-{layout.recompute}"] if layout.recompute != "none" else []
+    words += [f"recompute-{layout.recompute}"] if layout.recompute not in ("auto", "none") else []
     return " ".join(words)
 
 
@@ -103,7 +105,13 @@ class Asked:
         return layouts(self.job, self.num_gpus, gpus_per_node, self.fixed, refused=refused)
 
     def _refusals(self, layout: Layout) -> list[str]:
-        return refusals_of(self.job.model_copy(update={"layout": layout}), self.num_gpus)
+        one = self.job.model_copy(update={"layout": layout})
+        found = refusals_of(one, self.num_gpus)
+        try:
+            with_kernels(one, self.pricing.machine)
+        except LayoutError as error:
+            found.append(str(error))
+        return found
 
     def _why_none(self) -> str:
         """The reasons of the layouts that are refused for fewest of them, each once."""
@@ -141,6 +149,7 @@ def require_axes(fixed: Mapping[str, Any], num_gpus: int) -> None:
 def _with_the_rest(
     job: Job, degrees: Mapping[str, Any], fixed: Mapping[str, Any], refused: bool
 ) -> Iterator[Layout]:
+    shape, global_batch = job.shape, job.global_batch
     pp, dp = degrees["pp"], degrees["dp"]
     shape, global_batch = job.shape, job.global_batch
     if global_batch % dp and not refused:
@@ -156,10 +165,20 @@ def _with_the_rest(
             if uneven and not refused:
                 continue
             other = {key: value for key, value in fixed.items() if key in _NEVER_OPEN}
-            yield Layout(
+            found = Layout(
                 **degrees, micro_batch=micro_batch, zero=zero, recompute=recompute,
-                pipeline=pipeline, virtual_stages=stages, **other,
+                pipeline=pipeline, virtual_stages=stages, offload=fixed.get("offload") is not False,
+                **other,
             )  # fmt: skip
+            if fixed.get("recompute") is None and _is_own(job, found):
+                if recompute == "none":  # once: the planner decides block by block
+                    yield found.model_copy(update={"recompute": "auto"})
+                continue
+            yield found
+
+
+def _is_own(job: Job, layout: Layout) -> bool:
+    return run_refusal(job.shape, job.recipe, layout) is None
 
 
 def _pipelines(

@@ -1,17 +1,28 @@
 """The options of the command line that lay a model out on a cluster."""
 
-from dataclasses import dataclass
-from typing import Annotated, Any, cast, get_args
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, get_args
 
 import typer
 
-from twinstream.clusters.job import Job, Precision
+from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, LayoutError, Pipeline, Recompute
 from twinstream.clusters.search.question import Question
+from twinstream.clusters.shared_machine import cores_here, place_here
 from twinstream.commands.arguments.plan_options import PlanOptions
-from twinstream.commands.arguments.price_options import RunOptions
-from twinstream.hardware_profiles.clusters.loader import load_cluster
-from twinstream.models.presets import load_model
+from twinstream.commands.arguments.requests import lengths_of, recipe_of, require_known, spec_of
+from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
+from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.clusters.what_if import with_numbers
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.demand.attention_limits import attention_names
+from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice
+from twinstream.models.spec import ModelSpec, executor_refusal
+from twinstream.planner.kernel_choice import kernels_named
+from twinstream.planner.request import DEFAULT_POLICY, caps_of
+from twinstream.schedule.ops import Reduction
+from twinstream.simulator.network_costs import share_of
 
 _PANEL, _FIXED = "On a cluster", "What to fix of a layout"
 _PIPELINES = ", ".join(get_args(Pipeline))
@@ -66,79 +77,139 @@ class ClusterOptions(RanksOptions):
         _option(
             _PANEL,
             "NAME|FILE",
-            "Search layouts on this cluster (`twinstream clusters`), or a TOML file; instead of "
-            "--machine.",
+            "GPUs of this cluster (`twinstream clusters`), or a TOML file; instead of --machine.",
         ),
     ] = None
-    gpus: Annotated[int | None, _option(_PANEL, "N", "GPUs to lay out on.", min=1)] = None
+    gpus: Annotated[
+        int | None,
+        _option(
+            _PANEL,
+            "N",
+            "GPUs, by default 1. With --cluster all layouts are searched, with --machine those "
+            "that run here.",
+            min=1,
+        ),
+    ] = None
     global_batch: Annotated[
-        int | None, _option(_PANEL, "N", "Sequences of a training step.", min=1)
+        int | None,
+        _option(
+            _PANEL, "N", "Sequences of a training step: --tokens-per-step in sequences.", min=1
+        ),
     ] = None
     precision: Annotated[
-        str | None, _option(_PANEL, "NAME", "bf16 (the default), fp16, fp8 or fp4.")
+        str | None,
+        _option(
+            _PANEL,
+            "NAME",
+            "bf16 (the default), fp16, fp8 or fp4, of linear layers; the last two are of the "
+            "kernel set megatron.",
+        ),
     ] = None
     offload: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--offload",
-            help="Let the planner keep what does not fit in host memory, rank class by rank class.",
+            "--offload/--no-offload",
+            help="Whether what has no room on the device may be in host memory; by default of "
+            "several GPUs only where nothing fits without.",
             rich_help_panel=_PANEL,
         ),
-    ] = False
+    ] = None
     keep: Annotated[
         int, _option(_PANEL, "N", "How many of the best layouts are shown.", min=1, max=20)
     ] = 3
     tp: Annotated[int | None, _degree("Tensor parallel ranks.")] = None
     cp: Annotated[int | None, _degree("Context parallel ranks.")] = None
     ep: Annotated[int | None, _degree("Replicas that share the routed experts.")] = None
-    micro_batch: Annotated[int | None, _degree("Sequences of a microbatch.")] = None
+    micro_batch: Annotated[
+        int | None, _degree("Sequences of a microbatch: --chunk-tokens in sequences.")
+    ] = None
+
+    def given(self) -> list[str]:
+        """The flags that are set."""
+        found = [flag for flag in super().given() if flag != "--offload"]
+        if self.offload is None:
+            return found
+        return [*found, "--offload" if self.offload else "--no-offload"]
+
+    def is_of_one_device(self, wanted: PlanOptions) -> bool:
+        """Whether one device is asked about, by kernels of its own."""
+        if self.gpus not in (None, 1) or wanted.kernels == "megatron":
+            return False
+        if MATMULS_OF_PRECISION.get(self.precision or "bf16", "model") != "model":
+            return False
+        if self.cluster is None:
+            return True
+        return self.gpus == 1 and executor_refusal(spec_of(wanted)) is None
+
+    def is_of_ranks(self, wanted: PlanOptions) -> bool:
+        """Whether several devices of a machine are asked about, by kernels that run here."""
+        several = self.cluster is None and (self.gpus or 1) > 1
+        split = any((getattr(self, axis) or 1) > 1 for axis in ("tp", "cp", "ep"))
+        narrow = MATMULS_OF_PRECISION.get(self.precision or "bf16", "model") != "model"
+        return several and not split and not narrow and wanted.kernels != "megatron"
+
+    def in_tokens(self, wanted: PlanOptions) -> PlanOptions:
+        """With tokens per step and of a chunk, where these are given in sequences."""
+        tokens, chunk = self._tokens_per_step(wanted), self._chunk_tokens(wanted)
+        return replace(wanted, tokens_per_step=tokens, chunk_tokens=chunk)
+
+    def one_device(self, wanted: PlanOptions) -> tuple[PlanOptions, Machine]:
+        """What is asked of one device, a node's where a cluster is given.
+
+        Raises:
+            LayoutError: an option is of several GPUs, or a number is given twice.
+            TwinstreamError: a profile cannot be read.
+        """
+        require_known("--precision", self.precision, tuple(MATMULS_OF_PRECISION))
+        degrees = ("tp", "cp", "pp", "dp", "ep", "virtual_stages")
+        beside = [f"--{n.replace('_', '-')}" for n in degrees if getattr(self, n) not in (None, 1)]
+        if beside:
+            raise LayoutError(f"{', '.join(beside)} is of several GPUs: add --gpus N")
+        if self.cluster is not None and wanted.machine is not None:
+            raise LayoutError("--machine and --cluster both say where to train: leave out one")
+        if self.cluster is None and wanted.machine is None:
+            raise LayoutError("this needs --machine (one device), or --cluster with --gpus")
+        wanted = self.in_tokens(wanted)
+        if self.offload is False:
+            kinds = ("parameter", "gradient", "optimizer_state", "activation")
+            fixed = [f"{kind}=device" for kind in kinds]
+            wanted = replace(wanted, home=[*fixed, *(wanted.home or [])])
+        if self.cluster is not None:
+            return wanted, machine_of(load_cluster(self.cluster))
+        assert wanted.machine is not None
+        return wanted, load_machine(wanted.machine)
 
     def question(self, wanted: PlanOptions) -> Question:
-        """What is searched.
+        """What is searched: the model, its step and recipe on GPUs of a cluster or machine.
 
         Raises:
             TwinstreamError: an option is missing, unknown, or of one device alone.
         """
-        job, fixed = self.job(wanted), self.fixed(wanted)
-        assert self.cluster is not None and self.gpus is not None
-        return Question(job, self.gpus, load_cluster(self.cluster), fixed)
+        num_gpus = self.gpus or 1
+        cluster = self.profile(wanted, num_gpus)
+        return Question(self._job(wanted, cluster), num_gpus, cluster, self.fixed(wanted))
 
-    def job(self, wanted: PlanOptions) -> Job:
-        """Model, batch and precision; the layout is the smallest there is.
-
-        Raises:
-            TwinstreamError: something is missing, unknown, or of one device alone.
-        """
-        missing = [
-            f"--{name.replace('_', '-')}"
-            for name in ("gpus", "global_batch")
-            if getattr(self, name) is None
-        ]
-        if missing:
-            raise LayoutError(
-                f"--cluster needs {' and '.join(missing)}: GPUs to lay out on, sequences of a step"
-            )
-        given = [*wanted.given(), *(["--machine"] if wanted.machine is not None else [])]
-        if beside := [flag for flag in given if flag not in _OF_BOTH]:
-            raise LayoutError(f"{', '.join(beside)} is of one device; leave out it or --cluster")
-        precision = self.precision or "bf16"
-        if precision not in get_args(Precision):
-            raise LayoutError(
-                f"unknown precision '{precision}'; known: {', '.join(get_args(Precision))}"
-            )
-        assert wanted.model is not None and wanted.seq_len is not None
-        if not wanted.seq_len.isdigit() or not int(wanted.seq_len):
-            raise LayoutError(
-                f"--seq-len {wanted.seq_len!r} is no number of tokens; on a cluster all "
-                "sequences are as long"
-            )
-        assert self.global_batch is not None
-        return Job(
-            shape=load_model(wanted.model, dtype="bfloat16", longest=int(wanted.seq_len)),
-            layout=Layout(),
-            seq_len=int(wanted.seq_len), global_batch=self.global_batch,
-            precision=cast(Precision, precision),
-        )  # fmt: skip
+    def profile(self, wanted: PlanOptions, num_gpus: int) -> Cluster:
+        """The cluster, or the machine as one of so many devices, with the caps of a device."""
+        if self.cluster is None:
+            if wanted.machine is None:
+                raise LayoutError("this needs --machine (one device), or --cluster with --gpus")
+            place = place_here(load_machine(wanted.machine), num_gpus, cores_here())
+            cluster = place.cluster.model_copy(update={"machine": wanted.machine})
+        else:
+            if wanted.machine is not None:
+                raise LayoutError("--machine and --cluster both say where to train: leave out one")
+            cluster = load_cluster(self.cluster)
+        on_node = min(cluster.count("gpus_per_node"), num_gpus)
+        caps = caps_of(share_of(machine_of(cluster), on_node), wanted.device_mem, wanted.host_mem)
+        changes: dict[str, float] = {}
+        if wanted.device_mem is not None and caps.device_bytes is not None:
+            changes["machine.device_memory_bytes"] = caps.device_bytes
+        if wanted.host_mem is not None and caps.host_bytes is not None:
+            changes["machine.host_memory_bytes"] = caps.host_bytes * on_node
+        if not changes:
+            return cluster
+        return with_numbers(cluster, changes).model_copy(update={"name": cluster.name})
 
     def fixed(self, wanted: PlanOptions) -> dict[str, Any]:
         """Fields of the layout that are not left open.
@@ -146,44 +217,116 @@ class ClusterOptions(RanksOptions):
         Raises:
             LayoutError: there is no such pipeline, or no such recomputation.
         """
-        names = ("tp", "cp", "pp", "dp", "ep", "virtual_stages", "micro_batch", "pipeline", "zero")
+        names = ("tp", "cp", "pp", "dp", "ep", "virtual_stages", "pipeline", "zero")
         found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.reduction is not None:
-            raise LayoutError("--reduction is of ranks that run: leave it out, or add --ranks N")
+            found["reduction"] = self.reduction
+        recompute = {"INPUT": "full", "ATTENTION": "attention"}.get(
+            wanted.recompute or "", wanted.recompute
+        )
         require_known("--pipeline", self.pipeline, get_args(Pipeline))
-        require_known("--recompute", wanted.recompute, get_args(Recompute))
-        if wanted.recompute is not None:
-            found["recompute"] = wanted.recompute
-        if wanted.gradients is not None:
-            require_known("--gradients", wanted.gradients, ("float32", "model"))
-            found["gradient_dtype"] = "float32" if wanted.gradients == "float32" else "bfloat16"
-        if self.offload:
-            found["offload"] = True
+        require_known("--recompute", recompute, get_args(Recompute))
+        require_known("--reduction", self.reduction, get_args(Reduction))
+        if recompute is not None:
+            found["recompute"] = recompute
+        if (chunk := self._chunk_tokens(wanted)) is not None:
+            found["micro_batch"] = _sequences(
+                "--chunk-tokens", chunk, _seq_len(wanted), "a microbatch is whole sequences"
+            )
+        if self.offload is not None:
+            found["offload"] = self.offload
         return found
 
+    def _job(self, wanted: PlanOptions, cluster: Cluster) -> Job:
+        """Model, batch and recipe; the layout is the smallest there is."""
+        if beside := [flag for flag in wanted.given() if flag in _OF_ONE_DEVICE]:
+            raise LayoutError(
+                f"{', '.join(beside)} is of one device: leave it out, or plan for --gpus 1"
+            )
+        require_known("--precision", self.precision, tuple(MATMULS_OF_PRECISION))
+        seq_len, tokens = _seq_len(wanted), self._tokens_per_step(wanted)
+        if tokens is None:
+            raise LayoutError(
+                "a layout of several GPUs needs --tokens-per-step, or --global-batch in sequences"
+            )
+        spec = spec_of(wanted)
+        return Job(
+            shape=spec,
+            layout=Layout(),
+            seq_len=seq_len,
+            global_batch=_sequences(
+                "--tokens-per-step", tokens, seq_len, "a step is whole sequences"
+            ),
+            recipe=recipe_of(wanted, DEFAULT_POLICY, self._kernels(wanted, spec, cluster), spec),
+            any_kernels=wanted.kernels in (None, "auto"),
+        )
 
-def require_machine(
-    command: str, wanted: PlanOptions, asked: ClusterOptions, charged: RunOptions
-) -> None:
-    """Refuse what is of a cluster, where none is given.
+    def _kernels(
+        self, wanted: PlanOptions, spec: ModelSpec, cluster: Cluster
+    ) -> KernelChoice | None:
+        """Those that are named; None leaves them open."""
+        matmuls = MATMULS_OF_PRECISION[self.precision or "bf16"]
+        if wanted.kernels == "megatron" or (
+            matmuls != "model" and wanted.kernels in (None, "auto")
+        ):
+            known = (*attention_names(), "flash", "unfused")
+            require_known("--attention", wanted.attention, known)
+            return KernelChoice(
+                vector="megatron", attention=wanted.attention or "flash", matmuls=matmuls,
+                deterministic=False,
+            )  # fmt: skip
+        if matmuls != "model":
+            raise LayoutError(
+                f"--precision {self.precision} is of the kernel set megatron, not of "
+                f"{wanted.kernels}: leave out --kernels"
+            )
+        if executor_refusal(spec) is not None:
+            return None
+        return kernels_named(
+            machine_of(cluster), spec, wanted.kernels, wanted.attention,
+            nondeterministic=wanted.nondeterministic,
+        )  # fmt: skip
 
-    Raises:
-        LayoutError: says what to add.
-    """
-    if beside := [*asked.given(), *charged.given()]:
-        raise LayoutError(f"{', '.join(beside)} is of a cluster's layout: add --cluster")
-    if wanted.machine is None:
-        raise LayoutError(f"{command} needs --machine (one device), or --cluster with --gpus")
+    def _tokens_per_step(self, wanted: PlanOptions) -> int | None:
+        return _once(wanted, "--global-batch", self.global_batch, wanted.tokens_per_step)
+
+    def _chunk_tokens(self, wanted: PlanOptions) -> int | None:
+        return _once(wanted, "--micro-batch", self.micro_batch, wanted.chunk_tokens)
 
 
-_OF_BOTH = ("--model", "--seq-len", "--recompute", "--gradients")
+def _once(wanted: PlanOptions, flag: str, sequences: int | None, tokens: int | None) -> int | None:
+    """Tokens that are given as such, or as a number of sequences by a flag."""
+    if sequences is None:
+        return tokens
+    counted = sequences * _seq_len(wanted)
+    if tokens is not None and tokens != counted:
+        raise LayoutError(
+            f"{flag} {sequences} are {counted:,} tokens, and {tokens:,} are given: leave out one"
+        )
+    return counted
 
 
-def require_known(flag: str, name: str | None, known: tuple[str, ...]) -> None:
-    """Refuse a name that an option does not know.
+def _sequences(flag: str, tokens: int, seq_len: int, why: str) -> int:
+    count, left = divmod(tokens, seq_len)
+    if left or not count:
+        raise LayoutError(
+            f"{flag} {tokens:,} are no multiple of --seq-len {seq_len:,}: on several GPUs {why}"
+        )
+    return count
 
-    Raises:
-        LayoutError: it is none of these.
-    """
-    if name is not None and name not in known:
-        raise LayoutError(f"{flag} {name!r} is unknown; known: {', '.join(known)}")
+
+def _seq_len(wanted: PlanOptions) -> int:
+    assert wanted.seq_len is not None
+    lengths = lengths_of(wanted.seq_len)
+    if len(set(lengths)) > 1:
+        raise LayoutError(
+            f"--seq-len {wanted.seq_len!r} is several lengths: in layouts of several GPUs, and in "
+            "counts of sequences, all sequences are as long"
+        )
+    return lengths[0]
+
+
+_OF_ONE_DEVICE = (
+    "--policy", "--home", "--prefetch", "--effort", "--optimizer-overhead", "--chunks-per-round",
+    "--optimizer",
+)  # fmt: skip

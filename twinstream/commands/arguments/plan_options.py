@@ -88,7 +88,8 @@ class PlanOptions:
         _option(
             _PLAN,
             "NAME",
-            "auto (Triton for a CUDA machine, torch's ops for a CPU), eager or triton.",
+            "auto (Triton for a CUDA machine, torch's ops for a CPU; Megatron's for layouts that "
+            "these do not compute), eager, triton, or megatron (priced, not run).",
         ),
     ] = None
     attention: Annotated[
@@ -127,6 +128,14 @@ class PlanOptions:
             "parameters (float32_master), or 8bit.",
         ),
     ] = None
+    clips: Annotated[
+        bool,
+        typer.Option(
+            "--clips",
+            help="Gradients are clipped to a norm, as `train` does: all updates wait for it.",
+            rich_help_panel=_PLAN,
+        ),
+    ] = False
     lora: Annotated[
         str | None,
         _option(
@@ -164,7 +173,13 @@ class PlanOptions:
     ] = None
     recompute: Annotated[
         str | None,
-        _option(_FIXED, "LEVEL", "Recompute every block from INPUT or ATTENTION, or none."),
+        _option(
+            _FIXED,
+            "NAME",
+            "none; full (every block from its input); attention (all but attention); of the "
+            "kernel set megatron also selective (attention's core) and mlp. By default as little "
+            "as fits.",
+        ),
     ] = None
     prefetch: Annotated[
         float | None,

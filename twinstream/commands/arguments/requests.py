@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.freezing import trained_of
 from twinstream.models.hf_config import DTYPES
 from twinstream.models.presets import load_model
@@ -35,13 +36,19 @@ class LengthsError(TwinstreamError):
     """Lengths of sequences that cannot be read."""
 
 
-def request_of(wanted: PlanOptions) -> PlanRequest:
-    """What the options ask for.
+def request_of(wanted: PlanOptions, machine: Machine | None = None) -> PlanRequest:
+    """What the options ask of one device.
+
+    Args:
+        machine: in place of the one that the options name.
 
     Raises:
         TwinstreamError: one cannot be read, is unknown, or does not go with another.
     """
-    assert wanted.model is not None and wanted.seq_len is not None and wanted.machine is not None
+    assert wanted.model is not None and wanted.seq_len is not None
+    if machine is None:
+        assert wanted.machine is not None
+        machine = load_machine(wanted.machine)
     for size in (wanted.device_mem, wanted.host_mem):
         if size is not None and len(size) > _LONGEST_SIZE:
             raise SizeError(
@@ -54,14 +61,14 @@ def request_of(wanted: PlanOptions) -> PlanRequest:
             "--optimizer-overhead proposes tokens per step where none are given; leave out "
             "either it or --tokens-per-step"
         )
-    spec, machine, packed = _spec(wanted), load_machine(wanted.machine), len(set(lengths)) > 1
+    spec, packed = spec_of(wanted), len(set(lengths)) > 1
     kernels = kernels_named(
         machine, spec, wanted.kernels, wanted.attention, nondeterministic=wanted.nondeterministic,
         packed=packed,
     )  # fmt: skip
     step = TrainingStep(
         max(lengths), wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round,
-        recipe=_recipe(wanted, policy, kernels, spec),
+        recipe=recipe_of(wanted, policy, kernels, spec),
         packing=Packing.of(lengths) if packed else None,
     )  # fmt: skip
     if overhead is not None:
@@ -83,10 +90,19 @@ def _choices(wanted: PlanOptions) -> Choices:
             )
         homes[kind] = where
     effort: Any = wanted.effort or "normal"
-    return Choices(homes, wanted.recompute, wanted.prefetch, effort)
+    return Choices(homes, recompute_level(wanted.recompute), wanted.prefetch, effort)
 
 
-def _spec(wanted: PlanOptions) -> ModelSpec:
+def recompute_level(name: str | None) -> str | None:
+    """The level of a block that a word of --recompute stands for.
+
+    >>> recompute_level("full"), recompute_level("ATTENTION"), recompute_level("none")
+    ('INPUT', 'ATTENTION', 'none')
+    """
+    return {"full": "INPUT", "attention": "ATTENTION"}.get(name or "", name)
+
+
+def spec_of(wanted: PlanOptions) -> ModelSpec:
     """The model, in the dtype asked for."""
     assert wanted.model is not None and wanted.seq_len is not None
     require_known("--dtype", wanted.dtype, tuple(DTYPES))
@@ -94,9 +110,10 @@ def _spec(wanted: PlanOptions) -> ModelSpec:
     return load_model(wanted.model, dtype=dtype, longest=max(lengths_of(wanted.seq_len)))
 
 
-def _recipe(
+def recipe_of(
     wanted: PlanOptions, policy: str, kernels: KernelChoice | None, spec: ModelSpec
 ) -> Recipe:
+    """What the options say of how the model is trained."""
     require_known("--gradients", wanted.gradients, _GRADIENTS)
     require_known("--optimizer-state", wanted.optimizer_state, _STATES)
     require_known("--optimizer", wanted.optimizer, ON_DEVICE)
@@ -111,6 +128,7 @@ def _recipe(
         {
             "kernels": kernels, "lora": trained.lora, "frozen": trained.frozen,
             "optimizer": wanted.optimizer or ON_DEVICE[0],
+            "clips": wanted.clips,
             "gradients": wanted.gradients or _GRADIENTS[0],
             "optimizer_state": wanted.optimizer_state or _STATES[0],
         }

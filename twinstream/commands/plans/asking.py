@@ -5,7 +5,7 @@ from typing import Annotated
 
 from twinstream.clusters.layout import LayoutError
 from twinstream.commands.arguments import options
-from twinstream.commands.arguments.cluster_options import ClusterOptions, require_machine
+from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
@@ -44,10 +44,11 @@ def whatif(
     the fastest before, and with the one that is then.
     """
     target = how.target
-    if asked.cluster is not None:
+    if not asked.is_of_one_device(wanted):
         ask_on_cluster(wanted, asked, charged, how, output, as_json=as_json)
         return
-    require_machine("whatif", wanted, asked, charged)
+    charged.require_possible()
+    wanted, machine = asked.one_device(wanted)
     if how.written:
         raise LayoutError("--set is of a cluster; of one machine write a profile with a base")
     if target is not None and output is not None:
@@ -56,8 +57,8 @@ def whatif(
     if target is not None:
         check_target(target)
     planner = Planner(steady_state)
-    with progress(f"planning {wanted.model} for {wanted.machine}", quiet=as_json):
-        request = planner.prepared(request_of(wanted))
+    with progress(f"planning {wanted.model} for {machine.name}", quiet=as_json):
+        request = planner.prepared(request_of(wanted, machine))
     if not as_json:
         print_report(*wanted.notes)
     if target is not None:

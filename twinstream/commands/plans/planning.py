@@ -13,7 +13,7 @@ from rich.constrain import Constrain
 from twinstream import api
 from twinstream.clusters.layout import LayoutError
 from twinstream.commands.arguments import options
-from twinstream.commands.arguments.cluster_options import ClusterOptions, require_machine
+from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule
 from twinstream.commands.arguments.outputs import output_option
@@ -71,27 +71,31 @@ def plan(  # noqa: PLR0913
 ) -> None:
     """Plan a training step within memory caps and predict its speed.
 
-    With --machine on one device; with --cluster, --gpus and --global-batch layouts are searched;
-    with --ranks the schedule is one that processes run.
+    On one device of a --machine or --cluster, or on --gpus N of them: with --cluster all layouts
+    are searched, with --machine (or --ranks N) those that twinstream runs.
     """
-    if warm_start and (ranks is not None or asked.cluster is not None):
-        raise LayoutError("--warm-start is of one device; leave out it, or --ranks and --cluster")
+    is_alone = ranks is None and asked.is_of_one_device(wanted)
+    if warm_start and not is_alone:
+        raise LayoutError("--warm-start is of one device; leave it out")
+    if ranks is None and asked.is_of_ranks(wanted):
+        ranks = asked.gpus
     if ranks is not None:
         plan_for_ranks(ranks, wanted, asked, charged, output, as_json=as_json)
         return
-    if asked.cluster is not None:
+    if not is_alone:
         plan_on_cluster(wanted, asked, charged, output, as_json=as_json)
         return
-    require_machine("plan", wanted, asked, charged)
+    charged.require_possible()
+    wanted, machine = asked.one_device(wanted)
     if wanted.policy == ALL:
-        request = request_of(replace(wanted, policy=None))
+        request = request_of(replace(wanted, policy=None), machine)
         if request.choices != OPEN or warm_start:
             raise ChoiceError(
                 f"--policy {ALL} compares policies as they are; fix or name plans of one of them"
             )
         _plan_all(request, wanted.notes, output, as_json=as_json)
         return
-    request = request_of(wanted)
+    request = request_of(wanted, machine)
     known = {path: checked_schedule(path) for path in warm_start or []}
     schedule, plan_seconds = planned(request, known, quiet=as_json)
     taken = next((str(path) for path, plan in known.items() if plan.ops is schedule.ops), None)

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from twinstream.clusters.kernel_sets import run_refusal
 from twinstream.clusters.predict import document_of, planned_document
 from twinstream.clusters.search.search import Found, Searched
 from twinstream.clusters.search.space import told
@@ -38,15 +39,15 @@ def plan_on_cluster(
         found = question.answer(asked.keep)
     seconds = time.perf_counter() - start_s
     machine = machine_of(cluster)
-    errors = []
-    for one in found.best:
-        best = job.model_copy(update={"layout": one.layout})
-        errors.append(uncertainty_of_job(best, machine, partial(document_of, best, cluster)))
+    errors = [
+        uncertainty_of_job(one.job, machine, partial(document_of, one.job, cluster))
+        for one in found.best
+    ]
     bills = [charged.bill(one.prediction.tokens_per_s, num_gpus) for one in found.best]
     try:
         if output is not None:
-            best = job.model_copy(update={"layout": found.best[0].layout})
-            write_document(planned_document(best, cluster), output)
+            best = found.best[0]
+            write_document(best.schedule or planned_document(best.job, cluster), output)
     finally:
         if as_json:
             print_json(_document(found, errors, bills, seconds))
@@ -80,6 +81,9 @@ def _layout(one: Found) -> dict[str, Any]:
     prediction = one.prediction
     return {
         "layout": one.layout.model_dump(mode="json"),
+        "recipe": one.job.recipe.model_dump(mode="json"),
+        "runs_here": (why := run_refusal(one.job.shape, one.job.recipe, one.layout)) is None,
+        "why_not_here": why,
         "told": told(one.layout),
         "step_s": prediction.step_s,
         "bound_s": one.bound_s,

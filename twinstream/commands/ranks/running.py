@@ -10,12 +10,12 @@ from twinstream import api
 from twinstream.clusters.conforms import require_conforming_cluster
 from twinstream.clusters.running.run_ranks import (
     ClusterRun,
-    RankSettings,
     join_as_rank,
     run_processes,
     spec_of,
     started_by_torchrun,
 )
+from twinstream.clusters.shared_machine import Place
 from twinstream.commands.arguments.backends import UNKNOWN_PEAK
 from twinstream.commands.arguments.cluster_options import RanksOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
@@ -31,7 +31,6 @@ from twinstream.schedule.files import write_document
 from twinstream.screens.ranks_screen import layout_line, stages_table
 from twinstream.screens.tables import SHARES, SPEEDS, headline_table, losses_line, seconds
 from twinstream.simulator.replay import simulate_cluster
-from twinstream.training.ranks.shared_machine import Place
 
 
 @dataclass(frozen=True)
@@ -88,17 +87,13 @@ def run_planned_ranks(
 
 def _run(job: _Job, how: HowToRun) -> None:
     settings, schedule = how.settings, job.schedule
-    ranks = RankSettings(
-        settings.num_steps, settings.learning_rate, settings.seed, settings.poison,
-        settings.timed_steps, settings.backend, settings.graphs, settings.nvtx,
-    )  # fmt: skip
     found: ClusterRun | None
     if started_by_torchrun():
-        found = join_as_rank(schedule, ranks, how.tokens)
+        found = join_as_rank(schedule, settings, how.tokens)
     else:
         what = f"training {schedule.model['name']} on {schedule.mesh.size} ranks"
         with progress(what, quiet=how.as_json):
-            found = run_processes(schedule, ranks, how.tokens)
+            found = run_processes(schedule, settings, how.tokens)
     if found is None:
         return
     try:

@@ -7,19 +7,12 @@ from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
-from rich.console import Group
 
 from twinstream.api import require_torch
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.outputs import check_folder
 from twinstream.commands.output import print_json, print_report, screen
-from twinstream.commands.runs.train_screen import (
-    ranks_json,
-    ranks_screen,
-    speeds_line,
-    train_screen,
-    trained_screen,
-)
+from twinstream.commands.runs.train_screen import predicted_json, train_screen, trained_screen
 from twinstream.log.metrics import (
     CheckpointMetrics,
     EvalMetrics,
@@ -32,12 +25,10 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.screens.live import LiveLine, loss_curve
 from twinstream.training.callbacks import Callback
 from twinstream.training.options import ALIASES, LAYOUT, TrainOptions, read_options
-from twinstream.training.preparing import Opened, Prepared
-from twinstream.training.ranks.gpus_found import on_all_gpus
-from twinstream.training.ranks.preparing import RanksPrepared
-from twinstream.training.ranks.trainer import RanksResult
-from twinstream.training.run.run_folder import RunEndedError, RunResult
-from twinstream.training.trainer import TrainResult, trainer_of
+from twinstream.training.preparing import Prepared
+from twinstream.training.ranks.planning import on_all_gpus
+from twinstream.training.run.run_folder import RunEndedError, TrainResult
+from twinstream.training.trainer import Trainer
 
 _POSITIONAL = ("model", "data", "output")
 _OF_SIGNAL = 128
@@ -61,15 +52,14 @@ def train(**given: Any) -> None:
     looking = _Looking(quiet=as_json)
     require_torch()
     wanted = on_all_gpus(wanted, looking.tell)
-    trainer = trainer_of(wanted, resume=resume, callbacks=[looking], tell=looking.tell)
+    trainer = Trainer(wanted, resume=resume, callbacks=[looking], tell=looking.tell)
     prepared = trainer.prepare(weights=not dry_run)
     if not as_json:
-        print_report(_screen_of(prepared, trainer.steps_done), *prepared.notes)
+        print_report(train_screen(prepared, trainer.steps_done), *prepared.notes)
     if dry_run:
         if as_json:
-            print_json(_predicted_json(prepared))
+            print_json(predicted_json(prepared))
         return
-    result: RunResult
     failure: RunEndedError | None = None
     with looking:
         try:
@@ -81,12 +71,6 @@ def train(**given: Any) -> None:
         raise failure
     if result.signal:
         raise typer.Exit(_OF_SIGNAL + result.signal)
-
-
-def _screen_of(prepared: Prepared | RanksPrepared, done: int) -> Group:
-    if isinstance(prepared, RanksPrepared):
-        return ranks_screen(prepared, done)
-    return train_screen(prepared, done)
 
 
 def _options(
@@ -151,7 +135,7 @@ class _Looking(Callback):
         elif not self._quiet:
             typer.echo(line, err=True)
 
-    def on_start(self, prepared: Opened) -> None:
+    def on_start(self, prepared: Prepared) -> None:
         if not self._quiet:
             self._line = LiveLine(prepared.num_steps, console=screen()).__enter__()
 
@@ -175,20 +159,7 @@ class _Looking(Callback):
             )
 
 
-def _predicted_json(prepared: Prepared | RanksPrepared) -> dict[str, object]:
-    if isinstance(prepared, RanksPrepared):
-        return ranks_json(prepared)
-    summary = prepared.summary
-    return summary.model_dump() | {
-        "num_steps": prepared.num_steps,
-        "tokens_per_step": prepared.tokens_per_step,
-        "epoch_tokens": prepared.data.epoch_tokens,
-        "checkpoint_bytes": prepared.plan.checkpoint_bytes,
-        "options": prepared.options,
-    }
-
-
-def _report(result: RunResult, *, as_json: bool) -> None:
+def _report(result: TrainResult, *, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
@@ -206,11 +177,7 @@ def _report(result: RunResult, *, as_json: bool) -> None:
         lines.append(_where(result.model))
     lines.append(f"To see the run: twinstream report {folder}")
     curve = loss_curve([(step.step, step.loss) for step in steps])
-    if isinstance(result, RanksResult):
-        print_report(curve, speeds_line(result), *lines)
-    elif isinstance(result, TrainResult):
-        busy = [result.disturbed] if result.disturbed else []
-        print_report(*trained_screen(result.predicted, result.measured, [*busy, *lines], curve))
+    print_report(*trained_screen(result, curve, lines))
 
 
 def _where(model: Path | None) -> str:

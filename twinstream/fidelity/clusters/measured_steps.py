@@ -18,6 +18,7 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
 from twinstream.fidelity.clusters.cells import Cells, ClusterTableError, read_lines
 from twinstream.models.presets import load_model
+from twinstream.models.recipe import MATMULS_OF_PRECISION, Recipe, megatron_recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
@@ -157,17 +158,31 @@ def _row(cells: Cells) -> ClusterRow:
 
 
 def _job(cells: Cells) -> Job:
-    fields = {name: cells.text(name) for name in ("precision", "attention") if cells.text(name)}
+    layout, gradients = _layout(cells)
     return Job.model_validate(
         {
             "shape": _model(cells),
-            "layout": _layout(cells),
+            "layout": layout,
+            "recipe": _recipe(cells, gradients),
             "seq_len": cells.count("seq_len"),
             "global_batch": cells.count("global_batch"),
             "network_reduction": cells.flag("network_reduction", unstated=True),
-            **fields,
         }
     )
+
+
+def _recipe(cells: Cells, gradients: str) -> Recipe:
+    """Megatron-LM's, with what the row says of it."""
+    precision = cells.text("precision") or "bf16"
+    if precision not in MATMULS_OF_PRECISION:
+        raise ClusterTableError(
+            f"{cells.path}, line {cells.line}: precision is '{precision}', and needs one of "
+            f"{', '.join(MATMULS_OF_PRECISION)}"
+        )
+    return megatron_recipe(
+        cells.text("attention") or "flash", precision,
+        "model" if gradients == "bfloat16" else "float32",
+    )  # fmt: skip
 
 
 def _model(cells: Cells) -> ModelSpec:
@@ -178,8 +193,8 @@ def _model(cells: Cells) -> ModelSpec:
     return load_model(beside if beside.exists() else told)
 
 
-def _layout(cells: Cells) -> Layout:
-    """Of words `name=value`."""
+def _layout(cells: Cells) -> tuple[Layout, str]:
+    """Of words `name=value`; and the dtype of gradients, which stands there too."""
     fields: dict[str, Any] = {}
     for word in cells.text("layout").split():
         name, _, value = word.partition("=")
@@ -189,7 +204,8 @@ def _layout(cells: Cells) -> Layout:
             )
         listed = [int(count) for count in value.split(",")] if "," in value else None
         fields[name] = listed or (json.loads(value) if _is_json(value) else value)
-    return Layout.model_validate_json(json.dumps(fields))  # strict: tuples from text alone
+    gradients = str(fields.pop("gradient_dtype", "float32"))
+    return Layout.model_validate_json(json.dumps(fields)), gradients  # tuples from text alone
 
 
 def _is_json(value: str) -> bool:
@@ -209,11 +225,16 @@ def _columns(row: ClusterRow) -> dict[str, object]:
         }  # fmt: skip
     if (job := row.job) is not None:
         layout = job.layout.model_dump(exclude_defaults=True)
+        if job.recipe.gradients == "model":
+            layout["gradient_dtype"] = "bfloat16"
+        kernels = job.recipe.implementations
+        precisions = {m: name for name, m in MATMULS_OF_PRECISION.items() if name != "fp16"}
         told |= {
             "model": job.shape.model_dump_json(exclude_defaults=True),
             "layout": " ".join(f"{name}={_text(value)}" for name, value in layout.items()),
-            "seq_len": job.seq_len, "global_batch": job.global_batch, "precision": job.precision,
-            "attention": job.attention, "network_reduction": job.network_reduction,
+            "seq_len": job.seq_len, "global_batch": job.global_batch,
+            "attention": kernels.attention,
+            "precision": precisions[kernels.matmuls], "network_reduction": job.network_reduction,
         }  # fmt: skip
     return told
 

@@ -84,7 +84,7 @@ class ClusterLoader:
         model, name = str(values["model"]), str(values["cluster"])
         seq_len, global_batch = (int(values[field]) for field in ("seq_len", "global_batch"))
         if (model, seq_len) not in self._shapes:
-            found = load_model(path_beside(self._folder, model), dtype="bfloat16", longest=seq_len)
+            found = load_model(path_beside(self._folder, model), longest=seq_len)
             self._shapes[model, seq_len] = found
         if name not in self._clusters:
             self._clusters[name] = load_cluster(path_beside(self._folder, name))

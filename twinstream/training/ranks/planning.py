@@ -1,52 +1,53 @@
 """The plan of a run on several ranks: of all layouts that fit, the one predicted to be fastest."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from twinstream.clusters.executable import Stages, executable
+from twinstream.clusters.choosing import Candidate, RanksQuestion, workload_of_ranks
+from twinstream.clusters.evaluating import cluster_evaluation_of
+from twinstream.clusters.executable import sharding_of
 from twinstream.clusters.layout import Layout, LayoutError
+from twinstream.clusters.running.measured import measured_cluster_timeline
+from twinstream.clusters.shared_machine import Place, cores_here, place_here
 from twinstream.data.training_data import TrainingData
+from twinstream.executor.launch.protocol import Ranks, TrainTask
+from twinstream.executor.program.options import BackendName, RunOptions
+from twinstream.hardware_profiles.clusters.loader import save_with_node
 from twinstream.log.layout_choice import LayoutChoice
-from twinstream.models.recipe import Recipe
+from twinstream.log.run_files import RunFiles
+from twinstream.measures.metrics import Summary, summarize
+from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
-from twinstream.planner.search.chunking import chunkings
-from twinstream.planner.search.tokens import proposed_tokens
+from twinstream.planner.request import TrainingStep, caps_of
+from twinstream.schedule.analysis.comparison import compare
+from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.cluster.projecting import RankPart, rank_part
+from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.document import Caps
-from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import write_document
+from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.replay import simulate_cluster
 from twinstream.training.checkpoints import written_names
-from twinstream.training.expected import expected_packing
-from twinstream.training.machine import Here
+from twinstream.training.machine import LocalMachine, Tell
 from twinstream.training.options import OptionsError, TrainOptions
-from twinstream.training.planning import FEW_STEPS, StepPlan
-from twinstream.training.ranks.shared_machine import Place, cores_here, place_here
+from twinstream.training.planning import (
+    FEW_STEPS,
+    START_S,
+    DevicePlan,
+    StepPlan,
+    expected_packing,
+)
 
-_TO_FIT = (1, 2, 3)  # of ZeRO, the less there is to say the earlier
+if TYPE_CHECKING:
+    from twinstream.executor.ranks.rank_run import RankOutcome
+    from twinstream.executor.state.sharded_state import ShardedState
+
+_WITHOUT = "only one device does that yet: leave it out, or train without --ranks"
 _PIECES = (2, 4, 8, 16)  # of a sequence, where none fits whole
-_ROUNDS_OF_A_RANK = 2  # so many microbatches for each rank, or the bubble is most of the step
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A layout that was looked at: its tokens/s, or why it is none."""
-
-    layout: Layout
-    tokens_per_s: float | None
-    why_not: str = ""
-
-    def __str__(self) -> str:
-        layout = self.layout
-        virtual = f" x {layout.virtual_stages} virtual" if layout.virtual_stages > 1 else ""
-        name = f"pp {layout.pp}{virtual} x dp {layout.dp}"
-        name += f", ZeRO {layout.zero}" if layout.zero else ""
-        name += f" ({layout.pipeline})" if layout.pp > 1 else ""
-        if self.tokens_per_s is None:
-            return f"{name}: {self.why_not}"
-        return f"{name}: {self.tokens_per_s:,.0f} tokens/s"
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,24 @@ class RanksPlan(StepPlan):
         )
 
     @property
+    def num_ranks(self) -> int:
+        return self.schedule.mesh.size
+
+    @property
+    def num_replicas(self) -> int:
+        return self.layout.dp
+
+    @property
     def workload(self) -> Workload:
         return self.total
 
     @property
-    def step_s(self) -> float:
-        return self.predicted.step_ns / 1e9
+    def recipe(self) -> Recipe:
+        return Recipe.model_validate(self.schedule.schedules["stage 0"].recipe)
 
     @property
-    def tokens_per_s(self) -> float:
-        """As predicted."""
-        return self.tokens_per_step / self.step_s
+    def step_s(self) -> float:
+        return self.predicted.step_ns / 1e9
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -103,18 +111,101 @@ class RanksPlan(StepPlan):
         return sum(sizes[name] for name in written_names(list(sizes), adapters=adapters))
 
     @property
-    def chunks_of_a_replica(self) -> int:
-        return self.chunks_per_step // self.layout.dp
+    def parts(self) -> list[RankPart]:
+        return [rank_part(self.schedule, rank) for rank in range(self.num_ranks)]
+
+    @property
+    def shards(self) -> "ShardedState | None":
+        from twinstream.executor.state.sharded_state import ShardedState
+
+        sharding = sharding_of(self.layout)
+        spec = ModelSpec.model_validate(self.schedule.model)
+        return None if sharding is None else ShardedState(spec, self.recipe, sharding)
+
+    def evaluation(self) -> ClusterSchedule:
+        return cluster_evaluation_of(self.schedule)
+
+    def started(self, task: TrainTask, backend: BackendName, tell: Tell, timeout_s: float) -> Ranks:
+        from twinstream.executor.launch.rank_processes import RankProcesses
+        from twinstream.executor.ranks.world import Patience
+
+        require_safe_cluster(self.schedule)
+        # of the last three passes the last is never begun: two are timed, for a whole step
+        options = RunOptions(backend, task.num_passes, timed_passes=3)
+        patience = Patience(timeout_s, START_S)
+        processes = RankProcesses(self.num_ranks, patience, start_method="forkserver")
+        try:
+            processes.begin(self.schedule, task, options)
+        except BaseException:
+            processes.close()
+            raise
+        return processes
+
+    def measured(self, outcomes: "list[RankOutcome]", num_steps: int) -> ClusterTimeline:
+        return measured_cluster_timeline(self.schedule, outcomes, num_steps)
+
+    def summary(self, timeline: AnyTimeline | None = None) -> Summary:
+        assert not isinstance(timeline, Timeline), "it is of all ranks"
+        return summarize(self.schedule, timeline or self.predicted, self.place.machine)
+
+    def write(self, files: RunFiles) -> None:
+        files.forget_one_device()
+        write_document(self.schedule, files.cluster)
+        save_with_node(self.place.cluster, self.place.machine, files.profile)
+        write_document(self.choice, files.layouts)
+
+    def write_comparison(self, files: RunFiles, measured: AnyTimeline) -> None:
+        assert isinstance(measured, ClusterTimeline), "it is of all ranks"
+        write_document(measured, files.measured)
+        comparison = compare(self.schedule, self.predicted, measured)
+        write_document(comparison, files.comparison)
+
+    @property
+    def notes(self) -> list[str]:
+        if self.layout.dp == 1:
+            return []
+        return [
+            f"note: gradients are summed over {self.layout.dp} replicas in their order: the data "
+            "is that of one device, and the bits are those of this dp"
+        ]
+
+
+Plan = DevicePlan | RanksPlan
+"""What trains some of a run's steps: one device, or several ranks."""
+
+
+def plan_ranks(
+    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, data: TrainingData,
+    was: Workload | None,
+) -> RanksPlan:  # fmt: skip
+    """The plan of all ranks, with sequences in slices where they do not fit whole.
+
+    Args:
+        was: the chunks and rounds of a run that goes on, which stay.
+
+    Raises:
+        LayoutError: no layout can train this; says why of each.
+    """
+    workload = was or workload_of(options, here, spec, recipe, data)
+    # where updates are made does not change their bits; ranks make them after the backward pass
+    place: OptimizerPlace = "device_after_backward" if recipe.clips else "device"
+    recipe = recipe.model_copy(update={"optimizer": place})
+    try:
+        return planned_for_ranks(options, here, spec, recipe, workload)
+    except LayoutError:
+        fixed = was is not None or options.chunk_tokens is not None
+        for sliced in () if fixed else slices_of(workload):
+            with suppress(LayoutError):
+                return planned_for_ranks(options, here, spec, recipe, sliced)
+        raise
 
 
 def workload_of(
-    options: TrainOptions, here: Here, spec: ModelSpec, recipe: Recipe, data: TrainingData
+    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, data: TrainingData
 ) -> Workload:
     """A step whose rounds are enough for a pipeline of all ranks.
 
-    A round is a microbatch of one chunk, unless `chunks_per_round` says otherwise. Chunks are as
-    large as leave two rounds for each rank, or as small as they get. With less than a sequence a
-    chunk is a slice of one, as on one device, and a round has all of a sequence's.
+    See `workload_of_ranks`, which `plan --ranks` asks too.
 
     Raises:
         ChunkingError: the numbers given contradict each other.
@@ -122,22 +213,14 @@ def workload_of(
     assert options.ranks is not None
     longest, chunk = options.seq_len, options.chunk_tokens
     sliced = chunk is not None and chunk < longest
-    together = longest // chunk if chunk is not None and sliced else 1
     step = TrainingStep(
-        longest, options.tokens_per_step, chunk, options.chunks_per_round or together,
-        recipe=recipe, packing=None if sliced else expected_packing(data.lengths(), longest),
+        longest, options.tokens_per_step, chunk, options.chunks_per_round, recipe=recipe,
+        packing=None if sliced else expected_packing(data.lengths(), longest),
     )  # fmt: skip
-    if step.tokens_per_step is None:
-        request = PlanRequest.of(spec, here.machine, step=step)
-        tokens = proposed_tokens(request)
-        wanted = (options.epochs or 1.0) * data.epoch_tokens
-        if options.steps is None and wanted < FEW_STEPS * tokens:  # few data: smaller steps
-            tokens = max(1, int(wanted / FEW_STEPS / longest)) * longest
-        least = _ROUNDS_OF_A_RANK * options.ranks * longest
-        step = replace(step, tokens_per_step=-(-tokens // least) * least)
-    found = chunkings(spec, step)
-    enough = [w for w in found if w.rounds_per_step >= _ROUNDS_OF_A_RANK * options.ranks]
-    return enough[0] if enough else max(found, key=lambda workload: workload.rounds_per_step)
+    most_tokens = None
+    if options.steps is None:  # few data: smaller steps
+        most_tokens = int((options.epochs or 1.0) * data.epoch_tokens / FEW_STEPS)
+    return workload_of_ranks(spec, step, here.machine, options.ranks, most_tokens)
 
 
 def slices_of(workload: Workload) -> Iterator[Workload]:
@@ -154,7 +237,7 @@ def slices_of(workload: Workload) -> Iterator[Workload]:
 
 
 def planned_for_ranks(
-    options: TrainOptions, here: Here, spec: ModelSpec, recipe: Recipe, workload: Workload
+    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, workload: Workload
 ) -> RanksPlan:
     """The layout predicted to be fastest of those that are possible and fit.
 
@@ -163,97 +246,25 @@ def planned_for_ranks(
     Raises:
         LayoutError: there is none; says why of each.
     """
-    trial = _Trial(options, here, spec, recipe, workload)
-    found: list[RanksPlan] = []
-    seen: list[Candidate] = []
-    for layout in _layouts(options):
-        wanted = [layout]
-        if options.zero is None and layout.dp > 1 and not _why_not(layout, spec, workload):
-            wanted += [layout.model_copy(update={"zero": zero}) for zero in _TO_FIT]
-        for each in wanted:
-            plan = trial.plan(each)
-            if isinstance(plan, RanksPlan):
-                found.append(plan)
-                seen.append(Candidate(each, plan.tokens_per_s))
-                break
-            seen.append(plan)
-    if not found:
-        told = "; ".join(map(str, seen))
-        raise LayoutError(f"no layout of {options.ranks} ranks can train this: {told}")
-    best = min(found, key=lambda plan: plan.step_s)
-    return replace(best, candidates=tuple(seen))
+    assert options.ranks is not None
+    place = place_here(here.machine, options.ranks, cores_here(), here.nvlink)
+    question = RanksQuestion(
+        spec, recipe, workload, options.ranks, _fixed(options), place.cluster, place.machine,
+        _caps(options, here),
+    )  # fmt: skip
+    found = question.answer()
+    return RanksPlan(
+        found.schedule, found.predicted, found.layout, workload, found.candidates, place
+    )
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """Plans a layout and predicts it."""
-
-    options: TrainOptions
-    here: Here
-    spec: ModelSpec
-    recipe: Recipe
-    workload: Workload
-
-    def plan(self, layout: Layout) -> RanksPlan | Candidate:
-        """Or why it is none."""
-        here = self.here
-        place = place_here(here.machine, layout.num_gpus, cores_here(), here.nvlink)
-        try:
-            if why := _why_not(layout, self.spec, self.workload):
-                raise LayoutError(why)
-            replica = _of_replica(self.workload, layout.dp)
-            stages = Stages(self.spec, replica, self.recipe, layout)
-            schedule = executable(stages, place.machine, _caps(self.options, self.here))
-        except TwinstreamError as error:
-            return Candidate(layout, None, str(error))
-        predicted = simulate_cluster(schedule, place.cluster, place.machine)
-        return RanksPlan(schedule, predicted, layout, self.workload, (), place)
+def _fixed(options: TrainOptions) -> dict[str, object]:
+    """What of the layout is not open."""
+    names = ("pp", "dp", "zero", "virtual_stages", "pipeline", "reduction")
+    return {name: getattr(options, name) for name in names}
 
 
-def _layouts(options: TrainOptions) -> Iterator[Layout]:
-    """Pipelines first, since they are those of one device's bits.
-
-    Raises:
-        OptionsError: what is given is no layout of so many ranks.
-    """
-    ranks, pp, dp = options.ranks or 1, options.pp, options.dp
-    if ranks % (pp or 1) or ranks % (dp or 1) or (pp and dp and pp * dp != ranks):
-        given = f"pp {pp or 'open'} x dp {dp or 'open'}"
-        raise OptionsError(f"{given} are not the {ranks} ranks that are asked for")
-    virtual = options.virtual_stages or 1
-    if virtual > 1 and options.pipeline not in ("interleaved", "ring"):
-        raise OptionsError(
-            f"virtual_stages {virtual} needs --pipeline interleaved or ring, not "
-            f"{options.pipeline or '1f1b, the default'}"
-        )
-    for stages in range(ranks, 0, -1):
-        if ranks % stages or stages != (pp or stages) or ranks // stages != (dp or ranks // stages):
-            continue
-        replicas, several = ranks // stages, stages > 1
-        yield Layout(
-            pp=stages, dp=replicas, zero=(options.zero or 0) if replicas > 1 else 0,
-            reduction=options.reduction,
-            virtual_stages=virtual if several else 1,
-            pipeline=(options.pipeline if several else None) or "1f1b",
-        )  # fmt: skip
-
-
-def _why_not(layout: Layout, spec: ModelSpec, workload: Workload) -> str:
-    rounds = workload.rounds_per_step
-    if rounds % layout.dp:
-        return f"{rounds} rounds of a step do not divide among {layout.dp} replicas"
-    if layout.pp * layout.virtual_stages > spec.num_layers:
-        return f"{spec.num_layers} layers are fewer than the stages"
-    if layout.pipeline == "interleaved" and rounds // layout.dp % layout.pp:
-        return f"{rounds // layout.dp} microbatches are not a multiple of pp, as interleaving needs"
-    return ""
-
-
-def _of_replica(workload: Workload, replicas: int) -> Workload:
-    return workload.model_copy(update={"rounds_per_step": workload.rounds_per_step // replicas})
-
-
-def _caps(options: TrainOptions, here: Here) -> Caps:
+def _caps(options: TrainOptions, here: LocalMachine) -> Caps:
     """Of a rank: those given, or its share of what is free; a GPU is its own."""
     assert options.ranks is not None
 
@@ -266,3 +277,41 @@ def _caps(options: TrainOptions, here: Here) -> Caps:
     if here.backend == "cpu":
         device = own(options.device_mem, device)
     return caps_of(here.machine, device, own(options.host_mem, here.host_mem))
+
+
+def what_is_of_one_device(options: TrainOptions) -> str | None:
+    """What is asked for that several ranks do not do yet; None where they do all."""
+    asked = {
+        "fp32_tail (another plan for the last steps)": options.fp32_tail > 0,
+        f"policy '{options.policy}'": options.policy != "optimal",
+        "recompute (one level for all blocks)": options.recompute is not None,
+    }
+    return next((what for what, is_asked in asked.items() if is_asked), None)
+
+
+def require_possible(options: TrainOptions) -> None:
+    """
+    Raises:
+        OptionsError: an option is of what ranks do not do yet.
+    """
+    if (what := what_is_of_one_device(options)) is not None:
+        raise OptionsError(f"{what}: {_WITHOUT}")
+
+
+def on_all_gpus(options: TrainOptions, tell: Callable[[str], None]) -> TrainOptions:
+    """With a rank for each GPU of this machine, unless it is said how many.
+
+    Not yet run on a GPU (see docs/benchmarks/README.md).
+    """
+    if options.ranks is not None or options.backend == "cpu":
+        return options
+    from twinstream.executor.ranks.gpus import num_gpus
+
+    found = num_gpus()
+    if found < 2:
+        return options
+    if (what := what_is_of_one_device(options)) is not None:
+        tell(f"training on one of {found} GPUs: several do not do {what} yet")
+        return options
+    tell(f"training on all {found} GPUs of this machine; --ranks 1 takes one of them")
+    return options.model_copy(update={"ranks": found})

@@ -1,23 +1,21 @@
 """The loss over held-out data, between two steps, in the arenas of the training."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
 
 from twinstream.data.packing import Chunk, empty_chunk
 from twinstream.data.training_data import TrainingData
-from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.log.metrics import EvalMetrics
-from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.training.planning import Plan, StepPlan
-from twinstream.training.run.batches import StepData, tokens_of
-
-if TYPE_CHECKING:
-    from twinstream.executor.run.evaluation import Evaluated, EvaluationBatch
+from twinstream.training.ranks.planning import Plan
+from twinstream.training.run.steps import StepData, batch_of
+from twinstream.training.server import TrainerServer
 
 
 class Evaluator:
-    """Evaluates the state that lies in the arenas of a plan; the same data every time.
+    """Has ranks at rest evaluate; the same data every time, a share for each replica.
+
+    Attributes:
+        schedule: the forward of the plan by itself.
 
     Args:
         most_tokens: of the data, with padding.
@@ -27,45 +25,39 @@ class Evaluator:
     """
 
     def __init__(self, plan: Plan, data: TrainingData, most_tokens: int) -> None:
-        self.schedule = evaluation_of(plan.schedule)
-        self._packed = plan.workload.packing is not None
-        self._pieces = plan.pieces
-        each = plan.workload.chunks_per_round // plan.pieces
-        self._passes = passes_over(data, plan, each, most_tokens)
+        self.schedule = plan.evaluation()
+        each = plan.workload.chunks_per_round
+        self._passes = _passes_over(
+            data, plan, each // plan.pieces * plan.num_replicas, most_tokens
+        )
+        self._batches = [
+            tuple(batch_of(one, replica, each, plan) for one in self._passes)
+            for replica in range(plan.num_replicas)
+        ]
 
-    def evaluate(self, memory: Any, backend: BackendName, step: int) -> EvalMetrics:
-        """Loss and perplexity of the weights after a step."""
-        from twinstream.executor.run.evaluation import evaluate_in
+    def evaluate(self, server: TrainerServer, step: int) -> EvalMetrics:
+        """Loss and perplexity of the weights after a step.
 
-        pieces, packed = self._pieces, self._packed
-        batches = [batch_of(one.chunks, one.targets, pieces, packed) for one in self._passes]
-        found = evaluate_in(self.schedule, memory, batches, RunOptions(backend))
-        return eval_metrics(step, found, self._passes)
+        Raises:
+            TwinstreamError: a rank does not answer.
+        """
+        from twinstream.executor.run.evaluation import PassLoss, mean_loss
 
-
-def eval_metrics(step: int, found: "Evaluated", passes: Sequence[StepData]) -> EvalMetrics:
-    """What is logged."""
-    tokens = sum(one.tokens for one in passes)
-    return EvalMetrics(
-        step=step, loss=found.loss, perplexity=found.perplexity, tokens=tokens,
-        seconds=found.seconds,
-    )  # fmt: skip
-
-
-def batch_of(
-    chunks: tuple[Chunk, ...], targets: int, pieces: int, packed: bool
-) -> "EvaluationBatch":
-    """What a pass takes: chunks of the data, each computed in so many pieces."""
-    import torch
-
-    from twinstream.executor.run.evaluation import EvaluationBatch
-
-    tokens = [tokens_of(chunks, index, pieces) for index in range(len(chunks) * pieces)]
-    lengths = [chunk.lengths for chunk in chunks] if packed else None
-    return EvaluationBatch([torch.from_numpy(ids) for ids in tokens], targets, lengths)
+        start_s = perf_counter()
+        shares = server.evaluate(self._batches)
+        losses = [
+            PassLoss(sum(one.loss for one in replicas), replicas[0].num_targets)
+            for replicas in zip(*shares, strict=True)
+        ]
+        found = mean_loss(losses, perf_counter() - start_s)
+        tokens = sum(one.tokens for one in self._passes)
+        return EvalMetrics(
+            step=step, loss=found.loss, perplexity=found.perplexity, tokens=tokens,
+            seconds=found.seconds,
+        )  # fmt: skip
 
 
-def passes_over(data: TrainingData, plan: StepPlan, each: int, most_tokens: int) -> list[StepData]:
+def _passes_over(data: TrainingData, plan: Plan, each: int, most_tokens: int) -> list[StepData]:
     """The data once, or its first chunks, `each` a pass; the last one filled up with empty ones.
 
     Raises:

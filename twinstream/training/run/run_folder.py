@@ -8,6 +8,7 @@ from pathlib import Path
 from twinstream.data.data_error import DataError
 from twinstream.executor.weights.durable_files import make_room
 from twinstream.log.run_files import RunFiles
+from twinstream.measures.metrics import Summary
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import (
     only_writer,
@@ -31,11 +32,11 @@ from twinstream.training.options import (
     require_same,
     write_options,
 )
-from twinstream.training.preparing import Opened
+from twinstream.training.preparing import Prepared
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunResult:
+class TrainResult:
     """What a run came to.
 
     Attributes:
@@ -48,6 +49,10 @@ class RunResult:
         fill: share of the tokens that were no padding.
         waited_s: how long steps waited for data, after the first.
         skipped: why rows were left out, since this start.
+        predicted_tokens_per_s, measured_tokens_per_s: of a step. Measured is the median of the
+            steps but the first, and None where there was no other.
+        predicted, measured: of the last plan; `measured` is None where no step was done.
+        disturbed: a sentence if other programs had the cores while it was measured.
     """
 
     folder: Path
@@ -59,6 +64,11 @@ class RunResult:
     fill: float
     waited_s: float
     skipped: tuple[str, ...] = ()
+    predicted_tokens_per_s: float
+    measured_tokens_per_s: float | None
+    predicted: Summary
+    measured: Summary | None
+    disturbed: str | None = None
 
     @property
     def stopped(self) -> bool:
@@ -69,20 +79,12 @@ class RunResult:
 class RunEndedError(TwinstreamError):
     """A run ended before its end, with all that could be kept of it: see `result`."""
 
-    def __init__(self, problem: str, result: RunResult) -> None:
+    def __init__(self, problem: str, result: TrainResult) -> None:
         super().__init__(problem)
         self.result = result
 
 
-@dataclass(frozen=True)
-class Reached:
-    """The last step that is kept; the trained model, where no steps are left."""
-
-    step: int
-    model: Path | None
-
-
-class RunFolder:
+class TrainingFolder:
     """Where a run is to be, or is already.
 
     Args:
@@ -116,7 +118,7 @@ class RunFolder:
         return 0 if self.checkpoint is None else self.checkpoint.state.step
 
     @contextmanager
-    def begun(self, prepared: Opened, needed_bytes: int) -> Iterator[None]:
+    def begun(self, prepared: Prepared, needed_bytes: int) -> Iterator[None]:
         """Make the folder, write what identifies its run, and hold it until the run has ended.
 
         Args:
@@ -140,7 +142,7 @@ class RunFolder:
             self.identify(prepared)
             yield
 
-    def identify(self, prepared: Opened) -> None:
+    def identify(self, prepared: Prepared) -> None:
         """Write what says which run it is, and how it goes on.
 
         Raises:
@@ -151,7 +153,7 @@ class RunFolder:
         write_options(prepared.options, self.files.folder)
         keep_machine(prepared.here, self.files.folder)
 
-    def ended(self, failure: TwinstreamError, result: RunResult) -> RunEndedError:
+    def ended(self, failure: TwinstreamError, result: TrainResult) -> RunEndedError:
         """Of a run that something ended: what that was, what is kept, and how to go on."""
         problem = f"{str(failure).rstrip('.')}. "
         if result.step:
@@ -165,13 +167,13 @@ class RunFolder:
             )
         return RunEndedError(problem, result)
 
-    def reached(self, checkpoint: Checkpoint | None, num_steps: int) -> Reached:
-        """How far a run has come with its last checkpoint, of so many steps."""
+    def reached(self, checkpoint: Checkpoint | None, num_steps: int) -> tuple[int, Path | None]:
+        """The last step that is kept; after so many steps the trained model, too."""
         step = 0 if checkpoint is None else checkpoint.state.step
         if checkpoint is None or step < num_steps:
-            return Reached(step, None)
+            return step, None
         linked_copy(checkpoint.path, self.files.model, leave_out=(STATE_FILE, COMPLETE))
-        return Reached(step, self.files.model)
+        return step, self.files.model
 
 
 def require_usable(files: RunFiles, *, resume: bool) -> None:

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from twinstream.models.recipe import Recipe
 from twinstream.training.checkpoints import Checkpoint
-from twinstream.training.opening import Model
 from twinstream.training.options import OptionsError, TrainOptions
-from twinstream.training.planning import Plan, plan_again
-from twinstream.training.preparing import Prepared
+from twinstream.training.planning import plan_again
+from twinstream.training.preparing import Model, Prepared
+from twinstream.training.ranks.planning import Plan
 
 if TYPE_CHECKING:
     from twinstream.executor.state.sources import Optimizer, Weights
 
 
 @dataclass(frozen=True)
-class Segment:
+class TrainingSegment:
     """Steps `first` to `last` by one plan."""
 
     first: int
@@ -25,10 +25,10 @@ class Segment:
 
     @property
     def recipe(self) -> Recipe:
-        return Recipe.model_validate(self.plan.schedule.recipe)
+        return self.plan.recipe
 
 
-def segments(prepared: Prepared, done: int) -> list[Segment]:
+def segments(prepared: Prepared, done: int) -> list[TrainingSegment]:
     """What is left after so many steps: all by one plan, or the last steps with a master.
 
     Raises:
@@ -41,13 +41,16 @@ def segments(prepared: Prepared, done: int) -> list[Segment]:
     if tail and dtype == "float32":
         raise OptionsError("fp32_tail: a float32 model is its own master; leave it out")
     if not tail or kind == "float32_master":
-        return [Segment(done + 1, last, prepared.plan)] if done < last else []
+        return [TrainingSegment(done + 1, last, prepared.plan)] if done < last else []
     with_master = prepared.recipe.model_copy(update={"optimizer_state": "float32_master"})
     plan = plan_again(
         options, prepared.here, prepared.model.spec, with_master, prepared.plan.workload
     )
     begin = max(0, last - tail)
-    found = [Segment(done + 1, begin, prepared.plan), Segment(max(done, begin) + 1, last, plan)]
+    found = [
+        TrainingSegment(done + 1, begin, prepared.plan),
+        TrainingSegment(max(done, begin) + 1, last, plan),
+    ]
     return [segment for segment in found if segment.first <= segment.last]
 
 

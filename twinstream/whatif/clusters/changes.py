@@ -83,10 +83,10 @@ def _shown(one: ClusterProperty, value: float) -> str:
 
 def properties_of(question: Question) -> list[ClusterProperty]:
     """What money can change; without what the profiles do not state or limit."""
-    precision = question.job.precision
+    matmuls = question.job.recipe.implementations.matmuls
     peaks = ["peak_bf16_flop_per_s"]
-    if precision in _NARROW:  # what is not a product of linear layers stays in bf16
-        peaks.insert(0, f"peak_{precision}_flop_per_s")
+    if matmuls != "model":  # what is not a product of linear layers stays in bf16
+        peaks.insert(0, f"peak_{matmuls}_flop_per_s")
     fields = [
         ("network", ("cluster.nic_bytes_per_s",), "GB/s", 1e9),
         ("links in a node", ("cluster.node_bytes_per_s",), "GB/s", 1e9),

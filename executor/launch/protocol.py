@@ -1,0 +1,262 @@
+"""All messages between a run and its ranks, and how they pass through a pipe.
+
+The launcher sends a rank a `RunTask`, and the rank answers with a `RankOutcome` or a `RankFailure`.
+At any time the launcher may ask `WhatBlocks`, which is answered with `BlockedOps`.
+
+In a training the rank asks for what each step is fed (`GetBatch`), reports losses and norms
+(`StepResult`), and asks before it begins another step whether to pause (`ShouldPause`). Once all
+its passes are complete it says `AtBoundary`. From then on the trainer asks: `ReadTensor`,
+`WriteTensor` and `Evaluate`, each of which is answered, until `Continue`.
+"""
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinstream.executor.program.options import RunOptions
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.projecting import RankPart
+from twinstream.schedule.document import Schedule
+
+if TYPE_CHECKING:  # who trains imports this file, and no torch with it
+    from twinstream.executor.ranks.rank_run import RankInputs
+    from twinstream.executor.ranks.waiting import Wait
+    from twinstream.executor.ranks.world import Patience
+    from twinstream.executor.run.evaluation import PassLoss
+
+_COUNT_BYTES = 4
+
+MakeInputs = Callable[[RankPart], "RankInputs"]
+"""Called in the rank's process, so it pickles: a function of a module, or a `partial` of one."""
+
+
+class RankChannel(Protocol):
+    """A rank's end of the way to the one that trains with it."""
+
+    def send(self, message: object) -> None:
+        """May be called in several threads."""
+
+    def recv(self) -> Any:
+        """The next message for the rank's training, waited for."""
+
+
+class Ranks(Protocol):
+    """The trainer's end of the channels to all its ranks."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes of the ranks; none where the rank is a thread of this process."""
+
+    def send(self, rank: int, message: object) -> None:
+        """Send to one rank. What is wrong with the rank is raised by `recv`."""
+
+    def recv(self, timeout_s: float | None = None) -> tuple[int, Any] | None:
+        """The next message of any rank that has not ended; None where none comes in time.
+
+        Raises:
+            TwinstreamError: a rank has failed: why.
+        """
+
+    def close(self) -> None:
+        """End all ranks, whatever they do."""
+
+
+# From the launcher to a rank, and back
+
+
+@dataclass(frozen=True)
+class TrainTask:
+    """What a rank that trains needs to know before its first step; all else it asks for.
+
+    Attributes:
+        first, last: the steps that it trains.
+        rate: the learning rate by step.
+        max_norm: of a step's gradients; 0 is any.
+        evaluation: the schedule of an evaluation, of all ranks; None where there is none.
+    """
+
+    first: int
+    last: int
+    rate: Callable[[int], float]
+    seed: int
+    max_norm: float
+    evaluation: Schedule | ClusterSchedule | None
+
+    @property
+    def num_passes(self) -> int:
+        """One more than steps; it is never begun, so that ranks pause after the last step, too."""
+        return 2 + self.last - self.first
+
+
+@dataclass(frozen=True)
+class RunTask:
+    """One run: of which schedule, on which rank, with what; `name` is that of the run."""
+
+    schedule: ClusterSchedule
+    work: MakeInputs | TrainTask
+    options: RunOptions
+    rank: int
+    name: str
+    port: int
+    patience: "Patience"
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """Why a rank's run ended.
+
+    `refused` has the text of an error that a user can act on; `bug` of one of ours, with `details`.
+    `rank` is added to the text where it does not name one.
+    """
+
+    rank: int
+    kind: Literal["timeout", "lost", "refused", "bug"]
+    text: str
+    op_id: str | None = None
+    peers: tuple[int, ...] = ()
+    details: str = ""
+
+
+@dataclass(frozen=True)
+class WhatBlocks:
+    """Asks a rank's process which ops its streams wait in, now."""
+
+
+@dataclass(frozen=True)
+class BlockedOps:
+    """The ops that the streams of a rank wait in."""
+
+    rank: int
+    now: "tuple[Wait, ...]"
+
+
+# From a rank that trains to its trainer
+
+
+@dataclass(frozen=True)
+class GetBatch:
+    """Asks for what the rank's replica is fed of a step; the answer is a `Batch`."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Reports a loss or a norm of a step. There is no answer."""
+
+    sink: str
+    step: int
+    value: float
+
+
+@dataclass(frozen=True)
+class ShouldPause:
+    """Asks whether to pause after a step, before the next one is begun; the answer is a bool."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class AtBoundary:
+    """Nothing runs on the rank, and all of a step is done.
+
+    After the step before the first one the state is not there yet.
+    """
+
+    step: int
+
+
+@dataclass(frozen=True)
+class TensorBytes:
+    """Answers `ReadTensor`: 1-D uint8."""
+
+    flat: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Written:
+    """Answers `WriteTensor`: the tensor is in its place."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Answers `Evaluate`: a replica's share of each pass; empty where the rank has no head."""
+
+    passes: "tuple[PassLoss, ...]"
+
+
+# From the trainer to a rank
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a rank's replica is fed of one step, or of one pass of an evaluation.
+
+    Attributes:
+        tokens: of each chunk ids and labels, int32 [2, chunk_tokens].
+        lengths: of each chunk's sequences, where sequences are packed.
+        num_targets: labels that count, of all replicas.
+    """
+
+    tokens: tuple[NDArray[np.int32], ...]
+    lengths: tuple[tuple[int, ...], ...] | None
+    num_targets: int
+
+
+@dataclass(frozen=True)
+class ReadTensor:
+    """Asks for one whole tensor of the rank's state."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class WriteTensor:
+    """Gives one whole tensor of the rank's state, 1-D uint8."""
+
+    name: str
+    flat: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Asks for the loss of the state over these passes; all ranks are asked at the same time."""
+
+    passes: tuple[Batch, ...]
+
+
+@dataclass(frozen=True)
+class Continue:
+    """The pause is over; so is the run where it does not go on."""
+
+    goes_on: bool
+
+
+def send(pipe: Connection, message: object) -> None:
+    """Write a message. Its arrays follow as they are, without a copy of them here."""
+    arrays: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(message, protocol=5, buffer_callback=arrays.append)
+    pipe.send_bytes(len(arrays).to_bytes(_COUNT_BYTES, "big") + head)
+    for array in arrays:
+        pipe.send_bytes(array.raw())
+
+
+def recv(pipe: Connection) -> Any:
+    """The next message; its arrays may be written to.
+
+    Raises:
+        EOFError: the other end is gone.
+    """
+    head = pipe.recv_bytes()
+    count = int.from_bytes(head[:_COUNT_BYTES], "big")
+    arrays = [bytearray(pipe.recv_bytes()) for _ in range(count)]
+    return pickle.loads(memoryview(head)[_COUNT_BYTES:], buffers=arrays)

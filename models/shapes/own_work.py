@@ -1,0 +1,85 @@
+"""What one rank computes for one microbatch by twinstream's own kernels, of layouts that they run.
+
+A block is one task, and the head another. Works and bytes are those of the task chain
+(`models.lowering`), so that a bound of a layout speaks of the kernels that it is planned with.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from twinstream.models.demand.triton_work import TritonChunkWork
+from twinstream.models.demand.work import ChunkWork
+from twinstream.models.recipe import Recipe
+from twinstream.models.shapes.saved import Recompute
+from twinstream.models.shapes.work import PartWork, ShapeWork
+from twinstream.models.trained import trained_groups
+from twinstream.schedule.cost import Work
+from twinstream.schedule.workload import Workload
+
+_NORM_BYTES = 8  # two float32 statistics of a token
+_LOG_SUM_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnWork(ShapeWork):
+    """Work of twinstream's kernels; nothing is split over tp, cp or ep.
+
+    >>> from twinstream.models.presets import load_preset
+    >>> work = OwnWork(shape=load_preset("8b"), seq_len=8192)
+    >>> sum(one.flops for one in work.block().forward if one.unit == "matmul") == (
+    ...     2 * 8192 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336))
+    True
+    """
+
+    recipe: Recipe = field(default_factory=Recipe)
+
+    def block(self) -> PartWork:
+        """All of one block."""
+        chunk = self._chunk
+        frozen = "0" not in trained_groups(self.shape, self.recipe)
+        weight = () if frozen else chunk.weight_gradients()
+        left = Counter(weight)
+        backward: list[Work] = []
+        for one in chunk.block_backward(frozen=frozen):
+            if left[one]:
+                left[one] -= 1
+            else:
+                backward.append(one)
+        return PartWork(chunk.block_forward(), tuple(backward), weight)
+
+    def recomputes(self) -> dict[Recompute, tuple[Work, ...]]:
+        """What backward repeats of a block by level, that of the block's input last."""
+        chunk = self._chunk
+        return {"attention": chunk.recompute_attention(), "full": chunk.recompute_input()}
+
+    def block_saved_bytes(self, recompute: Recompute) -> int:
+        """Of the block's input, K and V, and of all that no recompute has to make again."""
+        shape, item = self.shape, self.itemsize
+        kept = shape.d_model + 2 * shape.d_kv
+        if recompute == "full":
+            return self.tokens * (kept * item + _NORM_BYTES)
+        kept += shape.d_q
+        sums = _NORM_BYTES + _LOG_SUM_BYTES * shape.num_heads
+        if recompute == "attention":
+            return self.tokens * (kept * item + sums)
+        kept += shape.d_q + shape.d_model + 2 * shape.d_ff
+        return self.tokens * (kept * item + sums)
+
+    def head(self) -> PartWork:
+        """Final norm, logits in row slices, their loss and gradients, in one task."""
+        return PartWork(self._chunk.head_loss(self.recipe.row_slice(self.tokens)))
+
+    def embedding(self) -> PartWork:
+        """Rows of all tokens, and their gradients where they are trained."""
+        trains = "embedding" in trained_groups(self.shape, self.recipe)
+        backward = self._chunk.embed_backward() if trains else ()
+        return PartWork(self._chunk.embed_forward(), (), backward)
+
+    @property
+    def _chunk(self) -> ChunkWork:
+        workload = Workload(
+            seq_len=self.seq_len, chunk_tokens=self.tokens, chunks_per_round=1, rounds_per_step=1
+        )
+        is_triton = self.recipe.implementations.vector == "triton"
+        kind = TritonChunkWork if is_triton else ChunkWork
+        return kind(self.shape, workload, 0, self.recipe)

@@ -1,0 +1,219 @@
+"""The layout of ranks that run: of all pipelines and replicas the one predicted to be fastest.
+
+`plan --ranks`, `plan --machine --gpus N` and `train --ranks` ask here, so that they choose alike.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from twinstream.clusters.executable import Stages, executable
+from twinstream.clusters.layout import Layout, LayoutError
+from twinstream.clusters.stages import stages_of
+from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec
+from twinstream.planner.choices import OPEN, Choices
+from twinstream.planner.planner import gc_paused
+from twinstream.planner.request import PlanRequest, TrainingStep
+from twinstream.planner.search.chunking import chunkings
+from twinstream.planner.search.tokens import proposed_tokens
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.document import Caps
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.workload import Workload
+from twinstream.simulator.network_costs import share_of
+from twinstream.simulator.replay import simulate_cluster
+
+ROUNDS_OF_A_RANK = 2  # so many microbatches for each rank, or the bubble is most of the step
+_TO_FIT = (1, 2, 3)  # ZeRO stages, the less there is to communicate the earlier
+_SEVERAL_STAGES = ("interleaved", "ring")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout that was looked at: its tokens/s, or why it is none."""
+
+    layout: Layout
+    tokens_per_s: float | None
+    why_not: str = ""
+
+    def __str__(self) -> str:
+        layout = self.layout
+        virtual = f" x {layout.virtual_stages} virtual" if layout.virtual_stages > 1 else ""
+        name = f"pp {layout.pp}{virtual} x dp {layout.dp}"
+        name += f", ZeRO {layout.zero}" if layout.zero else ""
+        name += f" ({layout.pipeline})" if layout.pp > 1 else ""
+        if self.tokens_per_s is None:
+            return f"{name}: {self.why_not}"
+        return f"{name}: {self.tokens_per_s:,.0f} tokens/s"
+
+
+@dataclass(frozen=True)
+class ChosenLayout:
+    """The fastest layout's schedule and prediction, and all candidates.
+
+    `workload` is the step of all replicas together.
+    """
+
+    layout: Layout
+    schedule: ClusterSchedule
+    predicted: ClusterTimeline
+    workload: Workload
+    candidates: tuple[Candidate, ...] = ()
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, as predicted."""
+        return self.predicted.step_ns / 1e9
+
+
+@dataclass(frozen=True)
+class RanksQuestion:
+    """What so many ranks train, and where.
+
+    Args:
+        workload: the step of all replicas together.
+        fixed: fields of the layout that are not open.
+        cluster, machine: of all ranks, and of one.
+        caps: of one rank.
+        choices: what is fixed of the plans of all stages.
+    """
+
+    spec: ModelSpec
+    recipe: Recipe
+    workload: Workload
+    num_ranks: int
+    fixed: Mapping[str, Any]
+    cluster: Cluster
+    machine: Machine
+    caps: Caps
+    choices: Choices = OPEN
+
+    def answer(self, progress: Callable[[str], None] = lambda text: None) -> ChosenLayout:
+        """The layout predicted to be fastest of those that are possible and fit.
+
+        Where replicas do not fit whole, and it is not said what they shard, they shard what is
+        needed.
+
+        Raises:
+            LayoutError: there is none; says why of each.
+        """
+        found: list[ChosenLayout] = []
+        seen: list[Candidate] = []
+        for layout in self._layouts():
+            wanted = [layout]
+            if self.fixed.get("zero") is None and layout.dp > 1 and not self._why_not(layout):
+                wanted += [layout.model_copy(update={"zero": zero}) for zero in _TO_FIT]
+            for each in wanted:
+                progress(f"planning pp {each.pp} x dp {each.dp}, ZeRO {each.zero}")
+                made = self.planned(each)
+                if isinstance(made, ChosenLayout):
+                    found.append(made)
+                    tokens = self.workload.tokens_per_step
+                    seen.append(Candidate(each, tokens / made.step_s))
+                    break
+                seen.append(made)
+        if not found:
+            told = "; ".join(map(str, seen))
+            raise LayoutError(f"no layout of {self.num_ranks} ranks can train this: {told}")
+        best = min(found, key=lambda one: one.step_s)
+        return replace(best, candidates=tuple(seen))
+
+    def planned(self, layout: Layout) -> ChosenLayout | Candidate:
+        """A layout planned and predicted, or why it is none."""
+        try:
+            if why := self._why_not(layout):
+                raise LayoutError(why)
+            each = self.workload.rounds_per_step // layout.dp
+            replica = self.workload.model_copy(update={"rounds_per_step": each})
+            stages = Stages(self.spec, replica, self.recipe, layout)
+            with gc_paused():
+                share = share_of(self.machine, self.ranks_on_a_node)
+                schedule = executable(stages, share, self.caps, self.choices)
+        except TwinstreamError as error:
+            return Candidate(layout, None, str(error))
+        predicted = simulate_cluster(schedule, self.cluster, self.machine)
+        return ChosenLayout(layout, schedule, predicted, self.workload)
+
+    @property
+    def ranks_on_a_node(self) -> int:
+        """How many ranks share the memory of a host."""
+        return min(self.cluster.count("gpus_per_node"), self.num_ranks)
+
+    def _layouts(self) -> Iterator[Layout]:
+        """Pipelines first, since they are those of one device's bits.
+
+        Raises:
+            LayoutError: what is fixed is no layout of so many ranks.
+        """
+        fixed, ranks = self.fixed, self.num_ranks
+        pp, dp = fixed.get("pp"), fixed.get("dp")
+        if ranks % (pp or 1) or ranks % (dp or 1) or (pp and dp and pp * dp != ranks):
+            given = f"pp {pp or 'open'} x dp {dp or 'open'}"
+            raise LayoutError(f"{given} are not the {ranks} ranks that are asked for")
+        virtual = fixed.get("virtual_stages") or 1
+        pipeline: Any = fixed.get("pipeline") or ("interleaved" if virtual > 1 else "1f1b")
+        if virtual > 1 and pipeline not in _SEVERAL_STAGES:
+            raise LayoutError(
+                f"{virtual} virtual stages a rank need the pipeline interleaved or ring, not "
+                f"{pipeline}"
+            )
+        for stages in range(ranks, 0, -1):
+            replicas, left = divmod(ranks, stages)
+            if left or stages != (pp or stages) or replicas != (dp or replicas):
+                continue
+            several = stages > 1
+            yield Layout(
+                pp=stages, dp=replicas,
+                zero=(fixed.get("zero") or 0) if replicas > 1 else 0,
+                reduction=fixed.get("reduction") or "rank_order",
+                virtual_stages=virtual if several else 1,
+                pipeline=pipeline if several else "1f1b",
+                recompute="auto", offload=True,
+            )  # fmt: skip
+
+    def _why_not(self, layout: Layout) -> str:
+        rounds = self.workload.rounds_per_step
+        if rounds % layout.dp:
+            return f"{rounds} rounds of a step do not divide among {layout.dp} replicas"
+        try:
+            stages_of(layout, self.spec.num_layers)
+        except LayoutError as error:
+            return str(error)
+        each = rounds // layout.dp
+        if layout.pipeline == "interleaved" and each % layout.pp:
+            return f"{each} microbatches are not a multiple of pp {layout.pp} (interleaved)"
+        return ""
+
+
+def workload_of_ranks(
+    spec: ModelSpec, step: TrainingStep, machine: Machine, num_ranks: int,
+    most_tokens: int | None = None,
+) -> Workload:  # fmt: skip
+    """A step whose rounds are enough for a pipeline of all ranks.
+
+    A round is a microbatch of one chunk, unless `chunks_per_round` says otherwise. Chunks are as
+    large as leave two rounds for each rank, or as small as they get. With less than a sequence a
+    chunk is a slice of one, and a round has all of a sequence's.
+
+    Args:
+        most_tokens: of a step, where tokens per step are open and data are few.
+
+    Raises:
+        ChunkingError: the numbers given contradict each other.
+    """
+    chunk, longest = step.chunk_tokens, step.seq_len
+    together = longest // chunk if chunk is not None and chunk < longest else 1
+    step = replace(step, chunks_per_round=step.chunks_per_round or together)
+    if step.tokens_per_step is None:
+        tokens = proposed_tokens(PlanRequest.of(spec, machine, step=step))
+        if most_tokens is not None and most_tokens < tokens:
+            tokens = max(1, most_tokens // longest) * longest
+        least = ROUNDS_OF_A_RANK * num_ranks * longest
+        step = replace(step, tokens_per_step=-(-tokens // least) * least)
+    found = chunkings(spec, step)
+    enough = [w for w in found if w.rounds_per_step >= ROUNDS_OF_A_RANK * num_ranks]
+    return enough[0] if enough else max(found, key=lambda workload: workload.rounds_per_step)

@@ -1,0 +1,228 @@
+"""The training loop: steps, checkpoints and evaluations of a run, on one device or several ranks.
+
+Ranks compute. This process feeds them, logs, and writes files. One device is a rank in a thread of
+this process, several are processes of their own; the loop is the same.
+"""
+
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twinstream.data.chunk_stream import ChunkStream
+from twinstream.data.order import Position
+from twinstream.executor.launch.protocol import Batch, StepResult, TrainTask
+from twinstream.executor.program.options import BackendName
+from twinstream.log.metrics import AnyEvent, StepMetrics
+from twinstream.models.trained import trained_groups
+from twinstream.schedule.analysis.idle import AnyTimeline
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.document import Schedule
+from twinstream.training.checkpoints import written_names
+from twinstream.training.machine import Tell
+from twinstream.training.preparing import Prepared
+from twinstream.training.run.evaluating import Evaluator
+from twinstream.training.run.hooks import RunProgress, StepHooks
+from twinstream.training.run.run_folder import TrainingFolder
+from twinstream.training.run.segments import TrainingSegment, starting_state
+from twinstream.training.run.steps import StepBatches, StepRecorder, batch_of
+from twinstream.training.run.stopping import Stop
+from twinstream.training.server import TrainerServer
+
+if TYPE_CHECKING:
+    from twinstream.executor.state.sources import Optimizer, Weights
+
+_LEAST_TIMEOUT_S, _TIMEOUT_STEPS = 60.0, 20.0
+
+
+class TrainingLoop:
+    """Trains segments one after another; the data goes on from one to the next.
+
+    Args:
+        timeout_s: how long a rank may keep others waiting; by default 20 steps, a minute at least.
+
+    Attributes:
+        hooks: what is done between steps.
+        step: the last that was done in order; the one before the first at the beginning.
+        loss: of the last step that was logged; None before the first.
+        tokens_per_s: of each step that was logged.
+        stream: of the data; None before the first segment.
+        pids: of the ranks' processes, while they run.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        folder: TrainingFolder,
+        record: Callable[[AnyEvent], None],
+        stop: Stop,
+        tell: Tell,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._prepared, self._record, self._stop, self._tell = prepared, record, stop, tell
+        self._timeout_s = timeout_s
+        self.hooks = StepHooks(prepared, folder, record, tell)
+        self.step = folder.steps_done
+        self.loss: float | None = None
+        self.tokens_per_s: list[float] = []
+        self.stream: ChunkStream | None = None
+        self.pids: list[int] = []
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it ends before the last step: that was asked for, or it cannot go on."""
+        ends = self._stop.asked or self.hooks.failure is not None
+        return ends and self.step < self._prepared.num_steps
+
+    def train(self, segment: TrainingSegment) -> AnyTimeline:
+        """All steps of a segment, from the last checkpoint or the beginning, until stopped.
+
+        Returns:
+            When every op ran, of the steps that were timed.
+
+        Raises:
+            TwinstreamError: what a run can meet: a rank that ended it, a loss that is no number, a
+                device that has failed or has no memory left (and what to go on from).
+        """
+        from twinstream.executor.memory.device_memory import DeviceFailedError, DeviceMemoryError
+
+        try:
+            return self._train(segment)
+        except (DeviceFailedError, DeviceMemoryError) as error:
+            if (last := self.hooks.checkpoint) is None:
+                raise
+            way_on = f"The last checkpoint is {last.path}: go on from it with --resume."
+            raise type(error)(f"{error} {way_on}") from error
+        finally:
+            self.pids = []
+
+    def close(self) -> None:
+        """End the processes that read data."""
+        if self.stream is not None:
+            self.stream.close()
+
+    def _train(self, segment: TrainingSegment) -> AnyTimeline:
+        prepared, plan, hooks = self._prepared, segment.plan, self.hooks
+        state = starting_state(prepared.model, prepared.options, segment.recipe, hooks.checkpoint)
+        batches = self._batches_of(segment)
+        recorder = self._recorder_of(segment, batches)
+        progress = RunProgress(segment.recipe, plan.workload, batches, recorder)
+        evaluator = None
+        if prepared.eval_data is not None:
+            evaluator = Evaluator(plan, prepared.eval_data, prepared.options.eval_tokens)
+
+        def feed(replica: int, step: int) -> Batch:
+            return batch_of(batches.step(step), replica, plan.chunks_of_a_replica, plan)
+
+        def log(replica: int, result: StepResult) -> None:
+            recorder.take(result.sink, result.step, result.value, replica)
+
+        timeout_s = self._timeout_s or max(_LEAST_TIMEOUT_S, _TIMEOUT_STEPS * plan.step_s)
+        task = self._task(segment, None if evaluator is None else evaluator.schedule)
+        backend: BackendName = "cuda" if prepared.here.backend == "cuda" else "cpu"
+        with closing(plan.started(task, backend, self._tell, timeout_s)) as ranks:
+            self.pids = ranks.pids
+            server = TrainerServer(ranks, plan, feed, log, timeout_s)
+            server.pause(segment.first - 1)  # until all are warm
+            self._write_state(server, segment, *state)
+            hooks.begin()
+            recorder.skip_time()
+            server.resume()
+            ends = False
+            while not ends:
+                # Step: ranks begin it, a step or two ahead of the last that is complete. Meanwhile
+                # the server feeds them, and logs the results of each step as they come.
+                step = server.next_step()
+
+                # Stop: after the last step, when told to, and where the next step has no data.
+                if step < prepared.num_steps:
+                    hooks.failure = batches.failure(step + 1)
+                ends = step == segment.last or self._stop.asked or hooks.failure is not None
+
+                saves, evaluates = hooks.due(step, is_last=ends)
+                server.decide(step, pauses=saves or evaluates)
+                if not (saves or evaluates):
+                    continue
+                server.pause(step)
+                self.step = step
+
+                # Checkpoint: first, so that no evaluation that fails costs one.
+                if saves:
+                    write_tensors = partial(self._write_tensors, server, segment)
+                    hooks.write_checkpoint(step, progress, write_tensors, is_last=ends)
+
+                # Evaluate.
+                if evaluates and evaluator is not None:
+                    hooks.evaluate(step, partial(evaluator.evaluate, server))
+                if saves:
+                    hooks.prune()
+
+                recorder.skip_time()
+                server.resume(goes_on=not ends)
+            return plan.measured(server.outcomes(), 1 + segment.last - segment.first)
+
+    def _batches_of(self, segment: TrainingSegment) -> StepBatches:
+        """A segment has the chunks that come after those of the one before."""
+        if self.stream is None:
+            prepared, checkpoint, plan = self._prepared, self.hooks.checkpoint, segment.plan
+            start = Position() if checkpoint is None else checkpoint.state.position.position()
+            self.stream = plan.chunks(prepared.data, prepared.options.seed, start)
+            self._batches = StepBatches(
+                self.stream, plan.chunks_per_step, segment.first, plan.pieces
+            )
+        return self._batches
+
+    def _recorder_of(self, segment: TrainingSegment, batches: StepBatches) -> StepRecorder:
+        prepared, checkpoint = self._prepared, self.hooks.checkpoint
+
+        def on_step(metrics: StepMetrics) -> None:
+            self.loss = metrics.loss
+            self.tokens_per_s.append(metrics.tokens_per_s)
+            self._record(metrics)
+
+        return StepRecorder(
+            batches,
+            prepared.rate,
+            num_replicas=segment.plan.num_replicas,
+            predicted_s=segment.plan.step_s,
+            clips=segment.recipe.clips,
+            tokens=0 if checkpoint is None else checkpoint.state.tokens,
+            epoch_tokens=prepared.data.epoch_tokens,
+            on_step=on_step,
+        )
+
+    def _task(
+        self, segment: TrainingSegment, evaluation: Schedule | ClusterSchedule | None
+    ) -> TrainTask:
+        prepared = self._prepared
+        return TrainTask(
+            first=segment.first,
+            last=segment.last,
+            rate=prepared.rate,
+            seed=prepared.options.seed,
+            max_norm=prepared.options.max_grad_norm if segment.recipe.clips else 0.0,
+            evaluation=evaluation,
+        )
+
+    def _write_state(
+        self,
+        server: TrainerServer,
+        segment: TrainingSegment,
+        weights: "Weights",
+        optimizer: "Optimizer",
+    ) -> None:
+        """Read or draw the state a group at a time."""
+        trained = set(trained_groups(self._prepared.model.spec, segment.recipe))
+        for group, flat in weights:
+            server.write(f"param.{group}", flat)
+            if group in trained:
+                server.write(f"opt.{group}", optimizer(group, flat))
+
+    def _write_tensors(self, server: TrainerServer, segment: TrainingSegment, folder: Path) -> None:
+        from twinstream.executor.weights.checkpoint_files import write_tensors
+
+        names = written_names(server.names, adapters=segment.recipe.lora is not None)
+        needed_bytes = segment.plan.checkpoint_bytes
+        write_tensors(folder, self._prepared.outline, names, server.read, needed_bytes)

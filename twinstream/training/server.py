@@ -1,0 +1,204 @@
+"""The trainer's end of the channels to its ranks: answers them, reads and writes their state."""
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from twinstream.executor.launch.protocol import (
+    AtBoundary,
+    Batch,
+    Continue,
+    Evaluate,
+    GetBatch,
+    Ranks,
+    ReadTensor,
+    ShouldPause,
+    StepResult,
+    WriteTensor,
+)
+from twinstream.executor.ranks.errors import RanksError
+from twinstream.training.planning import START_S
+from twinstream.training.ranks.planning import Plan
+
+if TYPE_CHECKING:
+    from twinstream.executor.ranks.rank_run import RankOutcome
+    from twinstream.executor.run.evaluation import PassLoss
+
+_KEPT_STEPS = 16  # stages are a few steps apart, at most
+
+
+class SilentRankError(RanksError):
+    """A rank keeps the others waiting for too long."""
+
+
+class TrainerServer:
+    """Serves the ranks of one plan, in the thread that calls it.
+
+    Ranks train until they come to a step after which they are to pause. Then all of them are at
+    rest, and their state may be read and written, until they resume.
+
+    Args:
+        batch: what a replica is fed of a step.
+        result: takes a loss or a norm of a replica.
+        timeout_s: how long a rank may keep the others waiting.
+
+    Attributes:
+        names: of all whole tensors of the state, `param.GROUP` and `opt.GROUP`.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        plan: Plan,
+        batch: Callable[[int, int], Batch],
+        result: Callable[[int, StepResult], None],
+        timeout_s: float,
+    ) -> None:
+        from twinstream.executor.state.training_state import carried_names
+
+        self._ranks, self._batch, self._result = ranks, batch, result
+        self._timeout_s, self._limit_s = timeout_s, START_S
+        self._shards = plan.shards
+        self._pauses: dict[int, bool] = {}  # by step, what the first rank that asked was told
+        self._asker = 0
+        self._resting: dict[int, int] = {}
+        self._replicas: dict[int, int] = {}
+        self._owners: dict[str, dict[int, int]] = {}  # by name and replica, the first rank
+        self._all_owners: dict[str, list[int]] = {}
+        for part in plan.parts:
+            replica = self._replicas[part.rank] = part.coordinates.get("dp", 0)
+            for name in carried_names(part.schedule):
+                self._owners.setdefault(name, {}).setdefault(replica, part.rank)
+                self._all_owners.setdefault(name, []).append(part.rank)
+        self.names = list(self._owners)
+
+    def next_step(self) -> int:
+        """Serve ranks until one of them, as the first, is through with beginning a step.
+
+        Returns:
+            The step; `decide` has to say whether ranks pause after it.
+        """
+        while True:
+            rank, message = self._recv(None)
+            if isinstance(message, ShouldPause) and message.step not in self._pauses:
+                self._asker = rank
+                return message.step
+            self._answer(rank, message)
+
+    def decide(self, step: int, *, pauses: bool) -> None:
+        """Tell the rank that has asked, and whoever asks later, whether to pause after a step."""
+        self._pauses[step] = pauses
+        self._pauses.pop(step - _KEPT_STEPS, None)
+        self._ranks.send(self._asker, pauses)
+
+    def pause(self, step: int) -> None:
+        """Serve ranks until all of them are at rest after a step.
+
+        Raises:
+            SilentRankError: one keeps the others waiting for too long.
+        """
+        until = None
+        while len(self._resting) < self._ranks.size:
+            left_s = None if until is None else max(0.0, until - monotonic())
+            found = self._ranks.recv(left_s)
+            if found is None:
+                late = min(set(range(self._ranks.size)) - set(self._resting))
+                raise SilentRankError(
+                    f"rank {late} does not answer: rank {next(iter(self._resting))} is through "
+                    f"with step {step}, and it not {self._limit_s:g} s later"
+                )
+            self._answer(*found)
+            if until is None and self._resting:
+                until = monotonic() + self._limit_s
+        assert set(self._resting.values()) == {step}, "ranks rest after one step"
+        self._limit_s = self._timeout_s
+
+    def resume(self, *, goes_on: bool = True) -> None:
+        """End the pause, and the run where it does not go on."""
+        for rank in self._resting:
+            self._ranks.send(rank, Continue(goes_on))
+        self._resting.clear()
+
+    def outcomes(self) -> "list[RankOutcome]":
+        """What the ranks of a run that does not go on end with, by rank."""
+        found = dict(self._recv(None) for _ in range(self._ranks.size))
+        return [found[rank] for rank in sorted(found)]
+
+    def read(self, name: str) -> Any:
+        """A whole tensor of the state, 1-D uint8: of the first replica, where sharded of all.
+
+        Tied embeddings, which two stages have alike, are the first stage's.
+
+        Raises:
+            SilentRankError: a rank does not give it.
+        """
+        owners = self._owners[name]
+        if self._shards is None:
+            return self._read(owners[0], name)
+        shards = [{name: self._read(owners[at], name)} for at in sorted(owners)]
+        return self._shards.whole(shards)[name]
+
+    def write(self, name: str, flat: Any) -> None:
+        """Write a whole tensor of the state, 1-D uint8, to all ranks that have it or a shard.
+
+        Raises:
+            SilentRankError: a rank does not take it.
+        """
+        for rank in self._all_owners[name]:
+            own = flat
+            if self._shards is not None:
+                own = self._shards.shard({name: flat}, self._replicas[rank])[name]
+            self._request({rank: WriteTensor(name, own.numpy())}, f"'{name}'", self._timeout_s)
+
+    def evaluate(self, batches: Sequence[tuple[Batch, ...]]) -> "list[Sequence[PassLoss]]":
+        """The losses of passes, by replica; a pass may take as long as a step.
+
+        Args:
+            batches: by replica, what it is fed of each pass.
+
+        Raises:
+            SilentRankError: a rank does not answer.
+        """
+        asked = {rank: Evaluate(batches[replica]) for rank, replica in self._replicas.items()}
+        told = self._request(asked, "a loss", len(batches[0]) * self._timeout_s)
+        heads = {self._replicas[rank]: found.passes for rank, found in told.items() if found.passes}
+        return [heads[replica] for replica in sorted(heads)]
+
+    def _read(self, rank: int, name: str) -> Any:
+        import torch
+
+        told = self._request({rank: ReadTensor(name)}, f"'{name}'", self._timeout_s)
+        return torch.from_numpy(told[rank].flat)
+
+    def _request(self, asked: dict[int, Any], what: str, limit_s: float) -> dict[int, Any]:
+        """What ranks at rest answer."""
+        for rank, message in asked.items():
+            self._ranks.send(rank, message)
+        found: dict[int, Any] = {}
+        while len(found) < len(asked):
+            told = self._ranks.recv(limit_s)
+            if told is None:
+                late = min(set(asked) - set(found))
+                raise SilentRankError(
+                    f"rank {late} does not answer: {what} was asked of it {limit_s:g} s ago"
+                )
+            rank, found[rank] = told
+        return found
+
+    def _recv(self, timeout_s: float | None) -> tuple[int, Any]:
+        found = self._ranks.recv(timeout_s)
+        assert found is not None, "it is waited for"
+        return found
+
+    def _answer(self, rank: int, message: object) -> None:
+        match message:
+            case GetBatch(step):
+                self._ranks.send(rank, self._batch(self._replicas[rank], step))
+            case StepResult():
+                self._result(self._replicas[rank], message)
+            case ShouldPause(step):
+                self._ranks.send(rank, self._pauses[step])
+            case AtBoundary(step):
+                self._resting[rank] = step
+            case other:
+                raise AssertionError(f"rank {rank} says {other!r}")
