@@ -11,9 +11,9 @@ from twinstream.planner.request import TrainingStep
 from twinstream.report.report import report_html
 from twinstream.report.trace import trace_of, write_trace
 from twinstream.report.view import MeshView
-from twinstream.sweep.cell import INFEASIBLE, OK
-from twinstream.sweep.config import config_of
-from twinstream.sweep.sweep import SweepSettings, run_sweep
+from twinstream.study.sweep.cells import INFEASIBLE, OK
+from twinstream.study.sweep.config import config_of
+from twinstream.study.sweep.sweep import SweepSettings, run_sweep
 
 pytestmark = pytest.mark.bench
 LARGEST_BYTES = 10_000_000

@@ -193,7 +193,7 @@ def test_a_trace_has_a_process_for_each_rank_behind_the_classes_and_all_begin_to
 
 def test_the_explorer_shows_both(four):
     pytest.importorskip("dash", reason="Dash is not installed")
-    from twinstream.explorer.clusters import ShownCluster, clusters_part
+    from twinstream.study.explore.clusters import ShownCluster, clusters_part
 
     schedule = read_document(ClusterSchedule, four.plan)
     lines = [read_document(ClusterTimeline, path) for path in (four.predicted, four.measured)]

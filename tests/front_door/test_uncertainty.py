@@ -24,7 +24,7 @@ from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
-from twinstream.sweep.certainty import errors_note, ranking_note
+from twinstream.study.sweep.rows import errors_note, ranking_note
 
 
 def test_a_fitted_profile_tells_its_error_on_runs_it_has_not_seen():

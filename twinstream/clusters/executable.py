@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from pydantic_core import to_json
 
 from twinstream.clusters.kernel_sets import layout_refusal
-from twinstream.clusters.layout import Layout, LayoutError
+from twinstream.clusters.layout import Layout, LayoutError, stages_of
 from twinstream.clusters.lowering.lower import in_one_order
 from twinstream.clusters.orders import actions_of
 from twinstream.clusters.planned_stage import PlannedStage, planned_stage
-from twinstream.clusters.stages import stages_of
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.sharding import Sharding
 from twinstream.models.lowering.stage import lower_stage

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from twinstream.clusters.conforms_ranks import is_executable
+from twinstream.clusters.conforms import is_executable
 from twinstream.clusters.job import Job
 from twinstream.hardware_profiles.attention_rates import Ratio
 from twinstream.hardware_profiles.cost import work_time

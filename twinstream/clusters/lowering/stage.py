@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from twinstream.clusters.job import Job
+from twinstream.clusters.layout import stages_of
 from twinstream.clusters.lowering.builder import Held, StageBuilder, Use
 from twinstream.clusters.lowering.groups import (
     Group,
@@ -14,7 +15,6 @@ from twinstream.clusters.lowering.layers import LayerOps
 from twinstream.clusters.lowering.parts import whole
 from twinstream.clusters.lowering.weights import StageWeights
 from twinstream.clusters.orders import Action, actions_of
-from twinstream.clusters.stages import stages_of
 from twinstream.models.shapes.saved import head_peak_bytes, stored_hidden_bytes
 from twinstream.schedule.cost import Work
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from twinstream.api import RunSettings
-from twinstream.clusters.conforms_ranks import is_executable
+from twinstream.clusters.conforms import is_executable
 from twinstream.clusters.executable import layout_in, sharding_of
 from twinstream.clusters.kernel_sets import run_refusal
 from twinstream.clusters.layout import Layout

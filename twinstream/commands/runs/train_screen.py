@@ -86,10 +86,11 @@ def _limits(plan: Plan, explanation: Explanation | None) -> Iterator[tuple[str, 
 def trained_screen(result: TrainResult, curve: str, lines: list[str]) -> list[RenderableType]:
     """The curve of the loss, predicted beside measured, and what is where."""
     shown: list[RenderableType] = [curve]
-    if result.predicted.num_gpus > 1:
+    predicted, measured = result.predicted, result.measured
+    if measured is None:
         shown.append(_speeds_line(result))
-    if result.measured is not None:
-        shown.append(headline_table(result.predicted, result.measured, (*SPEEDS, *SHARES)))
+    else:
+        shown.append(headline_table(predicted, measured, (*SPEEDS, *SHARES)))
     return [*shown, *([result.disturbed] if result.disturbed else []), *lines]
 
 
