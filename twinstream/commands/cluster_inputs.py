@@ -9,7 +9,7 @@ from pathlib import Path
 
 from twinstream import api
 from twinstream.clusters.running.run_ranks import NotRunnableError, spec_of
-from twinstream.clusters.shared_machine import Place, cores_here, place_here
+from twinstream.clusters.shared_machine import Place, cores_here, place_here, rank_machine
 from twinstream.commands.arguments.inputs import (
     checked_schedule,
     machine_of,
@@ -310,12 +310,14 @@ def _processes_here(schedule: ClusterSchedule, given: str | None) -> Place | Non
 
 
 def _rank_s_machine(schedule: ClusterSchedule, given: str | None) -> Machine | None:
-    """The profile given, else the shipped one that the stages were planned for, or for a share."""
+    """The profile given, else the shipped one whose ranks here the stages were planned for."""
     if given is not None:
         return load_machine(given)
-    if schedule.machine.name not in machine_names():
-        return None
-    shipped = load_machine(schedule.machine.name)
-    planned_for = (shipped, share_of(shipped, schedule.mesh.size))
-    known = {machine.content_hash for machine in planned_for}
-    return shipped if schedule.machine.content_hash in known else None
+    size, cores = schedule.mesh.size, cores_here()
+    for name in machine_names():
+        shipped = load_machine(name)
+        ranks = (shipped, rank_machine(shipped, size, cores))
+        planned_for = (*ranks, *(share_of(machine, size) for machine in ranks))
+        if schedule.machine.content_hash in {machine.content_hash for machine in planned_for}:
+            return shipped
+    return None
