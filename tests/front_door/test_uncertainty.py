@@ -263,7 +263,8 @@ def test_a_cluster_s_document_is_near_to_what_its_job_is_near_to():
 def test_layouts_say_how_far_off_they_may_be_on_the_screen_and_in_json(tmp_path):
     path = tmp_path / "uncertain_layout.json"
     asked = ("plan", "--cluster", "h100_dgx", "--gpus", "8", "--model", "1b", "--seq-len", "4096",
-             "--global-batch", "16", "--tp", "1", "--pp", "1", "--cp", "1")  # fmt: skip
+             "--global-batch", "16", "--tp", "1", "--pp", "1", "--cp", "1",
+             "--kernels", "megatron")  # fmt: skip
     document = call(*asked, "--json").json()
     first = document["layouts"][0]["uncertainty"]
     assert first == document["uncertainty"] and first["kind"] == "published"

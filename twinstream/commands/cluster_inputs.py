@@ -9,7 +9,7 @@ from pathlib import Path
 
 from twinstream import api
 from twinstream.clusters.running.run_ranks import NotRunnableError, spec_of
-from twinstream.clusters.shared_machine import Place, cores_here, place_here
+from twinstream.clusters.shared_machine import Place, cores_here, place_here, rank_machine
 from twinstream.commands.arguments.inputs import (
     checked_schedule,
     machine_of,
@@ -36,6 +36,7 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError, read_bytes
 from twinstream.schedule.timeline import Timeline
+from twinstream.simulator.network_costs import share_of
 from twinstream.simulator.replay import simulate_cluster
 from twinstream.simulator.stragglers import with_stragglers
 
@@ -309,10 +310,14 @@ def _processes_here(schedule: ClusterSchedule, given: str | None) -> Place | Non
 
 
 def _rank_s_machine(schedule: ClusterSchedule, given: str | None) -> Machine | None:
-    """The profile given, else the shipped one that the stages were planned for."""
+    """The profile given, else the shipped one whose ranks here the stages were planned for."""
     if given is not None:
         return load_machine(given)
-    if schedule.machine.name not in machine_names():
-        return None
-    shipped = load_machine(schedule.machine.name)
-    return shipped if shipped.content_hash == schedule.machine.content_hash else None
+    size, cores = schedule.mesh.size, cores_here()
+    for name in machine_names():
+        shipped = load_machine(name)
+        ranks = (shipped, rank_machine(shipped, size, cores))
+        planned_for = (*ranks, *(share_of(machine, size) for machine in ranks))
+        if schedule.machine.content_hash in {machine.content_hash for machine in planned_for}:
+            return shipped
+    return None

@@ -26,6 +26,7 @@ from twinstream.planner.kernel_choice import attention_for, kernels_for
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.analysis.comparison import compare
+from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.document import Schedule
@@ -44,7 +45,6 @@ FEW_STEPS = 20  # where tokens per step are open, so many steps at least
 START_S = 600.0  # for ranks to be warm; who dies meanwhile is noticed at once
 _MOST_EXPECTED = 1024
 _ROOM, _MORE_ROOM = 4, 8  # a chunk has room for so many times what is expected, and some more
-AnyTimeline = Timeline | ClusterTimeline
 
 
 class StepPlan(ABC):

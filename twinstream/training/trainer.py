@@ -8,12 +8,12 @@ from typing import Any
 
 from twinstream.api import require_torch
 from twinstream.log.tensorboard import require_tensorboard
+from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.training.amounts import every
 from twinstream.training.callbacks import Callback, RunLog
 from twinstream.training.loop import TrainingLoop
 from twinstream.training.machine import Tell, detect_machine
 from twinstream.training.options import TrainOptions
-from twinstream.training.planning import AnyTimeline
 from twinstream.training.preparing import Prepared, open_model, prepare
 from twinstream.training.ranks.planning import require_possible
 from twinstream.training.run.run_folder import TrainingFolder, TrainResult

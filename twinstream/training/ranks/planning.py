@@ -22,6 +22,7 @@ from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.request import TrainingStep, caps_of
 from twinstream.schedule.analysis.comparison import compare
+from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import RankPart, rank_part
@@ -36,7 +37,6 @@ from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import (
     FEW_STEPS,
     START_S,
-    AnyTimeline,
     DevicePlan,
     StepPlan,
     expected_packing,
