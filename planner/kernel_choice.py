@@ -4,7 +4,7 @@ from functools import cache
 from typing import Literal, get_args
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.demand.attention_limits import (
+from twinstream.models.kernel_costs.attention_limits import (
     attention_limits,
     attention_names,
     attention_refusal,

@@ -4,7 +4,7 @@ A plan made within less memory, or for a slower link, runs as it is with more, o
 A search that begins anew may still end at a slower plan, by as much as plans lie above the bound.
 """
 
-from twinstream.models.demand.attention_shape import lengths_text
+from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.models.lowering.lower import model_ref
 from twinstream.planner.policies import policy_named
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest

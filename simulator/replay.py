@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.errors import NoTimeError
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.demand.attention_limits import nondeterministic_kernels
+from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.schedule.analysis.periodic import MAX_PASSES, PassBoundaries, StepTime
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Side
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline

@@ -15,7 +15,7 @@ from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.gradients import add_vector, weight_views
 from twinstream.executor.kernels.vector.vector_ops import LogitRows, RmsNorm, VectorOps
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.attributes import Attributes, typed_attribute
+from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
 from twinstream.schedule.ops import Mode
 
 

@@ -14,7 +14,7 @@ from twinstream.executor.kernels.head_forward import HeadForward
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.gradients import add_matmul, add_vector, gradient_views
 from twinstream.executor.kernels.vector.vector_ops import NormGradients, VectorGradient, VectorOps
-from twinstream.models.demand.attributes import Attributes, is_frozen, typed_attribute
+from twinstream.models.kernel_costs.attributes import Attributes, is_frozen, typed_attribute
 from twinstream.schedule.ops import Mode
 
 

@@ -7,7 +7,7 @@ from math import prod
 import torch
 
 from twinstream.executor.kernels.calls import Calls
-from twinstream.models.demand.attributes import Attributes, typed_attribute
+from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
 from twinstream.schedule.ops import Mode
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

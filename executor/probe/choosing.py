@@ -15,7 +15,11 @@ from twinstream.executor.probe.chosen import Chosen
 from twinstream.executor.probe.process import DeviceProcess, JobFailed, JobRefused, JobTimeout
 from twinstream.executor.probe.tasks.attention import Candidate, attention_cases, try_attention
 from twinstream.executor.probe.tasks.trial import TOLERANCE, differs_from_eager
-from twinstream.models.demand.attention_limits import DeviceName, attention_limits, attention_names
+from twinstream.models.kernel_costs.attention_limits import (
+    DeviceName,
+    attention_limits,
+    attention_names,
+)
 from twinstream.models.recipe import KernelChoice
 from twinstream.models.spec import ModelSpec
 

@@ -19,7 +19,7 @@ from twinstream.executor.probe.tasks.curves import Ceilings, fit_curves
 from twinstream.executor.probe.tasks.task_samples import TaskSample, attention_samples
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine, Number
-from twinstream.models.demand.attention_limits import (
+from twinstream.models.kernel_costs.attention_limits import (
     DeviceName,
     attention_limits,
     attention_names,

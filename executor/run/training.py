@@ -8,7 +8,7 @@ import torch
 from twinstream.executor.kernels.attention.implementation import Starts
 from twinstream.executor.kernels.step_state import packed_step_state
 from twinstream.executor.program.host_work import HostWork
-from twinstream.models.demand.attention_shape import lengths_text
+from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError

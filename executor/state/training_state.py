@@ -8,7 +8,7 @@ from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.staging import Staging
 from twinstream.models.adapters.adapter_layout import adapter_group
-from twinstream.models.demand.workspace import state_bytes
+from twinstream.models.kernel_costs.workspace import state_bytes
 from twinstream.models.layout import Layout, group_layout, parameter_groups
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.recipe import Recipe

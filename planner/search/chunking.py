@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from twinstream.models.demand.attention_shape import lengths_text
 from twinstream.models.flops import SavedLevel, saved_bytes_per_token
+from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.models.lowering.declarations import Shapes
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.limits import LIMITS, SearchLimits

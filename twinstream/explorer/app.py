@@ -22,7 +22,7 @@ from twinstream.explorer.show import (
     timeline_of,
 )
 from twinstream.explorer.state import State as Question
-from twinstream.models.demand.attention_limits import attention_names
+from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.planner.choices import EFFORTS
 from twinstream.planner.kernel_choice import KernelsOption
 from twinstream.planner.planner import gc_paused

@@ -11,7 +11,7 @@ from twinstream.measures.metrics import Summary, rate_text, summarize
 from twinstream.measures.policies_compared import PolicyOutcome
 from twinstream.measures.residence import STATE, Residence, RoleResidence
 from twinstream.measures.uncertainty import Uncertainty, prediction_notes, uncertainty_of
-from twinstream.models.demand.attention_limits import nondeterministic_kernels
+from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import brief, gib

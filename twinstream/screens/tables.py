@@ -12,8 +12,8 @@ from rich.console import Group
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine, Number
 from twinstream.measures.metrics import Summary, rate_text
 from twinstream.measures.uncertainty import Uncertainty, usual_uncertainties
-from twinstream.models.demand.attention_limits import nondeterministic_kernels
-from twinstream.models.demand.attention_shape import lengths_text
+from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
+from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.analysis.comparison import Comparison, GroupComparison, Pair
 from twinstream.schedule.document import Schedule

@@ -14,7 +14,7 @@ from twinstream.hardware_profiles.errors import ProfileError
 from twinstream.hardware_profiles.loader import load_machine, machine_names, save_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import MACHINE
-from twinstream.models.demand.attention_limits import attention_limits, attention_names
+from twinstream.models.kernel_costs.attention_limits import attention_limits, attention_names
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.options import TrainOptions
 

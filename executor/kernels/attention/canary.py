@@ -12,10 +12,10 @@ from twinstream.executor.kernels.attention.registry import (
     require_attention,
 )
 from twinstream.executor.kernels.attention.trial import Trial
-from twinstream.models.demand.attention_limits import DeviceName
-from twinstream.models.demand.attention_shape import AttentionShape
-from twinstream.models.demand.attributes import typed_attribute
-from twinstream.models.demand.workspace import attention_shape
+from twinstream.models.kernel_costs.attention_limits import DeviceName
+from twinstream.models.kernel_costs.attention_shape import AttentionShape
+from twinstream.models.kernel_costs.attributes import typed_attribute
+from twinstream.models.kernel_costs.workspace import attention_shape
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 

@@ -16,8 +16,8 @@ import torch
 
 from twinstream.executor.kernels.operand import Pack
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.attention_limits import attention_limits
-from twinstream.models.demand.attention_shape import room_for_longest, room_for_sequences
+from twinstream.models.kernel_costs.attention_limits import attention_limits
+from twinstream.models.kernel_costs.attention_shape import room_for_longest, room_for_sequences
 
 ALL_TOKENS = slice(None)
 
@@ -101,7 +101,7 @@ class AttentionImplementation(ABC):
     """One way to compute attention.
 
     What it computes, and whether it gives the same bits from run to run, is in
-    `twinstream.models.demand.attention_limits`. Where it does not take packed sequences it is
+    `twinstream.models.kernel_costs.attention_limits`. Where it does not take packed sequences it is
     called for one after the other, whose lengths the host then reads from the device.
     """
 

@@ -19,8 +19,8 @@ from twinstream.executor.kernels.attention.implementation import (
 )
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.attention_scratch import attention_scratch_bytes
-from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
+from twinstream.models.kernel_costs.attention_scratch import attention_scratch_bytes
+from twinstream.models.kernel_costs.attention_shape import AttentionPass, AttentionShape
 
 # Scores this far below zero have shown padding that is scored 0: exp(0 - lse) overflows float32.
 _LOW_SCORE = -120.0

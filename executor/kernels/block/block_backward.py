@@ -24,7 +24,7 @@ from twinstream.executor.kernels.vector.vector_ops import (
     VectorGradient,
     VectorOps,
 )
-from twinstream.models.demand.attributes import Attributes
+from twinstream.models.kernel_costs.attributes import Attributes
 from twinstream.schedule.ops import Mode
 
 

@@ -7,7 +7,7 @@ import torch
 
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.models.adapters.lora import Lora, lora_of_attributes
-from twinstream.models.demand.attributes import (
+from twinstream.models.kernel_costs.attributes import (
     Attributes,
     is_frozen,
     most_packed,

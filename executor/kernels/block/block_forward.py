@@ -10,7 +10,7 @@ from twinstream.executor.kernels.block.block_operands import BlockOperands
 from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
-from twinstream.models.demand.attributes import Attributes
+from twinstream.models.kernel_costs.attributes import Attributes
 
 
 def block_forward(

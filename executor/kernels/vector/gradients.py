@@ -11,7 +11,7 @@ from twinstream.executor.kernels.operand import DTYPES, KernelOperand
 from twinstream.executor.kernels.vector.row_blocks import row_blocks
 from twinstream.executor.kernels.vector.vector_ops import VectorGradient
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.attributes import Attributes, gradient_dtype_name
+from twinstream.models.kernel_costs.attributes import Attributes, gradient_dtype_name
 from twinstream.models.layout import Layout
 from twinstream.schedule.ops import Mode
 

@@ -18,10 +18,10 @@ from twinstream.executor.kernels.attention.registry import (
 )
 from twinstream.executor.kernels.attention.trial import Results, Trial
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
-from twinstream.models.demand.attention_library import attention_library_bytes
-from twinstream.models.demand.attention_limits import DeviceName
-from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
-from twinstream.models.demand.work import ChunkWork
+from twinstream.models.kernel_costs.attention_library import attention_library_bytes
+from twinstream.models.kernel_costs.attention_limits import DeviceName
+from twinstream.models.kernel_costs.attention_shape import AttentionPass, AttentionShape
+from twinstream.models.kernel_costs.work import ChunkWork
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import Workload

@@ -12,7 +12,7 @@ from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.probe.tasks.chain_memory import ChainMemory, in_order
 from twinstream.executor.probe.timing.device_timing import DeviceTimer, Timing
 from twinstream.executor.run.device_state import DeviceState
-from twinstream.models.demand.workspace import attention_shape
+from twinstream.models.kernel_costs.workspace import attention_shape
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import KernelCall

@@ -19,8 +19,8 @@ from twinstream.executor.kernels.attention.registry import (
     available_attention,
     require_attention,
 )
-from twinstream.models.demand import attention_limits
-from twinstream.models.demand.attention_shape import AttentionShape
+from twinstream.models.kernel_costs import attention_limits
+from twinstream.models.kernel_costs.attention_shape import AttentionShape
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.document import Caps, Schedule
 

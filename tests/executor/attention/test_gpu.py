@@ -12,9 +12,9 @@ from twinstream.executor.kernels.attention.registry import (
 )
 from twinstream.executor.kernels.attention.trial import Trial
 from twinstream.executor.probe.tasks.attention import attention_cases, taken_bytes, try_attention
-from twinstream.models.demand.attention_library import attention_library_bytes
-from twinstream.models.demand.attention_limits import attention_names
-from twinstream.models.demand.attention_shape import AttentionShape
+from twinstream.models.kernel_costs.attention_library import attention_library_bytes
+from twinstream.models.kernel_costs.attention_limits import attention_names
+from twinstream.models.kernel_costs.attention_shape import AttentionShape
 from twinstream.models.presets import load_preset
 from twinstream.schedule.workload import Workload
 

@@ -11,8 +11,8 @@ from twinstream.executor.kernels.attention.registry import attention_implementat
 from twinstream.executor.kernels.attention.trial import mixed_lengths
 from twinstream.executor.probe.tasks import attention as probe
 from twinstream.executor.probe.tasks.attention import attention_cases, reduced, try_attention
-from twinstream.models.demand.attention_library import attention_library_bytes
-from twinstream.models.demand.attention_limits import attention_limits
+from twinstream.models.kernel_costs.attention_library import attention_library_bytes
+from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.presets import load_preset
 from twinstream.schedule.workload import Packing, Workload
 

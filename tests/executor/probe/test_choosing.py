@@ -16,7 +16,7 @@ from twinstream.executor.probe.choosing import (
 )
 from twinstream.executor.probe.process import JobFailed, JobTimeout
 from twinstream.executor.probe.tasks.attention import Candidate
-from twinstream.models.demand.attention_limits import attention_names
+from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.recipe import KernelChoice
 
 PRESETS = ("8b",)

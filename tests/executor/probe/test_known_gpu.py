@@ -8,7 +8,7 @@ from twinstream.executor.probe.process import JobFailed
 from twinstream.executor.probe.tasks.attention import Candidate
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.demand import attention_limits
+from twinstream.models.kernel_costs import attention_limits
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice
 from twinstream.planner.kernel_choice import attention_for

@@ -16,15 +16,15 @@ cpu/FlashAttentionKernel.cpp.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from twinstream.models.demand.attention_limits import attention_limits, cudnn_key_heads
-from twinstream.models.demand.attention_shape import (
+from twinstream.models.kernel_costs.attention_limits import attention_limits, cudnn_key_heads
+from twinstream.models.kernel_costs.attention_shape import (
     MOST_MULTIPROCESSORS,
     ROW_BLOCK,
     AttentionPass,
     AttentionShape,
 )
-from twinstream.models.demand.attributes import typed_attribute
-from twinstream.models.demand.workspace import attention_shape
+from twinstream.models.kernel_costs.attributes import typed_attribute
+from twinstream.models.kernel_costs.workspace import attention_shape
 from twinstream.schedule.ops import KernelCall
 
 _FLOAT32_BYTES = 4

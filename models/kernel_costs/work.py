@@ -1,4 +1,4 @@
-"""Demand descriptors of the dense decoder's tasks: FLOPs and HBM bytes per kernel group.
+"""Cost descriptors of the dense decoder's tasks: FLOPs and HBM bytes per kernel group.
 
 FLOPs are those executed. They exceed model FLOPs (`models.flops`) only by the recompute tasks,
 by the scores that attention's backward computes again (5 matmuls instead of 4), and by the K
@@ -13,14 +13,14 @@ Legend: T tokens of the chunk, d model width, q width of Q, k width of K (= of V
 
 from dataclasses import dataclass, field
 
-from twinstream.models.demand.adapter_work import AdapterWork
-from twinstream.models.demand.attention_limits import attention_limits
-from twinstream.models.demand.attention_shape import (
+from twinstream.models.kernel_costs.adapter_work import AdapterWork
+from twinstream.models.kernel_costs.attention_limits import attention_limits
+from twinstream.models.kernel_costs.attention_shape import (
     ROW_BLOCK,
     room_for_longest,
     room_for_sequences,
 )
-from twinstream.models.demand.workspace import state_bytes, sum_shares
+from twinstream.models.kernel_costs.workspace import state_bytes, sum_shares
 from twinstream.models.recipe import OptimizerState, Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.schedule.cost import Work
@@ -34,7 +34,7 @@ _EMPTY_BLOCKS_OF_A_LAUNCH = 300
 
 @dataclass(frozen=True)
 class ChunkWork:
-    """Demand descriptors for one chunk that starts at `start` in its sequence."""
+    """The work of each task for one chunk that starts at `start` in its sequence."""
 
     spec: ModelSpec
     workload: Workload

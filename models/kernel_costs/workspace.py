@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from twinstream.models.adapters.adapter_layout import low_widths
 from twinstream.models.adapters.lora import lora_of_attributes
-from twinstream.models.demand.attention_scratch import attention_scratch_bytes
-from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
-from twinstream.models.demand.attributes import (
+from twinstream.models.kernel_costs.attention_scratch import attention_scratch_bytes
+from twinstream.models.kernel_costs.attention_shape import AttentionPass, AttentionShape
+from twinstream.models.kernel_costs.attributes import (
     Attributes,
     gradient_dtype_name,
     is_frozen,

@@ -7,8 +7,8 @@ in `attention_library`.
 
 from collections.abc import Callable, Mapping
 
-from twinstream.models.demand.attention_limits import attention_limits
-from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
+from twinstream.models.kernel_costs.attention_limits import attention_limits
+from twinstream.models.kernel_costs.attention_shape import AttentionPass, AttentionShape
 from twinstream.models.layout import aligned
 
 # Eager attention works on tiles of this many queries and keys (all heads at once).
