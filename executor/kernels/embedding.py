@@ -15,7 +15,7 @@ from twinstream.models.kernel_costs.attributes import (
     required_attributes,
     typed_attribute,
 )
-from twinstream.models.layout import Layout, embedding_layout, head_layout
+from twinstream.models.layout import FlatLayout, embedding_layout, head_layout
 from twinstream.models.spec import ModelSpec
 
 
@@ -56,11 +56,11 @@ def _sort(ids_T: torch.Tensor, tokens: SortedTokens) -> None:
     torch.searchsorted(tokens.ids, tokens.ids, right=True, out=tokens.last).sub_(1)
 
 
-def head_layout_of(attributes: Attributes) -> Layout:
+def head_layout_of(attributes: Attributes) -> FlatLayout:
     return head_layout(_spec(attributes, tied=typed_attribute(attributes, "tied", bool)))
 
 
-def embedding_layout_of(attributes: Attributes) -> Layout:
+def embedding_layout_of(attributes: Attributes) -> FlatLayout:
     return embedding_layout(_spec(attributes, tied=False))
 
 

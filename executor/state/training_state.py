@@ -9,7 +9,7 @@ from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.staging import Staging
 from twinstream.models.adapters.adapter_layout import adapter_group
 from twinstream.models.kernel_costs.workspace import state_bytes
-from twinstream.models.layout import Layout, group_layout, parameter_groups
+from twinstream.models.layout import FlatLayout, group_layout, parameter_groups
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
@@ -171,7 +171,7 @@ def _carried(
     return found
 
 
-def _fresh(layout: Layout, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _fresh(layout: FlatLayout, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     flat = torch.zeros(layout.size_bytes, dtype=torch.uint8)
     for inner in layout.tensors:
         view = flat[inner.offset_bytes : inner.offset_bytes + inner.size_bytes].view(dtype)
@@ -183,7 +183,9 @@ def _fresh(layout: Layout, dtype: torch.dtype, generator: torch.Generator) -> to
     return flat
 
 
-def _drawn_adapters(layout: Layout, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _drawn_adapters(
+    layout: FlatLayout, dtype: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
     flat = torch.zeros(layout.size_bytes, dtype=torch.uint8)
     for inner in layout.tensors:
         if inner.name.endswith("_a"):

@@ -14,7 +14,7 @@ from twinstream.models.kernel_costs.attributes import (
     required_attributes,
     typed_attribute,
 )
-from twinstream.models.layout import Layout, block_layout
+from twinstream.models.layout import FlatLayout, block_layout
 from twinstream.models.rope import ROPE_SCALING, RopeScaling
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.ops import Attribute
@@ -86,7 +86,7 @@ class BlockCall:
         return DTYPES[self.spec.dtype]
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> FlatLayout:
         return block_layout(self.spec)
 
 
