@@ -15,10 +15,10 @@ from twinstream.planner.limits import LIMITS, SearchLimits
 from twinstream.planner.rules.full_recompute import full_recompute_plan
 from twinstream.planner.rules.resident import pooled_resident_plan
 from twinstream.planner.rules.streaming import streaming_plan
+from twinstream.planner.search.cut_planner import CutPlanner
 from twinstream.planner.search.cuts import Cut
 from twinstream.planner.search.knobs import Attempt
 from twinstream.planner.search.tuning import fastest, tuning_path
-from twinstream.planner.search.workbench import Workbench
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -26,7 +26,7 @@ from twinstream.schedule.workload import Workload
 
 @dataclass(frozen=True)
 class OneChain:
-    """What a workbench asks of the ways to cut a step, where there is one: the chain itself."""
+    """The only cut of a chain that is planned as it is, as `CutPlanner` asks for cuts."""
 
     chain: Chain
     machine: Machine
@@ -81,14 +81,14 @@ def plan_of_chain(source: OneChain, judge: Judge, most_attempts: int) -> Emitted
     bound = source.bound()
     if bound is None:
         return None
-    bench = Workbench(source, Cut(source.chain.workload, bound), judge)
+    planner = CutPlanner(source, Cut(source.chain.workload, bound), judge)
     # The first attempt goes on solving from the bound.
-    tried = [Attempt(source.chain.workload, bench.first_knobs(source.choices, 0), bound)]
-    for knobs in islice(tuning_path(bench, tried, None), most_attempts):
+    tried = [Attempt(source.chain.workload, planner.first_knobs(source.choices, 0), bound)]
+    for knobs in islice(tuning_path(planner, tried, None), most_attempts):
         if knobs.rule is full_recompute_plan and not source.chain.recomputes:
             tried.append(Attempt(source.chain.workload, knobs))  # as `resident`, before it
         else:
-            tried.append(bench.attempt(knobs, tried, None))
+            tried.append(planner.attempt(knobs, tried, None))
     best = fastest(tried)
     if best is not None and best.judged is not None:
         return best.judged.emitted

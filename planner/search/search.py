@@ -5,29 +5,29 @@ from collections.abc import Iterator, Sequence
 from twinstream.models.lowering.lower import lower
 from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.judge import Judge
+from twinstream.planner.search.cut_planner import CutPlanner
 from twinstream.planner.search.cuts import Cut, Cuts
 from twinstream.planner.search.knobs import Attempt
 from twinstream.planner.search.tuning import fastest, tuning_path
-from twinstream.planner.search.workbench import Workbench
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
 
-_Made = tuple[Attempt, Workbench]
+_Made = tuple[Attempt, CutPlanner]
 
 
 def search(cuts: Cuts, judge: Judge) -> tuple[Schedule, Chain] | None:
     """The fastest plan found within the caps, and its chain; None where none is found."""
     made: list[_Made] = []
     for cut in promising(cuts, made):
-        bench = Workbench(cuts, cut, judge)
-        made += [(plan, bench) for plan in _tried(bench, _fastest(made)) if plan.judged]
+        planner = CutPlanner(cuts, cut, judge)
+        made += [(plan, planner) for plan in _tried(planner, _fastest(made)) if plan.judged]
     if cuts.choices.effort == "quick" and (best := _fastest(made)) is not None:
         made += _made_of_less(cuts, judge, best)
-    for plan, bench in sorted(made, key=lambda one: one[0].step_ns):
+    for plan, planner in sorted(made, key=lambda one: one[0].step_ns):
         chain = lower(cuts.spec, plan.workload, cuts.request.recipe)
-        if (schedule := bench.schedule(plan, chain)) is not None:  # all rounds fit, too
+        if (schedule := planner.schedule(plan, chain)) is not None:  # all rounds fit, too
             caps = with_library_memory(cuts.caps, chain)
             return schedule.model_copy(update={"caps": caps}), chain
     return None
@@ -37,15 +37,15 @@ def _fastest(made: Sequence[_Made]) -> Attempt | None:
     return fastest(plan for plan, _ in made)
 
 
-def _tried(bench: Workbench, best: Attempt | None) -> list[Attempt]:
+def _tried(planner: CutPlanner, best: Attempt | None) -> list[Attempt]:
     """What came of the tuning path of a cut.
 
     Args:
         best: the fastest of others.
     """
     tried: list[Attempt] = []
-    for knobs in tuning_path(bench, tried, best):
-        tried.append(bench.attempt(knobs, tried, best))
+    for knobs in tuning_path(planner, tried, best):
+        tried.append(planner.attempt(knobs, tried, best))
     return tried
 
 
@@ -59,12 +59,12 @@ def _made_of_less(cuts: Cuts, judge: Judge, best: Attempt) -> Iterator[_Made]:
         bound = less.bound(best.workload)
         if bound is None or bound.step_s * 1e9 * cuts.limits.near >= best.step_ns:
             return
-        bench = Workbench(less, Cut(best.workload, bound), judge)
-        tried = _tried(bench, best)
+        planner = CutPlanner(less, Cut(best.workload, bound), judge)
+        tried = _tried(planner, best)
         if any(attempt.skipped for attempt in tried):  # its decisions are slower, and of less, too
             return
         plans = [attempt for attempt in tried if attempt.judged is not None]
-        yield from ((plan, bench) for plan in plans)
+        yield from ((plan, planner) for plan in plans)
         best = min([best, *plans], key=lambda plan: plan.step_ns)
 
 

@@ -112,7 +112,7 @@ FIXED = Choices(homes={"activation": "device"})  # no state at home on the host
 
 
 @dataclass
-class Bench:
+class ScriptedCutPlanner:
     """A cut of many rounds on which decisions and plans take what the test says.
 
     `decided_s` says what the decisions of knobs come to, `judged_s` what their plan takes.
@@ -182,8 +182,8 @@ def shares(tried: list[Attempt]) -> list[float]:
 
 
 def test_a_plan_near_the_bound_is_the_last():
-    bench = Bench(decided_s=lambda _: 1.0, judged_s=lambda _: LIMITS.near)
-    assert len(bench.attempts()) == 1
+    planner = ScriptedCutPlanner(decided_s=lambda _: 1.0, judged_s=lambda _: LIMITS.near)
+    assert len(planner.attempts()) == 1
 
 
 def test_room_falls_where_it_costs_more_than_waits_do():
@@ -192,7 +192,7 @@ def test_room_falls_where_it_costs_more_than_waits_do():
     def taken_s(knobs: Knobs) -> float:
         return 1.01 + 0.02 * knobs.room_bytes / ROOM
 
-    tried = Bench(decided_s=taken_s, judged_s=taken_s).attempts()
+    tried = ScriptedCutPlanner(decided_s=taken_s, judged_s=taken_s).attempts()
     assert rooms(tried) == [ROOM, ROOM // 3, ROOM // 9]
     assert shares(tried) == [1.0] * 3
     assert fastest(tried) is tried[-1]
@@ -202,7 +202,7 @@ def test_the_links_get_less_where_compute_waited():
     def judged_s(knobs: Knobs) -> float:
         return 1.02 - 0.005 * (1.0 - knobs.shares["h2d"][0])
 
-    tried = Bench(decided_s=lambda _: 1.0, judged_s=judged_s).attempts()
+    tried = ScriptedCutPlanner(decided_s=lambda _: 1.0, judged_s=judged_s).attempts()
     assert rooms(tried) == [ROOM] * LIMITS.turns
     assert shares(tried) == [1.0, 0.875, 0.75]
 
@@ -211,51 +211,57 @@ def test_far_from_the_bound_more_turns_are_taken_while_they_gain():
     def judged_s(knobs: Knobs) -> float:
         return 1.2 + 0.1 * knobs.shares["h2d"][0]
 
-    tried = Bench(decided_s=lambda _: 1.0, judged_s=judged_s).attempts()
+    tried = ScriptedCutPlanner(decided_s=lambda _: 1.0, judged_s=judged_s).attempts()
     assert len(tried) > LIMITS.turns
     assert shares(tried) == [1.0, 0.875, 0.75, 0.625, 0.5]
 
 
 def test_less_room_is_tried_until_something_fits_and_offloads_that_end_with_the_step_at_last():
-    bench = Bench(lambda _: 1.0, lambda _: 1.0, fits=lambda knobs: knobs.room_bytes == 0)
-    assert rooms(bench.attempts()) == [ROOM, ROOM // 3, 0]
-    bench = Bench(lambda _: 1.0, lambda _: 1.0, fits=lambda _: False)
-    assert rooms(bench.attempts()) == [ROOM, ROOM // 3, 0]
+    planner = ScriptedCutPlanner(
+        lambda _: 1.0, lambda _: 1.0, fits=lambda knobs: knobs.room_bytes == 0
+    )
+    assert rooms(planner.attempts()) == [ROOM, ROOM // 3, 0]
+    planner = ScriptedCutPlanner(lambda _: 1.0, lambda _: 1.0, fits=lambda _: False)
+    assert rooms(planner.attempts()) == [ROOM, ROOM // 3, 0]
 
 
 def test_a_quick_search_stops_at_the_first_plan():
-    bench = Bench(lambda _: 1.0, lambda _: 2.0, choices=replace(FIXED, effort="quick"))
-    assert len(bench.attempts()) == 1
+    planner = ScriptedCutPlanner(
+        lambda _: 1.0, lambda _: 2.0, choices=replace(FIXED, effort="quick")
+    )
+    assert len(planner.attempts()) == 1
 
 
 def test_a_quick_search_leaves_state_on_the_device_only_where_that_is_near_the_bound():
     quick = Choices(effort="quick")
-    by_rule = Bench(lambda _: 1.0, lambda _: 1.0, choices=quick, holds_all_state=True).attempts()
+    by_rule = ScriptedCutPlanner(
+        lambda _: 1.0, lambda _: 1.0, choices=quick, holds_all_state=True
+    ).attempts()
     assert [attempt.knobs.rule is not None for attempt in by_rule] == [True]
-    far = Bench(
+    far = ScriptedCutPlanner(
         lambda _: 1.0, lambda knobs: 1.2 if knobs.rule else 1.1, choices=quick, holds_all_state=True
     )
     assert [attempt.knobs.rule is not None for attempt in far.attempts()] == [True, True, False]
 
 
 def test_a_cut_far_behind_the_best_is_left_and_begins_with_the_room_that_was_best():
-    other = Bench(lambda _: 1.0, lambda _: 1.0)
+    other = ScriptedCutPlanner(lambda _: 1.0, lambda _: 1.0)
     best = other.attempt(other.first_knobs(other.choices, ROOM // 3))
-    behind = Bench(lambda _: 1.0, lambda _: 1.03).attempts(best)
+    behind = ScriptedCutPlanner(lambda _: 1.0, lambda _: 1.03).attempts(best)
     assert rooms(behind) == [ROOM // 3]
-    near = Bench(lambda _: 1.0, lambda _: 1.01).attempts(best)
+    near = ScriptedCutPlanner(lambda _: 1.0, lambda _: 1.01).attempts(best)
     assert len(near) == LIMITS.turns
 
 
 def test_a_short_step_far_from_the_bound_is_searched_more_widely():
     """With ever more room, then with ever less of the links; until so many tasks were judged."""
-    bench = Bench(decided_s=lambda _: 1.19, judged_s=lambda _: 1.2, num_rounds=1)
-    tried = bench.attempts()
+    planner = ScriptedCutPlanner(decided_s=lambda _: 1.19, judged_s=lambda _: 1.2, num_rounds=1)
+    tried = planner.attempts()
     assert {round(times * ROOM) for times in LIMITS.wider_rooms} <= set(rooms(tried))
     assert set(LIMITS.wider_shares) <= set(shares(tried))
-    few = replace(bench, limits=SearchLimits(wider_tasks=2)).attempts()
+    few = replace(planner, limits=SearchLimits(wider_tasks=2)).attempts()
     assert len(few) < len(tried)
-    assert len(replace(bench, num_rounds=2).attempts()) < len(few)
+    assert len(replace(planner, num_rounds=2).attempts()) < len(few)
 
 
 def test_cuts_share_what_the_limits_say():

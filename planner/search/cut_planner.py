@@ -1,4 +1,4 @@
-"""One cut on the bench: relax, decide, pack, emit and judge, each a step of its own."""
+"""One cut of the step: relax, decide, pack, emit and simulate, each a step of its own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -56,8 +56,8 @@ class CutSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Workbench:
-    """Makes plans of one cut."""
+class CutPlanner:
+    """Plans one cut of the step: each attempt is the plan that comes of one set of knobs."""
 
     cuts: CutSource
     cut: Cut
