@@ -36,7 +36,7 @@ class Choices:
         recompute: the level that every block is recomputed from, or "none"; None is left open.
         prefetch_blocks: a load is issued at most so long before its first use, and an offload is
             given so long after the last, in times of the longest task; None is left open.
-        effort: `quick` plans one cut of the step and judges it once, and once for less memory
+        effort: `quick` plans one cut of the step and simulates it once, and once for less memory
             wherever that may be faster.
 
     Raises:

@@ -8,8 +8,8 @@ from functools import partial
 
 from twinstream.models.lowering.lower import lower, lower_again
 from twinstream.planner.choices import OPEN, ChoiceError
+from twinstream.planner.evaluator import Evaluator
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.judge import Judge
 from twinstream.planner.limits import SearchLimits
 from twinstream.planner.policies import ON_DEVICE, policy_named
 from twinstream.planner.proof import proven, step_bound
@@ -31,12 +31,12 @@ class Planner:
     """Plans training steps, and owns what their plans have in common.
 
     Args:
-        judge: a simulator; `optimal` asks it how long a schedule takes.
+        evaluator: a simulator; `optimal` asks it how long a schedule takes.
         limits: of the search.
     """
 
-    def __init__(self, judge: Judge, limits: SearchLimits = SearchLimits()) -> None:  # noqa: B008
-        self.judge, self.limits, self.reuse = judge, limits, Reuse()
+    def __init__(self, evaluator: Evaluator, limits: SearchLimits = SearchLimits()) -> None:  # noqa: B008
+        self.evaluator, self.limits, self.reuse = evaluator, limits, Reuse()
 
     def plan(
         self, request: PlanRequest, known: Sequence[Schedule] = (), *, name_caps: bool = True
@@ -97,7 +97,7 @@ class Planner:
             return plans[0]
         for plan in fitting:
             require_safe(plan)
-        best = min(plans, key=lambda plan: self.judge(plan, request.machine).step_ns)
+        best = min(plans, key=lambda plan: self.evaluator(plan, request.machine).step_ns)
         return best if best is planned else self._as_answer(best, request)
 
     def prepared(self, request: PlanRequest, known: Sequence[Schedule] = ()) -> PlanRequest:
@@ -147,7 +147,7 @@ class Planner:
                     raise
         if len(plans) == 1:
             return plans[0]
-        best = min(plans, key=lambda plan: self.judge(plan, placed[0].machine).step_ns)
+        best = min(plans, key=lambda plan: self.evaluator(plan, placed[0].machine).step_ns)
         families = [plan.bound.family_step_s for plan in plans if plan.bound is not None]
         least_s = min(family_s for family_s in families if family_s is not None)
         assert best.bound is not None, "plans of `optimal` have one"
@@ -156,7 +156,7 @@ class Planner:
 
     def _optimal(self, request: PlanRequest, *, name_caps: bool) -> Schedule:
         cuts = self._cuts(request)
-        if (found := search(cuts, self.judge)) is not None:
+        if (found := search(cuts, self.evaluator)) is not None:
             schedule, chain = found
             bound = cuts.step_bound_of(chain.workload)
             return proven(schedule.model_copy(update={"policy": "optimal"}), chain, bound)
@@ -178,7 +178,7 @@ class Planner:
         """Whether decisions of one cut are found that fit other caps."""
         cuts = self._cuts(replace(request, caps=caps))
         bound = cuts.bound(cut)
-        return bound is not None and CutPlanner(cuts, Cut(cut, bound), self.judge).fits()
+        return bound is not None and CutPlanner(cuts, Cut(cut, bound), self.evaluator).fits()
 
     def _as_answer(self, known: Schedule, request: PlanRequest) -> Schedule:
         """The known plan as an answer to what was asked."""

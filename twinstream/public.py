@@ -20,8 +20,8 @@ from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import Experts, ModelSpec
 from twinstream.planner.choices import Choices
+from twinstream.planner.evaluator import Evaluator, SimResult
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.judge import Judge, Verdict
 from twinstream.planner.limits import SearchLimits
 from twinstream.planner.planner import Planner
 from twinstream.planner.policies import Policy
@@ -56,12 +56,12 @@ __all__ = [
     "ClusterTimeline",
     "Comparison",
     "EvalMetrics",
+    "Evaluator",
     "Experts",
     "Explanation",
     "Found",
     "InfeasiblePlan",
     "Job",
-    "Judge",
     "KernelChoice",
     "Layout",
     "Lora",
@@ -81,6 +81,7 @@ __all__ = [
     "SearchLimits",
     "Searched",
     "Shortage",
+    "SimResult",
     "SteadyState",
     "StepMetrics",
     "Summary",
@@ -90,7 +91,6 @@ __all__ = [
     "Trainer",
     "TrainingStep",
     "TwinstreamError",
-    "Verdict",
     "Violation",
     "compare",
     "compare_policies",

@@ -15,7 +15,7 @@ from functools import cached_property
 from twinstream.planner.emit.emission import Emitted
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.lifetimes.recomputes import with_recomputes
-from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS, Folding, Place, with_rounds
+from twinstream.planner.lifetimes.rounds import SIMULATED_ROUNDS, Folding, Place, with_rounds
 from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.planner.pack.placement import Placement
 from twinstream.schedule.chain import Chain, Task
@@ -36,7 +36,7 @@ def repeated(make: Callable[[Chain], Emitted], chain: Chain) -> Schedule:
     Raises:
         InfeasiblePlan: as `make`, with the task of the chain that the one of few rounds stands for.
     """
-    few = with_rounds(chain, JUDGED_ROUNDS)
+    few = with_rounds(chain, SIMULATED_ROUNDS)
     if few is chain:
         return make(chain).schedule
     try:
@@ -67,7 +67,7 @@ def of_all_rounds(
     None where they do not fit.
 
     Args:
-        few: the plan of the judged rounds.
+        few: the plan of the simulated rounds.
         make: the same plan with any number of rounds.
         chain: with all.
     """
@@ -75,7 +75,7 @@ def of_all_rounds(
         return few.schedule
     if (schedule := unrolled(few, chain)) is not None:
         return schedule
-    more = make(with_rounds(chain, JUDGED_ROUNDS + 1))
+    more = make(with_rounds(chain, SIMULATED_ROUNDS + 1))
     if more is not None and more.schedule.workload != chain.workload:
         if (schedule := unrolled(more, chain)) is not None:
             return schedule

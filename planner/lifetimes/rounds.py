@@ -12,7 +12,7 @@ from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Chain, Task
 
 PROGRAM_ROUNDS = 3
-JUDGED_ROUNDS = 4
+SIMULATED_ROUNDS = 4
 
 # (class, offset in its round): a position of a task sequence, the same for all middle rounds.
 Place = tuple[int, int]

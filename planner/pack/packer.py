@@ -41,13 +41,13 @@ class Packed:
 
 @dataclass(frozen=True)
 class Packer:
-    """Packs decisions of one chain: of the rounds that the program knows, and of those judged.
+    """Packs decisions of one chain: of the rounds that the program knows, and of those simulated.
 
     `queues` says how long copies take.
     """
 
     small: ChainView
-    judged: ChainView
+    simulated: ChainView
     machine: Machine
     caps: Caps
     queues: QueueModel
@@ -61,9 +61,9 @@ class Packer:
         host comes back as it is, perhaps not packed.
         """
         device = self.caps.arena_bytes("device")
-        sequence, judged = self._sequences(decisions)
+        sequence, simulated = self._sequences(decisions)
         if device is None:
-            return self._placed(sequence, judged, decisions)
+            return self._placed(sequence, simulated, decisions)
         free = np.full(len(sequence.tasks), device, dtype=np.int64)
         shortage = 0
         for _ in range(self.limits.tries):
@@ -71,7 +71,7 @@ class Packer:
             fitting = fitting or filled(sequence, decisions, free, pressure)
             if fitting is None:
                 break
-            packed = self._placed(sequence, judged, fitting)
+            packed = self._placed(sequence, simulated, fitting)
             if not packed.over:
                 return packed
             decisions = fitting
@@ -81,8 +81,8 @@ class Packer:
         return None if room_bytes else self._packed_with_less(decisions, pressure, device)
 
     def reclocked(self, packed: Packed, clock: TaskClock) -> Packed:
-        """The same decisions, with time for copies by when tasks ran in a judged pass."""
-        sequence = TaskSequence.of(self.judged, packed.decisions, self._call_ns)
+        """The same decisions, with time for copies by when tasks ran in a simulated pass."""
+        sequence = TaskSequence.of(self.simulated, packed.decisions, self._call_ns)
         sequence = replace(sequence, clock=clock)
         return self._placed(sequence, sequence, packed.decisions)
 
@@ -95,7 +95,7 @@ class Packer:
         self, decisions: Decisions, pressure: Pressure, device: int
     ) -> Packed | None:
         """With ever less kept, and ever less time for copies: pieces find room more easily."""
-        sequence, judged = self._sequences(decisions)
+        sequence, simulated = self._sequences(decisions)
         most_alive = device
         for share in _SHARES_OF_COPIES:
             free = np.full(len(sequence.tasks), most_alive, dtype=np.int64)
@@ -104,7 +104,7 @@ class Packer:
                 return None
             alive = int(alive_bytes(sequence, sequence.stays(fitting)).max())
             most_bytes = alive + round(share * (device - alive))
-            packed = self._placed(sequence, judged, fitting, most_bytes)
+            packed = self._placed(sequence, simulated, fitting, most_bytes)
             if not packed.over:
                 return packed
             most_alive = round(self.limits.less_kept * alive)
@@ -112,29 +112,29 @@ class Packer:
 
     @property
     def _call_ns(self) -> dict[str, float]:
-        return self.judged.call_ns(self.machine)
+        return self.simulated.call_ns(self.machine)
 
     def _sequences(self, decisions: Decisions) -> tuple[TaskSequence, TaskSequence]:
         call_ns = self._call_ns
         return (
             TaskSequence.of(self.small, decisions, call_ns),
-            TaskSequence.of(self.judged, decisions, call_ns),
+            TaskSequence.of(self.simulated, decisions, call_ns),
         )
 
     def _placed(
         self,
         sequence: TaskSequence,
-        judged: TaskSequence,
+        simulated: TaskSequence,
         decisions: Decisions,
         most_bytes: int | None = None,
     ) -> Packed:
         """Decisions with time for their copies; packed, unless they overrun the host anyway."""
-        bare = _placement(judged, judged.stays(decisions), ())
+        bare = _placement(simulated, simulated.stays(decisions), ())
         if missing := self._missing_host_bytes(bare):
             return Packed(decisions, Allowances({}, {}), bare, {}, missing)
         most = self.caps.arena_bytes("device") if most_bytes is None else most_bytes
         allowances = self.queues.allowances(sequence, sequence.stays(decisions), most)
-        return self._at_offsets(judged, decisions, allowances)
+        return self._at_offsets(simulated, decisions, allowances)
 
     def _at_offsets(
         self, sequence: TaskSequence, decisions: Decisions, allowances: Allowances

@@ -1,4 +1,4 @@
-"""When tasks ran in a plan that was judged."""
+"""When tasks ran in a plan that was simulated."""
 
 from twinstream.planner.lifetimes.stays import TaskClock
 from twinstream.schedule.document import Schedule
@@ -6,7 +6,7 @@ from twinstream.schedule.ops import Compute
 from twinstream.schedule.timeline import PassSpans
 
 
-def judged_clock(schedule: Schedule, spans: PassSpans, pass_ns: float) -> TaskClock:
+def simulated_clock(schedule: Schedule, spans: PassSpans, pass_ns: float) -> TaskClock:
     """Each task from its start to the start of the next: of the last, in the pass after."""
     starts_ns = [
         start

@@ -39,9 +39,9 @@ def less_where_waited(
 
     Args:
         shares: those that the schedule was made with.
-        schedule: what was judged.
+        schedule: what was simulated.
         spans: of its ops.
-        views: of the judged rounds, and of the rounds of the program.
+        views: of the simulated rounds, and of the rounds of the program.
         limits: how much less.
     """
     found = [stall for stall in stalls(schedule, spans) if stall.queue in shares]

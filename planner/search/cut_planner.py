@@ -16,15 +16,15 @@ from twinstream.planner.decide.filling import Pressure
 from twinstream.planner.decide.margins import QueueModel
 from twinstream.planner.emit.emission import Emitted, emitted
 from twinstream.planner.emit.unrolling import of_all_rounds
+from twinstream.planner.evaluator import Evaluator, step_ns_of
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.judge import Judge, step_ns_of
-from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS, PROGRAM_ROUNDS
+from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS, SIMULATED_ROUNDS
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import SearchLimits
 from twinstream.planner.pack.packer import Packed, Packer
-from twinstream.planner.search.clock import judged_clock
+from twinstream.planner.search.clock import simulated_clock
 from twinstream.planner.search.cuts import Cut
-from twinstream.planner.search.knobs import Attempt, Judged, Knobs, Rule
+from twinstream.planner.search.knobs import Attempt, Knobs, Rule, SimulatedPlan
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.workload import Workload
@@ -61,7 +61,7 @@ class CutPlanner:
 
     cuts: CutSource
     cut: Cut
-    judge: Judge
+    evaluator: Evaluator
 
     def attempt(self, knobs: Knobs, tried: Sequence[Attempt], best: Attempt | None) -> Attempt:
         """A plan with these knobs.
@@ -79,7 +79,7 @@ class CutPlanner:
         found = self._packed(knobs, last, best)
         if found.packed is None or not found.packed.fits or _same(found.packed, last):
             return replace(found, packed=None)
-        return replace(found, judged=self._judged(self.emit(found.packed)))
+        return replace(found, simulated=self._simulated(self.emit(found.packed)))
 
     def fits(self) -> bool:
         """Whether decisions that fit the caps are found at once, with room for copies or none."""
@@ -144,10 +144,10 @@ class CutPlanner:
 
     def schedule(self, attempt: Attempt, chain: Chain) -> Schedule | None:
         """The attempt with all rounds of the step; None where these do not fit after all."""
-        packed, judged, rule = attempt.packed, attempt.judged, attempt.knobs.rule
-        assert judged is not None, "a plan was found"
+        packed, simulated, rule = attempt.packed, attempt.simulated, attempt.knobs.rule
+        assert simulated is not None, "a plan was found"
         if rule is not None:
-            few = judged.emitted
+            few = simulated.emitted
             return of_all_rounds(few, lambda of: rule(of, self.machine, self.caps), chain)
         assert packed is not None, "it was packed"
         packer = self._packer(attempt.knobs)
@@ -156,7 +156,7 @@ class CutPlanner:
             whole = packer.of_all_rounds(packed, ChainView(of))
             return self.emit(whole) if whole.fits else None
 
-        return of_all_rounds(judged.emitted, make, chain)
+        return of_all_rounds(simulated.emitted, make, chain)
 
     def first_knobs(self, choices: Choices, room_bytes: int) -> Knobs:
         """All of the links, and nearly all of the host."""
@@ -203,8 +203,8 @@ class CutPlanner:
 
     @cached_property
     def few(self) -> ChainView:
-        """The rounds that are judged."""
-        return self.cuts.view(self.cut.workload, JUDGED_ROUNDS)
+        """The rounds that are simulated."""
+        return self.cuts.view(self.cut.workload, SIMULATED_ROUNDS)
 
     @cached_property
     def caps(self) -> Caps:
@@ -234,26 +234,28 @@ class CutPlanner:
             made = rule(self.few.chain, self.machine, self.caps)
         except InfeasiblePlan:
             return found
-        return replace(found, judged=self._judged(made))
+        return replace(found, simulated=self._simulated(made))
 
-    def _judged(self, made: Emitted) -> Judged:
-        told = self.judge(made.schedule, self.machine)
-        step_ns = step_ns_of(made.schedule, told, self.num_rounds)
-        return Judged(made, told.passes[-1], told.step_ns, step_ns)
+    def _simulated(self, made: Emitted) -> SimulatedPlan:
+        result = self.evaluator(made.schedule, self.machine)
+        step_ns = step_ns_of(made.schedule, result, self.num_rounds)
+        return SimulatedPlan(made, result.passes[-1], result.step_ns, step_ns)
 
     def _reclocked(self, knobs: Knobs) -> Attempt:
         """The program's intervals are too short where compute waits: copies hold memory too long.
 
-        So they get their time by when tasks ran, as judged.
+        So they get their time by when tasks ran, as simulated.
         """
         after = knobs.after
-        assert after is not None and after.packed is not None and after.judged is not None
-        judged = after.judged
-        clock = judged_clock(judged.emitted.schedule, judged.spans, judged.pass_ns)
+        assert after is not None and after.packed is not None and after.simulated is not None
+        simulated = after.simulated
+        clock = simulated_clock(simulated.emitted.schedule, simulated.spans, simulated.pass_ns)
         packed = self._packer(knobs).reclocked(after.packed, clock)
         if not packed.fits or _same(packed, after):
-            return replace(after, knobs=knobs, packed=None, judged=None)
-        return replace(after, knobs=knobs, packed=packed, judged=self._judged(self.emit(packed)))
+            return replace(after, knobs=knobs, packed=None, simulated=None)
+        return replace(
+            after, knobs=knobs, packed=packed, simulated=self._simulated(self.emit(packed))
+        )
 
     def _next_host_bytes(self, found: Attempt, tried: int) -> int | None:
         """What the program gets of the host next; None where it is as it should be.
@@ -279,7 +281,7 @@ class CutPlanner:
 
 
 def _same(packed: Packed, last: Attempt | None) -> bool:
-    """Whether it comes to the schedule that was judged last."""
-    if last is None or last.judged is None:
+    """Whether it comes to the schedule that was simulated last."""
+    if last is None or last.simulated is None:
         return False
-    return packed.placement.same_as(last.judged.emitted.placement)
+    return packed.placement.same_as(last.simulated.emitted.placement)

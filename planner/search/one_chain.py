@@ -8,8 +8,8 @@ from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
 from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.choices import NO_RECOMPUTE, OPEN, Choices
 from twinstream.planner.emit.emission import Emitted
+from twinstream.planner.evaluator import Evaluator
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.judge import Judge
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import LIMITS, SearchLimits
 from twinstream.planner.rules.full_recompute import full_recompute_plan
@@ -65,13 +65,13 @@ class OneChain:
         )
 
 
-def plan_of_chain(source: OneChain, judge: Judge, most_attempts: int) -> Emitted | None:
+def plan_of_chain(source: OneChain, evaluator: Evaluator, most_attempts: int) -> Emitted | None:
     """The fastest plan that is found; None where none is.
 
     Args:
         source: the chain, of one round.
-        judge: a simulator.
-        most_attempts: as many as are judged.
+        evaluator: a simulator.
+        most_attempts: as many as are simulated.
     """
     homes = set(source.choices.homes.values())
     if source.choices.recompute in (None, NO_RECOMPUTE) and homes <= {"device"}:
@@ -81,7 +81,7 @@ def plan_of_chain(source: OneChain, judge: Judge, most_attempts: int) -> Emitted
     bound = source.bound()
     if bound is None:
         return None
-    planner = CutPlanner(source, Cut(source.chain.workload, bound), judge)
+    planner = CutPlanner(source, Cut(source.chain.workload, bound), evaluator)
     # The first attempt goes on solving from the bound.
     tried = [Attempt(source.chain.workload, planner.first_knobs(source.choices, 0), bound)]
     for knobs in islice(tuning_path(planner, tried, None), most_attempts):
@@ -90,8 +90,8 @@ def plan_of_chain(source: OneChain, judge: Judge, most_attempts: int) -> Emitted
         else:
             tried.append(planner.attempt(knobs, tried, None))
     best = fastest(tried)
-    if best is not None and best.judged is not None:
-        return best.judged.emitted
+    if best is not None and best.simulated is not None:
+        return best.simulated.emitted
     try:
         return streaming_plan(source.chain, source.machine, source.caps)
     except InfeasiblePlan:

@@ -1,10 +1,10 @@
-"""The search: for each promising cut of the step relax, decide, pack, emit and judge."""
+"""The search: for each promising cut of the step relax, decide, pack, emit and simulate."""
 
 from collections.abc import Iterator, Sequence
 
 from twinstream.models.lowering.lower import lower
 from twinstream.planner.arena_caps import with_library_memory
-from twinstream.planner.judge import Judge
+from twinstream.planner.evaluator import Evaluator
 from twinstream.planner.search.cut_planner import CutPlanner
 from twinstream.planner.search.cuts import Cut, Cuts
 from twinstream.planner.search.knobs import Attempt
@@ -17,14 +17,14 @@ from twinstream.schedule.tensors import DEVICE
 _Made = tuple[Attempt, CutPlanner]
 
 
-def search(cuts: Cuts, judge: Judge) -> tuple[Schedule, Chain] | None:
+def search(cuts: Cuts, evaluator: Evaluator) -> tuple[Schedule, Chain] | None:
     """The fastest plan found within the caps, and its chain; None where none is found."""
     made: list[_Made] = []
     for cut in promising(cuts, made):
-        planner = CutPlanner(cuts, cut, judge)
-        made += [(plan, planner) for plan in _tried(planner, _fastest(made)) if plan.judged]
+        planner = CutPlanner(cuts, cut, evaluator)
+        made += [(plan, planner) for plan in _tried(planner, _fastest(made)) if plan.simulated]
     if cuts.choices.effort == "quick" and (best := _fastest(made)) is not None:
-        made += _made_of_less(cuts, judge, best)
+        made += _made_of_less(cuts, evaluator, best)
     for plan, planner in sorted(made, key=lambda one: one[0].step_ns):
         chain = lower(cuts.spec, plan.workload, cuts.request.recipe)
         if (schedule := planner.schedule(plan, chain)) is not None:  # all rounds fit, too
@@ -49,29 +49,29 @@ def _tried(planner: CutPlanner, best: Attempt | None) -> list[Attempt]:
     return tried
 
 
-def _made_of_less(cuts: Cuts, judge: Judge, best: Attempt) -> Iterator[_Made]:
+def _made_of_less(cuts: Cuts, evaluator: Evaluator, best: Attempt) -> Iterator[_Made]:
     """Quick plans of the best one's cut for less device memory, as long as these may be faster.
 
-    Quick plans are judged once, so that one for more memory may be slower than one for less.
+    Quick plans are simulated once, so that one for more memory may be slower than one for less.
     """
     for device_bytes in _usual_sizes_below(_taken_bytes(best)):
         less = cuts.within(device_bytes)
         bound = less.bound(best.workload)
         if bound is None or bound.step_s * 1e9 * cuts.limits.near >= best.step_ns:
             return
-        planner = CutPlanner(less, Cut(best.workload, bound), judge)
+        planner = CutPlanner(less, Cut(best.workload, bound), evaluator)
         tried = _tried(planner, best)
         if any(attempt.skipped for attempt in tried):  # its decisions are slower, and of less, too
             return
-        plans = [attempt for attempt in tried if attempt.judged is not None]
+        plans = [attempt for attempt in tried if attempt.simulated is not None]
         yield from ((plan, planner) for plan in plans)
         best = min([best, *plans], key=lambda plan: plan.step_ns)
 
 
 def _taken_bytes(plan: Attempt) -> int:
     """The least cap of device memory that the plan fits; 0 where there is none."""
-    assert plan.judged is not None, "it is a plan"
-    schedule = plan.judged.emitted.schedule
+    assert plan.simulated is not None, "it is a plan"
+    schedule = plan.simulated.emitted.schedule
     cap, arena = schedule.caps.device_bytes, schedule.caps.arena_bytes("device")
     return 0 if cap is None or arena is None else cap - arena + arena_bytes(schedule, DEVICE)
 

@@ -44,7 +44,7 @@ def tuning_path(
             return
     for choices in _homes(planner, tried):
         yield from _first_that_fits(planner, choices, tried, best)
-        fails = tried[-1].judged is None or (
+        fails = tried[-1].simulated is None or (
             best is not None and _is_hopeless(tried[-1], best, limits)
         )
         if fails and choices.homes == _BASE_STAYS:
@@ -133,7 +133,7 @@ def _first_that_fits(
         rooms.insert(0, best.knobs.room_bytes)
     for room in rooms:
         yield planner.first_knobs(choices, room)
-        if tried[-1].judged is not None or tried[-1].skipped:
+        if tried[-1].simulated is not None or tried[-1].skipped:
             return
     if tried[-1].relaxed is not None:
         yield replace(planner.first_knobs(choices, 0), outlasting=False)
@@ -145,7 +145,7 @@ def _turns(planner: CutPlanner, choices: Choices, tried: Sequence[Attempt]) -> I
     turns = limits.turns
     while (done := len(mine := _turns_with(choices, tried))) < turns:
         last, best = tried[-1], _best(mine)
-        if last.judged is None or best.step_ns <= limits.near * bound_ns:
+        if last.simulated is None or best.step_ns <= limits.near * bound_ns:
             return
         if last is best and _less_room_pays(planner, last):
             room = last.knobs.room_bytes // limits.less_room
@@ -161,13 +161,13 @@ def _turns(planner: CutPlanner, choices: Choices, tried: Sequence[Attempt]) -> I
 
 
 def _turns_with(choices: Choices, tried: Sequence[Attempt]) -> list[Attempt]:
-    return [a for a in tried if a.judged and not a.knobs.rule and a.knobs.choices == choices]
+    return [a for a in tried if a.simulated and not a.knobs.rule and a.knobs.choices == choices]
 
 
 def _wider(planner: CutPlanner, tried: Sequence[Attempt]) -> Iterator[Knobs]:
     """Ever more room, then ever less of the links beside all tasks, then what was learned.
 
-    After each, copies get their time as it was judged, while that helps.
+    After each, copies get their time as it was simulated, while that helps.
     """
     limits, full = planner.cuts.limits, planner.full_shares
     first = _best(tried).knobs
@@ -199,10 +199,10 @@ def _learned(
 
 
 def _reclocked(planner: CutPlanner, tried: Sequence[Attempt]) -> Iterator[Knobs]:
-    """The last attempt's decisions with time for copies as judged, while it helps."""
+    """The last attempt's decisions with time for copies as simulated, while it helps."""
     limits = planner.cuts.limits
     last = tried[-1]
-    while last.judged is not None and last.step_ns > limits.far * _bound_ns(planner):
+    while last.simulated is not None and last.step_ns > limits.far * _bound_ns(planner):
         yield replace(last.knobs, after=last)
         if tried[-1].step_ns >= last.step_ns:
             return
@@ -227,7 +227,7 @@ def _room_costs_ns(planner: CutPlanner, turn: Attempt) -> float:
 
 
 def _is_short(planner: CutPlanner) -> bool:
-    """Whether it is a step of one round, judged in no time."""
+    """Whether it is a step of one round, which simulates in no time."""
     tasks = len(planner.few.chain.tasks)
     return planner.num_rounds == 1 and tasks <= planner.cuts.limits.short_tasks
 
@@ -237,9 +237,12 @@ def _bound_ns(planner: CutPlanner) -> float:
 
 
 def _less_of_the_links(planner: CutPlanner, turn: Attempt) -> Shares | None:
-    judged = turn.judged
-    assert judged is not None, "only what was judged waited"
+    simulated = turn.simulated
+    assert simulated is not None, "only what was simulated waited"
     return less_where_waited(
-        turn.knobs.shares, judged.emitted.schedule, judged.spans, (planner.few, planner.small),
+        turn.knobs.shares,
+        simulated.emitted.schedule,
+        simulated.spans,
+        (planner.few, planner.small),
         planner.cuts.limits,
-    )  # fmt: skip
+    )

@@ -41,7 +41,7 @@ CASE = ("two chunks", 500, 60)
 
 
 @cache
-def judged(cut: str, device_kib: int, room_kib: int) -> tuple[CutPlanner, Attempt] | None:
+def simulated(cut: str, device_kib: int, room_kib: int) -> tuple[CutPlanner, Attempt] | None:
     """A step of nine rounds with so much room for copies in flight, where that fits."""
     of = CUTS[cut]
     tokens = 9 * of["chunk_tokens"] * of["chunks_per_round"]
@@ -49,7 +49,7 @@ def judged(cut: str, device_kib: int, room_kib: int) -> tuple[CutPlanner, Attemp
     cuts = cuts_of(SPEC, step, SLOW, Caps(device_bytes=device_kib * KIB))
     planner = CutPlanner(cuts, cuts.usual[0], steady_state)
     attempt = planner.attempt(planner.first_knobs(OPEN, room_kib * KIB), [], None)
-    return None if attempt.judged is None else (planner, attempt)
+    return None if attempt.simulated is None else (planner, attempt)
 
 
 def sources(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -72,7 +72,7 @@ def test_it_is_the_schedule_that_all_rounds_come_to_one_by_one(
 ):
     """From four rounds in some of the cases, from five in all others."""
     unrolled_from = sources(monkeypatch)
-    cases = [found for case in CASES if (found := judged(*case)) is not None]
+    cases = [found for case in CASES if (found := simulated(*case)) is not None]
     assert len(cases) > 9
     assert {planner.cut.workload.chunks_per_round for planner, _ in cases} == {1, 2, 3}
     for planner, attempt in cases:
@@ -94,11 +94,11 @@ def with_rounds_of(planner: CutPlanner, num_rounds: int) -> Chain:
 
 def test_the_judged_rounds_need_no_other_schedule():
     planner, attempt = case()
-    assert planner.schedule(attempt, planner.few.chain) is attempt.judged.emitted.schedule
+    assert planner.schedule(attempt, planner.few.chain) is attempt.simulated.emitted.schedule
 
 
 def case() -> tuple[CutPlanner, Attempt]:
-    found = judged(*CASE)
+    found = simulated(*CASE)
     assert found is not None
     return found
 

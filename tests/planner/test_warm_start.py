@@ -17,8 +17,8 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import Recipe
 from twinstream.planner.choices import EFFORTS, OPEN, Choices
 from twinstream.planner.evaluate.evaluation import evaluation_of
+from twinstream.planner.evaluator import Evaluator
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.judge import Judge
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import TrainingStep
 from twinstream.planner.warm_start import WarmStartError
@@ -58,12 +58,12 @@ def fastest(
     *known: Schedule,
     machine: Machine = SLOW,
     choices: Choices = OPEN,
-    judge: Judge = steady_state,
+    evaluator: Evaluator = steady_state,
 ) -> Schedule:
     """Of a new plan and known ones, as the answer to what the new one was made for."""
     caps = plan.caps.model_copy(update={"library_bytes": 0})
     request = request_of(SPEC, STEP, machine, caps, plan.policy, choices)
-    return Planner(judge).fastest_of(plan, known, request)
+    return Planner(evaluator).fastest_of(plan, known, request)
 
 
 def test_a_faster_plan_that_fits_is_the_answer_to_what_was_asked(roomy):
@@ -203,7 +203,7 @@ def test_a_known_plan_that_is_not_safe_is_refused_before_it_is_judged(tight, roo
     ops = [op.model_copy(update={"waits": ()}) if isinstance(op, Copy) else op for op in tight.ops]
     with pytest.raises(UnsafeSchedule):
         broken = tight.model_copy(update={"ops": tuple(ops)})
-        fastest(roomy, broken, judge=pytest.fail)
+        fastest(roomy, broken, evaluator=pytest.fail)
 
 
 @settings(max_examples=12, deadline=None)

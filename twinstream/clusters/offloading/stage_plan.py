@@ -8,7 +8,7 @@ from twinstream.clusters.offloading.errors import OffloadError, bytes_by_role
 from twinstream.clusters.offloading.movable import Places, StageTimes, places_of
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.emit.emission import Emitted
-from twinstream.planner.judge import Judge
+from twinstream.planner.evaluator import Evaluator
 from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.search.one_chain import OneChain, plan_of_chain
 from twinstream.schedule.derived.waits import derive_waits
@@ -25,11 +25,11 @@ _WORKING_SET = 0.2  # of the device, that layers planned together may take
 
 @dataclass(frozen=True)
 class Within:
-    """What a stage is planned for: the node's share of one GPU, its caps, and who judges plans."""
+    """What a stage is planned for: the node's share of one GPU, its caps, and the evaluator of plans."""
 
     machine: Machine
     caps: Caps
-    judge: Judge
+    evaluator: Evaluator
 
 
 def planned(name: str, schedule: Schedule, times: StageTimes, within: Within) -> Schedule:
@@ -53,7 +53,7 @@ def planned(name: str, schedule: Schedule, times: StageTimes, within: Within) ->
         fixed_bytes = _fixed_bytes(schedule, places)
         source = OneChain(chain, within.machine, _less(within.caps, fixed_bytes))
         attempts = min(_MOST_ATTEMPTS, max(2, _JUDGED_TASKS // len(blocks)))
-        emitted = plan_of_chain(source, within.judge, attempts)
+        emitted = plan_of_chain(source, within.evaluator, attempts)
         if emitted is not None:
             return _written_out(schedule, blocks, places, emitted, within.caps)
     least_device, least_host = source.least_bytes()

@@ -201,7 +201,7 @@ class PlanOptions:
     effort: Annotated[
         str | None,
         _option(
-            _FIXED, "NAME", "quick (one cut of the step, judged once) or normal (the default)."
+            _FIXED, "NAME", "quick (one cut of the step, simulated once) or normal (the default)."
         ),
     ] = None
 
