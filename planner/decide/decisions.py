@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.choices import OPEN, Choices
+from twinstream.planner.lifetimes.residencies import content_gaps
 from twinstream.planner.lifetimes.rounds import Place
-from twinstream.planner.lifetimes.stays import content_gaps
 from twinstream.planner.lifetimes.uses import Unit, uses_by_unit
 from twinstream.planner.lifetimes.view import ChainView
 

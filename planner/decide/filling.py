@@ -16,7 +16,7 @@ from twinstream.planner.decide.decisions import Decisions, GapKey
 from twinstream.planner.decide.margins import Bytes, alive_bytes
 from twinstream.planner.decide.task_sequence import TaskSequence
 from twinstream.planner.lifetimes.live_bytes import align_up
-from twinstream.planner.lifetimes.stays import content_gaps
+from twinstream.planner.lifetimes.residencies import content_gaps
 from twinstream.planner.limits import SearchLimits
 
 
@@ -52,7 +52,9 @@ class Pressure:
 def filled(
     sequence: TaskSequence, decisions: Decisions, capacity: Bytes, pressure: Pressure
 ) -> Decisions | None:
-    """Decisions whose stays fill the capacity, copies in flight not counted; None if none fit it.
+    """Return decisions whose residencies fill the capacity; None where none fit it.
+
+    Copies in flight are not counted.
 
     Args:
         sequence: of three rounds at the most.
@@ -62,7 +64,7 @@ def filled(
     """
     gaps = _Gaps.of(sequence, decisions, pressure)
     kept = np.asarray([decisions.kept.get(key, True) for key in gaps.keys], dtype=np.bool_)
-    alive = alive_bytes(sequence, sequence.stays(gaps.decided(decisions, kept)))
+    alive = alive_bytes(sequence, sequence.residencies(gaps.decided(decisions, kept)))
     left = capacity - alive
     gaps.give_up(kept, left)
     if int(left.min()) < 0:

@@ -1,4 +1,4 @@
-"""A chain's tasks with chosen recomputes, and the stays that decisions on it come to."""
+"""A chain's tasks with chosen recomputes, and the residencies that decisions on it come to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from twinstream.planner.bound.gaps import passed_over
 from twinstream.planner.decide.decisions import Decisions
 from twinstream.planner.lifetimes.recomputes import with_recomputes
+from twinstream.planner.lifetimes.residencies import Residency, TaskClock, chosen_residencies
 from twinstream.planner.lifetimes.rounds import Folding, Place
-from twinstream.planner.lifetimes.stays import Stay, TaskClock, chosen_stays
 from twinstream.planner.lifetimes.uses import Unit, UnitMap, Use, uses_by_unit
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.chain import Chain, Task
@@ -49,7 +49,7 @@ class TaskSequence:
             frozenset(u.unit_id for u in units.units.values() if decisions.is_away(u)),
         )  # fmt: skip
 
-    def stays(self, decisions: Decisions) -> list[Stay]:
+    def residencies(self, decisions: Decisions) -> list[Residency]:
         """When each unit is on the device, without time for copies."""
 
         def keep(unit: Unit, before: int, after: int) -> bool:
@@ -57,7 +57,7 @@ class TaskSequence:
                 return self._tasks_between(before, after) <= passed_over(self.chain)
             return decisions.keeps(unit, self.gap_place(before, after))
 
-        return chosen_stays(self.uses, self.units, keep, len(self.tasks))
+        return chosen_residencies(self.uses, self.units, keep, len(self.tasks))
 
     def _tasks_between(self, before: int, after: int) -> int:
         """Tasks of the chain between two of the sequence, over the boundary where that is first."""

@@ -1,10 +1,11 @@
-"""A schedule of many rounds from one of a few: middle rounds repeat, op by op.
+"""Write out all rounds of a step from a schedule of four: the middle rounds repeat, op by op.
 
-Rounds that fold onto each other have the same stays at the same offsets. So what is issued during
-a middle round is what was issued during the one before, with the versions that one more round
-makes, and waits for the same ops of the same round or of earlier ones. Only at the end of the last
-middle round others may be issued, for the last round. What is issued is compared here; that the
-waits suffice is proven of the whole, as of any schedule (`verify`).
+A step of 100 rounds is planned as one of four (first, two middle ones, last). Middle rounds have the
+same residencies at the same offsets, so each issues the ops of the middle round before it: on the
+same slots, with the versions that one more round makes, waiting for the same ops of the same round
+or of earlier ones. Only the end of the last middle round may differ, where ops for the last round
+are issued. This module compares two middle rounds before it repeats one; that the waits suffice is
+proven of the whole schedule, as of any other (`verify`).
 """
 
 from collections import Counter

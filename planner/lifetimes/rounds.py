@@ -1,4 +1,4 @@
-"""Rounds repeat: plan few, and fold the stays of all onto the timeline of few."""
+"""Rounds repeat: plan few, and fold the residencies of all onto the timeline of few."""
 
 from bisect import bisect_right
 from collections.abc import Sequence

@@ -10,7 +10,7 @@ from twinstream.planner.decide.decisions import Decisions
 from twinstream.planner.decide.filling import Pressure, filled
 from twinstream.planner.decide.margins import Allowances, QueueModel, alive_bytes
 from twinstream.planner.decide.task_sequence import TaskSequence
-from twinstream.planner.lifetimes.stays import Stay, TaskClock
+from twinstream.planner.lifetimes.residencies import Residency, TaskClock
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import SearchLimits
 from twinstream.planner.pack.folded_packing import pack_folded
@@ -102,7 +102,7 @@ class Packer:
             fitting = filled(sequence, decisions, free, pressure)
             if fitting is None:
                 return None
-            alive = int(alive_bytes(sequence, sequence.stays(fitting)).max())
+            alive = int(alive_bytes(sequence, sequence.residencies(fitting)).max())
             most_bytes = alive + round(share * (device - alive))
             packed = self._placed(sequence, simulated, fitting, most_bytes)
             if not packed.over:
@@ -129,20 +129,20 @@ class Packer:
         most_bytes: int | None = None,
     ) -> Packed:
         """Decisions with time for their copies; packed, unless they overrun the host anyway."""
-        bare = _placement(simulated, simulated.stays(decisions), ())
+        bare = _placement(simulated, simulated.residencies(decisions), ())
         if missing := self._missing_host_bytes(bare):
             return Packed(decisions, Allowances({}, {}), bare, {}, missing)
         most = self.caps.arena_bytes("device") if most_bytes is None else most_bytes
-        allowances = self.queues.allowances(sequence, sequence.stays(decisions), most)
+        allowances = self.queues.allowances(sequence, sequence.residencies(decisions), most)
         return self._at_offsets(simulated, decisions, allowances)
 
     def _at_offsets(
         self, sequence: TaskSequence, decisions: Decisions, allowances: Allowances
     ) -> Packed:
-        stays = allowances.widened(sequence, sequence.stays(decisions))
+        residencies = allowances.widened(sequence, sequence.residencies(decisions))
         cap = self.caps.arena_bytes("device")
-        packing = pack_folded(stays, sequence.units, sequence.folding, cap, self.limits.moves)
-        placement = _placement(sequence, packing.stays, packing.offsets)
+        packing = pack_folded(residencies, sequence.units, sequence.folding, cap, self.limits.moves)
+        placement = _placement(sequence, packing.residencies, packing.offsets)
         missing = self._missing_host_bytes(placement)
         return Packed(decisions, allowances, placement, packing.over_bytes, missing)
 
@@ -151,5 +151,7 @@ class Packer:
         return 0 if cap is None else max(0, placement.host_bytes - cap)
 
 
-def _placement(sequence: TaskSequence, stays: Sequence[Stay], offsets: Sequence[int]) -> Placement:
-    return Placement(sequence.chain, sequence.tasks, sequence.units, stays, offsets)
+def _placement(
+    sequence: TaskSequence, residencies: Sequence[Residency], offsets: Sequence[int]
+) -> Placement:
+    return Placement(sequence.chain, sequence.tasks, sequence.units, residencies, offsets)

@@ -1,6 +1,6 @@
 """When tasks ran in a plan that was simulated."""
 
-from twinstream.planner.lifetimes.stays import TaskClock
+from twinstream.planner.lifetimes.residencies import TaskClock
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.timeline import PassSpans

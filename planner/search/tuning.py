@@ -15,7 +15,7 @@ from twinstream.planner.search.knobs import Attempt, Knobs
 _AT_HOME: Mapping[str, Home] = {
     "parameter": "host", "gradient": "host", "optimizer_state": "host",
 }  # fmt: skip
-_BASE_STAYS: Mapping[str, Home] = {"parameter": "device"}
+_BASE_RESIDENT: Mapping[str, Home] = {"parameter": "device"}
 _LEAST_ROOM_BYTES = 2**20
 
 
@@ -47,7 +47,7 @@ def tuning_path(
         fails = tried[-1].simulated is None or (
             best is not None and _is_hopeless(tried[-1], best, limits)
         )
-        if fails and choices.homes == _BASE_STAYS:
+        if fails and choices.homes == _BASE_RESIDENT:
             continue
         if fails or is_quick:
             return
@@ -95,13 +95,13 @@ def _homes(planner: CutPlanner, tried: Sequence[Attempt]) -> Iterator[Choices]:
     """
     limits, choices, room = planner.cuts.limits, planner.cuts.choices, planner.room_bytes()
     if choices.open and planner.holds_all_state and planner.cuts.is_frozen:
-        stays = replace(choices, homes=_BASE_STAYS)
+        base_resident = replace(choices, homes=_BASE_RESIDENT)
         if (
-            planner.relaxed_s(stays, room)
+            planner.relaxed_s(base_resident, room)
             <= limits.near_equal * planner.relaxed_s(choices, room)
             < inf
         ):
-            yield stays
+            yield base_resident
             if _fastest_ns(tried) <= limits.near_equal * _bound_ns(planner):
                 return
     at_home = PreferredHomes(_AT_HOME, choices.recompute, choices.prefetch_blocks, choices.effort)
