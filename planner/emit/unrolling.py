@@ -1,11 +1,11 @@
 """Write out all rounds of a step from a schedule of four: the middle rounds repeat, op by op.
 
-A step of 100 rounds is planned as one of four (first, two middle ones, last). Middle rounds have the
-same residencies at the same offsets, so each issues the ops of the middle round before it: on the
-same slots, with the versions that one more round makes, waiting for the same ops of the same round
-or of earlier ones. Only the end of the last middle round may differ, where ops for the last round
-are issued. This module compares two middle rounds before it repeats one; that the waits suffice is
-proven of the whole schedule, as of any other (`verify`).
+A step of 100 rounds is planned as one of four (first, two middle ones, last). Middle rounds have
+the same residencies at the same offsets, so each issues the ops of the middle round before it: on
+the same slots, with the versions that one more round makes, waiting for the same ops of the same
+round or of earlier ones. Only the end of the last middle round may differ, where ops for the last
+round are issued. This module compares two middle rounds before it repeats one; that the waits
+suffice is proven of the whole schedule, as of any other (`verify`).
 """
 
 from collections import Counter

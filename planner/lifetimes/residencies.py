@@ -1,4 +1,9 @@
-"""When each unit is on the device: stays, from uses and a rule for gaps."""
+"""When each unit is on the device: its residencies, from its uses and a rule for gaps.
+
+A *gap* is the time between two uses of a unit. Where the rule keeps content over a gap, the uses
+before and after it are one residency; where it does not, the unit leaves the device, its bytes
+serve others meanwhile, and it is loaded again.
+"""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ from twinstream.planner.lifetimes.residencies import Residency
 from twinstream.planner.lifetimes.rounds import Folding
 from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.planner.limits import LIMITS
-from twinstream.planner.pack.board import Ranges, SoftItem
+from twinstream.planner.pack.address_map import Ranges, SoftItem
 from twinstream.planner.pack.soft_packing import pack_soft
 
 _FRACTIONS = (1.0, 0.5, 0.25, 0.0)  # of the time for copies that a residency would like
