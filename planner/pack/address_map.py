@@ -25,7 +25,7 @@ _DEAREST = 1e12
 
 @dataclass(frozen=True)
 class SoftItem:
-    """Bytes that are alive in ranges of tasks; `lives` begins with the longest, then shorter ones."""
+    """Bytes that are alive in ranges of tasks; `lives` begins with the longest, then shorter."""
 
     lives: tuple[Ranges, ...]
     size_bytes: int
