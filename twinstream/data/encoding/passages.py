@@ -18,7 +18,7 @@ from twinstream.data.encoding.conversation import (
 )
 from twinstream.data.encoding.template import ChatTemplate, Span, TemplateLimitError
 from twinstream.data.reading.parquet import ROWS
-from twinstream.data.reading.rows import Row
+from twinstream.data.reading.rows import DataRow
 
 _EVERYTHING = 'train on everything (loss_on="all")'
 
@@ -51,7 +51,7 @@ class PassageMaker:
     loss_on: Literal["completions", "all"]
     stops: tuple[str, ...]
 
-    def passages(self, row: Row) -> list[Passage]:
+    def passages(self, row: DataRow) -> list[Passage]:
         """One, or one for each of the assistant's turns that the template renders differently
         once more follows.
 

@@ -44,7 +44,7 @@ class SpecialTokens:
 class Tokenizer(Protocol):
     """What turns text into ids; `before` and `after` go around a document of plain text.
 
-    See `around` for a text that has them already.
+    See `missing_affixes` for a text that has them already.
     """
 
     before: Ids
@@ -148,8 +148,8 @@ class FileTokenizer:
         return stops
 
 
-def around(tokenizer: Tokenizer, ids: Ids) -> tuple[Ids, Ids]:
-    """What is to go before and after a text with these ids: what it does not have there already.
+def missing_affixes(tokenizer: Tokenizer, ids: Ids) -> tuple[Ids, Ids]:
+    """Return the ids to put before and after a text, where it does not have them already.
 
     White space behind an end token, as chat templates put it, does not hide that token.
     """

@@ -10,7 +10,7 @@ from twinstream.data.chunk_stream import ChunkStream
 from twinstream.data.data_error import DataError
 from twinstream.data.order import Position
 from twinstream.data.packing import Chunk
-from twinstream.data.pieces import NO_LABEL
+from twinstream.data.spans import NO_LABEL
 from twinstream.training.planning import Plan
 
 if TYPE_CHECKING:
