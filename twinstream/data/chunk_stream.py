@@ -40,8 +40,8 @@ class SkippedRows:
         self.problems += tokens.skipped
         if len(self.problems) > self._most:
             raise DataError(
-                f"{len(self.told)} rows cannot be used, and {self._most} may be skipped "
-                f"(skip_bad_rows); the last: {self.told[-1]}"
+                f"{len(self.problems)} rows cannot be used, and {self._most} may be skipped "
+                f"(skip_bad_rows); the last: {self.problems[-1]}"
             )
 
 

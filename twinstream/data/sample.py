@@ -130,7 +130,7 @@ def take_sample(
     warnings = [*changed, *_stop_warnings(tally, bool(stops))]
     if skipped.problems:
         count = len(skipped.problems)
-        warnings.append(f"{count} sampled rows are skipped (skip_bad_rows): {skipped.told[0]}")
+        warnings.append(f"{count} sampled rows are skipped (skip_bad_rows): {skipped.problems[0]}")
     return Sample(lengths, epoch_tokens, tuple(warnings))
 
 
