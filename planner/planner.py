@@ -18,7 +18,7 @@ from twinstream.planner.request import DEFAULT_POLICY, PlanRequest
 from twinstream.planner.reuse import Reuse
 from twinstream.planner.rules.streaming import plan_streaming
 from twinstream.planner.search.cut_planner import CutPlanner
-from twinstream.planner.search.cuts import Cut, Cuts
+from twinstream.planner.search.cuts import Cuts, StepCut
 from twinstream.planner.search.search import search
 from twinstream.planner.search.tokens import proposed_tokens
 from twinstream.planner.warm_start import fits, require_same_step
@@ -178,7 +178,7 @@ class Planner:
         """Whether decisions of one cut are found that fit other caps."""
         cuts = self._cuts(replace(request, caps=caps))
         bound = cuts.bound(cut)
-        return bound is not None and CutPlanner(cuts, Cut(cut, bound), self.evaluator).fits()
+        return bound is not None and CutPlanner(cuts, StepCut(cut, bound), self.evaluator).fits()
 
     def _as_answer(self, known: Schedule, request: PlanRequest) -> Schedule:
         """The known plan as an answer to what was asked."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from twinstream.executor.backends.protocol import PASSES_AHEAD, PassTimes
+from twinstream.executor.backends.protocol import PASSES_AHEAD, MeasuredPass
 from twinstream.executor.program.compiled import Launch, Program, Work
 from twinstream.schedule.timeline import PassSpans
 
@@ -138,7 +138,7 @@ class CpuBackend:
         if self._error is not None:
             raise self._error
 
-    def finish(self) -> list[PassTimes]:
+    def finish(self) -> list[MeasuredPass]:
         self._join()
         if self._error is not None:
             raise self._error
@@ -146,7 +146,7 @@ class CpuBackend:
             number: PassSpans(start_ns=tuple(starts), end_ns=tuple(ends))
             for number, (starts, ends) in self._timed.items()
         }
-        return [PassTimes(end_ns, spans.get(i)) for i, end_ns in enumerate(self._ends_ns)]
+        return [MeasuredPass(end_ns, spans.get(i)) for i, end_ns in enumerate(self._ends_ns)]
 
     @property
     def processor_share(self) -> float | None:

@@ -1,4 +1,4 @@
-"""What a backend must do: a handful of calls, in the order the dispatch loop makes them."""
+"""The calls of a backend, in the order in which the dispatch loop makes them."""
 
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -13,8 +13,8 @@ PASSES_AHEAD = 2
 
 
 @dataclass(frozen=True)
-class PassTimes:
-    """When a pass ended (its last compute op), and the spans of its ops if they were timed."""
+class MeasuredPass:
+    """When a pass ended (its last compute op), and the spans of its ops if those were timed."""
 
     end_ns: int
     spans: PassSpans | None
@@ -43,8 +43,8 @@ class Backend(Protocol[EventT]):
     def rest(self) -> None:
         """Return when everything enqueued has completed. Raises what went wrong in a stream."""
 
-    def finish(self) -> list[PassTimes]:
-        """Wait for everything; when each pass ended. Raises what went wrong in a stream."""
+    def finish(self) -> list[MeasuredPass]:
+        """Wait for everything; return when each pass ended. Raises what went wrong in a stream."""
 
     def abort(self) -> None:
         """Let nothing new start, and return when nothing runs any more."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.proof.accesses import AccessMap
 from twinstream.schedule.proof.clocks import Clocks, StreamOrder, merge
-from twinstream.schedule.proof.memory_cells import GARBAGE, Cell, MemoryCells
+from twinstream.schedule.proof.memory_cells import GARBAGE, MemoryCell, MemoryCells
 
 
 @dataclass
@@ -60,7 +60,7 @@ class _Walk:
                     self._contents.append(
                         _Content(self._map.leaves[access.leaf], access.slot, [at])
                     )
-                memory.replace(Cell(access.start, access.end, new, 0, 0, -1))
+                memory.replace(MemoryCell(access.start, access.end, new, 0, 0, -1))
             clocks.complete(at, clock)
         self._close_at_the_end()
         return self._found

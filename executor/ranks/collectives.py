@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from twinstream.executor.kernels.operand import KernelOperand
-from twinstream.executor.ranks.groups import Group
+from twinstream.executor.ranks.groups import ChannelGroup
 from twinstream.executor.ranks.reductions import Reduction
 from twinstream.schedule.ops import Communicate
 
@@ -26,7 +26,7 @@ class Meeting:
 
     op: Communicate
     operands: Sequence[KernelOperand]
-    group: Group
+    group: ChannelGroup
     reductions: Sequence[Reduction]
     scratch: torch.Tensor
 
@@ -62,7 +62,7 @@ def _ends(meeting: Meeting) -> tuple[torch.Tensor, torch.Tensor]:
     return (own, whole) if meeting.op.collective == "all_gather" else (whole, own)
 
 
-def _own_shard(whole: torch.Tensor, group: Group) -> torch.Tensor:
+def _own_shard(whole: torch.Tensor, group: ChannelGroup) -> torch.Tensor:
     size = whole.numel() // group.size
     return whole[group.place * size : (group.place + 1) * size]
 
@@ -127,13 +127,13 @@ def _reduce_scatter(meeting: Meeting, given: torch.Tensor, taken: torch.Tensor) 
     return calls
 
 
-def _gather(taken: torch.Tensor, given: torch.Tensor, group: Group) -> Call:
+def _gather(taken: torch.Tensor, given: torch.Tensor, group: ChannelGroup) -> Call:
     """Every rank's bytes in rank order; `given` may be this rank's place in `taken`."""
     gather = _named("all_gather_single", "all_gather_into_tensor")
     return lambda: gather(taken, given, group=group.process_group) and None
 
 
-def _swap(taken: torch.Tensor, given: torch.Tensor, group: Group) -> Call:
+def _swap(taken: torch.Tensor, given: torch.Tensor, group: ChannelGroup) -> Call:
     """Piece i goes to rank i, and piece j comes from rank j."""
     return lambda: dist.all_to_all_single(taken, given, group=group.process_group) and None
 

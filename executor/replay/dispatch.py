@@ -7,7 +7,7 @@ from time import perf_counter_ns
 
 import torch
 
-from twinstream.executor.backends.protocol import Backend, EventT, PassTimes
+from twinstream.executor.backends.protocol import Backend, EventT, MeasuredPass
 from twinstream.executor.program.compiled import Launch, Program
 from twinstream.executor.program.options import Between
 from twinstream.executor.replay.host_cost import CostMeter
@@ -27,7 +27,7 @@ class Passes:
     `rests_ns`: before which passes nothing ran, and for how long.
     """
 
-    times: tuple[PassTimes, ...]
+    times: tuple[MeasuredPass, ...]
     host_cost: HostCost | None
     clock_error_ns: int | None = None
     rests_ns: Mapping[int, int] = field(default_factory=dict)

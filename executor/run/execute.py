@@ -17,7 +17,7 @@ from twinstream.executor.program.compiled import Work, compile_program
 from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.program.options import BackendName, Between, RunOptions
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
-from twinstream.executor.run.cuda_run import Job, run_on_cuda
+from twinstream.executor.run.cuda_run import CudaJob, run_on_cuda
 from twinstream.executor.run.measured import measured_timeline
 from twinstream.executor.run.work import Communications, bind_works
 from twinstream.executor.state.training_state import State, fill_carried, read_carried
@@ -204,7 +204,7 @@ def execute_in(
             options.on_filled()
 
     if options.backend == "cuda":
-        job = Job(schedule, program, arenas, works, fill_all)
+        job = CudaJob(schedule, program, arenas, works, fill_all)
         return measured_timeline(schedule, *run_on_cuda(job, options))
     fill_all()
     backend = CpuBackend(program, works, options.zero_ns)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from twinstream.planner.bound.gaps import Element, Gap, elements
-from twinstream.planner.bound.program import Program
+from twinstream.planner.bound.program import LinearProgram
 from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
 from twinstream.planner.choices import Choices
@@ -47,7 +47,7 @@ class ChainGaps:
 
     def __init__(
         self,
-        program: Program,
+        program: LinearProgram,
         view: ChainView,
         segments: Segments,
         rounds: RoundClasses,
@@ -360,7 +360,7 @@ class ChainGaps:
             self.program.at_most(terms, 1.0)
 
 
-def _recompute_columns(program: Program, chain: Chain, choices: Choices) -> dict[str, int]:
+def _recompute_columns(program: LinearProgram, chain: Chain, choices: Choices) -> dict[str, int]:
     """A column per recompute; where the level is fixed, all or nothing."""
     fixed = choices.recompute
     found: dict[str, int] = {}

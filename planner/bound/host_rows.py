@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from twinstream.planner.bound.gap_columns import ChainGaps, Terms
 from twinstream.planner.bound.interval_columns import Interval
-from twinstream.planner.bound.program import Program
+from twinstream.planner.bound.program import LinearProgram
 
 Stretch = tuple[int, int, Terms]  # from one segment to another; what is there by column
 
@@ -21,7 +21,7 @@ class Cap:
     column: int | None = None
     gib: float = 0.0
 
-    def above(self, program: Program, terms: Terms, used_gib: float = 0.0) -> int:
+    def above(self, program: LinearProgram, terms: Terms, used_gib: float = 0.0) -> int:
         """A row: the terms and what is used come to no more than the cap."""
         left = [] if self.column is None else [(self.column, -1.0)]
         return program.at_most([*terms, *left], self.gib - used_gib)
@@ -42,7 +42,7 @@ class HostRows:
 
     def __init__(
         self,
-        program: Program,
+        program: LinearProgram,
         gaps: ChainGaps,
         intervals: Sequence[Interval],
         used_gib: Sequence[float],

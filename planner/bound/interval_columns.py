@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound.gap_columns import GIB, ChainGaps, Terms
-from twinstream.planner.bound.program import Program
+from twinstream.planner.bound.program import LinearProgram
 from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
 from twinstream.schedule.chain import Chain
@@ -53,7 +53,7 @@ class ChainIntervals:
 
     def __init__(
         self,
-        program: Program,
+        program: LinearProgram,
         chain: Chain,
         segments: Segments,
         machine: Machine,

@@ -15,7 +15,7 @@ from twinstream.planner.arena_caps import is_hopeless, with_library_memory
 from twinstream.planner.bound.gap_columns import GIB, ChainGaps, Terms
 from twinstream.planner.bound.host_rows import Cap, HostRows
 from twinstream.planner.bound.interval_columns import ChainIntervals, LinkShares, Resource
-from twinstream.planner.bound.program import Basis, Program, Solution
+from twinstream.planner.bound.program import Basis, LinearProgram, Solution
 from twinstream.planner.bound.relaxation import GapFractions, Relaxation
 from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
@@ -82,7 +82,7 @@ class BoundProgram:
     ) -> None:
         self.chain, self.segments = view.chain, Segments.of(view.chain, kind.most_segments)
         rounds = RoundClasses.of(self.chain, self.segments, num_rounds)
-        self.program = Program()
+        self.program = LinearProgram()
         self.gaps = ChainGaps(
             self.program, view, self.segments, rounds, kind.choices, tied=kind.tied
         )

@@ -9,7 +9,7 @@ from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Copy, Op, Stream
 from twinstream.schedule.proof.accesses import Access, AccessMap
-from twinstream.schedule.proof.memory_cells import GARBAGE, Cell, MemoryCells
+from twinstream.schedule.proof.memory_cells import GARBAGE, MemoryCell, MemoryCells
 from twinstream.schedule.tensors import Carried
 
 # From a kind of memory to one, where training itself copies no state so.
@@ -105,7 +105,7 @@ class _State:
         made = access.version + (access.mode == "update")
         if access.mode == "scratch":
             leaf = GARBAGE
-        self._memory[tier].replace(Cell(start, end, leaf, made, 0, 0))
+        self._memory[tier].replace(MemoryCell(start, end, leaf, made, 0, 0))
         if leaf != GARBAGE and made == 0:
             self._places.setdefault(leaf, {})[tier, start, end] = access.slot
 

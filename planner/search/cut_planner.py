@@ -23,7 +23,7 @@ from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import SearchLimits
 from twinstream.planner.pack.packer import Packed, Packer
 from twinstream.planner.search.clock import simulated_clock
-from twinstream.planner.search.cuts import Cut
+from twinstream.planner.search.cuts import StepCut
 from twinstream.planner.search.knobs import Attempt, Knobs, Rule, SimulatedPlan
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
@@ -60,7 +60,7 @@ class CutPlanner:
     """Plans one cut of the step: each attempt is the plan that comes of one set of knobs."""
 
     cuts: CutSource
-    cut: Cut
+    cut: StepCut
     evaluator: Evaluator
 
     def attempt(self, knobs: Knobs, tried: Sequence[Attempt], best: Attempt | None) -> Attempt:

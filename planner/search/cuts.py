@@ -22,15 +22,15 @@ _SOLVERS = 2  # threads
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A way to cut the step into chunks and rounds, and what a step takes at least."""
+class StepCut:
+    """A way to cut the step into chunks and rounds, and the lower bound on the step's time."""
 
     workload: Workload
     bound: Relaxation
 
 
 class Cuts:
-    """All ways to cut a step that are possible within the caps, as far as they are asked for."""
+    """All ways to cut a step that are possible within the caps, bounded as they are asked for."""
 
     def __init__(self, request: PlanRequest, reuse: Reuse, limits: SearchLimits) -> None:
         self.request, self.reuse, self.limits = request, reuse, limits
@@ -49,7 +49,7 @@ class Cuts:
         return bool(self.request.recipe.lora or self.request.recipe.frozen)
 
     @cached_property
-    def usual(self) -> list[Cut]:
+    def usual(self) -> list[StepCut]:
         """The preferred cuts, least bound first; where copies make even the best slow, others.
 
         Smaller chunks are slower to compute, and take less memory: they are bounded as long as
@@ -71,7 +71,7 @@ class Cuts:
         return usual
 
     @cached_property
-    def all(self) -> list[Cut]:
+    def all(self) -> list[StepCut]:
         """The usual ones, smaller chunks, too, and whatever else is possible at all."""
         if not self.is_possible:
             return []
@@ -114,7 +114,9 @@ class Cuts:
     def step_bound_of(self, workload: Workload) -> StepBound:
         """The bound of a cut of which there is a plan, and the least of all."""
         own = self.bound_of(workload)
-        least_s = min(cut.bound.step_s for cut in [Cut(workload, own), *(self.usual or self.all)])
+        least_s = min(
+            cut.bound.step_s for cut in [StepCut(workload, own), *(self.usual or self.all)]
+        )
         return own.as_step_bound(least_s).model_copy(update={"fixed": self.choices.told})
 
     def bound_of(self, workload: Workload) -> Relaxation:
@@ -131,7 +133,7 @@ class Cuts:
         recipe = self.request.recipe
         return self.reuse.program(self.spec, workload, recipe, self.machine, kind)
 
-    def _bounded(self, workloads: Sequence[Workload], *, every: bool) -> list[Cut]:
+    def _bounded(self, workloads: Sequence[Workload], *, every: bool) -> list[StepCut]:
         """Those of the workloads that have a bound, the least first.
 
         Left out, unless `every` is wanted, are those whose tasks alone take longer than the bound
@@ -150,13 +152,13 @@ class Cuts:
         with ThreadPoolExecutor(_SOLVERS) as pool:
             bounds = [first, *pool.map(self.bound, left)]
         found = zip([workloads[0], *left], bounds, strict=True)
-        return self._least_first([Cut(w, bound) for w, bound in found if bound is not None])
+        return self._least_first([StepCut(w, bound) for w, bound in found if bound is not None])
 
-    def _least_first(self, cuts: Sequence[Cut]) -> list[Cut]:
+    def _least_first(self, cuts: Sequence[StepCut]) -> list[StepCut]:
         """By their bounds; of nearly equal ones the shortest chain first."""
         near_s = self.limits.near_equal * min((cut.bound.step_s for cut in cuts), default=0.0)
 
-        def order(cut: Cut) -> tuple[float, int]:
+        def order(cut: StepCut) -> tuple[float, int]:
             rounds = min(cut.workload.rounds_per_step, PROGRAM_ROUNDS)
             length = rounds * cut.workload.chunks_per_round
             return max(cut.bound.step_s, near_s), length if cut.bound.step_s <= near_s else 0
@@ -170,12 +172,12 @@ class Cuts:
             self._bounds[workload] = self.program(workload, kind).bound(self.caps)
         return self._bounds[workload]
 
-    def _is_near(self, cut: Cut) -> bool:
+    def _is_near(self, cut: StepCut) -> bool:
         """Whether copies add little to what its tasks take alone."""
         return cut.bound.step_s <= self.limits.slow * self._alone_s(cut.workload)
 
     def _others_by_size(
-        self, cuts: Sequence[Cut], workloads: Iterable[Workload]
+        self, cuts: Sequence[StepCut], workloads: Iterable[Workload]
     ) -> list[list[Workload]]:
         """What may be possible beside the cuts, by the size of chunks, the largest first."""
         known = {workload for workload, bound in self._bounds.items() if bound is None}

@@ -16,7 +16,7 @@ from twinstream.planner.rules.full_recompute import full_recompute_plan
 from twinstream.planner.rules.resident import pooled_resident_plan
 from twinstream.planner.rules.streaming import streaming_plan
 from twinstream.planner.search.cut_planner import CutPlanner
-from twinstream.planner.search.cuts import Cut
+from twinstream.planner.search.cuts import StepCut
 from twinstream.planner.search.knobs import Attempt
 from twinstream.planner.search.tuning import fastest, tuning_path
 from twinstream.schedule.chain import Chain
@@ -81,7 +81,7 @@ def plan_of_chain(source: OneChain, evaluator: Evaluator, most_attempts: int) ->
     bound = source.bound()
     if bound is None:
         return None
-    planner = CutPlanner(source, Cut(source.chain.workload, bound), evaluator)
+    planner = CutPlanner(source, StepCut(source.chain.workload, bound), evaluator)
     # The first attempt goes on solving from the bound.
     tried = [Attempt(source.chain.workload, planner.first_knobs(source.choices, 0), bound)]
     for knobs in islice(tuning_path(planner, tried, None), most_attempts):

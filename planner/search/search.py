@@ -6,7 +6,7 @@ from twinstream.models.lowering.lower import lower
 from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.evaluator import Evaluator
 from twinstream.planner.search.cut_planner import CutPlanner
-from twinstream.planner.search.cuts import Cut, Cuts
+from twinstream.planner.search.cuts import Cuts, StepCut
 from twinstream.planner.search.knobs import Attempt
 from twinstream.planner.search.tuning import fastest, tuning_path
 from twinstream.schedule.chain import Chain
@@ -59,7 +59,7 @@ def _made_of_less(cuts: Cuts, evaluator: Evaluator, best: Attempt) -> Iterator[_
         bound = less.bound(best.workload)
         if bound is None or bound.step_s * 1e9 * cuts.limits.near >= best.step_ns:
             return
-        planner = CutPlanner(less, Cut(best.workload, bound), evaluator)
+        planner = CutPlanner(less, StepCut(best.workload, bound), evaluator)
         tried = _tried(planner, best)
         if any(attempt.skipped for attempt in tried):  # its decisions are slower, and of less, too
             return
@@ -84,7 +84,7 @@ def _usual_sizes_below(size_bytes: int) -> Iterator[int]:
                 yield quarters << power - 2
 
 
-def promising(cuts: Cuts, made: Sequence[_Made]) -> Iterator[Cut]:
+def promising(cuts: Cuts, made: Sequence[_Made]) -> Iterator[StepCut]:
     """The cuts with the least bounds, while the best plan is so far above them that it may pay.
 
     Where nothing fits, smaller chunks and whatever else is possible, until something does.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from twinstream.schedule.analysis.comparison import Comparison, GroupComparison, Pair, compare
-from twinstream.schedule.analysis.idle import Meetings
+from twinstream.schedule.analysis.idle import ExchangeTimes
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import (
     ClusterTimeline,
@@ -107,7 +107,7 @@ def _silent(one: RankComparison) -> list[GroupComparison]:
 
 def _said(schedule: ClusterSchedule, timeline: ClusterTimeline) -> list[tuple[float, float]]:
     """By class: ns of a pass that it waited in its exchanges, and that they then took."""
-    begun = Meetings(schedule, timeline)
+    begun = ExchangeTimes(schedule, timeline)
     found = []
     for number, one in enumerate(schedule.classes):
         waited = said = 0

@@ -47,7 +47,7 @@ class Results:
         return all(torch.equal(a, b) for a, b in zip(mine, others, strict=True))
 
 
-class Trial:
+class AttentionTrial:
     """Random operands of a shape, and an implementation that is called on them."""
 
     def __init__(

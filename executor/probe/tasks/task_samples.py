@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from twinstream.executor.kernels.attention.registry import attention_implementation
-from twinstream.executor.kernels.attention.trial import Trial
+from twinstream.executor.kernels.attention.trial import AttentionTrial
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.probe.tasks.chain_memory import ChainMemory, in_order
@@ -118,7 +118,9 @@ def _attention(call: KernelCall, timer: DeviceTimer) -> Iterator[TaskSample]:
     queries, keys, _, _, sequences = backward.shape
     name = str(call.attributes["attention"])
     implementation = attention_implementation(name)
-    trial = Trial(implementation, attention_shape(call.attributes), timer.device, seed=keys)
+    trial = AttentionTrial(
+        implementation, attention_shape(call.attributes), timer.device, seed=keys
+    )
     with torch.no_grad():
         for unit, flops, run in (
             ("attention_forward", backward.flops * 4 // 10, trial.forward),

@@ -13,7 +13,7 @@ from twinstream.hardware_profiles.calibration.parameters import (
     declared_parameters,
     prepared,
 )
-from twinstream.hardware_profiles.calibration.search import Trial
+from twinstream.hardware_profiles.calibration.search import TimeQuery
 from twinstream.hardware_profiles.cost import copy_alone_ns, work_time
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.schema import Machine
@@ -46,7 +46,7 @@ def seconds(machine: Machine, index: int) -> float:
     return copy_alone_ns(COPIES[index - len(WORKS)], "h2d", machine) / 1e9
 
 
-def predict(trials: list[Trial]) -> list[float]:
+def predict(trials: list[TimeQuery]) -> list[float]:
     return [seconds(trial.machine, trial.index) for trial in trials]
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from twinstream.report.palette import AXIS_COLOURS
 from twinstream.report.view import Span
-from twinstream.schedule.analysis.idle import ALL_RANKS, AXES, TRANSFER, Meetings, cause_of
+from twinstream.schedule.analysis.idle import ALL_RANKS, AXES, TRANSFER, ExchangeTimes, cause_of
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
 from twinstream.schedule.cluster.cluster_timeline import (
     ClusterTimeline,
@@ -76,7 +76,7 @@ class ClusterView:
     def __init__(self, schedule: ClusterSchedule, timeline: ClusterTimeline) -> None:
         require_timeline_of_cluster(schedule, timeline)
         self.schedule, self.timeline = schedule, timeline
-        self.begun = Meetings(schedule, timeline)
+        self.begun = ExchangeTimes(schedule, timeline)
         self.classes = [self._lanes(number) for number in range(len(schedule.classes))]
 
     @property

@@ -16,7 +16,7 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op, Stream, TaskOperand
 from twinstream.schedule.proof.accesses import AccessMap
-from twinstream.schedule.proof.memory_cells import GARBAGE, Cell, MemoryCells
+from twinstream.schedule.proof.memory_cells import GARBAGE, MemoryCell, MemoryCells
 from twinstream.schedule.tensors import DEVICE, Carried, Role, Tensor
 
 _STATE: tuple[Role, ...] = ("parameter", "optimizer_state")
@@ -160,7 +160,7 @@ class _Placed:
     def carry(self, item: Carried) -> None:
         tier, ranges = self.map.ranges(item.tensor, item.slot, None)
         for start, end, leaf in ranges:
-            self.memory[tier].replace(Cell(start, end, leaf, 0, 0, _BEGINNING))
+            self.memory[tier].replace(MemoryCell(start, end, leaf, 0, 0, _BEGINNING))
 
     def run(self, op: Op) -> None:
         """Note by which ops what it reads was made, and what it makes."""
@@ -174,7 +174,7 @@ class _Placed:
             if access.mode != "read":
                 leaf = GARBAGE if access.mode == "scratch" else access.leaf
                 version = access.version + (access.mode == "update")
-                memory.replace(Cell(access.start, access.end, leaf, version, 0, number))
+                memory.replace(MemoryCell(access.start, access.end, leaf, version, 0, number))
         self.made_by.append(makers - {_BEGINNING})
 
     def holds(self, copy: Copy) -> bool:
