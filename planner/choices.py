@@ -73,8 +73,8 @@ class Choices:
         return not self.homes and self.recompute is None
 
     @property
-    def told(self) -> tuple[str, ...]:
-        """What of homes and levels is fixed, for people."""
+    def fixed(self) -> tuple[str, ...]:
+        """The homes and levels that are fixed, in words."""
         kinds = [kind for kind in dict.fromkeys(_KINDS.values()) if kind in self.homes]
         found = [f"{kind} at home on the {self.homes[kind]}" for kind in kinds]
         if self.recompute == NO_RECOMPUTE:

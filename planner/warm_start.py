@@ -39,7 +39,7 @@ def fits(known: Schedule, caps: Caps) -> bool:
     return True
 
 
-def require_same_step(known: Schedule, asked: PlanRequest, number: int | None) -> None:
+def require_same_step(known: Schedule, request: PlanRequest, number: int | None) -> None:
     """Refuse a plan of something else than what is to be planned.
 
     Args:
@@ -51,36 +51,36 @@ def require_same_step(known: Schedule, asked: PlanRequest, number: int | None) -
         WarmStartError: it says what differs.
     """
     name = "the known plan" if number is None else f"known plan {number}"
-    if asked.policy == "optimal" and asked.choices.prefetch_blocks is not None:
+    if request.policy == "optimal" and request.choices.prefetch_blocks is not None:
         why = "does not tell how early it loads: fix no prefetch beside it"
         raise WarmStartError(known, name, why)
-    step, cut = asked.step, known.workload
-    for what, wanted, found in (
-        ("policy", asked.policy, known.policy),
-        ("model", model_ref(asked.spec), known.model),
+    step, cut = request.step, known.workload
+    for what, new, old in (
+        ("policy", request.policy, known.policy),
+        ("model", model_ref(request.spec), known.model),
         ("sequence length", step.seq_len, cut.seq_len),
         ("what it computes", "a training step", _computed(cut)),
         ("packing", step.packing_of(cut.chunk_tokens), cut.packing),
         ("tokens per step", step.tokens_per_step, cut.tokens_per_step),
         ("chunk tokens", step.chunk_tokens or cut.chunk_tokens, cut.chunk_tokens),
         ("chunks per round", step.chunks_per_round or cut.chunks_per_round, cut.chunks_per_round),
-        *_recipes(known, asked),
-        ("fixed choices", asked.choices.told, () if known.bound is None else known.bound.fixed),
+        *_recipes(known, request),
+        ("fixed choices", request.choices.fixed, () if known.bound is None else known.bound.fixed),
     ):
-        if wanted != found:
+        if new != old:
             raise WarmStartError(
                 known,
                 name,
-                f"differs in {what}: {_told(found)}, not {_told(wanted)}; only a plan of the same "
+                f"differs in {what}: {_text(old)}, not {_text(new)}; only a plan of the same "
                 "training step can stand in for this one",
             )
 
 
-def _recipes(known: Schedule, asked: PlanRequest) -> list[tuple[str, object, object]]:
+def _recipes(known: Schedule, request: PlanRequest) -> list[tuple[str, object, object]]:
     """The parts of both recipes; a policy may have one of its own, whatever the step's."""
-    if asked.policy != DEFAULT_POLICY and policy_named(asked.policy).own_step:
+    if request.policy != DEFAULT_POLICY and policy_named(request.policy).own_step:
         return []
-    recipe = asked.recipe.model_dump(mode="json")
+    recipe = request.recipe.model_dump(mode="json")
     return [
         (f"the recipe's {name}", recipe.get(name), known.recipe.get(name))
         for name in sorted({*recipe, *known.recipe})
@@ -91,7 +91,7 @@ def _computed(cut: Workload) -> str:
     return "the forward of one alone" if cut.forward_only else "a training step"
 
 
-def _told(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, ModelRef):
         return f"{value.name} ({value.content_hash})"
     if isinstance(value, Packing):

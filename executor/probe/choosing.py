@@ -131,7 +131,7 @@ def _best_attention(
         tried = tries.ask(partial(attention_try, name=name, presets=presets))
         if isinstance(tried, AttentionCandidate) and tried.refused is None:
             right.append(tried)
-            notes.append(_told(tried))
+            notes.append(_attention_note(tried))
         else:
             fault = tried.refused if isinstance(tried, AttentionCandidate) else tried
             notes.append(f"attention {name} is left out: {fault}")
@@ -144,13 +144,13 @@ def _best_attention(
     return best.name, excess_bytes, tuple(tried.name for tried in others)
 
 
-def _told(tried: AttentionCandidate) -> str:
-    told = f"attention {tried.name}: {tried.time_ns / 1e6:.2f} ms"
+def _attention_note(tried: AttentionCandidate) -> str:
+    note = f"attention {tried.name}: {tried.time_ns / 1e6:.2f} ms"
     if not tried.deterministic:
-        told += ", not deterministic"
+        note += ", not deterministic"
     if not tried.excess_bytes:
-        return told
+        return note
     return (
-        f"{told}; it takes {tried.excess_bytes} bytes of device memory more than it declares "
+        f"{note}; it takes {tried.excess_bytes} bytes of device memory more than it declares "
         "(reserved by the profile where it is chosen)"
     )

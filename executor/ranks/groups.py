@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from twinstream.executor.ranks.gpus import meet_first
+from twinstream.executor.ranks.gpus import connect_group
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import Channel, all_channels
 
@@ -47,5 +47,5 @@ def open_groups(
         found[channel] = ChannelGroup(channel.members, channel.members.index(rank), made)
         if made is not None and backend is not None:
             is_message = channel.communicator.shift != 0
-            meet_first(made, channel.members, device, is_message=is_message)
+            connect_group(made, channel.members, device, is_message=is_message)
     return found

@@ -8,7 +8,7 @@ from typing import Any
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.models.spec import ModelSpec
 from twinstream.models.to_hf_config import to_hf_config
-from twinstream.schedule.files import read_bytes, told
+from twinstream.schedule.files import read_bytes, reason_of
 
 CONFIG = "config.json"
 COPIED = (
@@ -69,4 +69,4 @@ def _read(path: Path) -> bytes:
     try:
         return read_bytes(path)
     except OSError as error:
-        raise WeightsError(path, f"cannot be read: {told(error)}") from None
+        raise WeightsError(path, f"cannot be read: {reason_of(error)}") from None

@@ -68,7 +68,7 @@ def informative_cells(
     chosen = [i for i, row in enumerate(candidates) if id(row) in first][:most]
     while len(chosen) < min(most, len(candidates)):
         left = [i for i in range(len(candidates)) if i not in chosen]
-        chosen.append(max(left, key=lambda i: _told([*chosen, i], candidates, effects)))
+        chosen.append(max(left, key=lambda i: _information_gain([*chosen, i], candidates, effects)))
     return tuple(candidates[i] for i in chosen)
 
 
@@ -77,12 +77,14 @@ def sweep_of(row: MeasuredRow) -> str:
     return f"{row.model} {row.seq_len}"
 
 
-def _told(chosen: Sequence[int], candidates: Sequence[MeasuredRow], effects: Vector) -> float:
+def _information_gain(
+    chosen: Sequence[int], candidates: Sequence[MeasuredRow], effects: Vector
+) -> float:
     """Logarithm of how much narrower than the priors these rows make the parameters, together."""
     sweeps = tuple(sweep_of(candidates[i]) for i in chosen)
     seen, noise = effects[list(chosen)], noise_covariance(sweeps, np.ones(len(chosen)))
-    told = seen.T @ np.linalg.solve(noise, seen)
-    return float(np.linalg.slogdet(np.eye(effects.shape[1]) + told)[1])
+    information = seen.T @ np.linalg.solve(noise, seen)
+    return float(np.linalg.slogdet(np.eye(effects.shape[1]) + information)[1])
 
 
 def _first(by_sweep: dict[tuple[int, str], list[MeasuredRow]]) -> list[MeasuredRow]:

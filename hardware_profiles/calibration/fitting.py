@@ -53,7 +53,7 @@ class FittedParameter:
     num_rows: int
 
     @property
-    def told(self) -> bool:
+    def identified(self) -> bool:
         """Whether the data made it narrower, or took it further than its width from the prior."""
         narrower = self.posterior_width < _UNTOLD * self.parameter.width
         return narrower or abs(log(self.factor)) > self.posterior_width
@@ -61,7 +61,7 @@ class FittedParameter:
     @property
     def at_bound(self) -> bool:
         low, high = self.parameter.low, self.parameter.high
-        return self.told and not low * 1.001 < self.value < high * 0.999
+        return self.identified and not low * 1.001 < self.value < high * 0.999
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class Cuts:
         least_s = min(
             cut.bound.step_s for cut in [StepCut(workload, own), *(self.usual or self.all)]
         )
-        return own.as_step_bound(least_s).model_copy(update={"fixed": self.choices.told})
+        return own.as_step_bound(least_s).model_copy(update={"fixed": self.choices.fixed})
 
     def bound_of(self, workload: Workload) -> Relaxation:
         """What a step takes at least by a cut of which there is a plan."""

@@ -85,7 +85,7 @@ def test_a_measured_timeline_says_so(planned):
     spans = api.simulate(schedule, "h200").cold
     passes = Passes(times=(MeasuredPass(spans=spans, end_ns=max(spans.end_ns)),), host_cost=None)
     measured = measured_timeline(schedule, passes, Provenance(kind="measured", where="here"))
-    assert measured.provenance.told == f"measured on here (not deterministic: {NAMED})"
+    assert measured.provenance.description == f"measured on here (not deterministic: {NAMED})"
 
 
 def test_recipes_that_do_not_use_it_are_written_as_before():

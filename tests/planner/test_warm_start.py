@@ -100,7 +100,7 @@ def test_the_bounds_are_those_of_what_was_asked_with_all_that_is_fixed(choices):
     assert found.workload == small_chunks.workload
     assert found.bound is not None and direct.bound is not None and large.bound is not None
     assert found.bound.step_s == pytest.approx(direct.bound.step_s, rel=1e-6)
-    assert found.bound.fixed == choices.told
+    assert found.bound.fixed == choices.fixed
     assert found.bound.family_step_s == pytest.approx(large.bound.family_step_s, rel=1e-6)
 
 

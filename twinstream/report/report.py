@@ -68,7 +68,9 @@ def report_html(
 
 
 def _provenance(views: Sequence[View]) -> str:
-    return " ".join(f"{view.name.capitalize()}: {view.timeline.provenance.told}." for view in views)
+    return " ".join(
+        f"{view.name.capitalize()}: {view.timeline.provenance.description}." for view in views
+    )
 
 
 def _notes(schedule: Schedule, machine: Machine, predicted: Timeline | None) -> str:

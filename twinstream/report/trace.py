@@ -44,7 +44,7 @@ def trace_of(views: Sequence[View], most_ops: int = MOST_OPS) -> dict[str, Any]:
     for pid, (view, span) in enumerate(zip(views, spans, strict=True), start=1):
         events += _process(view, span, pid, span.start_ns - max(0, *leads))
         told[view.name] = (
-            f"{view.timeline.provenance.told}; "
+            f"{view.timeline.provenance.description}; "
             f"{len(_shown(view, span))} of {len(view.schedule.ops)} ops of the last pass"
         )
     schedule = views[0].schedule
@@ -72,7 +72,7 @@ def _first_ns(view: View, span: Span) -> int:
 
 
 def _process(view: View, span: Span, pid: int, origin_ns: int) -> Iterator[Event]:
-    yield named(pid, 0, "process_name", f"{view.name}: {view.timeline.provenance.told}")
+    yield named(pid, 0, "process_name", f"{view.name}: {view.timeline.provenance.description}")
     yield in_place(pid, 0, "process_sort_index", pid)
     # Perfetto takes a thread with its process's number for the main one.
     threads = {queue: tid for tid, queue in enumerate(view.queues, start=100 * pid + 1)}

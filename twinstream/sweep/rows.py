@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from twinstream.schedule.files import told, write_text
+from twinstream.schedule.files import reason_of, write_text
 from twinstream.sweep.asked.values import SweepError, of_clusters
 from twinstream.sweep.cell import (
     BUG,
@@ -65,7 +65,7 @@ class RowFile:
         try:
             append_line(f"{','.join(keys)}\n".encode(), self._tried_path)
         except OSError as error:
-            raise SweepError(f"cannot write {self._tried_path}: {told(error)}") from None
+            raise SweepError(f"cannot write {self._tried_path}: {reason_of(error)}") from None
 
     def _read_tried(self) -> set[tuple[str, ...]]:
         """A line that a kill cut off is of no pair, which is then tried again."""
@@ -99,8 +99,8 @@ class RowFile:
             append_line(line.getvalue().encode(), self._path)
         except OSError as error:
             raise SweepError(
-                f"cannot write {self._path}: {told(error)}; the rows before are kept: once there "
-                "is room, the same command goes on"
+                f"cannot write {self._path}: {reason_of(error)}; the rows before are kept: once "
+                "there is room, the same command goes on"
             ) from None
 
     def _continued(self) -> list[dict[str, str]]:

@@ -81,7 +81,7 @@ def test_attention_four_times_off_is_told_by_one_sweep(forward, backward):
     for name, factor in truth.items():
         one = by_name[name]
         assert abs(math.log(one.factor / factor)) < 2 * one.posterior_width, name
-    assert any(by_name[name].told for name in truth)
+    assert any(by_name[name].identified for name in truth)
 
 
 def test_without_rows_that_recompute_differently_the_width_says_so():

@@ -149,7 +149,7 @@ def _report(job: _Job, run: ClusterRun, *, as_json: bool) -> None:
         f"{tokens:,} tokens a step:",
         speeds_table(predicted, timeline, tokens),
         losses_line(run.losses),
-        f"{timeline.provenance.told.capitalize()}, {timeline.provenance.detail}.",
+        f"{timeline.provenance.description.capitalize()}, {timeline.provenance.detail}.",
         *([f"Assumed for the prediction: {assumed}."] if assumed else []),
     )
     if predicted is None:

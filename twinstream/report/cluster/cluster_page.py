@@ -60,8 +60,8 @@ def cluster_html(
         Page(
             title=f"{name} on {summary.num_gpus:,} {summary.devices} of {where}",
             subtitle=f"{mesh}; {summary.tokens_per_step:,} tokens a step, "
-            f"{_layout_told(schedule)}. Predicted: {timeline.provenance.told}."
-            + ("" if measured is None else f" Measured: {measured.provenance.told}.")
+            f"{_layout_told(schedule)}. Predicted: {timeline.provenance.description}."
+            + ("" if measured is None else f" Measured: {measured.provenance.description}.")
             + "".join(f" {note}" for note in (*notes, *_sentence(summary))),
             cards=[*([] if ran is None else ran.cards()), *_cards(summary)],
             sections=_sections(view, summary, ran),

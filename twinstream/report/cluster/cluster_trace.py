@@ -59,7 +59,7 @@ def cluster_trace(
 def _told(view: ClusterView, num_shown: int) -> str:
     total = sum(len(one.ops) for one in view.classes)
     return (
-        f"{view.timeline.provenance.told}; {len(view.classes)} classes of "
+        f"{view.timeline.provenance.description}; {len(view.classes)} classes of "
         f"{view.schedule.mesh.size:,} ranks, {num_shown} of {total} ops of the last pass"
     )
 
