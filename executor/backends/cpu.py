@@ -132,7 +132,7 @@ class CpuBackend:
         assert self._done is not None, "the op just launched records"
         return self._done
 
-    def rest(self) -> None:
+    def synchronize(self) -> None:
         for end in [self._put_end(jobs) for jobs in self._jobs]:
             end.wait()
         if self._error is not None:

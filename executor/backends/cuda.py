@@ -141,7 +141,7 @@ class CudaBackend:
         """Someone else may have changed the current stream."""
         self._current = None
 
-    def rest(self) -> None:
+    def synchronize(self) -> None:
         self._host.put_event().wait()
         self.gpu.synchronize()
         if self._host.error is not None:

@@ -21,7 +21,7 @@ class MeasuredPass:
 
 
 class Backend(Protocol[EventT]):
-    """Enqueues work on streams; only `begin_pass` and what the host must have done block it.
+    """Enqueues work on streams; only `begin_pass` and work that the host must have done block it.
 
     `waited_ns` is how long the dispatching thread has been blocked so far.
     """
@@ -40,7 +40,7 @@ class Backend(Protocol[EventT]):
     def record(self, launch: Launch) -> EventT:
         """An event that happens when the op, enqueued just before, has completed."""
 
-    def rest(self) -> None:
+    def synchronize(self) -> None:
         """Return when everything enqueued has completed. Raises what went wrong in a stream."""
 
     def finish(self) -> list[MeasuredPass]:

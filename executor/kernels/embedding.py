@@ -48,7 +48,7 @@ def embed_backward(
     workspace = Workspace(operands["scratch"].bytes)
     tokens = SortedTokens(*(workspace.take((num_tokens,), torch.int64) for _ in range(3)))
     calls.add(_sort, ids_T, tokens)
-    calls.add(vector.add_token_gradients, d_hidden_TD, tokens, gradient_VD, workspace.rest())
+    calls.add(vector.add_token_gradients, d_hidden_TD, tokens, gradient_VD, workspace.remaining())
 
 
 def _sort(ids_T: torch.Tensor, tokens: SortedTokens) -> None:

@@ -91,7 +91,7 @@ class HeadForward:
             labelled = LogitRows(logits, self.labels[rows], self.losses[rows], self.loss_scale)
             calls.add(vector.write_normed, norm, normed, eps=self.eps)
             calls.add(torch.mm, normed, self.weight.t(), out=logits)
-            calls.add(vector.cross_entropy, labelled, self.workspace.rest())
+            calls.add(vector.cross_entropy, labelled, self.workspace.remaining())
             yield HeadSlice(rows, norm, normed, logits)
 
     def add_loss(self, loss: KernelOperand, calls: Calls) -> None:

@@ -78,12 +78,12 @@ def run_passes(
             for number in range(options.num_passes):
                 if number and options.between is not None:
                     before_ns = perf_counter_ns()
-                    rest = _Rest(backend.rest)
-                    goes_on = options.between(number, rest)
+                    synchronize = _TimedSynchronize(backend.synchronize)
+                    goes_on = options.between(number, synchronize)
                     after_ns = perf_counter_ns()
                     backend.waited_ns += after_ns - before_ns
-                    if rest.since_ns is not None:
-                        rests_ns[number] = after_ns - rest.since_ns
+                    if synchronize.since_ns is not None:
+                        rests_ns[number] = after_ns - synchronize.since_ns
                     if not gc.get_freeze_count():  # another run in between has thawed it
                         gc.freeze()
                     if not goes_on:
@@ -105,15 +105,15 @@ def run_passes(
         gc.unfreeze()
 
 
-class _Rest:
+class _TimedSynchronize:
     """Waits until nothing runs, and notes when that is."""
 
-    def __init__(self, rest: Callable[[], None]) -> None:
-        self._rest = rest
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        self._synchronize = synchronize
         self.since_ns: int | None = None
 
     def __call__(self) -> None:
-        self._rest()
+        self._synchronize()
         self.since_ns = perf_counter_ns()
 
 

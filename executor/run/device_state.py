@@ -57,16 +57,16 @@ class StateReader:
         """The state now."""
         if self.nvml is None:
             return None
-        reasons = self._asked("nvmlDeviceGetCurrentClocksEventReasons")
-        milliwatts = self._asked("nvmlDeviceGetPowerUsage")
+        reasons = self._query("nvmlDeviceGetCurrentClocksEventReasons")
+        milliwatts = self._query("nvmlDeviceGetPowerUsage")
         return DeviceState(
-            sm_clock_mhz=self._asked("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),
+            sm_clock_mhz=self._query("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),
             power_w=None if milliwatts is None else milliwatts / 1e3,
-            temperature_c=self._asked("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
+            temperature_c=self._query("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
             held_back=tuple(name for bit, name in _REASONS.items() if int(reasons or 0) & bit),
         )
 
-    def _asked(self, call: str, constant: str | None = None) -> float | None:
+    def _query(self, call: str, constant: str | None = None) -> float | None:
         """What NVML answers; None where this device or version has no answer."""
         function = getattr(self.nvml, call, None)
         if function is None:

@@ -72,8 +72,8 @@ def pass_losses(
 ) -> list[PassLoss]:
     """The loss, pass by pass, of the state that lies in `memory`, which is left as it is.
 
-    To be called where a training is at rest (`RunOptions.between`, after `rest()`), with that
-    training's memory and a schedule that the planner derived from the training's
+    It is called where a training stands still (`RunOptions.between`, after `synchronize()`), with
+    that training's memory and a schedule that the planner derived from the training's
     (`evaluation_of`) and that has been proven (`prove`). Of `options` those of the training do:
     how many passes, and what is between them, is set here; there are no graphs.
 

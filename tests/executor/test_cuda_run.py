@@ -88,5 +88,5 @@ def test_every_op_and_every_graph_has_a_named_range_when_asked(gpu, schedule):
 
 def test_named_ranges_on_the_cpu_are_refused():
     with pytest.raises(TwinstreamError, match="leave --nvtx away"):
-        choose_nvtx("cpu", asked=True)
-    assert choose_nvtx("cuda", asked=True)
+        choose_nvtx("cpu", requested=True)
+    assert choose_nvtx("cuda", requested=True)

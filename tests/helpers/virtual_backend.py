@@ -43,7 +43,7 @@ class VirtualBackend:
     def record(self, launch: Launch) -> int:
         return self._free_ns[launch.stream]
 
-    def rest(self) -> None:
+    def synchronize(self) -> None:
         return
 
     def finish(self) -> list[MeasuredPass]:

@@ -85,7 +85,7 @@ class RankClock:
     def record(self, launch: Launch) -> Moment:
         return self._free[launch.stream]
 
-    def rest(self) -> None:
+    def synchronize(self) -> None:
         return
 
     def finish(self) -> list[MeasuredPass]:

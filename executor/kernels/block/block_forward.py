@@ -68,7 +68,7 @@ def _write_attention(block: BlockOperands) -> None:
         rotated = block.take(block.call.spec.d_q)
         write_rotated_q(block, rotated)
         forward = attention_implementation(block.call.attention).forward
-        inputs, workspace = block.attention_inputs(rotated), block.workspace.rest()
+        inputs, workspace = block.attention_inputs(rotated), block.workspace.remaining()
         block.calls.add(forward, inputs, block.attention_result, workspace)
 
 

@@ -68,7 +68,7 @@ def conversation_of(fields: Mapping[str, Any], name: str) -> Conversation:
 
 def alpaca_conversation(fields: Mapping[str, Any]) -> Conversation:
     """Of an instruction with its output, and the pairs of `history` before it."""
-    turns = [*(fields.get("history") or []), [_asked(fields), text_of(fields, "output")]]
+    turns = [*(fields.get("history") or []), [_instruction(fields), text_of(fields, "output")]]
     if not all(isinstance(turn, list) and len(turn) == 2 for turn in turns):
         raise DataError(
             "`history` needs to be a list of pairs, what was asked and what was answered, and is "
@@ -95,9 +95,9 @@ def alpaca_prompt(fields: Mapping[str, Any]) -> str:
     )
 
 
-def _asked(fields: Mapping[str, Any]) -> str:
-    asked = text_of(fields, "instruction")
-    return f"{asked}\n{text_of(fields, 'input')}" if fields.get("input") else asked
+def _instruction(fields: Mapping[str, Any]) -> str:
+    instruction = text_of(fields, "instruction")
+    return f"{instruction}\n{text_of(fields, 'input')}" if fields.get("input") else instruction
 
 
 def forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
