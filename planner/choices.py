@@ -1,4 +1,4 @@
-"""What the user may fix of a plan by `optimal`, and how hard it is to look for the rest."""
+"""What the user may fix of a plan by `optimal`, and how hard to search for the rest."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,12 +23,12 @@ _KINDS: Mapping[Role, str] = {
 
 
 class ChoiceError(TwinstreamError):
-    """Something is fixed that cannot be."""
+    """The user has fixed something that cannot be."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What is fixed of a plan; the rest is the planner's.
+    """What the user has fixed of a plan; the planner decides the rest.
 
     Args:
         homes: by kind of tensor (parameter, gradient, optimizer_state, activation): `device`, it
@@ -69,7 +69,7 @@ class Choices:
 
     @property
     def open(self) -> bool:
-        """Whether homes and levels are all the planner's."""
+        """Whether homes and recompute levels are all left to the planner."""
         return not self.homes and self.recompute is None
 
     @property
@@ -84,7 +84,7 @@ class Choices:
         return tuple(found)
 
     def home(self, role: Role) -> Home | None:
-        """Where tensors of a role must be; None where that is open."""
+        """Return where tensors of a role must be; None where that is open."""
         return self.homes.get(_KINDS.get(role, ""))
 
     def check(self, chain: Chain) -> None:

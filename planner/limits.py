@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """What planning tries, and when it stops; each with its unit.
+    """How much planning tries and when it stops; each number has its unit and its reason.
 
     What it costs to change each is in docs/benchmarks/limits.md.
     """

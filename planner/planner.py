@@ -1,4 +1,4 @@
-"""The front door of planning: from a request to a proven schedule with its bound."""
+"""The planner itself: from a request to a proven schedule with its bound."""
 
 import gc
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ from twinstream.schedule.workload import MachineRef, Workload
 
 
 class Planner:
-    """Plans training steps, and owns what their plans have in common.
+    """Plans training steps, and keeps what their plans have in common.
 
     Args:
         evaluator: a simulator; `optimal` asks it how long a schedule takes.
@@ -41,7 +41,7 @@ class Planner:
     def plan(
         self, request: PlanRequest, known: Sequence[Schedule] = (), *, name_caps: bool = True
     ) -> Schedule:
-        """A verified, conforming schedule of a training step, with its lower bounds.
+        """Return a verified, conforming schedule of a training step, with its lower bounds.
 
         `optimal` chooses the cut with the least step time, and where the recipe clips, whether the
         updates end a step or begin the next; every other policy takes the preferred one that fits.
@@ -84,7 +84,7 @@ class Planner:
     def fastest_of(
         self, planned: Schedule | None, known: Sequence[Schedule], request: PlanRequest
     ) -> Schedule:
-        """The fastest of a new plan and of known plans that fit; of equal ones the new plan.
+        """Return the fastest of a new plan and the known plans that fit; if equal, the new one.
 
         One that was known comes back with the caps, the machine and the bounds of the request.
 
@@ -101,7 +101,7 @@ class Planner:
         return best if best is planned else self._as_answer(best, request)
 
     def prepared(self, request: PlanRequest, known: Sequence[Schedule] = ()) -> PlanRequest:
-        """The request with nothing left open that a policy does not decide.
+        """Return the request with nothing left open but what its policy decides.
 
         That is kernels, the place of the optimizer, and tokens per step: those of a known plan, or
         as many as `proposed_tokens` says. `optimal` chooses the place where the recipe clips.
@@ -181,7 +181,7 @@ class Planner:
         return bound is not None and CutPlanner(cuts, StepCut(cut, bound), self.evaluator).fits()
 
     def _as_answer(self, known: Schedule, request: PlanRequest) -> Schedule:
-        """The known plan as an answer to what was asked."""
+        """Return the known plan as an answer to the request."""
         chain, machine, request = lower_again(known), request.machine, _placed_as(known, request)
         caps = request.caps.model_copy(update={"library_bytes": known.caps.library_bytes})
         reference = MachineRef(name=machine.name, content_hash=machine.content_hash)

@@ -1,4 +1,4 @@
-"""Warm starts: plans that are known already, one of which may be the answer.
+"""Warm starts: a plan that is known already may be the answer.
 
 A plan made within less memory, or for a slower link, runs as it is with more, or on a faster one.
 A search that begins anew may still end at a slower plan, by as much as plans lie above the bound.
@@ -16,7 +16,7 @@ from twinstream.schedule.workload import ModelRef, Packing, Workload
 
 
 class WarmStartError(TwinstreamError):
-    """A known plan is of something else than what is to be planned.
+    """A known plan is one of another step than the request's.
 
     Args:
         plan: the known one.
@@ -30,7 +30,7 @@ class WarmStartError(TwinstreamError):
 
 
 def fits(known: Schedule, caps: Caps) -> bool:
-    """Whether its arenas fit, beside the device's reserve and what its libraries take."""
+    """Whether a plan's arenas fit, beside the device's reserve and its libraries' memory."""
     caps = caps.model_copy(update={"library_bytes": known.caps.library_bytes})
     for tier in (DEVICE, HOST):
         cap = caps.arena_bytes(tier.kind)
@@ -40,7 +40,7 @@ def fits(known: Schedule, caps: Caps) -> bool:
 
 
 def require_same_step(known: Schedule, request: PlanRequest, number: int | None) -> None:
-    """Refuse a plan of something else than what is to be planned.
+    """Refuse a known plan that is not one of the requested step.
 
     Args:
         known: a known plan.
@@ -77,7 +77,7 @@ def require_same_step(known: Schedule, request: PlanRequest, number: int | None)
 
 
 def _recipes(known: Schedule, request: PlanRequest) -> list[tuple[str, object, object]]:
-    """The parts of both recipes; a policy may have one of its own, whatever the step's."""
+    """Return the parts of both recipes by name; a policy may have a recipe of its own."""
     if request.policy != DEFAULT_POLICY and policy_named(request.policy).own_step:
         return []
     recipe = request.recipe.model_dump(mode="json")

@@ -1,4 +1,8 @@
-"""Columns and rows of the lower bound's program for what happens in gaps."""
+"""The part of the bound's linear program that says what happens to content between two uses.
+
+Each gap gets columns for the fractions that are kept on the device, loaded and written to the host;
+rows tie them together: what is needed again is kept, loaded or recomputed.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -38,12 +42,12 @@ class GapColumns:
 
     @property
     def on_host(self) -> tuple[int, ...]:
-        """Columns whose sum is what is on the host at some time in the gap."""
+        """The columns whose sum is the fraction on the host at some time in the gap."""
         return (self.written,) if self.valid is None else (self.valid, self.written)
 
 
 class ChainGaps:
-    """All gaps of a chain. A key is (element, gap, whether it is the one between two middles)."""
+    """Columns and rows of all gaps, by key (element, gap, whether it joins two middle rounds)."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Fill the device: over which gaps content stays, so that memory is used up and not overrun.
+"""Fill the device: decide over which gaps content stays, so that memory is used up and not overrun.
 
 The program's fractions, rounded, overrun the cap in some places and leave room in others. Gaps are
 given up where too much is alive, first those that save the fewest copies for the time that they
@@ -22,7 +22,7 @@ from twinstream.planner.limits import SearchLimits
 
 @dataclass(frozen=True)
 class Pressure:
-    """How much a byte copied costs in either direction, relative to each other.
+    """How much a copied byte costs in each direction, relative to the other.
 
     `home`: what a byte costs by the same measure that has its home on the host, over the times that
     it is copied in a step.
@@ -34,7 +34,7 @@ class Pressure:
 
     @staticmethod
     def of(solved: Relaxation, num_rounds: int, limits: SearchLimits) -> "Pressure":
-        """From the program's prices of the links and of host memory."""
+        """Read the costs off the program's prices of the links and of host memory."""
         prices = solved.link_s_per_gb_per_s
         shared = prices.get("pcie", 0.0) + prices.get("host_dram", 0.0)
         load, store = prices.get("h2d", 0.0) + shared, prices.get("d2h", 0.0) + shared
@@ -130,7 +130,7 @@ class _Gaps:
         return decisions.with_kept(self.settled | dict(zip(self.keys, kept.tolist(), strict=True)))
 
     def give_up(self, kept: NDArray[np.bool_], left: Bytes) -> None:
-        """Give up gaps, the least worth first, wherever less than nothing is left."""
+        """Give up gaps, the least worth first, wherever more is alive than fits."""
         at_home = {self.keys[number][0] for number in np.flatnonzero(~kept)}
         homeless = np.asarray([name not in at_home for name, _ in self.keys], np.bool_)
         worth = self.worth + self.home * homeless / self.longest_ns
@@ -156,7 +156,7 @@ class _Gaps:
                 kept[numbers] = True
 
     def take_up(self, kept: NDArray[np.bool_], left: Bytes) -> None:
-        """Keep content wherever there is room, what is worth most first."""
+        """Keep content wherever there is room, the most worth first."""
         for number in np.argsort(-self.worth, kind="stable"):
             size = int(self.sizes[number])
             if kept[number] or any(int(left[a:b].min()) < size for a, b in self.ranges[number]):

@@ -1,4 +1,4 @@
-"""How early to load and how long to hold for an offload, from the backlog of the copy queues."""
+"""Time for copies: how early loads begin, and how long offloads hold bytes, from the copy queues."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,8 +23,11 @@ AtPlace = Mapping[tuple[str, Place], int]
 
 @dataclass(frozen=True)
 class Allowances:
-    """By how many tasks a unit's load comes before its first use, by that use's place; and for how
-    many it stays after its last use, by that one's place, until its offload is through."""
+    """How long copies may take, in tasks.
+
+    By unit and place of its first use: how many tasks before that its load may begin. By place of
+    its last use: how many tasks after that the offload holds the bytes.
+    """
 
     leads: AtPlace
     drains: AtPlace
@@ -57,7 +60,7 @@ class Allowances:
 
 @dataclass(frozen=True)
 class QueueModel:
-    """Each direction as a queue that copies one unit after the other, compute never waiting.
+    """Each direction of the link is a queue of copies, one after the other; compute never waits.
 
     A load is issued early enough that all loads after it can still be in time, an offload gets
     until all before it are through; at most `longest_ns` of compute time each way. Passes follow
@@ -75,7 +78,7 @@ class QueueModel:
     def allowances(
         self, sequence: TaskSequence, residencies: Sequence[Residency], most_bytes: int | None
     ) -> Allowances:
-        """What copies need; cut short where more than `most_bytes` would be alive."""
+        """Return the time that copies need, cut where more than `most_bytes` would be alive."""
         traffic = traffic_of(sequence.chain, sequence.units, residencies)
         begins = self._begins(sequence, residencies, traffic.loads)
         ends = self._ends(sequence, residencies, traffic.stores)
@@ -141,7 +144,7 @@ class QueueModel:
 
 
 def alive_bytes(sequence: TaskSequence, residencies: Sequence[Residency]) -> Bytes:
-    """Bytes on the device at every task."""
+    """Return the bytes on the device at every task."""
     change = np.zeros(len(sequence.tasks) + 1, dtype=np.int64)
     for begin, end, size_bytes in residency_intervals(sequence.units, residencies):
         change[begin] += align_up(size_bytes)
@@ -256,7 +259,7 @@ def _joined(residencies: Sequence[Residency], *, apart: bool) -> list[Residency]
     for residency in residencies:
         last = joined[-1] if joined else None
         meets = last is not None and residency.begin <= last.end
-        if last is not None and meets and not apart and last.goes_on_in(residency):
+        if last is not None and meets and not apart and last.continues_in(residency):
             uses = (*last.uses, *residency.uses)
             joined[-1] = replace(
                 last, end=residency.end, uses=uses, leaves=residency.leaves, later=residency.later

@@ -1,4 +1,4 @@
-"""A chain's tasks with chosen recomputes, and the residencies that decisions on it come to."""
+"""The tasks that run, with the chosen recomputes, and the residencies that decisions imply."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from twinstream.schedule.chain import Chain, Task
 
 @dataclass(frozen=True)
 class TaskSequence:
-    """What runs, and when if the intervals of the program hold.
+    """The tasks that run, with their times if the intervals of the program hold.
 
     `index` is the chain's task that each stands for (a recompute for the one it goes before);
     `folding` is of the sequence, `chain_folding` of the chain. `away` are the units that are at
@@ -34,7 +34,7 @@ class TaskSequence:
 
     @staticmethod
     def of(view: ChainView, decisions: Decisions, call_ns: Mapping[str, float]) -> "TaskSequence":
-        """`call_ns`: how long each call takes alone."""
+        """Make the sequence of decisions; `call_ns` says how long each call takes alone."""
         chain, units = view.chain, view.units
         tasks = with_recomputes(chain, decisions.recomputes(view))
         again = {r.task.task_id: view.position[r.before] for r in chain.recomputes}
@@ -50,7 +50,7 @@ class TaskSequence:
         )  # fmt: skip
 
     def residencies(self, decisions: Decisions) -> list[Residency]:
-        """When each unit is on the device, without time for copies."""
+        """Return when each unit is on the device, without time for copies."""
 
         def keep(unit: Unit, before: int, after: int) -> bool:
             if unit.unit_id in self.away:
@@ -65,11 +65,11 @@ class TaskSequence:
         return self.index[after] + cycle - self.index[before] - 1
 
     def place(self, position: int) -> Place:
-        """Place of a task of the sequence."""
+        """Return the place of a task of the sequence."""
         return self.folding.place(position)
 
     def gap_place(self, before: int, after: int) -> Place:
-        """Place of the gap between two tasks of the sequence, as decisions name it."""
+        """Return the place of the gap between two tasks of the sequence, as decisions name it."""
         if after <= before:
             return self.chain_folding.gap_place(1, 0)
         return self.chain_folding.gap_place(self.index[before], self.index[after])

@@ -47,7 +47,7 @@ class Emitted:
 
 
 def emitted(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Emitted:
-    """The schedule of a placement, with every wait its choices imply, and what each op is for."""
+    """Write out a placement as a schedule, with every wait that its choices imply."""
     emission = _Emission(placement)
     ops = tuple(emission.run())
     slots = tuple(emission.slots.values())
@@ -116,7 +116,7 @@ class _Emission:
         return ops
 
     def _due(self, index: int) -> tuple[int, int]:
-        """When a residency's content is first used, and its number."""
+        """Return when a residency's content is first used, and its number."""
         residency = self.placement.residencies[index]
         later = 0 if residency.ahead is None else len(self.placement.tasks)
         return residency.uses[0].position + later, index

@@ -28,7 +28,7 @@ _REPEATED = 2  # the round that further ones are like; the one before it is, too
 
 
 def repeated(make: Callable[[Chain], Emitted], chain: Chain) -> Schedule:
-    """A plan of all rounds from one of a few.
+    """Plan a few rounds, and repeat the middle ones for all rounds of the chain.
 
     Args:
         make: a plan of the same step with any number of rounds.
@@ -63,7 +63,7 @@ def _stands_for(task_id: str, few: Chain, chain: Chain) -> str:
 def of_all_rounds(
     few: Emitted, make: Callable[[Chain], Emitted | None], chain: Chain
 ) -> Schedule | None:
-    """A plan of few rounds with all of them; made one by one where the few do not repeat.
+    """Return a plan of a few rounds with all of them, made one by one if the few do not repeat.
 
     None where they do not fit.
 
@@ -85,7 +85,7 @@ def of_all_rounds(
 
 
 def unrolled(few: Emitted, chain: Chain) -> Schedule | None:
-    """The schedule of a chain of more rounds; None where the few do not repeat.
+    """Return the schedule of a chain of more rounds; None where the few do not repeat.
 
     Args:
         few: at least four rounds, of the same decisions; with five, what is loaded for the last
@@ -161,7 +161,7 @@ class _Shape:
         return range(self.begins[round_], self.begins[round_ + 1])
 
     def repeats(self) -> bool:
-        """Whether two middle rounds issue the same ops, and what these wait for can be told."""
+        """Whether two middle rounds issue the same ops, and it is clear what these wait for."""
         one, other = self.of_round(_REPEATED - 1), self.of_round(_REPEATED)
         if len(one) != len(other):
             return False

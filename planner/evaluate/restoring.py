@@ -1,4 +1,4 @@
-"""What a training carries from pass to pass is there again when an evaluation ends."""
+"""Restore what an evaluation overwrites: the state that training carries from pass to pass."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ def with_state_kept(
     kept: Mapping[int, Op],
     results: Sequence[Op],
 ) -> tuple[Op, ...]:
-    """The kept ops and the results, with what saves and puts back what they overwrite.
+    """Return the kept ops and the results, with ops that save and restore what they overwrite.
 
     Args:
         flow: of the training's ops, up to the last one of the forward.

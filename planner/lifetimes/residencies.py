@@ -50,7 +50,7 @@ class Residency:
             found.append(self.ahead)
         return tuple(found)
 
-    def goes_on_in(self, after: "Residency") -> bool:
+    def continues_in(self, after: "Residency") -> bool:
         """Whether the next residency of the unit begins with the content that this one leaves."""
         return _same_content(self.uses, after.uses[0])
 

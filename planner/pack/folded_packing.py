@@ -1,4 +1,8 @@
-"""Pack the residencies of all rounds onto few rounds, so that steady rounds use equal slots."""
+"""Pack the residencies of all rounds onto few rounds, so that steady rounds use equal slots.
+
+Middle rounds are folded onto one: what lies there at the same time shares no bytes in any of them.
+So the cost does not grow with the number of rounds.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +20,7 @@ _FRACTIONS = (1.0, 0.5, 0.25, 0.0)  # of the time for copies that a residency wo
 
 @dataclass(frozen=True)
 class FoldedPacking:
-    """Residencies, some with less time for copies, their offsets, and the extent.
+    """Residencies, some with less time for copies, with their offsets and the extent of all.
 
     `over_bytes`: by how much what is alive at a folded task sticks out of the cap.
     """
@@ -34,7 +38,7 @@ def pack_folded(
     cap_bytes: int | None,
     moves: int = LIMITS.moves,
 ) -> FoldedPacking:
-    """Offsets of residencies under a cap; those of a unit that fold onto each other share bytes.
+    """Give residencies offsets under a cap; those of a unit that fold onto each other share bytes.
 
     The cost does not grow with the number of rounds. `moves`: as `pack_soft`.
     """
@@ -61,7 +65,7 @@ def pack_folded(
 
 
 def trimmed(residency: Residency, share: float) -> Residency:
-    """The residency with only a share of the time before its first use and after its last."""
+    """Return the residency with only a share of its time for copies, before and after its uses."""
     last = residency.uses[-1].position + 1
     begin, ahead = (residency.begin, None) if residency.enters else _led(residency, share)
     until = last + int((residency.end - last + residency.later) * share)
@@ -149,7 +153,7 @@ def _alive(residencies: Sequence[Residency], folding: Folding) -> Ranges:
 
 
 def _merged(intervals: set[tuple[int, int]]) -> Ranges:
-    """Disjoint intervals in order."""
+    """Return disjoint intervals in order."""
     found: list[tuple[int, int]] = []
     for low, high in sorted(intervals):
         if found and low <= found[-1][1]:

@@ -1,4 +1,4 @@
-"""From decisions to a placement within both memories."""
+"""From decisions to a placement: what is kept is reduced until both memories hold it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ _SHARES_OF_COPIES = (0.5, 0.5, 0.25, 0.0)  # ever less time for copies, where al
 
 @dataclass(frozen=True)
 class Packed:
-    """Decisions that fit the device, how long their copies may take, and their placement.
+    """Decisions that fit the device, the time for their copies, and their placement.
 
     `over` has by how many bytes the placement sticks out of the device at which task, where it
     does; `missing_host_bytes` what it takes of the host beyond its cap.
@@ -41,7 +41,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Packer:
-    """Packs decisions of one chain: of the rounds that the program knows, and of those simulated.
+    """Packs the decisions of one chain: decides on the program's rounds, places the simulated ones.
 
     `queues` says how long copies take.
     """
@@ -54,7 +54,7 @@ class Packer:
     limits: SearchLimits
 
     def pack(self, decisions: Decisions, pressure: Pressure, room_bytes: int) -> Packed | None:
-        """What fits the device; where bytes cannot be packed, less is kept.
+        """Place the decisions; where bytes cannot be packed, keep less on the device.
 
         First at the tasks where something sticks out; if that does not help and no room was asked
         for copies in flight, everywhere. None where nothing fits the device. What does not fit the
@@ -81,20 +81,20 @@ class Packer:
         return None if room_bytes else self._packed_with_less(decisions, pressure, device)
 
     def reclocked(self, packed: Packed, clock: TaskClock) -> Packed:
-        """The same decisions, with time for copies by when tasks ran in a simulated pass."""
+        """Place the same decisions, with time for copies by when tasks ran in a simulated pass."""
         sequence = TaskSequence.of(self.simulated, packed.decisions, self._call_ns)
         sequence = replace(sequence, clock=clock)
         return self._placed(sequence, sequence, packed.decisions)
 
     def of_all_rounds(self, packed: Packed, view: ChainView) -> Packed:
-        """The same decisions, and as much time for copies, for a chain of any number of rounds."""
+        """Place the same decisions, with as much time for copies, for any number of rounds."""
         sequence = TaskSequence.of(view, packed.decisions, self._call_ns)
         return self._at_offsets(sequence, packed.decisions, packed.allowances)
 
     def _packed_with_less(
         self, decisions: Decisions, pressure: Pressure, device: int
     ) -> Packed | None:
-        """With ever less kept, and ever less time for copies: pieces find room more easily."""
+        """Keep ever less, with ever less time for copies, until it can be packed."""
         sequence, simulated = self._sequences(decisions)
         most_alive = device
         for share in _SHARES_OF_COPIES:
@@ -128,7 +128,7 @@ class Packer:
         decisions: Decisions,
         most_bytes: int | None = None,
     ) -> Packed:
-        """Decisions with time for their copies; packed, unless they overrun the host anyway."""
+        """Place decisions with time for copies; do not pack what overruns the host anyway."""
         bare = _placement(simulated, simulated.residencies(decisions), ())
         if missing := self._missing_host_bytes(bare):
             return Packed(decisions, Allowances({}, {}), bare, {}, missing)

@@ -1,4 +1,4 @@
-"""What runs, what is where when, at which offset, and which homes that takes."""
+"""A placement: the tasks that run, the offset of each residency, and the homes on the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from twinstream.schedule.chain import Chain, Task
 
 @dataclass(frozen=True)
 class Placement:
-    """Whole decisions, ready to be emitted once there are offsets."""
+    """Whole decisions with their offsets, from which a schedule is written out."""
 
     chain: Chain
     tasks: Sequence[Task]
@@ -22,7 +22,7 @@ class Placement:
     offsets: Sequence[int]
 
     def same_as(self, other: "Placement") -> bool:
-        """Whether a placement of the same chain comes to the same schedule."""
+        """Whether another placement of the same chain comes to the same schedule."""
         mine, others = (self.residencies, self.offsets), (other.residencies, other.offsets)
         return self.tasks == other.tasks and mine == others
 
@@ -43,7 +43,7 @@ class Placement:
 
     @property
     def host_bytes(self) -> int:
-        """Extent of the host arena."""
+        """The extent of the host arena."""
         return sum(align_up(unit.tensor.size_bytes) for unit in self.host_units)
 
     def host_overflow_task(self, cap_bytes: int) -> str:

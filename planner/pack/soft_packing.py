@@ -18,7 +18,7 @@ from twinstream.planner.pack.address_map import AddressMap, Ranges, SoftItem
 
 @dataclass(frozen=True)
 class SoftPacking:
-    """By item: its offset, and which of its lives it got. `extent_bytes` may exceed the cap."""
+    """The offset of each item, and which of its lives it got; `extent_bytes` may exceed the cap."""
 
     offsets: NDArray[np.int64]
     lives: NDArray[np.int64]
@@ -54,14 +54,14 @@ class _Packing:
         self._lives = [range(len(item.lives)) for item in items]
 
     def place(self) -> None:
-        """All items, each at the lowest offset that is free; beyond the cap as short as it gets."""
+        """Place all items at the lowest free offsets; beyond the cap with their shortest lives."""
         address_map, last = self.address_map, [len(item.lives) - 1 for item in self._items]
         for item in self._order():
             if not address_map.place_if_free(item, self._cap, self._lives[item]):
                 address_map.place(item, address_map.lowest(item, last[item]), last[item])
 
     def fit(self, moves: int) -> None:
-        """Bring all that sticks out under the cap; if that is not to be, everything stays."""
+        """Bring all that lies beyond the cap under it; if that fails, change nothing."""
         address_map, cap = self.address_map, self._cap
         if (
             cap == inf
@@ -77,7 +77,7 @@ class _Packing:
                 address_map.place(item, offset, life)
 
     def lengthen(self) -> None:
-        """Longer lives under the cap, until nothing gets any."""
+        """Give items longer lives under the cap, until none gets any."""
         address_map, longer = self.address_map, True
         while longer:
             longer = False
@@ -94,7 +94,7 @@ class _Packing:
                     address_map.place(item, offset, life)
 
     def _order(self) -> list[int]:
-        """By bytes x time without that for copies, the most first; then by begin."""
+        """Sort items by bytes x time without that for copies, the most first; then by begin."""
         bare = np.asarray([_length(item.lives[-1]) for item in self._items], dtype=np.float64)
         begins = np.asarray([item.lives[0][0][0] for item in self._items], dtype=np.int64)
         order: list[int] = np.lexsort(
@@ -103,7 +103,7 @@ class _Packing:
         return order
 
     def _peak(self) -> int:
-        """Most bytes alive at once, with all lives at their shortest."""
+        """Return the most bytes alive at once, with all lives at their shortest."""
         sizes = self.address_map.sizes.tolist()
         return live_peak(
             [

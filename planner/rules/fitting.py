@@ -19,7 +19,7 @@ _WASTE = (1.0, 1.01, 1.03)  # x the most bytes alive at once: extents that are t
 
 @dataclass(frozen=True)
 class RulePlacement:
-    """A placement with its offsets, and what it takes of the device."""
+    """A placement with its offsets, and the device bytes that it takes."""
 
     placement: Placement
     device_bytes: int
@@ -28,7 +28,7 @@ class RulePlacement:
     def of(
         chain: Chain, tasks: Sequence[Task], units: UnitMap, residencies: Sequence[Residency]
     ) -> "RulePlacement":
-        """In as few bytes as packing finds; steady rounds use equal slots."""
+        """Pack a placement in as few bytes as packing finds; steady rounds use equal slots."""
         packing = _smallest(residencies, units, Folding.of(chain, tasks))
         placement = Placement(chain, tasks, units, packing.residencies, packing.offsets)
         return RulePlacement(placement, packing.extent_bytes)
@@ -42,7 +42,7 @@ class RulePlacement:
 
 
 def first_fitting(policy: str, caps: Caps, placements: Iterable[RulePlacement]) -> Placement:
-    """The first placement that both caps hold; no later one is made.
+    """Return the first placement that both caps hold; no later one is made.
 
     Raises:
         InfeasiblePlan: none fits; the caps it names are exact for these placements.

@@ -41,7 +41,7 @@ class SavedBlock:
 
 
 def saved_blocks(chain: Chain, units: UnitMap, call_ns: Mapping[str, float]) -> list[SavedBlock]:
-    """Blocks in forward order, from the recomputes that the chain declares."""
+    """Return the blocks in forward order, from the recomputes that the chain declares."""
     writer, start_ns = _writers(chain, units, call_ns)
     leaf_bytes = {tensor.tensor_id: tensor.size_bytes for tensor in chain.tensors}
     tasks = {task.task_id: task for task in chain.tasks}
@@ -126,7 +126,7 @@ def _read(task: Task, units: UnitMap) -> list[str]:
 
 
 class LevelChoice:
-    """A level for every block: kept on the device, or saved at an option of the block's."""
+    """A choice for every block: kept on the device, or saved at one of the block's options."""
 
     def __init__(self, blocks: list[SavedBlock]) -> None:
         self._blocks = blocks
@@ -152,7 +152,7 @@ class LevelChoice:
         }
 
     def keep(self, rule: Callable[[SavedBlock], bool]) -> None:
-        """Blocks that the rule names stay on the device, whole."""
+        """Keep the blocks that the rule names on the device, whole."""
         for index, block in enumerate(self._blocks):
             if rule(block):
                 self._option[index] = None

@@ -32,7 +32,7 @@ def plan_resident(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
 
 
 def resident_plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted:
-    """What `plan_resident` makes of few rounds; it raises the same."""
+    """Plan a few rounds as `plan_resident` does; it raises the same."""
     units = UnitMap(chain)
     levels = (None, *declared_levels(chain))
     placement = first_fitting(

@@ -1,4 +1,4 @@
-"""`streaming`: all state at home on the host, windows of it on the device."""
+"""`streaming`: all state has its home on the host, and windows of it are on the device."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ def plan_streaming(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
 
 
 def streaming_plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted:
-    """What `plan_streaming` makes of few rounds; it raises the same."""
+    """Plan a few rounds as `plan_streaming` does; it raises the same."""
     return emitted(_streaming_placement(chain, machine, caps), machine, caps, "streaming")
 
 

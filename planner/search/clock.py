@@ -1,4 +1,4 @@
-"""When tasks ran in a plan that was simulated."""
+"""The times at which tasks ran in a simulated plan."""
 
 from twinstream.planner.lifetimes.residencies import TaskClock
 from twinstream.schedule.document import Schedule
@@ -7,7 +7,7 @@ from twinstream.schedule.timeline import PassSpans
 
 
 def simulated_clock(schedule: Schedule, spans: PassSpans, pass_ns: float) -> TaskClock:
-    """Each task from its start to the start of the next: of the last, in the pass after."""
+    """Return a clock in which each task lasts from its start to the start of the next one."""
     starts_ns = [
         start
         for op, start in zip(schedule.ops, spans.start_ns, strict=True)

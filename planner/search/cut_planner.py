@@ -1,4 +1,4 @@
-"""One cut of the step: relax, decide, pack, emit and simulate, each a step of its own."""
+"""Plan one cut of the step: relax, decide, pack, emit and simulate, each a step of its own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ _ROUNDING = 5  # host steps that the program does not get at first: units are mo
 
 
 class CutSource(Protocol):
-    """Where cuts come from: `Cuts` of a step, or one chain as it is."""
+    """What a cut planner needs of the cuts: `Cuts` of a step, or one chain as it is."""
 
     @property
     def machine(self) -> Machine: ...
@@ -64,7 +64,7 @@ class CutPlanner:
     evaluator: Evaluator
 
     def attempt(self, knobs: Knobs, tried: Sequence[Attempt], best: Attempt | None) -> Attempt:
-        """A plan with these knobs.
+        """Make a plan with these knobs.
 
         Args:
             knobs: to plan with.
@@ -90,7 +90,7 @@ class CutPlanner:
         return False
 
     def _packed(self, knobs: Knobs, last: Attempt | None, best: Attempt | None) -> Attempt:
-        """The decisions with these knobs at offsets, with as much of the host as they fit.
+        """Relax, decide and pack with these knobs, and with as much of the host as then fits.
 
         Args:
             knobs: to plan with.
@@ -115,7 +115,7 @@ class CutPlanner:
         return found
 
     def relax(self, knobs: Knobs, start: Relaxation | None) -> Relaxation | None:
-        """The program's optimum within the caps less the room; None where nothing fits them."""
+        """Return the program's optimum within the caps less the room; None where nothing fits."""
         device, host = self.caps.arena_bytes("device"), self.caps.arena_bytes("host")
         room = None if device is None else device - knobs.room_bytes
         at_most = host if knobs.host_bytes is None else knobs.host_bytes
@@ -125,25 +125,25 @@ class CutPlanner:
         )
 
     def relaxed_s(self, choices: Choices, room_bytes: int) -> float:
-        """Seconds that the program's decisions come to at first; infinite where none fit."""
+        """Return the seconds of the program's first decisions; infinite where none fit."""
         relaxed = self.relax(self.first_knobs(choices, room_bytes), None)
         return inf if relaxed is None else relaxed.step_s
 
     def decide(self, relaxed: Relaxation, knobs: Knobs) -> Decisions:
-        """Whole decisions by the program's fractions."""
+        """Round the program's fractions to whole decisions."""
         return Decisions.of(relaxed, self.small, knobs.choices)
 
     def pack(self, decisions: Decisions, relaxed: Relaxation, knobs: Knobs) -> Packed | None:
-        """The decisions at offsets; None where nothing fits the device."""
+        """Give the decisions offsets; None where nothing fits the device."""
         pressure = Pressure.of(relaxed, self.num_rounds, self.cuts.limits)
         return self._packer(knobs).pack(decisions, pressure, knobs.room_bytes)
 
     def emit(self, packed: Packed) -> Emitted:
-        """The schedule of few rounds."""
+        """Write out the schedule of a few rounds."""
         return emitted(packed.placement, self.machine, self.caps, "optimal")
 
     def schedule(self, attempt: Attempt, chain: Chain) -> Schedule | None:
-        """The attempt with all rounds of the step; None where these do not fit after all."""
+        """Return the attempt with all rounds of the step; None where these do not fit after all."""
         packed, simulated, rule = attempt.packed, attempt.simulated, attempt.knobs.rule
         assert simulated is not None, "a plan was found"
         if rule is not None:
@@ -159,7 +159,7 @@ class CutPlanner:
         return of_all_rounds(simulated.emitted, make, chain)
 
     def first_knobs(self, choices: Choices, room_bytes: int) -> Knobs:
-        """All of the links, and nearly all of the host."""
+        """Return the knobs of a first attempt: all of the links, nearly all of the host."""
         host = self.caps.arena_bytes("host")
         at_most = (
             None if host is None else round(host * (1.0 - _ROUNDING * self.cuts.limits.host_step))
@@ -168,13 +168,13 @@ class CutPlanner:
 
     @property
     def full_shares(self) -> dict[str, tuple[float, ...]]:
-        """All of both links beside every task."""
+        """The full rate of both links beside every task."""
         return dict.fromkeys(("h2d", "d2h"), (1.0,) * len(self.small.chain.tasks))
 
     def room_bytes(self) -> int:
-        """Bytes to leave for copies: what both directions copy beside a block, within reason.
+        """Return the bytes to leave for copies in flight: what both directions copy beside a block.
 
-        That is a share of the device.
+        It is at most a share of the device.
         """
         limits = self.cuts.limits
         rates = [self.machine.rate(f"pcie_{way}_bytes_per_s") for way in ("h2d", "d2h")]
@@ -185,7 +185,7 @@ class CutPlanner:
 
     @property
     def holds_all_state(self) -> bool:
-        """Whether the device has room for what persists, at the least."""
+        """Whether the device has room for all that persists."""
         return holds_all_state(self.small.chain, self.caps)
 
     @property
@@ -198,12 +198,12 @@ class CutPlanner:
 
     @cached_property
     def small(self) -> ChainView:
-        """The rounds that the program knows."""
+        """The chain with the rounds that the program knows."""
         return self.cuts.view(self.cut.workload, PROGRAM_ROUNDS)
 
     @cached_property
     def few(self) -> ChainView:
-        """The rounds that are simulated."""
+        """The chain with the rounds that are simulated."""
         return self.cuts.view(self.cut.workload, SIMULATED_ROUNDS)
 
     @cached_property
@@ -242,9 +242,10 @@ class CutPlanner:
         return SimulatedPlan(made, result.passes[-1], result.step_ns, step_ns)
 
     def _reclocked(self, knobs: Knobs) -> Attempt:
-        """The program's intervals are too short where compute waits: copies hold memory too long.
+        """Give copies their time by when tasks ran in the simulation, and place again.
 
-        So they get their time by when tasks ran, as simulated.
+        The program's intervals are too short where compute waits, so that copies held memory too
+        long.
         """
         after = knobs.after
         assert after is not None and after.packed is not None and after.simulated is not None
@@ -258,7 +259,7 @@ class CutPlanner:
         )
 
     def _next_host_bytes(self, found: Attempt, tried: int) -> int | None:
-        """What the program gets of the host next; None where it is as it should be.
+        """Return what the program gets of the host next; None where it is as it should be.
 
         The program moves shares of units, a plan whole ones, and takes a little more or less. After
         one that did not fit it gets less by what was missing, and more: how units are rounded
@@ -281,7 +282,7 @@ class CutPlanner:
 
 
 def _same(packed: Packed, last: Attempt | None) -> bool:
-    """Whether it comes to the schedule that was simulated last."""
+    """Whether a packing comes to the schedule that was simulated last."""
     if last is None or last.simulated is None:
         return False
     return packed.placement.same_as(last.simulated.emitted.placement)

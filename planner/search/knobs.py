@@ -20,7 +20,7 @@ Rule = Callable[[Chain, Machine, Caps], Emitted]
 
 @dataclass(frozen=True)
 class SimulatedPlan:
-    """An emitted plan of few rounds, simulated.
+    """A schedule of a few rounds, with its simulated times.
 
     `step_ns` is the time of the whole step, `pass_ns` that of the few rounds, whose steady pass
     has the `spans`.
@@ -72,10 +72,10 @@ class Attempt:
 
     @property
     def step_ns(self) -> float:
-        """Infinite where there is no plan."""
+        """The time of the step; infinite where there is no plan."""
         return inf if self.simulated is None else self.simulated.step_ns
 
     @property
     def relaxed_ns(self) -> float:
-        """What the program's decisions come to."""
+        """The time of the step by the program's decisions."""
         return inf if self.relaxed is None else self.relaxed.step_s * 1e9

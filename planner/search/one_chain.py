@@ -1,4 +1,4 @@
-"""A plan of a chain as it is: nothing about it is to be cut, and all of it is one round."""
+"""Plan a chain as it is: it is not cut further, and all of it is one round."""
 
 from dataclasses import dataclass, field
 from itertools import islice
@@ -44,19 +44,19 @@ class OneChain:
         return self._view[0]
 
     def program(self, workload: Workload, kind: ProgramKind) -> BoundProgram:
-        """The program of its bound, or one that guides its plans."""
+        """Return the program of the chain's bound, or one that guides its plans."""
         if kind not in self._programs:
             view = self.view(workload, 1)
             self._programs[kind] = BoundProgram(view, self.machine, None, kind)
         return self._programs[kind]
 
     def bound(self) -> Relaxation | None:
-        """What a pass takes at least; None where nothing fits the caps."""
+        """Return the lower bound of a pass; None where nothing fits the caps."""
         kind = ProgramKind(self.choices, self.limits.guide_segments, tied=True)
         return self.program(self.chain.workload, kind).bound(self.caps)
 
     def least_bytes(self) -> tuple[float | None, float | None]:
-        """The least device cap, and host cap, that the program allows, the other as it is."""
+        """Return the least cap of either memory that the program allows, the other as it is."""
         kind = ProgramKind(self.choices, self.limits.guide_segments, tied=True)
         program = self.program(self.chain.workload, kind)
         return (
@@ -66,7 +66,7 @@ class OneChain:
 
 
 def plan_of_chain(source: OneChain, evaluator: Evaluator, most_attempts: int) -> Emitted | None:
-    """The fastest plan that is found; None where none is.
+    """Return the fastest plan that is found; None where none is.
 
     Args:
         source: the chain, of one round.

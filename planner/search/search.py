@@ -1,4 +1,4 @@
-"""The search: for each promising cut of the step relax, decide, pack, emit and simulate."""
+"""The search: relax, decide, pack, emit and simulate each promising cut, and keep the fastest."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,7 +18,7 @@ _Made = tuple[Attempt, CutPlanner]
 
 
 def search(cuts: Cuts, evaluator: Evaluator) -> tuple[Schedule, Chain] | None:
-    """The fastest plan found within the caps, and its chain; None where none is found."""
+    """Return the fastest plan found within the caps, and its chain; None where none is found."""
     made: list[_Made] = []
     for cut in promising(cuts, made):
         planner = CutPlanner(cuts, cut, evaluator)
@@ -38,7 +38,7 @@ def _fastest(made: Sequence[_Made]) -> Attempt | None:
 
 
 def _tried(planner: CutPlanner, best: Attempt | None) -> list[Attempt]:
-    """What came of the tuning path of a cut.
+    """Return the attempts along the tuning path of a cut.
 
     Args:
         best: the fastest of others.
@@ -50,7 +50,7 @@ def _tried(planner: CutPlanner, best: Attempt | None) -> list[Attempt]:
 
 
 def _made_of_less(cuts: Cuts, evaluator: Evaluator, best: Attempt) -> Iterator[_Made]:
-    """Quick plans of the best one's cut for less device memory, as long as these may be faster.
+    """Yield quick plans of the best one's cut for less device memory, while these may be faster.
 
     Quick plans are simulated once, so that one for more memory may be slower than one for less.
     """
@@ -69,7 +69,7 @@ def _made_of_less(cuts: Cuts, evaluator: Evaluator, best: Attempt) -> Iterator[_
 
 
 def _taken_bytes(plan: Attempt) -> int:
-    """The least cap of device memory that the plan fits; 0 where there is none."""
+    """Return the least cap of device memory that the plan fits; 0 where there is none."""
     assert plan.simulated is not None, "it is a plan"
     schedule = plan.simulated.emitted.schedule
     cap, arena = schedule.caps.device_bytes, schedule.caps.arena_bytes("device")
@@ -77,7 +77,7 @@ def _taken_bytes(plan: Attempt) -> int:
 
 
 def _usual_sizes_below(size_bytes: int) -> Iterator[int]:
-    """Sizes of memories, the largest first: ... 24, 20, 16, 12, 10, 8 GiB and so on."""
+    """Yield sizes of memories, the largest first: ... 24, 20, 16, 12, 10, 8 GiB and so on."""
     for power in range(size_bytes.bit_length(), 3, -1):
         for quarters in (6, 5, 4):
             if (quarters << power - 2) < size_bytes:
@@ -85,7 +85,7 @@ def _usual_sizes_below(size_bytes: int) -> Iterator[int]:
 
 
 def promising(cuts: Cuts, made: Sequence[_Made]) -> Iterator[StepCut]:
-    """The cuts with the least bounds, while the best plan is so far above them that it may pay.
+    """Yield the cuts of the least bounds, while the best plan is far enough above them.
 
     Where nothing fits, smaller chunks and whatever else is possible, until something does.
 

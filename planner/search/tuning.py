@@ -1,4 +1,4 @@
-"""Which knobs to try on a cut, each after what came of those before."""
+"""Which knobs to try on a cut, each after what the attempts before have shown."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ _LEAST_ROOM_BYTES = 2**20
 def tuning_path(
     planner: CutPlanner, tried: Sequence[Attempt], best: Attempt | None
 ) -> Iterator[Knobs]:
-    """Knobs for one cut.
+    """Yield the knobs to try on one cut.
 
     Where all state fits the device, first the rules that keep it there. Then as much room for
     copies in flight as fits; then, where compute waited for copies, less of the links for the
@@ -69,22 +69,22 @@ def _is_hopeless(turn: Attempt, best: Attempt, limits: SearchLimits) -> bool:
 
 
 def fastest(tried: Iterable[Attempt]) -> Attempt | None:
-    """None of none."""
+    """Return the fastest attempt; None of none."""
     return min(tried, key=lambda attempt: attempt.step_ns, default=None)
 
 
 def _fastest_ns(tried: Iterable[Attempt]) -> float:
-    """Infinite where there is no plan."""
+    """Return the time of the fastest attempt; infinite where there is no plan."""
     return min((attempt.step_ns for attempt in tried), default=inf)
 
 
 def _best(tried: Iterable[Attempt]) -> Attempt:
-    """The fastest of those that the program decided."""
+    """Return the fastest attempt that the program decided (no rule)."""
     return min((a for a in tried if a.knobs.rule is None), key=lambda attempt: attempt.step_ns)
 
 
 def _homes(planner: CutPlanner, tried: Sequence[Attempt]) -> Iterator[Choices]:
-    """All state at home on the host, where that is open and costs next to nothing; or as it is.
+    """Yield choices to plan with: state at home on the host where that costs little, or as given.
 
     The program may split what persists over both memories wherever that saves a copy; at home on
     the host it all takes turns on the device, which packs better than it bounds. So where plans of
@@ -125,7 +125,7 @@ def _homes(planner: CutPlanner, tried: Sequence[Attempt]) -> Iterator[Choices]:
 def _first_that_fits(
     planner: CutPlanner, choices: Choices, tried: Sequence[Attempt], best: Attempt | None
 ) -> Iterator[Knobs]:
-    """Ever less room for copies in flight, and at last no offload that outlasts the pass."""
+    """Yield knobs with ever less room for copies, at last without offloads into the next pass."""
     room = planner.room_bytes()
     rooms = [room, room // planner.cuts.limits.less_room, 0] if room else [0]
     updates_first = planner.small.begins_with_updates  # they need room, whatever others do with
@@ -140,7 +140,7 @@ def _first_that_fits(
 
 
 def _turns(planner: CutPlanner, choices: Choices, tried: Sequence[Attempt]) -> Iterator[Knobs]:
-    """Turns with what the one before showed; more of them while they gain and are far."""
+    """Yield knobs for further turns, each by what the one before showed; more while they gain."""
     limits, bound_ns = planner.cuts.limits, _bound_ns(planner)
     turns = limits.turns
     while (done := len(mine := _turns_with(choices, tried))) < turns:
@@ -165,7 +165,7 @@ def _turns_with(choices: Choices, tried: Sequence[Attempt]) -> list[Attempt]:
 
 
 def _wider(planner: CutPlanner, tried: Sequence[Attempt]) -> Iterator[Knobs]:
-    """Ever more room, then ever less of the links beside all tasks, then what was learned.
+    """Yield knobs of a wider search: more room, then less of the links, then what was learned.
 
     After each, copies get their time as it was simulated, while that helps.
     """
@@ -188,7 +188,7 @@ def _wider(planner: CutPlanner, tried: Sequence[Attempt]) -> Iterator[Knobs]:
 def _learned(
     planner: CutPlanner, tried: Sequence[Attempt], changed: Callable[[Knobs], Knobs]
 ) -> Iterator[Knobs]:
-    """Less of the links where the best attempt so far waited for copies, while that is better."""
+    """Yield less of the links where the best attempt waited for copies, while that is better."""
     for _ in range(2):
         best = _best(tried)
         if (shares := _less_of_the_links(planner, best)) is None:
@@ -199,7 +199,7 @@ def _learned(
 
 
 def _reclocked(planner: CutPlanner, tried: Sequence[Attempt]) -> Iterator[Knobs]:
-    """The last attempt's decisions with time for copies as simulated, while it helps."""
+    """Yield the last attempt's decisions with time for copies as simulated, while it helps."""
     limits = planner.cuts.limits
     last = tried[-1]
     while last.simulated is not None and last.step_ns > limits.far * _bound_ns(planner):
@@ -217,17 +217,17 @@ def _less_room_pays(planner: CutPlanner, turn: Attempt) -> bool:
 
 
 def _waits_ns(turn: Attempt) -> float:
-    """What waits for copies cost: the plan's time above that of its decisions."""
+    """Return what waits for copies cost: the plan's time above that of its decisions."""
     return turn.step_ns - turn.relaxed_ns
 
 
 def _room_costs_ns(planner: CutPlanner, turn: Attempt) -> float:
-    """What room for copies costs: the time of the decisions above the bound."""
+    """Return what room for copies costs: the time of the decisions above the bound."""
     return turn.relaxed_ns - _bound_ns(planner)
 
 
 def _is_short(planner: CutPlanner) -> bool:
-    """Whether it is a step of one round, which simulates in no time."""
+    """Whether the step has one round and few tasks, which simulate in no time."""
     tasks = len(planner.few.chain.tasks)
     return planner.num_rounds == 1 and tasks <= planner.cuts.limits.short_tasks
 
