@@ -1,4 +1,4 @@
-"""Time for copies: how early loads begin, and how long offloads hold bytes, from the copy queues."""
+"""Time for copies, from the copy queues: how early loads begin, how long offloads hold bytes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
