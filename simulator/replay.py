@@ -40,7 +40,7 @@ class SteadyState:
 
     @property
     def step_ns(self) -> float:
-        """How long a step takes."""
+        """The time of one step."""
         return self.step.step_ns
 
 
@@ -60,7 +60,7 @@ def simulate(schedule: Schedule, machine: Machine) -> Timeline:
 
 
 def steady_state(schedule: Schedule, machine: Machine) -> SteadyState:
-    """What `simulate` finds of the steady state, without the pass from a cold start.
+    """Return the steady state as `simulate` finds it, without the pass from a cold start.
 
     Raises:
         MissingNumberError, NoTimeError: as there.
@@ -151,7 +151,7 @@ def replay_cluster(
 
 
 def cold_step_ns(schedule: ClusterSchedule, costs: MeshCosts) -> int:
-    """How long one step takes from idle streams to idle streams."""
+    """Return the time of one step from idle streams to idle streams."""
     return max(max(one.ends) for one in _engine(schedule, costs, 1).next_pass())
 
 

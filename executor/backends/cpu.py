@@ -15,7 +15,7 @@ from twinstream.schedule.timeline import PassSpans
 
 
 class Happening:
-    """What one thread waits for until another says it has happened; once, for any number.
+    """An event between threads: it happens once, and any number of threads may wait for it.
 
     A lock that is held until then: unlike `threading.Event`, whose every call is Python code, it
     costs nothing when it has happened already. Threads that wait would take that time from the
@@ -150,7 +150,7 @@ class CpuBackend:
 
     @property
     def processor_share(self) -> float | None:
-        """Of the time of kernels, all passes but the first: how much of it they had a core."""
+        """The share of the kernels' time in which they had a core, in all passes but the first."""
         if not self._kernels_wall_ns or self._kernels_core_ns <= 0:
             return None
         return min(1.0, self._kernels_core_ns / self._kernels_wall_ns)

@@ -1,4 +1,4 @@
-"""What a kernel is called with: bytes in an arena slot, and how it may use them."""
+"""The operands of a kernel: bytes in an arena slot, and how the kernel may use them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Where content dies: which op is surely the last to touch it."""
+"""Where content dies: the op that is surely the last to touch it."""
 
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ class _Content:
 
 
 def dying_content(schedule: Schedule) -> dict[str, list[tuple[str, str]]]:
-    """By op id, the (tensor, slot) whose content nobody needs once that op has completed.
+    """Return, by op id, the (tensor, slot) whose content nobody needs once that op has completed.
 
     Content dies when its bytes are written next, or at the end of a pass that does not carry it.
     The last op to touch it may poison it if all others that touched it have surely completed

@@ -1,4 +1,4 @@
-"""Which kernels are to run on a CUDA device: the fastest of those that are right there."""
+"""Choose the kernels of a CUDA device: the fastest that compute the right results there."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -100,7 +100,7 @@ def attention_try(device: DeviceName, name: str, presets: tuple[str, ...]) -> At
 
 
 def kernels_fault(device: DeviceName, kernels: KernelChoice) -> str | None:
-    """How a round of a small model, in bf16 on CUDA, is wrong with these kernels; else None.
+    """Return how these kernels get a round of a small model wrong (bf16, CUDA), or None.
 
     Raises:
         KernelsUnavailableError: vector kernels cannot run here.

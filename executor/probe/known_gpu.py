@@ -1,4 +1,4 @@
-"""What a shipped profile of a GPU lacks: which attention is right and fastest on it, at what rate.
+"""Measure what a shipped profile of a GPU lacks: the best attention there, and its rate.
 
 That depends on what is installed, and is tried and timed in seconds, unlike a whole profile.
 """

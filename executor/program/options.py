@@ -1,4 +1,4 @@
-"""How a schedule is to be run."""
+"""The options of a run: where and how a schedule is executed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How far this process's clock is from that of rank 0."""
+"""The offset of this process's clock from that of rank 0."""
 
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -11,14 +11,14 @@ _ROUND_TRIPS = 16
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """What to add to this rank's `perf_counter_ns` for that of rank 0, right within `error_ns`."""
+    """What to add to this rank's `perf_counter_ns` to get rank 0's, right within `error_ns`."""
 
     offset_ns: int
     error_ns: int
 
 
 def clock_offset(rank: int, size: int) -> ClockOffset:
-    """By round trips to rank 0, which says its time in between, all ranks one after the other.
+    """Measure the offset by round trips to rank 0, which says its time in between, rank after rank.
 
     The reading of rank 0 lies between the two of this rank; of the shortest round trip, in the
     middle of them, wrong by half the trip at most. All ranks must ask.

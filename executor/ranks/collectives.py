@@ -1,4 +1,4 @@
-"""What each collective does to the bytes of an op's operands, over torch.distributed.
+"""The collectives: what each does to the bytes of an op's operands, over torch.distributed.
 
 On gloo a call returns when its part is done, and blocks the thread of its stream alone. On NCCL it
 enqueues behind the current stream.
@@ -32,7 +32,7 @@ class Meeting:
 
 
 def calls_of(meeting: Meeting) -> list[Call]:
-    """What to call for the op, one after the other; all views are made."""
+    """Return the calls of an op, one after the other; all views are made."""
     if meeting.op.shift:
         return [_message(meeting, operand.bytes) for operand in meeting.operands]
     if meeting.op.collective == "all_reduce":

@@ -35,7 +35,7 @@ from twinstream.schedule.timeline import Timeline
 
 @dataclass(frozen=True)
 class RankInputs:
-    """What a rank begins with, and what its host does.
+    """The state that a rank begins with, and the work of its host.
 
     `state` has what the rank's schedule carries; what else is in it is left alone. `between` is as
     in `RunOptions`. With `fill` there is no `state`, and none in the outcome; nor is what was
@@ -65,7 +65,7 @@ class Fetched:
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """What a rank ends with.
+    """The result of a rank: its timeline, the state it ends with, what was fetched.
 
     `timeline` counts from one moment on all ranks, by rank 0's clock, within `clock.error_ns`.
     `state` is what the rank carries. `scratch_bytes` were taken beside the arenas, for sums.

@@ -24,7 +24,7 @@ class EvaluationError(TwinstreamError):
 
 @dataclass(frozen=True)
 class EvaluationBatch:
-    """What one pass takes.
+    """The inputs of one pass of an evaluation.
 
     Attributes:
         tokens: of each chunk of the pass, ids and labels, int32 [2, chunk_tokens]; a label < 0 is

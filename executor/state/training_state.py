@@ -73,7 +73,7 @@ def fresh_parameters(spec: ModelSpec, seed: int) -> Iterator[tuple[str, torch.Te
 
 
 def steps_done(state: Mapping[str, torch.Tensor]) -> int:
-    """How many optimizer steps a state has behind it; 0 of one that does not say so.
+    """Return how many optimizer steps a state has behind it; 0 of one that does not say so.
 
     Raises:
         TwinstreamError: what it says is no whole number.

@@ -82,7 +82,7 @@ Outline = HfOutline | AdapterOutline
 
 
 def outline_of(spec: ModelSpec, like: Path | None, lora: Lora | None, base: str | None) -> Outline:
-    """What the checkpoints of a run will be, read before it begins.
+    """Return the outline of a run's checkpoints, read before the run begins.
 
     Args:
         like: the folder whose config, tokenizer and division into files are taken over.

@@ -17,7 +17,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def weight_map(folder: Path) -> dict[str, str] | None:
-    """Which file has which tensor, as the index says; None where one file holds all.
+    """Return which file has which tensor, by the index; None where one file holds all.
 
     Where there are both, transformers takes the one file, and so does this.
 

@@ -156,7 +156,7 @@ def stored_problems(
     stored: Mapping[str, StoredTensor],
     harmless: Collection[str] = (),
 ) -> list[str]:
-    """All that is wrong with the tensors of files; none if they are those expected.
+    """Return all that is wrong with the tensors of files; empty if they are those expected.
 
     What is `harmless` may be there too.
     """

@@ -1,4 +1,4 @@
-"""What a Hugging Face folder has beside its weights: config.json, tokenizer, generation."""
+"""The files of a Hugging Face folder beside its weights: config.json, tokenizer, generation."""
 
 import json
 from codecs import BOM_UTF8
@@ -38,7 +38,7 @@ def model_files(spec: ModelSpec, like: Path | None) -> dict[str, bytes]:
 
 
 def tokenizer_files(like: Path | None) -> dict[str, bytes]:
-    """What a folder has of tokenizer and generation, by name.
+    """Return a folder's files of tokenizer and generation, by name.
 
     Raises:
         WeightsError: a file cannot be read.

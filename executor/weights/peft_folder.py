@@ -92,7 +92,7 @@ class PeftFolder:
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """What adapter_config.json says.
+    """Read adapter_config.json.
 
     Raises:
         WeightsError: there is none, or it is no JSON object.

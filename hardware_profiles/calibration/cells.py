@@ -1,4 +1,4 @@
-"""Which rows of a table calibrate, decided before any measured figure is seen.
+"""Choose the rows of a table that calibrate, before any measured figure is seen.
 
 Candidates are chosen by configuration: of models and lengths spread over the table's, the runs
 with the smallest caps, the largest, the smallest device cap with the largest host cap, where the
@@ -73,7 +73,7 @@ def informative_cells(
 
 
 def sweep_of(row: MeasuredRow) -> str:
-    """What a run was measured together with: those of its model and length."""
+    """Return the name of the sweep that a run was measured in: its model and length."""
     return f"{row.model} {row.seq_len}"
 
 

@@ -99,7 +99,7 @@ class ErrorSummary:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a calibration found; factors are on the base, in the order of the parameters."""
+    """A calibration's result; factors are relative to the base, in the order of the parameters."""
 
     base: Machine
     parameters: tuple[FittedParameter, ...]
@@ -118,7 +118,7 @@ class Fit:
         return fitted.model_copy(update=update)
 
     def expected_error(self, source: str) -> ExpectedError:
-        """What to expect of a prediction: the errors on each group, left out of the fit."""
+        """The error to expect of a prediction: the errors on each group, left out of the fit."""
         errors = self.summary()
         return ExpectedError(
             mean=max(_LEAST_ERROR, errors.left_out_mean_error),
@@ -128,7 +128,7 @@ class Fit:
         )
 
     def unexplained(self) -> tuple[FittedObservation, ...]:
-        """What the fit leaves further off than noise explains, the furthest first."""
+        """Observations that are further off the fit than noise explains, the furthest first."""
         far = [o for o in self.observations if abs(o.error) * o.observation.weight**0.5 > FAR]
         return tuple(sorted(far, key=lambda o: -abs(o.error)))
 

@@ -1,4 +1,4 @@
-"""What a calibration may change of a profile: few parameters, physical, bounded, with priors."""
+"""The parameters of a profile that a calibration fits: few, physical, bounded, with priors."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

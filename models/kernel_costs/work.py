@@ -81,7 +81,7 @@ class ChunkWork:
         )
 
     def recompute_attention(self) -> tuple[Work, ...]:
-        """From level ATTENTION: Q, output, gate and up projections."""
+        """Recompute from level ATTENTION: Q, output, gate and up projections."""
         t, s = self.tokens, self.spec
         return (
             self.vector("rms_norm", 4 * t * s.d_model, launches=2),
@@ -92,7 +92,7 @@ class ChunkWork:
         )
 
     def recompute_input(self) -> tuple[Work, ...]:
-        """From level INPUT: the same and attention."""
+        """Recompute from level INPUT: the same and attention."""
         rope = self.vector("rope", 2 * self.tokens * self.spec.d_q)
         return (*self.recompute_attention(), rope, self.attention_forward())
 
@@ -117,7 +117,7 @@ class ChunkWork:
         return (*works, self.matmul(t, k, d, accumulate=covers("qkv"))) if s.qk_norm else works
 
     def weight_gradients(self) -> tuple[Work, ...]:
-        """Of the four matrices of a block."""
+        """Return the weight gradients of the four matrices of a block."""
         t, s = self.tokens, self.spec
         return (
             self.gradient_matmul(s.d_model, s.d_ff, t),
@@ -162,7 +162,7 @@ class ChunkWork:
 
     @property
     def adapters(self) -> AdapterWork:
-        """What LoRA adds to a block."""
+        """Return what LoRA adds to a block."""
         return AdapterWork(self.spec, self.recipe, self.tokens)
 
     @property

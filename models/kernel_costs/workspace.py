@@ -64,7 +64,7 @@ def workspace_bytes(kernel: str, attributes: Attributes) -> int:
 
 
 def state_bytes(state: OptimizerState, dtype: str, num_elements: int) -> int:
-    """Of the optimizer's state of so many parameters of `dtype`, which begin at a whole block.
+    """Return the bytes of optimizer state of so many parameters, from the start of a block on.
 
     >>> state_bytes("8bit", "bfloat16", 1024) / 1024
     2.03125

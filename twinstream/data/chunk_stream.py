@@ -33,7 +33,7 @@ class SkippedRows:
         self.problems: list[str] = []
 
     def add(self, block: DataBlock, tokens: BlockTokens) -> None:
-        """Raises DataError if there are too many."""
+        """Add the skipped rows of a block; raises DataError if there are too many."""
         if block in self._blocks:
             return
         self._blocks.add(block)
@@ -57,7 +57,7 @@ class ChunkMaker:
     skipped: SkippedRows
 
     def chunks(self, start: Position) -> Iterator[tuple[Chunk, Position]]:
-        """From a position on, each with the position after it.
+        """Yield the chunks from a position on, each with the position after it.
 
         Raises:
             DataError: a file or row cannot be used; nothing can be learned from any of them.

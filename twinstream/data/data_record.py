@@ -1,4 +1,4 @@
-"""What a run has read its data from, so that it can go on where a file was mended meanwhile.
+"""A record of the data that a run reads, so that it can go on where a file was mended meanwhile.
 
 A run that met a row that it could not use goes on with the mended file, in the blocks and groups
 that it began with, if nothing has changed of what it has read.
@@ -25,7 +25,7 @@ class PartRecord(Node):
     digest: str
 
     def part(self, file: DataFile, content_hash: str) -> FileRange:
-        """Of the file as it is now."""
+        """Return the range of the file as it is now."""
         return FileRange(
             file.path, file.kind, self.first, self.end, self.size_bytes, file.size_bytes,
             file.mtime_ns, content_hash, self.row_group, self.rows_before, self.digest,

@@ -1,4 +1,4 @@
-"""What a run tells of its steps, evaluations and checkpoints: a line of JSON each, in one file."""
+"""The log of steps, evaluations and checkpoints: a line of JSON each, in one file."""
 
 import os
 from collections.abc import Iterator

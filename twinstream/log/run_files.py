@@ -30,7 +30,7 @@ class RunFiles:
 
     @property
     def read(self) -> tuple[Path, ...]:
-        """What the page of a run is made from."""
+        """The files that the page of a run is made from."""
         return (
             self.metrics, self.options, self.plan, self.comparison, *self._of_ranks
         )  # fmt: skip

@@ -57,7 +57,7 @@ def require_tensorboard() -> None:
 
 
 def scalars_of(event: AnyEvent) -> dict[str, float]:
-    """What TensorBoard shows of an event, by tag; what is unknown is left out."""
+    """Return what TensorBoard shows of an event, by tag; what is unknown is left out."""
     if isinstance(event, CheckpointMetrics):
         return {}
     evaluated = isinstance(event, EvalMetrics)

@@ -106,7 +106,7 @@ def read_document(kind: type[Document], path: Path) -> Document:
 
 
 def called(kind: type[Node]) -> str:
-    """How people call a kind of document.
+    """Return what people call a kind of document.
 
     >>> called(type("ClusterSchedule", (Node,), {}))
     'cluster schedule'

@@ -1,4 +1,4 @@
-"""What both worlds return: when every op ran."""
+"""Timelines, which both worlds return: when every op ran."""
 
 from typing import Literal, Self
 

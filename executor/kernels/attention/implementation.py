@@ -1,4 +1,4 @@
-"""What every attention implementation is called with, and what it says of itself.
+"""The interface of attention implementations: their inputs, and what they say of themselves.
 
 Causal attention of equally long sequences, aligned bottom-right: with fewer queries than keys,
 the queries are the last positions. Packed sequences of any lengths lie one behind the other in a
@@ -24,7 +24,7 @@ ALL_TOKENS = slice(None)
 
 @dataclass(frozen=True)
 class Starts:
-    """Where packed sequences start, as libraries are told it: 0, and the sums of their lengths.
+    """The starts of packed sequences as libraries take them: 0, and the sums of their lengths.
 
     The last sum, that of all tokens, is repeated to the end of `cu_seqlens`. None is longer than
     `longest`. `pack` is asked at a call for what the host knows of them then.
@@ -109,7 +109,7 @@ class AttentionImplementation(ABC):
     takes_packed: ClassVar[bool] = False
 
     def missing(self) -> str | None:
-        """What of the library is not installed and how to install it; imports nothing."""
+        """Return what of the library is not installed, and how to install it; imports nothing."""
         library = attention_limits(self.name).library
         return None if library is None else library.missing()
 

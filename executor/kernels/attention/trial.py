@@ -28,7 +28,7 @@ _LOW_SCORE = -120.0
 
 @dataclass(frozen=True)
 class Results:
-    """What a forward and a backward wrote."""
+    """What a forward and a backward have written."""
 
     out: torch.Tensor  # [B, S, H, D]
     lse: torch.Tensor  # [B, H, S]
@@ -113,7 +113,7 @@ class AttentionTrial:
 
 
 def mixed_lengths(shape: AttentionShape) -> tuple[int, ...]:
-    """Of packed sequences that fill the shape: the longest there may be, one token, and between."""
+    """Return packed lengths that fill the shape: the longest, one token, and between."""
     lengths: list[int] = []
     left, wanted = shape.num_queries, cycle((shape.longest_tokens, 1, shape.longest_tokens // 2))
     while left:
@@ -124,7 +124,7 @@ def mixed_lengths(shape: AttentionShape) -> tuple[int, ...]:
 
 
 def starts_of(shape: AttentionShape, device: torch.device) -> Starts | None:
-    """Where packed sequences of mixed lengths start; None where lengths are fixed."""
+    """Return the starts of packed sequences of mixed lengths; None where lengths are fixed."""
     if not shape.most_packed:
         return None
     cu_seqlens = Starts.cumulative(mixed_lengths(shape), shape.most_packed)

@@ -41,7 +41,7 @@ def block_forward(
 def block_recompute_attention(
     operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
 ) -> None:
-    """From level ATTENTION: write the projections."""
+    """Recompute from level ATTENTION: write the projections."""
     block = BlockOperands.of(operands, attributes, vector, calls)
     _rewrite_q(block)
     _write_x_o_and_gate_up(block, eps=None)
@@ -50,7 +50,7 @@ def block_recompute_attention(
 def block_recompute_input(
     operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
 ) -> None:
-    """From level INPUT: write attention and the projections."""
+    """Recompute from level INPUT: write attention and the projections."""
     block = BlockOperands.of(operands, attributes, vector, calls)
     _rewrite_q(block)
     _write_attention(block)

@@ -137,7 +137,7 @@ def _excess_bytes(name: str, trial: AttentionTrial, shape: AttentionShape) -> in
 
 
 def taken_bytes(call: Callable[[], object]) -> int:
-    """What a call allocates on the CUDA device at most, beside what was there before."""
+    """Return the most that a call allocates on the CUDA device, beside what was there before."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

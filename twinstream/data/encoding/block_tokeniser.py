@@ -55,7 +55,7 @@ class BlockTokeniser:
         )
 
     def tokens(self, block: DataBlock) -> BlockTokens:
-        """Of all documents of a block.
+        """Return the tokens of all documents of a block.
 
         Raises:
             DataError: a row or a file cannot be used or has changed, or has ids that the model
@@ -73,11 +73,11 @@ class BlockTokeniser:
         return tokens
 
     def fresh(self, block: DataBlock) -> BlockTokens:
-        """As `tokens`, without the cache."""
+        """Return the same, without the cache."""
         return self.sampled(block)[0]
 
     def sampled(self, block: DataBlock) -> tuple[BlockTokens, list[Passage]]:
-        """As `fresh`, with the texts of the documents, if they are of rows."""
+        """Return fresh tokens with the texts of the documents, if these are rows."""
         with unchanged(block):
             tokens, passages = self._made(block)
             self._check_ids(block, tokens)

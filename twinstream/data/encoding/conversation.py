@@ -116,7 +116,7 @@ def forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def left_out(message: Message, text: str) -> str | None:
-    """What of a message does not stand in a text, apart from white space; None if all does.
+    """Return what of a message is missing in a text, apart from white space; None if nothing is.
 
     It is `CONTENT`, `CALLS` or `THOUGHTS`, the first of which is missing.
     """
@@ -275,7 +275,7 @@ def _json(value: Any, name: str) -> object:
 
 
 def kind(value: object) -> str:
-    """Of a value of JSON, in words."""
+    """Return the kind of a value of JSON, in words."""
     names = {dict: "an object", list: "a list", str: "text", type(None): "null"}
     return names.get(type(value), type(value).__name__)
 

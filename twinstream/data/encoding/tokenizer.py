@@ -53,10 +53,10 @@ class Tokenizer(Protocol):
     identity: bytes
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """Without `before` and `after`."""
+        """Encode texts, without `before` and `after`."""
 
     def locate(self, texts: Sequence[str]) -> list[Located]:
-        """As `encode`, with where each token is."""
+        """Encode texts, and say where each token is."""
 
     def is_space(self, token: int) -> bool:
         """Whether a token's text is white space."""
@@ -168,7 +168,7 @@ def _same(some: Ids, others: Ids) -> bool:
 
 
 def load_tokenizer(path: Path | None) -> Tokenizer:
-    """Of a folder or a tokenizer.json; bytes without one.
+    """Load the tokenizer of a folder or a tokenizer.json; without one, tokens are bytes.
 
     Raises:
         DataError: it cannot be read, or `tokenizers` is not installed.
@@ -177,7 +177,7 @@ def load_tokenizer(path: Path | None) -> Tokenizer:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """What lies in tokenizer_config.json, over special_tokens_map.json; empty without them."""
+    """Read tokenizer_config.json, over special_tokens_map.json; empty without them."""
     return _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
 
 

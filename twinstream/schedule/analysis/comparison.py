@@ -65,7 +65,7 @@ class Comparison(Node):
 
 
 def busy_note(shares: Sequence[float]) -> str | None:
-    """How much of their time kernels had a core; None where it was nearly all.
+    """Return how much of their time kernels had a core; None where it was nearly all.
 
     >>> busy_note([0.95]), busy_note([0.5, 0.5])
     (None, 'The machine was busy: kernels had a core for 50% of their time')

@@ -68,7 +68,7 @@ class IdleInterval(NamedTuple):
 
     @property
     def tensor(self) -> str | None:
-        """What that op moved or made: the first tensor that it writes; None without operands."""
+        """The tensor that the op moved or made: the first that it writes; None without operands."""
         op = self.op
         if op is None or not isinstance(op, Compute | Communicate):
             return None if op is None else op.tensor
@@ -98,7 +98,7 @@ class ExposedTime(Node):
 
 
 def cause_of(op: Op) -> str:
-    """What waiting for an op counts as while it is under way.
+    """Return the cause that waiting for an op counts as while it is under way.
 
     A collective belongs to its axis. Along several, all of which hold copies or shards of the same
     weights, it is of `dp`; if it crosses the ranks of a stage or of a layer it is of all ranks.
@@ -113,7 +113,7 @@ def cause_of(op: Op) -> str:
 
 
 def exposed_times(schedule: AnySchedule, timeline: AnyTimeline) -> tuple[ExposedTime, ...]:
-    """Of every class's last pass, every ns in which its compute queue was idle, by cause.
+    """Return, of every class's last pass, each ns in which its compute queue was idle, by cause.
 
     A gap is followed back from the compute op that ends it: by what ended last of all that
     released it, what had released that, and so on until the gap began. While a collective was
@@ -153,7 +153,7 @@ def mean_fractions(found: Sequence[ExposedTime]) -> dict[str, float]:
 def shares_of(
     schedules: Sequence[AnySchedule], timelines: Sequence[AnyTimeline], further: float = 0.0
 ) -> dict[str, float]:
-    """Where a step goes, mean over all ranks; the shares add up to 1.
+    """Return where a step's time goes, mean over all ranks; the shares add up to 1.
 
     Args:
         schedules, timelines: of the step, or of two that have fewer microbatches.

@@ -1,4 +1,4 @@
-"""What one schedule says to others: its Communicate ops by communicator, and what they claim."""
+"""The claims of one schedule to others: its Communicate ops by communicator."""
 
 from collections.abc import Iterator, Sequence
 from math import prod

@@ -66,7 +66,7 @@ class MeetingGraph:
             latest[stream] = first + position
 
     def before(self, op: int) -> list[int]:
-        """What an op waits for in its pass: the one before it on its stream, and its waits."""
+        """Return what an op waits for in its pass: the op before on its stream, and its waits."""
         number = self.number_of(op)
         first, communication = self.first[number], self.spoken[number]
         waits = communication.schedule.ops[op - first].waits

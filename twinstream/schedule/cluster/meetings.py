@@ -1,4 +1,4 @@
-"""Which ops meet: the lines of classes that a group crosses, and the two ends of a message.
+"""Which ops meet: those of the classes on a group's lines, and the two ends of a message.
 
 What is found for classes holds for ranks. Where a line is sound, every rank of one of its classes
 has a group that crosses the same classes, and every class that shares a coordinate with it on the

@@ -26,7 +26,7 @@ from twinstream.schedule.proof.violations import UnsafeSchedule, Violation
 
 
 def verify_cluster(schedule: ClusterSchedule) -> list[Violation]:
-    """All violations found; an empty list is a proof that every rank is safe and none is stuck.
+    """Return all violations; an empty list is a proof that every rank is safe and none is stuck.
 
     Every step needs what the steps before have shown, so only the first that finds anything
     reports: schedules and partition; axes; sequences and operands; what meets; order and deadlock.

@@ -27,7 +27,7 @@ Content = tuple[int, int]  # leaf (its number), version
 
 
 class FlushError(TwinstreamError):
-    """What a schedule carries cannot be put back where it was after the updates alone."""
+    """What a schedule carries cannot be restored after the updates alone."""
 
 
 def is_state(tensor: Tensor) -> bool:
@@ -87,7 +87,7 @@ def flush_of(schedule: Schedule) -> Schedule | None:
 
 
 def without_updates(schedule: Schedule) -> Schedule:
-    """What a pass does after a flush: it begins with no update, and finds no gradients.
+    """Return the pass that follows a flush: it begins with no update, and finds no gradients.
 
     Versions are as if there were none; waits are as before, and not to be relied on.
     """

@@ -1,4 +1,4 @@
-"""Which content lies where, who wrote it, and who has read it since: the bytes of one tier."""
+"""The content of each byte range of one tier: who wrote it, and who has read it since."""
 
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field

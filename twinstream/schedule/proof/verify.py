@@ -25,7 +25,7 @@ from twinstream.schedule.proof.violations import BadWait, UnsafeSchedule, Violat
 
 
 def verify(schedule: Schedule) -> list[Violation]:
-    """All violations found; an empty list is a proof of safety.
+    """Return all violations found; an empty list is a proof of safety.
 
     When slots, parts or waits are malformed, only those are reported: the walk needs them sound.
     """

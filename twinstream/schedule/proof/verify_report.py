@@ -1,4 +1,4 @@
-"""What the walk over a schedule finds wrong, in sentences."""
+"""Sentences on what the walk over a schedule finds wrong."""
 
 from twinstream.schedule.ops import Op
 from twinstream.schedule.proof.accesses import Access, AccessMap
