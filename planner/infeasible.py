@@ -51,9 +51,9 @@ class InfeasiblePlan(TwinstreamError):
 
     def __init__(self, shortage: Shortage) -> None:
         self.shortage = shortage
-        told = _needed(shortage) if shortage.proven is None else _proven(shortage)
+        reason = _needed(shortage) if shortage.proven is None else _proven(shortage)
         super().__init__(
-            f"policy '{shortage.policy}' {told}. {_advice(shortage)}{_aside(shortage)}"
+            f"policy '{shortage.policy}' {reason}. {_advice(shortage)}{_aside(shortage)}"
         )
 
     def at(self, task: str) -> "InfeasiblePlan":

@@ -23,7 +23,7 @@ from twinstream.planner.rules.layer_offload import plan_layer_offload
 from twinstream.planner.rules.optimizer_offload import plan_optimizer_offload
 from twinstream.planner.rules.resident import plan_resident
 from twinstream.planner.rules.streaming import plan_streaming
-from twinstream.planner.search.chunking import chunkings, of_few_blocks
+from twinstream.planner.search.chunking import chunkings, with_few_blocks
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -156,7 +156,7 @@ def plan_by_rule(chain: Chain, machine: Machine, caps: Caps, policy: str) -> Sch
 def _first_that_fits(rule: ChainRule, request: PlanRequest) -> tuple[Schedule, Chain]:
     failed: list[InfeasiblePlan] = []
     workloads = chunkings(request.spec, request.step)
-    for workload in of_few_blocks(request.spec, workloads, PROGRAM_ROUNDS, _MOST_BLOCKS):
+    for workload in with_few_blocks(request.spec, workloads, PROGRAM_ROUNDS, _MOST_BLOCKS):
         chain = lower(request.spec, workload, request.recipe)
         try:
             return rule(chain, request.machine, request.caps), chain

@@ -23,20 +23,20 @@ def clock_offset(rank: int, size: int) -> ClockOffset:
     The reading of rank 0 lies between the two of this rank; of the shortest round trip, in the
     middle of them, wrong by half the trip at most. All ranks must ask.
     """
-    told = torch.zeros(1, dtype=torch.int64)
+    reading = torch.zeros(1, dtype=torch.int64)
     if rank == 0:
         for other in range(1, size):
             for _ in range(_ROUND_TRIPS):
-                dist.recv(told, other)
-                told[0] = perf_counter_ns()
-                dist.send(told, other)
+                dist.recv(reading, other)
+                reading[0] = perf_counter_ns()
+                dist.send(reading, other)
         return ClockOffset(0, 0)
     trips = []
     for _ in range(_ROUND_TRIPS):
         sent_ns = perf_counter_ns()
-        dist.send(told, 0)
-        dist.recv(told, 0)
+        dist.send(reading, 0)
+        dist.recv(reading, 0)
         back_ns = perf_counter_ns()
-        trips.append((back_ns - sent_ns, int(told) - (sent_ns + back_ns) // 2))
+        trips.append((back_ns - sent_ns, int(reading) - (sent_ns + back_ns) // 2))
     trip_ns, offset_ns = min(trips)
     return ClockOffset(offset_ns, -(-trip_ns // 2))

@@ -39,7 +39,11 @@ def calls_of(meeting: Meeting) -> list[Call]:
         if meeting.group.size == 1:
             return []
         pairs = zip(meeting.operands, meeting.reductions, strict=True)
-        return [call for one, how in pairs for call in _all_reduce(meeting, one.bytes, how)]
+        return [
+            call
+            for operand, reduction in pairs
+            for call in _all_reduce(meeting, operand.bytes, reduction)
+        ]
     given, taken = _ends(meeting)
     if meeting.group.size == 1:
         return [] if len(meeting.operands) == 1 else [partial(_copy, taken, given)]
@@ -58,8 +62,8 @@ def _ends(meeting: Meeting) -> tuple[torch.Tensor, torch.Tensor]:
         given, taken = sorted(meeting.operands, key=lambda operand: operand.mode)  # read, write
         return given.bytes, taken.bytes
     whole = meeting.operands[0].bytes
-    own = _own_shard(whole, meeting.group)
-    return (own, whole) if meeting.op.collective == "all_gather" else (whole, own)
+    shard = _own_shard(whole, meeting.group)
+    return (shard, whole) if meeting.op.collective == "all_gather" else (whole, shard)
 
 
 def _own_shard(whole: torch.Tensor, group: ChannelGroup) -> torch.Tensor:
@@ -80,49 +84,53 @@ def _message(meeting: Meeting, values: torch.Tensor) -> Call:
     return receive
 
 
-def _all_reduce(meeting: Meeting, values: torch.Tensor, how: Reduction) -> list[Call]:
+def _all_reduce(meeting: Meeting, values: torch.Tensor, reduction: Reduction) -> list[Call]:
     """In rank order: shards change hands, are added up and gathered again; then the rest."""
     group, scratch = meeting.group, meeting.scratch
-    if not how.in_rank_order:
-        typed = values.view(how.dtype)
+    if not reduction.in_rank_order:
+        typed = values.view(reduction.dtype)
         return [lambda: dist.all_reduce(typed, group=group.process_group) and None]
     calls: list[Call] = []
-    for begin, part in how.stretches():
-        first = begin * group.size * how.dtype.itemsize
+    for begin, part in reduction.stretches():
+        first = begin * group.size * reduction.dtype.itemsize
         stretch = values[first : first + part.pieces_bytes]
-        own = _own_shard(stretch, group)
+        shard = _own_shard(stretch, group)
         calls += [
             _swap(part.pieces(scratch), stretch, group),
-            partial(part.add, scratch, own.view(how.dtype)),
-            _gather(stretch, own, group),
+            partial(part.add, scratch, shard.view(reduction.dtype)),
+            _gather(stretch, shard, group),
         ]
-    if how.rest.num_elements:
-        rest = values[how.sharded_bytes :]
+    if reduction.rest.num_elements:
+        rest = values[reduction.sharded_bytes :]
         calls += [
-            _gather(how.rest.pieces(scratch), rest, group),
-            partial(how.rest.add, scratch, rest.view(how.dtype)),
+            _gather(reduction.rest.pieces(scratch), rest, group),
+            partial(reduction.rest.add, scratch, rest.view(reduction.dtype)),
         ]
     return calls
 
 
 def _reduce_scatter(meeting: Meeting, given: torch.Tensor, taken: torch.Tensor) -> list[Call]:
-    (how,), group, scratch = meeting.reductions, meeting.group, meeting.scratch
-    typed = taken.view(how.dtype)
-    if not how.in_rank_order:
+    (reduction,), group, scratch = meeting.reductions, meeting.group, meeting.scratch
+    typed = taken.view(reduction.dtype)
+    if not reduction.in_rank_order:
         scatter = _named("reduce_scatter_single", "reduce_scatter_tensor")
-        whole = given.view(how.dtype)
+        whole = given.view(reduction.dtype)
         return [lambda: scatter(typed, whole, group=group.process_group) and None]
     calls: list[Call] = []
-    shards = given.view(how.dtype).view(group.size, how.shard_elements)
-    for begin, part in how.stretches():
-        own = slice(begin, begin + part.num_elements)
+    shards = given.view(reduction.dtype).view(group.size, reduction.shard_elements)
+    for begin, part in reduction.stretches():
+        shard = slice(begin, begin + part.num_elements)
         sent = given
-        if part.num_elements < how.shard_elements:  # of each shard; to be sent it lies together
+        if (
+            part.num_elements < reduction.shard_elements
+        ):  # of each shard; to be sent it lies together
             sent = scratch[part.scratch_bytes :][: part.pieces_bytes]
-            calls.append(partial(_copy, sent.view(how.dtype).view(group.size, -1), shards[:, own]))
+            calls.append(
+                partial(_copy, sent.view(reduction.dtype).view(group.size, -1), shards[:, shard])
+            )
         calls += [
             _swap(part.pieces(scratch), sent, group),
-            partial(part.add, scratch, typed[own]),
+            partial(part.add, scratch, typed[shard]),
         ]
     return calls
 

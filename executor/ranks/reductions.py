@@ -63,10 +63,10 @@ def reductions_of(
     if op.collective not in ("all_reduce", "reduce_scatter"):
         return []
     found = []
-    for operand, size, told in zip(op.operands, sizes, dtypes, strict=True):
+    for operand, size, dtype_name in zip(op.operands, sizes, dtypes, strict=True):
         if operand.mode == "write":
             continue
-        dtype = summed_dtype(op.op_id, operand.tensor, told)
+        dtype = summed_dtype(op.op_id, operand.tensor, dtype_name)
         count = size // dtype.itemsize
         each = count // num_ranks
         if op.collective == "all_reduce" and each < _LEAST_SHARD:

@@ -104,11 +104,11 @@ def pass_losses(
         num_targets=data.num_targets,
     )
     timed = 1 if options.timed_passes is None else options.timed_passes
-    asked = replace(
+    once = replace(
         options, num_passes=len(batches), timed_passes=timed, between=None, in_place=True
     )
     work = loop.host_work(schedule)
-    execute_in(schedule, memory, lambda arenas: None, work, asked, communications)
+    execute_in(schedule, memory, lambda arenas: None, work, once, communications)
     return [PassLoss(loss, data.counts[step]) for step, loss in enumerate(loop.losses, 1)]
 
 

@@ -208,8 +208,8 @@ def execute_in(
         return measured_timeline(schedule, *run_on_cuda(job, options))
     fill_all()
     backend = CpuBackend(program, works, options.zero_ns)
-    asked = PassOptions(options.num_passes, options.timed_passes, options.between)
-    passes = run_passes(program, backend, asked)
+    pass_options = PassOptions(options.num_passes, options.timed_passes, options.between)
+    passes = run_passes(program, backend, pass_options)
     provenance = Provenance(
         kind="measured",
         where=f"cpu {platform.machine()}",

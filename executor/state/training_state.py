@@ -78,14 +78,14 @@ def steps_done(state: Mapping[str, torch.Tensor]) -> int:
     Raises:
         TwinstreamError: what it says is no whole number.
     """
-    told = state.get(STEP)
-    if told is None:
+    stored = state.get(STEP)
+    if stored is None:
         return 0
-    if told.numel() != 1 or told.is_floating_point() or told.item() < 0:
+    if stored.numel() != 1 or stored.is_floating_point() or stored.item() < 0:
         raise TwinstreamError(
-            f"the state's '{STEP}' is {told}; it counts the steps done: torch.tensor(3)"
+            f"the state's '{STEP}' is {stored}; it counts the steps done: torch.tensor(3)"
         )
-    return int(told.item())
+    return int(stored.item())
 
 
 def with_steps_done(state: State, num_steps: int) -> State:

@@ -44,7 +44,7 @@ def repeated(make: Callable[[Chain], Emitted], chain: Chain) -> Schedule:
         made = make(few)
     except InfeasiblePlan as error:
         raise error.at(_stands_for(error.shortage.task, few, chain)) from None
-    whole = of_all_rounds(made, make, chain)
+    whole = with_all_rounds(made, make, chain)
     assert whole is not None, "rules make a plan of any number of rounds, or refuse"
     return whole
 
@@ -60,7 +60,7 @@ def _stands_for(task_id: str, few: Chain, chain: Chain) -> str:
     return next(task.task_id for task in likes if task.label.level == level)
 
 
-def of_all_rounds(
+def with_all_rounds(
     few: Emitted, make: Callable[[Chain], Emitted | None], chain: Chain
 ) -> Schedule | None:
     """Return a plan of a few rounds with all of them, made one by one if the few do not repeat.

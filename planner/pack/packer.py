@@ -86,7 +86,7 @@ class Packer:
         sequence = replace(sequence, clock=clock)
         return self._placed(sequence, sequence, packed.decisions)
 
-    def of_all_rounds(self, packed: Packed, view: ChainView) -> Packed:
+    def with_all_rounds(self, packed: Packed, view: ChainView) -> Packed:
         """Place the same decisions, with as much time for copies, for any number of rounds."""
         sequence = TaskSequence.of(view, packed.decisions, self._call_ns)
         return self._at_offsets(sequence, packed.decisions, packed.allowances)

@@ -9,7 +9,7 @@ from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.bound.lower_bound import ProgramKind, Side
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS
-from twinstream.planner.search.chunking import of_few_blocks
+from twinstream.planner.search.chunking import with_few_blocks
 from twinstream.planner.search.cuts import Cuts
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
@@ -23,7 +23,7 @@ _TRIED = (1.25, 1.5, 2.0, 3.0, 8.0)  # x the cap, or x what is needed where that
 
 def smallest_workload(cuts: Cuts) -> Workload:
     """Return the cut that takes the least memory: small rounds, then small chunks."""
-    workloads = of_few_blocks(cuts.spec, cuts.workloads, PROGRAM_ROUNDS, _MOST_BLOCKS)
+    workloads = with_few_blocks(cuts.spec, cuts.workloads, PROGRAM_ROUNDS, _MOST_BLOCKS)
     return min(workloads, key=_size)
 
 

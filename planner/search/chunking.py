@@ -91,7 +91,7 @@ def possible(spec: ModelSpec, step: TrainingStep, limits: SearchLimits = LIMITS)
     return list(dict.fromkeys(found))
 
 
-def of_few_blocks(
+def with_few_blocks(
     spec: ModelSpec, workloads: Sequence[Workload], most_rounds: int, most_blocks: int
 ) -> list[Workload]:
     """Return the workloads of at most so many blocks, forward and backward; the shortest if none.

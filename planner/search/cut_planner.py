@@ -15,7 +15,7 @@ from twinstream.planner.decide.decisions import Decisions
 from twinstream.planner.decide.filling import Pressure
 from twinstream.planner.decide.margins import QueueModel
 from twinstream.planner.emit.emission import Emitted, emitted
-from twinstream.planner.emit.unrolling import of_all_rounds
+from twinstream.planner.emit.unrolling import with_all_rounds
 from twinstream.planner.evaluator import Evaluator, step_ns_of
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS, SIMULATED_ROUNDS
@@ -148,15 +148,15 @@ class CutPlanner:
         assert simulated is not None, "a plan was found"
         if rule is not None:
             few = simulated.emitted
-            return of_all_rounds(few, lambda of: rule(of, self.machine, self.caps), chain)
+            return with_all_rounds(few, lambda of: rule(of, self.machine, self.caps), chain)
         assert packed is not None, "it was packed"
         packer = self._packer(attempt.knobs)
 
         def make(of: Chain) -> Emitted | None:
-            whole = packer.of_all_rounds(packed, ChainView(of))
+            whole = packer.with_all_rounds(packed, ChainView(of))
             return self.emit(whole) if whole.fits else None
 
-        return of_all_rounds(simulated.emitted, make, chain)
+        return with_all_rounds(simulated.emitted, make, chain)
 
     def first_knobs(self, choices: Choices, room_bytes: int) -> Knobs:
         """Return the knobs of a first attempt: all of the links, nearly all of the host."""

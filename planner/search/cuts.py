@@ -14,7 +14,7 @@ from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import SearchLimits
 from twinstream.planner.request import PlanRequest
 from twinstream.planner.reuse import Reuse
-from twinstream.planner.search.chunking import admissible, chunkings, of_few_blocks, possible
+from twinstream.planner.search.chunking import admissible, chunkings, possible, with_few_blocks
 from twinstream.schedule.document import StepBound
 from twinstream.schedule.workload import Workload
 
@@ -190,7 +190,7 @@ class Cuts:
 
     def _of_few_blocks(self, workloads: Iterable[Workload]) -> list[Workload]:
         once = list(dict.fromkeys(workloads))
-        return of_few_blocks(self.spec, once, PROGRAM_ROUNDS, self.limits.blocks)
+        return with_few_blocks(self.spec, once, PROGRAM_ROUNDS, self.limits.blocks)
 
     def _alone_s(self, workload: Workload) -> float:
         """Return the seconds that the tasks of all rounds take alone."""

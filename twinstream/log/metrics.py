@@ -168,7 +168,7 @@ def read_metrics(path: Path) -> list[AnyEvent]:
     return [event for _, event in _lines(path)]
 
 
-def of_kind(events: list[AnyEvent], kind: type[_Kind]) -> list[_Kind]:
+def events_of_kind(events: list[AnyEvent], kind: type[_Kind]) -> list[_Kind]:
     """The steps, the evaluations or the checkpoints among events, in order."""
     return [event for event in events if isinstance(event, kind)]
 

@@ -14,7 +14,7 @@ from twinstream.log.metrics import (
     CheckpointMetrics,
     EvalMetrics,
     StepMetrics,
-    of_kind,
+    events_of_kind,
     read_metrics,
 )
 from twinstream.log.run_files import CLUSTER, COMPARISON, OPTIONS, PLAN
@@ -39,15 +39,15 @@ class RunFolder:
 
     @cached_property
     def steps(self) -> list[StepMetrics]:
-        return of_kind(self.events, StepMetrics)
+        return events_of_kind(self.events, StepMetrics)
 
     @cached_property
     def evals(self) -> list[EvalMetrics]:
-        return of_kind(self.events, EvalMetrics)
+        return events_of_kind(self.events, EvalMetrics)
 
     @cached_property
     def checkpoints(self) -> list[CheckpointMetrics]:
-        return of_kind(self.events, CheckpointMetrics)
+        return events_of_kind(self.events, CheckpointMetrics)
 
 
 class RunSummary(Node):

@@ -127,5 +127,5 @@ def _attention(call: KernelCall, timer: DeviceTimer) -> Iterator[TaskSample]:
             ("attention_backward", backward.flops, trial.backward),
         ):
             work = backward.model_copy(update={"unit": unit, "flops": flops})
-            told = f"{unit} {name} {queries}/{keys}x{sequences}"
-            yield TaskSample.of(told, (work,), timer.timed(run))
+            sample_name = f"{unit} {name} {queries}/{keys}x{sequences}"
+            yield TaskSample.of(sample_name, (work,), timer.timed(run))

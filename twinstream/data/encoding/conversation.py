@@ -121,27 +121,27 @@ def left_out(message: Message, text: str) -> str | None:
     It is `CONTENT`, `CALLS` or `THOUGHTS`, the first of which is missing.
     """
     squeezed = "".join(text.split())
-    for name, said in _said(message):
-        if not any("".join(spelling.split()) in squeezed for spelling in _spellings(said)):
+    for name, part_text in _parts_of(message):
+        if not any("".join(spelling.split()) in squeezed for spelling in _spellings(part_text)):
             return name
     return None
 
 
-def _spellings(said: str) -> Iterator[str]:
+def _spellings(part_text: str) -> Iterator[str]:
     """As it is, and as a template that prints JSON has it."""
-    yield said
-    yield json.dumps(said)[1:-1]
-    yield json.dumps(said, ensure_ascii=False)[1:-1]
+    yield part_text
+    yield json.dumps(part_text)[1:-1]
+    yield json.dumps(part_text, ensure_ascii=False)[1:-1]
 
 
-def _said(message: Message) -> Iterator[tuple[str, str]]:
+def _parts_of(message: Message) -> Iterator[tuple[str, str]]:
     """All that a message says, each with its name."""
     thought, _, answer = _as_text(message.get("content")).rpartition("</think>")
     yield CONTENT, answer
     for call in message.get("tool_calls") or []:
         function = call.get("function", call) if isinstance(call, dict) else {}
-        for said in _leaves([function.get("name"), _as_object(function.get("arguments"))]):
-            yield CALLS, said
+        for part_text in _leaves([function.get("name"), _as_object(function.get("arguments"))]):
+            yield CALLS, part_text
     yield THOUGHTS, thought.replace("<think>", "")
     yield from ((THOUGHTS, message[key]) for key in _THOUGHTS if isinstance(message.get(key), str))
 

@@ -73,8 +73,8 @@ def busy_note(shares: Sequence[float]) -> str | None:
     low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
     if min(shares) >= BUSY_BELOW:
         return None
-    told = low if low == high else f"{low} to {high}"
-    return f"The machine was busy: kernels had a core for {told} of their time"
+    share = low if low == high else f"{low} to {high}"
+    return f"The machine was busy: kernels had a core for {share} of their time"
 
 
 def compare(schedule: Schedule, predicted: Timeline, measured: Timeline) -> Comparison:

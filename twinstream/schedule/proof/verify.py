@@ -55,7 +55,7 @@ def _wait_violations(schedule: Schedule, order: StreamOrder) -> Iterator[Violati
                 circle = _circle(order) if circle is None else circle
                 why = ", which is not issued before it"
                 if (at, target) in circle:
-                    why += f", and neither ever starts: {_told(schedule, order, circle)}"
+                    why += f", and neither ever starts: {_describe_cycle(schedule, order, circle)}"
                 yield _bad_wait(op, wait, why)
             elif stream_of[target] == stream_of[at]:
                 yield _bad_wait(op, wait, ", which is on the same stream")
@@ -90,7 +90,7 @@ def _circle(order: StreamOrder) -> list[tuple[int, int]]:
     return list(pairwise(path[path.index(path[-1]) :]))
 
 
-def _told(schedule: Schedule, order: StreamOrder, circle: list[tuple[int, int]]) -> str:
+def _describe_cycle(schedule: Schedule, order: StreamOrder, circle: list[tuple[int, int]]) -> str:
     """The circle from wait to wait; what follows one another on a stream is one leg."""
     legs: list[tuple[int, int, bool]] = []
     for op, earlier in circle:
