@@ -39,8 +39,8 @@ def tried(workload: Workload):
 
 
 def test_one_that_is_right_has_the_time_of_both_passes_of_every_case():
-    assert tried(PACKED) == probe.Candidate("sdpa_cpu", None, 2e6)
-    assert tried(SLICED) == probe.Candidate("sdpa_cpu", None, 4e6)
+    assert tried(PACKED) == probe.AttentionCandidate("sdpa_cpu", None, 2e6)
+    assert tried(SLICED) == probe.AttentionCandidate("sdpa_cpu", None, 4e6)
 
 
 def test_implementations_are_compared_on_unequal_lengths(monkeypatch):
