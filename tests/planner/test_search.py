@@ -64,7 +64,7 @@ def test_a_cut_whose_bound_is_not_below_the_best_plan_is_not_planned():
     assert len(planned) == 1
 
 
-def test_quick_effort_plans_one_cut_and_judges_it_once_for_each_memory():
+def test_quick_effort_plans_one_cut_and_simulates_it_once_for_each_memory():
     asked = []
 
     def evaluator(schedule, machine):
@@ -115,7 +115,7 @@ FIXED = Choices(homes={"activation": "device"})  # no state at home on the host
 class ScriptedCutPlanner:
     """A cut of many rounds on which decisions and plans take what the test says.
 
-    `decided_s` says what the decisions of knobs come to, `judged_s` what their plan takes.
+    `decided_s` says what the decisions of knobs come to, `simulated_s` what their plan takes.
     """
 
     decided_s: Callable[[Knobs], float]

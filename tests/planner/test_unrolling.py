@@ -92,7 +92,7 @@ def with_rounds_of(planner: CutPlanner, num_rounds: int) -> Chain:
     return lower(SPEC, workload)
 
 
-def test_the_judged_rounds_need_no_other_schedule():
+def test_the_simulated_rounds_need_no_other_schedule():
     planner, attempt = case()
     assert planner.schedule(attempt, planner.few.chain) is attempt.simulated.emitted.schedule
 

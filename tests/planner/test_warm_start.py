@@ -199,7 +199,7 @@ def test_unequal_lengths_are_those_of_the_step_however_often_a_chunk_has_them():
             asked(*lengths, known=[plan])
 
 
-def test_a_known_plan_that_is_not_safe_is_refused_before_it_is_judged(tight, roomy):
+def test_a_known_plan_that_is_not_safe_is_refused_before_it_is_simulated(tight, roomy):
     ops = [op.model_copy(update={"waits": ()}) if isinstance(op, Copy) else op for op in tight.ops]
     with pytest.raises(UnsafeSchedule):
         broken = tight.model_copy(update={"ops": tuple(ops)})
