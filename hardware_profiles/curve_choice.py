@@ -1,4 +1,4 @@
-"""Which curve of a profile prices a piece of work, and whose rate that is."""
+"""The curve of a profile that prices a piece of work, and the implementation that it is of."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -99,7 +99,7 @@ def with_own_rates(machine: Machine, works: Iterable[Work]) -> Machine:
 
 
 def implementation_of(key: str, machine: Machine) -> str | None:
-    """Whose rate an attention curve is: what its key or itself says, else the profile's choice."""
+    """Return whose rate an attention curve is: by its key or itself, else the profile's choice."""
     if not key.startswith("attention"):
         return None
     if named := implementation_in(key):

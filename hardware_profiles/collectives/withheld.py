@@ -1,4 +1,4 @@
-"""How far curves are off on sizes that they were not made of: every second size withheld."""
+"""The errors of curves on sizes that they were not made of: every second size is withheld."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def errors_of(points: Iterable[CollectivePoint]) -> tuple[WithheldErrors, ...]:
 
 
 def mean_by_gpu(errors: Sequence[WithheldErrors], ranks: int) -> dict[str, tuple[float, float]]:
-    """For each GPU type at a number of ranks: means of `lines_error` and `withheld_error`."""
+    """Return the means of `lines_error` and `withheld_error` by GPU type, at a number of ranks."""
     found = {}
     for gpu in sorted({one.gpu for one in errors if one.ranks == ranks}):
         mine = [one for one in errors if one.gpu == gpu and one.ranks == ranks]

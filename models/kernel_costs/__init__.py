@@ -1,1 +1,1 @@
-"""What each kernel asks of a machine: FLOPs, bytes, launches, scratch and libraries' own memory."""
+"""The costs of each kernel: FLOPs, bytes, launches, scratch and its libraries' own memory."""

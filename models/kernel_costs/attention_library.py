@@ -1,4 +1,4 @@
-"""How much memory the attention libraries allocate by themselves, outside the arenas.
+"""The memory that attention libraries allocate by themselves, outside the arenas.
 
 It is part of the device cap, and taken only while a kernel runs: what counts of a schedule is its
 largest call. A formula is the sum of the buffers that the library's source allocates in one pass,

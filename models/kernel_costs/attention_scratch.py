@@ -1,4 +1,4 @@
-"""How much scratch each attention implementation takes, so that it can be planned without torch.
+"""The scratch of each attention implementation, so that it can be planned without torch.
 
 Each formula mirrors, buffer by buffer, what the implementation of that name takes from its
 workspace; tests hold the two together to the byte. What a library allocates by itself besides is

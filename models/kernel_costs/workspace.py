@@ -1,4 +1,4 @@
-"""How much scratch the kernels take, so that it can be planned for without torch.
+"""The scratch that kernels take, so that it can be planned for without torch.
 
 Each formula mirrors, buffer by buffer, what the kernel of that name takes from its `scratch`
 operand; tests hold the two together to the byte. Buffers whose lifetimes do not overlap share

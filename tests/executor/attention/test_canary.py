@@ -51,7 +51,9 @@ def test_nan_is_told_with_the_shape_and_what_to_do(monkeypatch, of_scores):
 def test_low_scores_are_below_where_float32_overflows():
     """exp(88.8) is infinite in float32; a log-sum-exp below -88.7 is where cuDNN has failed."""
     shape = AttentionShape(1, 64, 64, 4, 2, 16, "bfloat16", sliced=False)
-    trial = canary.AttentionTrial(attention_implementation("eager"), shape, canary.torch.device("cpu"))
+    trial = canary.AttentionTrial(
+        attention_implementation("eager"), shape, canary.torch.device("cpu")
+    )
     trial.lower_scores()
     lse = trial.results().lse
     assert lse[:, :2].max() < -88.8 < lse[:, 2:].min()
