@@ -19,6 +19,8 @@ from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
+from twinstream.schedule.analysis.idle import AnySchedule, AnyTimeline
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import ArgumentError, TwinstreamError, require, require_whole
 from twinstream.schedule.files import write_text
@@ -116,13 +118,16 @@ def simulate(schedule: Schedule, machine: str | Path | Machine) -> Timeline:
 
 def write_report(
     path: str | Path,
-    schedule: Schedule,
+    schedule: AnySchedule,
     machine: str | Path | Machine,
     *,
-    predicted: Timeline | None = None,
-    measured: Timeline | None = None,
+    predicted: AnyTimeline | None = None,
+    measured: AnyTimeline | None = None,
 ) -> None:
     """Write one HTML page about a schedule and its timelines; without a prediction, simulate.
+
+    Args:
+        machine: of a mesh the profile of a node; its prediction is what `simulate_cluster` returns.
 
     Raises:
         TwinstreamError: a timeline is not of this schedule, or the file cannot be written.
@@ -130,9 +135,13 @@ def write_report(
     from twinstream.report.report import report_html
 
     require("path", path, str, Path)
-    require("schedule", schedule, Schedule)
+    require("schedule", schedule, Schedule, ClusterSchedule)
     profile = load_machine(machine)
-    before = predicted if predicted is not None else replay(schedule, profile)
+    before = predicted
+    if before is None:
+        if isinstance(schedule, ClusterSchedule):
+            raise ArgumentError("give predicted, the timeline of `simulate_cluster`, of a mesh")
+        before = replay(schedule, profile)
     write_text(report_html(schedule, profile, predicted=before, measured=measured), Path(path))
 
 

@@ -6,9 +6,10 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import Prediction, planned_document, predict
 from twinstream.clusters.search.search import Found, Searched, search_layouts
-from twinstream.hardware_profiles.clusters.loader import load_cluster
+from twinstream.cost.bill import Bill
+from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
 from twinstream.hardware_profiles.clusters.schema import Cluster
-from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.metrics import CheckpointMetrics, EvalMetrics, StepMetrics
 from twinstream.measures.explanation import Explanation, explain
@@ -16,7 +17,7 @@ from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.policies_compared import PoliciesCompared, compare_policies
 from twinstream.models.adapters.lora import Lora, lora_of
 from twinstream.models.freezing import frozen_groups
-from twinstream.models.presets import load_model
+from twinstream.models.presets import load_model, preset_names
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import Experts, ModelSpec
 from twinstream.planner.choices import Choices
@@ -39,6 +40,11 @@ from twinstream.schedule.proof.violations import Violation
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Packing
 from twinstream.simulator.replay import SteadyState, simulate_cluster, steady_state
+from twinstream.study.front import cost_of_run, cost_time, cost_work, explore, query, sweep
+from twinstream.study.query import Answer, Property, Query
+from twinstream.study.sweep.sweep import Swept
+from twinstream.study.whatif.target import TargetFound, search_target
+from twinstream.study.whatif.whatif import Change, WhatIf, usual_changes, whatif
 from twinstream.training.callbacks import Callback
 from twinstream.training.options import TrainOptions
 from twinstream.training.preparing import Prepared
@@ -46,9 +52,12 @@ from twinstream.training.run.run_folder import TrainResult
 from twinstream.training.trainer import Trainer, train
 
 __all__ = [
+    "Answer",
+    "Bill",
     "Callback",
     "Caps",
     "Chain",
+    "Change",
     "CheckpointMetrics",
     "Choices",
     "Cluster",
@@ -74,6 +83,8 @@ __all__ = [
     "Policy",
     "Prediction",
     "Prepared",
+    "Property",
+    "Query",
     "Recipe",
     "Run",
     "RunSettings",
@@ -85,6 +96,8 @@ __all__ = [
     "SteadyState",
     "StepMetrics",
     "Summary",
+    "Swept",
+    "TargetFound",
     "Timeline",
     "TrainOptions",
     "TrainResult",
@@ -92,27 +105,40 @@ __all__ = [
     "TrainingStep",
     "TwinstreamError",
     "Violation",
+    "WhatIf",
+    "cluster_names",
     "compare",
     "compare_policies",
     "conforms",
     "conforms_cluster",
+    "cost_of_run",
+    "cost_time",
+    "cost_work",
     "execute",
     "explain",
+    "explore",
     "frozen_groups",
     "load_cluster",
     "load_machine",
     "load_model",
     "lora_of",
+    "machine_names",
     "plan",
     "planned_document",
     "predict",
+    "preset_names",
+    "query",
     "search_layouts",
+    "search_target",
     "simulate",
     "simulate_cluster",
     "steady_state",
     "summarize",
+    "sweep",
     "train",
+    "usual_changes",
     "verify",
     "verify_cluster",
+    "whatif",
     "write_report",
 ]

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from twinstream.api import RunSettings
 from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.running.run_ranks import (
     ClusterRun,
-    RankSettings,
     inputs_of,
     joined_run,
     options_of,
@@ -94,7 +94,7 @@ def measured_ms(case: Case, steps: int) -> tuple[list[float], list[float]]:
 
 
 def _run(processes: RankProcesses, schedule: ClusterSchedule, steps: int) -> ClusterRun:
-    settings = RankSettings(num_steps=steps)
+    settings = RunSettings(backend="cpu", num_steps=steps)
     inputs = inputs_of(schedule, settings, byte_tokens(default_text()))
     outcomes = processes.execute(schedule, inputs, options_of(settings))
     return joined_run(schedule, outcomes, steps)

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from twinstream import api
+from twinstream.api import RunSettings
 from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.running.run_ranks import (
     ClusterRun,
-    RankSettings,
     inputs_of,
     joined_run,
     options_of,
@@ -99,7 +99,7 @@ def measured(
     schedules: Mapping[str, ClusterSchedule], num_ranks: int, steps: int
 ) -> dict[str, ClusterRun]:
     """Runs of all schedules of so many ranks, in the same processes."""
-    settings, tokens = RankSettings(num_steps=steps), byte_tokens(default_text())
+    settings, tokens = RunSettings(backend="cpu", num_steps=steps), byte_tokens(default_text())
     found = {}
     with RankProcesses(num_ranks) as processes:
         for name, schedule in schedules.items():

@@ -1,1 +1,1 @@
-"""Ranks as processes of this machine: started, run, and ended whatever goes wrong."""
+"""Ranks on this machine: started, talked to, watched, and ended whatever goes wrong."""

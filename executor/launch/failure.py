@@ -9,34 +9,34 @@ from twinstream.executor.ranks.waiting import Wait
 
 
 def diagnose(
-    troubles: Sequence[RankFailure],
-    waits: Mapping[int, BlockedOps],
+    failures: Sequence[RankFailure],
+    blocked: Mapping[int, BlockedOps],
     exit_codes: Mapping[int, int | None],
 ) -> RanksError:
-    """The cause behind the first trouble.
+    """The cause behind the first failure.
 
     A process that died comes first, then what a rank says of itself: that others lost it, or waited
     for it, follows from these. Of ranks that others wait for, it is one that does not answer or
     waits for nobody.
 
     Args:
-        troubles: in the order in which they came.
-        waits: by rank, of those that answered.
+        failures: in the order in which they came.
+        blocked: by rank, of those that answered.
         exit_codes: of the processes that have ended by themselves.
     """
     # who aborts may have been told by a library that another one is gone
     for rank, code in sorted(exit_codes.items(), key=lambda one: one[1] == -signal.SIGABRT):
-        return RanksError(f"rank {rank} {_ended(code)}{_met(rank, troubles, waits)}")
-    for one in troubles:
+        return RanksError(f"rank {rank} {_ended(code)}{_met(rank, failures, blocked)}")
+    for one in failures:
         if one.kind == "refused":
-            return RanksError(one.text if _all_say(one, troubles) else _of(one))
+            return RanksError(one.text if _all_say(one, failures) else _of(one))
         if one.kind == "bug":
             return RanksError(_of(one), one.details)
-    first = troubles[0]
+    first = failures[0]
     if first.kind == "timeout":
-        named = dict.fromkeys(rank for one in troubles for rank in one.peers)
-        silent = [rank for rank in named if rank not in waits]
-        busy = [rank for rank in [*named, *waits] if rank in waits and not waits[rank].now]
+        named = dict.fromkeys(rank for one in failures for rank in one.peers)
+        silent = [rank for rank in named if rank not in blocked]
+        busy = [rank for rank in [*named, *blocked] if rank in blocked and not blocked[rank].now]
         for rank in [*silent, *busy]:
             how = "does not answer" if rank in silent else "does not get there"
             return RanksError(f"rank {rank} {how}: {first.text}")
@@ -50,21 +50,21 @@ def _ended(code: int | None) -> str:
     return f"ended with exit code {code}"
 
 
-def _met(rank: int, troubles: Sequence[RankFailure], waits: Mapping[int, BlockedOps]) -> str:
+def _met(rank: int, failures: Sequence[RankFailure], blocked: Mapping[int, BlockedOps]) -> str:
     """Who noticed, and in which op."""
-    for one in troubles:
+    for one in failures:
         if rank in one.peers:
             return f": {one.text}"
-    waiting: list[tuple[int, Wait]] = [(r, w) for r in waits for w in waits[r].now]
+    waiting: list[tuple[int, Wait]] = [(r, w) for r in blocked for w in blocked[r].now]
     for other, wait in waiting:
         if rank in wait.peers:
             return f": rank {other} was with it in {wait}"
     return ""
 
 
-def _all_say(one: RankFailure, troubles: Sequence[RankFailure]) -> bool:
+def _all_say(one: RankFailure, failures: Sequence[RankFailure]) -> bool:
     """Then it is of no rank in particular."""
-    return sum(other.text == one.text for other in troubles) > 1 or f"rank {one.rank}" in one.text
+    return sum(other.text == one.text for other in failures) > 1 or f"rank {one.rank}" in one.text
 
 
 def _of(one: RankFailure) -> str:

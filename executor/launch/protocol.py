@@ -19,19 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.executor.program.options import RunOptions
-from twinstream.executor.ranks.rank_run import RankInputs
-from twinstream.executor.ranks.waiting import Wait
-from twinstream.executor.ranks.world import Patience
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.document import Schedule
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # who trains imports this file, and no torch with it
+    from twinstream.executor.ranks.rank_run import RankInputs
+    from twinstream.executor.ranks.waiting import Wait
+    from twinstream.executor.ranks.world import Patience
     from twinstream.executor.run.evaluation import PassLoss
 
 _COUNT_BYTES = 4
 
-MakeInputs = Callable[[RankPart], RankInputs]
+MakeInputs = Callable[[RankPart], "RankInputs"]
 """Called in the rank's process, so it pickles: a function of a module, or a `partial` of one."""
 
 
@@ -107,7 +107,7 @@ class RunTask:
     rank: int
     name: str
     port: int
-    patience: Patience
+    patience: "Patience"
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class BlockedOps:
     """The ops that the streams of a rank wait in."""
 
     rank: int
-    now: tuple[Wait, ...]
+    now: "tuple[Wait, ...]"
 
 
 # From a rank that trains to its trainer

@@ -146,5 +146,5 @@ class TrainingRank:
 def part_of(schedule: Schedule | ClusterSchedule, rank: int) -> RankPart:
     """A rank's part of all ranks' schedule; of one device it is the whole."""
     if isinstance(schedule, Schedule):
-        return RankPart(0, {}, "", schedule, {})
+        return RankPart.alone(schedule)
     return rank_part(schedule, rank)

@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import pytest
 
 from tests.helpers.browser import browser_page
-from twinstream.explorer.state import State
+from twinstream.study.explore.answers import State
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from twinstream.explorer.answers import Answer, Answers
-from twinstream.explorer.state import State
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_model
 from twinstream.planner.choices import Choices
@@ -19,8 +17,10 @@ from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
 from twinstream.schedule.document import Caps
 from twinstream.simulator.replay import steady_state
-from twinstream.sweep.asked.machines import Cell
-from twinstream.sweep.cell import OK, run_cell
+from twinstream.study.explore.answers import Answers, State
+from twinstream.study.one_device import DeviceQuery
+from twinstream.study.planned_step import PlannedStep
+from twinstream.study.sweep.cells import OK, Cell, run_cell
 
 pytestmark = pytest.mark.bench
 NUM_PLANS, WARM_UP, MIB = 200, 100, 2**20
@@ -32,12 +32,12 @@ ANSWERS, PLANNER = Answers({}, {}), Planner(steady_state)
 def of_a_sweep(caps: Caps) -> bool:
     values = {"model": "8b", "machine": "h100", "device_mem": caps.device_bytes or 0}
     request = PlanRequest(SPEC, STEP, H100, caps, choices=QUICK)
-    return run_cell(Cell(values, request), PLANNER)["status"] == OK
+    return run_cell(Cell(values, DeviceQuery(request)), PLANNER)["status"] == OK
 
 
 def of_the_explorer(caps: Caps) -> bool:
     state = State(tokens_per_step="", device_mem=str(caps.device_bytes), host_mem="")
-    return isinstance(ANSWERS.answer(state, "h100"), Answer)
+    return isinstance(ANSWERS.answer(state, "h100"), PlannedStep)
 
 
 def resident_mib() -> float:

@@ -10,10 +10,10 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.planner.request import TrainingStep
 from twinstream.report.report import report_html
 from twinstream.report.trace import trace_of, write_trace
-from twinstream.report.view import View
-from twinstream.sweep.cell import INFEASIBLE, OK
-from twinstream.sweep.config import config_of
-from twinstream.sweep.sweep import SweepSettings, run_sweep
+from twinstream.report.view import MeshView
+from twinstream.study.sweep.cells import INFEASIBLE, OK
+from twinstream.study.sweep.config import config_of
+from twinstream.study.sweep.sweep import SweepSettings, run_sweep
 
 pytestmark = pytest.mark.bench
 LARGEST_BYTES = 10_000_000
@@ -33,7 +33,7 @@ def test_a_report_and_a_trace_of_an_8b_step(seq_len, tokens, tmp_path):
     report_s = time.process_time() - start_s
     path = tmp_path / "trace.json.gz"
     start_s = time.process_time()
-    write_trace(trace_of([View("predicted", schedule, timeline)]), path)
+    write_trace(trace_of([MeshView("predicted", schedule, timeline)]), path)
     trace_s = time.process_time() - start_s
     assert len(html.encode()) < LARGEST_BYTES
     print(

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinstream.clusters.layout import Layout, LayoutError
-from twinstream.clusters.stages import stages_of
+from twinstream.clusters.layout import Layout, LayoutError, stages_of
 
 
 def sizes(num_layers: int, pp: int, virtual: int = 1, **fields) -> list[int]:

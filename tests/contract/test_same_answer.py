@@ -93,7 +93,9 @@ def test_a_layout_that_runs_has_one_prediction(where: tuple[str, str], tmp_path:
         assert by_gpus["predicted"] == by_ranks["predicted"]
         return
     (layout,) = by_gpus["layouts"]
-    assert layout["runs_here"] and layout["why_not_here"] is None
+    assert layout["has_kernels"]
+    assert layout["runs_here"] == by_ranks["runs_here"]
+    assert layout["why_not_here"] == by_ranks["why_not_here"]
     assert layout["step_s"] == pytest.approx(by_ranks["predicted"]["step_time_s"], rel=1e-3)
     stages = expected.schedules.values()
     most = max(arena_bytes(one, DEVICE) + one.caps.outside_arena_bytes for one in stages)
@@ -124,3 +126,11 @@ def test_what_does_not_run_says_why_and_run_says_the_same(tmp_path: Path):
     assert "tp 2 (no kernels here are split" in error_of("run", file)
     named = error_of("plan", *split, "--kernels", "triton")
     assert "the kernel set triton does not compute this layout: tp 2" in named
+
+
+def test_what_runs_here_runs(tmp_path: Path):
+    told, file = planned(*STEP, "--machine", "cpu", folder=tmp_path)
+    assert told["runs_here"] and told["why_not_here"] is None
+    assert call("run", file, "--steps", 1).code == 0
+    told, file = planned(*STEP, *MACHINE, folder=tmp_path)
+    assert told["runs_here"] == (call("run", file, "--steps", 1).code == 0)

@@ -14,8 +14,8 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine, Number
-from twinstream.measures.cluster_comparison import compare_cluster
 from twinstream.models.recipe import Recipe
+from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.splitting import expanded
@@ -79,7 +79,7 @@ def test_ranks_are_named_in_their_order():
 def test_ranks_that_take_what_was_predicted_are_off_by_nothing():
     schedule, machine = schedule_of(pp=2, dp=2, zero=0), load_machine("cpu")
     predicted = simulate_cluster(schedule, cluster_of(4), machine)
-    found = compare_cluster(schedule, predicted, as_measured(schedule, machine))
+    found = compare(schedule, predicted, as_measured(schedule, machine))
     assert [one.name for one in found.ranks] == rank_names(schedule)
     pairs = [found.step_ns, found.cold_ns, *(kind.busy_ns for kind in found.kinds)]
     pairs += [said.busy_ns for one in found.ranks for said in one.said]
@@ -102,7 +102,7 @@ def test_a_rank_that_is_slower_than_its_class_shows():
     schedule, machine = schedule_of(pp=2, dp=2, zero=0), load_machine("cpu")
     predicted = simulate_cluster(schedule, cluster_of(4), machine)
     slow = {"stage 1, dp 1": slower(machine, 2.0)}
-    found = compare_cluster(schedule, predicted, as_measured(schedule, machine, slow))
+    found = compare(schedule, predicted, as_measured(schedule, machine, slow))
     backward = {
         one.name: kind.busy_ns.error
         for one in found.ranks
@@ -119,7 +119,7 @@ def test_a_timeline_of_another_schedule_is_refused():
     one, other = schedule_of(pp=2, dp=2, zero=0), schedule_of(pp=4)
     predicted = simulate_cluster(one, cluster_of(4), machine)
     with pytest.raises(TimelineMismatch, match="stage 3"):
-        compare_cluster(one, predicted, as_measured(other, machine))
+        compare(one, predicted, as_measured(other, machine))
 
 
 def test_a_fit_finds_kernels_that_share_cores_and_what_is_said():

@@ -11,7 +11,7 @@ from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import document_of
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.models.presets import load_preset
-from twinstream.report.view import View
+from twinstream.report.view import MeshView, View
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document, write_document
 from twinstream.schedule.timeline import Timeline
@@ -68,10 +68,16 @@ def quick_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def views(files: Files) -> list[View]:
+def views(meshes: list[MeshView]) -> list[View]:
+    """The device of each timeline."""
+    return [mesh.classes[0] for mesh in meshes]
+
+
+@pytest.fixture(scope="module")
+def meshes(files: Files) -> list[MeshView]:
     """The predicted and the measured timeline of the files' schedule."""
     schedule = files.read_schedule()
     return [
-        View(name, schedule, read_document(Timeline, path))
+        MeshView(name, schedule, read_document(Timeline, path))
         for name, path in (("predicted", files.predicted), ("measured", files.measured))
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.front_door.command_line import TINY_STEP, call, error_of
-from twinstream.commands.runs import calibrating
+from twinstream.commands.runs import calibrate as calibrating
 from twinstream.fidelity.cells import cell_of
 from twinstream.fidelity.predict import step_s
 from twinstream.fidelity.timeline_fit import fit_timelines

@@ -8,13 +8,14 @@ import pytest
 from tests.front_door.command_line import call, error_of
 from tests.helpers.sketches import op, sketch, tensor
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
-from twinstream.measures.cluster_summary import device_memory, matmul_dtype, summarize_cluster
+from twinstream.measures.metrics import device_memory, matmul_dtype, summarize
 from twinstream.models.flops import model_flops_per_sequence
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.files import read_document, write_document
 from twinstream.schedule.ops import Operand
+from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, Slot
 from twinstream.schedule.timeline import PassSpans
 from twinstream.simulator.replay import simulate_cluster
@@ -171,10 +172,9 @@ def test_of_a_cluster_that_is_not_shipped_the_profile_is_asked_for(document, tmp
 def test_memory_is_what_the_slots_take_and_the_reserve(schedule):
     cluster = load_cluster("h100_dgx")
     machine = machine_of(cluster)
-    summary = summarize_cluster(schedule, simulate_cluster(schedule, cluster, machine), machine)
+    summary = summarize(schedule, simulate_cluster(schedule, cluster, machine), machine)
     for one in schedule.classes:
-        slots = schedule.of(one).slots
-        arena = sum(slot.size_bytes for slot in slots)
+        arena = arena_bytes(schedule.of(one), DEVICE)
         reserve = round(machine.number("device_reserve_bytes"))
         assert sum(summary.memory_bytes[one.name].values()) == arena + reserve
     assert summary.device_bytes == round(machine.number("device_memory_bytes"))

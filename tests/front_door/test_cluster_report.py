@@ -15,17 +15,16 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import document_of
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
-from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
+from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.presets import load_preset
-from twinstream.report.cluster import lane_bars
-from twinstream.report.cluster.cluster_page import cluster_html
-from twinstream.report.cluster.cluster_trace import cluster_trace
-from twinstream.report.cluster.lane_bars import merged_bars, op_bars, shrunk
-from twinstream.report.cluster.lanes import ClusterView, phase_of, shown_classes
-from twinstream.report.cluster.lanes_figure import lanes_figure
-from twinstream.report.cluster.share_figures import MEAN, exposed_figure, memory_figure
+from twinstream.report import bars
+from twinstream.report.bars import merged_bars, op_bars, shrunk
+from twinstream.report.lanes_figure import lanes_figure
 from twinstream.report.palette import AXIS_COLOURS, PHASE_COLOURS
-from twinstream.report.view import Span
+from twinstream.report.report import report_html
+from twinstream.report.share_figures import MEAN, device_memory_figure, exposed_figure
+from twinstream.report.trace import trace_of
+from twinstream.report.view import MeshView, Span, phase_of, shown_classes
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.files import read_document
@@ -45,13 +44,13 @@ def line(schedule: ClusterSchedule) -> ClusterTimeline:
 
 
 @pytest.fixture(scope="module")
-def summary(schedule: ClusterSchedule, line: ClusterTimeline) -> ClusterSummary:
-    return summarize_cluster(schedule, line, machine_of(load_cluster("h100_dgx")))
+def summary(schedule: ClusterSchedule, line: ClusterTimeline) -> Summary:
+    return summarize(schedule, line, machine_of(load_cluster("h100_dgx")))
 
 
 @pytest.fixture(scope="module")
-def view(schedule: ClusterSchedule, line: ClusterTimeline) -> ClusterView:
-    return ClusterView(schedule, line)
+def view(schedule: ClusterSchedule, line: ClusterTimeline) -> MeshView:
+    return MeshView("predicted", schedule, line)
 
 
 @pytest.fixture(scope="module")
@@ -115,18 +114,18 @@ def test_recompute_and_the_passes_of_a_ring_are_told_apart(view, schedule):
 
 
 def test_what_is_said_is_drawn_from_when_all_sides_have_come():
-    view = ClusterView(*two_stages())
+    view = MeshView("predicted", *two_stages())
     assert view.whole == Span(100, 170)
-    bars = op_bars(view.classes, view.whole)
-    drawn = {bar.queue: (bar.key, bar.start_ns, bar.end_ns) for bar in bars["b"]}
+    found = op_bars(view.classes[1], view.whole)
+    drawn = {bar.queue: (bar.key, bar.start_ns, bar.end_ns) for bar in found}
     assert drawn == {"recv": ("transfer", 140, 150), "compute": ("other", 150, 170)}
-    (told,) = [bar.text for bar in bars["b"] if bar.queue == "recv"]
+    (told,) = [bar.text for bar in found if bar.queue == "recv"]
     assert "waited 0.05 us for the others" in told and "recv over pp" in told
 
 
 def test_bars_lie_on_the_lane_of_their_class_in_the_colour_of_their_axis():
-    view = ClusterView(*two_stages())
-    figure = lanes_figure(view.classes, op_bars(view.classes, view.whole), view.whole)
+    view = MeshView("predicted", *two_stages())
+    figure = lanes_figure(view.classes, view.whole)
     ticks = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
     assert list(ticks.values()) == ["compute", "send", "compute", "recv"]
     bottom, top = figure.layout.yaxis.range  # the axis runs down: the first class is on top
@@ -141,19 +140,18 @@ def test_bars_lie_on_the_lane_of_their_class_in_the_colour_of_their_axis():
 
 
 def test_many_ops_are_few_bars_that_last_as_long_as_they(view, monkeypatch):
-    def busy_ns(bars, name):
-        return sum(bar.end_ns - bar.start_ns for bar in bars[name] if bar.queue == "compute")
+    def busy_ns(found):
+        return sum(bar.end_ns - bar.start_ns for bar in found if bar.queue == "compute")
 
-    monkeypatch.setattr(lane_bars, "MOST_BARS", 1)
-    every = op_bars(view.classes, view.whole)
-    merged = merged_bars(view.classes, view.whole)
+    monkeypatch.setattr(bars, "MOST_BARS", 1)
     for one in view.classes:
-        lasting = sum(1 for at in range(len(one.ops)) if one.end_ns[at] > one.start_ns[at])
-        assert sum(bar.num_ops for bar in merged[one.name]) == lasting
+        every = op_bars(one, view.whole)
+        merged = merged_bars(one, view.whole, len(view.classes))
+        assert sum(bar.num_ops for bar in merged) == len(one.within(view.whole))
         for lane in one.lanes:
-            assert sum(bar.queue == lane for bar in merged[one.name]) <= 51
-        assert len(merged[one.name]) < len(every[one.name])
-        assert busy_ns(merged, one.name) == busy_ns(every, one.name)
+            assert sum(bar.queue == lane for bar in merged) <= 51
+        assert len(merged) < len(every)
+        assert busy_ns(merged) == busy_ns(every)
 
 
 def test_a_window_has_few_ops_and_lies_in_the_step(view):
@@ -185,7 +183,7 @@ def test_stacks_of_exposed_time_are_the_whole_step(summary):
 
 def test_stacks_of_memory_are_what_a_rank_takes_beside_what_it_has(summary):
     names = [one.name for one in summary.exposed]
-    figure = memory_figure(summary, names)
+    figure = device_memory_figure(summary, names)
     for number, name in enumerate(names):
         total = sum(trace.x[number] for trace in figure.data)
         assert total * 2**30 == pytest.approx(sum(summary.memory_bytes[name].values()))
@@ -203,9 +201,9 @@ def test_the_page_holds_all_it_needs(page, summary):
     assert len(figures_of(page)) == 3
 
 
-def test_a_step_of_many_ops_has_a_window_too(schedule, line, summary, monkeypatch):
-    monkeypatch.setattr("twinstream.report.cluster.cluster_page.MOST_OPS", 50)
-    html = cluster_html(schedule, line, summary, "h100_dgx")
+def test_a_step_of_many_ops_has_a_window_too(schedule, line, monkeypatch):
+    monkeypatch.setattr("twinstream.report.ranks_part.MOST_OPS", 50)
+    html = report_html(schedule, machine_of(load_cluster("h100_dgx")), predicted=line)
     assert "A window" in html and "around the middle of the step, op by op" in html
 
 
@@ -217,8 +215,8 @@ def test_a_browser_draws_every_figure_and_does_not_complain(page):
         assert [text for text in opened.complaints if "willReadFrequently" not in text] == []
 
 
-def test_the_trace_keeps_the_rules_and_has_a_process_for_each_class(schedule, line, view):
-    trace = cluster_trace(schedule, line)
+def test_the_trace_keeps_the_rules_and_has_a_process_for_each_class(view):
+    trace = trace_of([view])
     assert faults(trace) == []
     events = trace["traceEvents"]
     names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
@@ -231,18 +229,19 @@ def test_the_trace_keeps_the_rules_and_has_a_process_for_each_class(schedule, li
 
 
 def test_an_arrow_goes_from_who_sends_to_who_waits():
-    trace = cluster_trace(*two_stages())
+    trace = trace_of([MeshView("predicted", *two_stages())])
     assert faults(trace) == []
-    (start,) = [e for e in trace["traceEvents"] if e["ph"] == "s"]
-    (end,) = [e for e in trace["traceEvents"] if e["ph"] == "f"]
+    messages = [e for e in trace["traceEvents"] if e.get("cat") == "exchange"]
+    (start,) = [e for e in messages if e["ph"] == "s"]
+    (end,) = [e for e in messages if e["ph"] == "f"]
     # Times in us from the first op, which is the receiver's that waits, at 90 ns.
     assert (start["pid"], start["ts"], end["pid"], end["ts"]) == (1, 0.05, 2, 0.059)
     waits = {e["name"]: e["args"].get("waited_us") for e in trace["traceEvents"] if e["ph"] == "X"}
     assert waits["recv"] == 0.05 and waits["send"] == 0.0
 
 
-def test_a_long_trace_is_cut_to_a_window_and_says_so(schedule, line):
-    cut = cluster_trace(schedule, line, most_ops=60)
+def test_a_long_trace_is_cut_to_a_window_and_says_so(view):
+    cut = trace_of([view], most_ops=60)
     slices = [e for e in cut["traceEvents"] if e["ph"] == "X"]
     assert 0 < len(slices) <= 60
     assert faults(cut) == []

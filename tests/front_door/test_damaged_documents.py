@@ -14,15 +14,12 @@ from twinstream.commands.arguments.inputs import checked_schedule, read_timeline
 from twinstream.commands.arguments.options import Profiles
 from twinstream.commands.cluster_inputs import cluster_inputs
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text
-from twinstream.measures.cluster_summary import summarize_cluster
 from twinstream.measures.explanation import explain
 from twinstream.measures.metrics import summarize
 from twinstream.planner.search.chunking import TrainingStep
-from twinstream.report.cluster.cluster_page import cluster_html
-from twinstream.report.cluster.cluster_trace import cluster_trace
 from twinstream.report.report import report_html
 from twinstream.report.trace import trace_of
-from twinstream.report.view import View
+from twinstream.report.view import MeshView
 from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.errors import TwinstreamError
 
@@ -54,7 +51,7 @@ def test_damaged_schedules_are_refused_or_used(files: Files, tmp_path: Path):
         timeline = api.simulate(schedule, machine)
         summarize(schedule, timeline, machine)
         explain(schedule, timeline, machine)
-        trace_of([View("predicted", schedule, timeline)])
+        trace_of([MeshView("predicted", schedule, timeline)])
 
     assert survived(json.loads(files.schedule.read_text()), use) > NUMBER // 2
 
@@ -72,7 +69,7 @@ def test_damaged_timelines_are_refused_or_shown(kind: str, files: Files, tmp_pat
         line = next(line for line in read_timelines(*given) if line is not None)
         compare(schedule, good, line)
         summarize(schedule, line, machine)
-        trace_of([View(kind, schedule, line)])
+        trace_of([MeshView(kind, schedule, line)])
         report_html(schedule, machine, predicted=line if kind == "predicted" else good,
                     measured=line if kind == "measured" else None)  # fmt: skip
 
@@ -85,9 +82,8 @@ def test_damaged_schedules_of_clusters_are_refused_or_shown(cluster_file: Path, 
         path.write_text(json.dumps(mine))
         inputs = cluster_inputs(path, Profiles(cluster="h100_dgx"))
         line = inputs.timeline()
-        summary = summarize_cluster(inputs.schedule, line, inputs.machine)
-        cluster_html(inputs.schedule, line, summary, "h100_dgx")
-        cluster_trace(inputs.schedule, line)
+        report_html(inputs.schedule, inputs.machine, predicted=line)
+        trace_of([MeshView("predicted", inputs.schedule, line)])
 
     number = NUMBER // 4  # of a document that takes long
     assert survived(json.loads(cluster_file.read_text()), use, number) > number // 2
@@ -101,9 +97,8 @@ def test_damaged_timelines_of_clusters_are_refused_or_shown(cluster_file: Path, 
         path = tmp_path / "line.json"
         path.write_text(json.dumps(mine))
         line = inputs.timeline(path)
-        summary = summarize_cluster(inputs.schedule, line, inputs.machine)
-        cluster_html(inputs.schedule, line, summary, "h100_dgx")
-        cluster_trace(inputs.schedule, line)
+        report_html(inputs.schedule, inputs.machine, predicted=line)
+        trace_of([MeshView("predicted", inputs.schedule, line)])
 
     assert survived(whole, use, NUMBER // 4) > NUMBER // 16
 

@@ -7,7 +7,7 @@ from tests.front_door.command_line import call, error_of
 from twinstream.hardware_profiles.measured_table import read_measured
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.timeline import Timeline
-from twinstream.sweep.config import load_config
+from twinstream.study.sweep.config import load_config
 
 
 def test_every_file_of_the_readmes_commands_is_shipped_or_made_by_one_before():

@@ -1,6 +1,8 @@
 """Schedules of clusters on the explorer's page are those of the command line."""
 
+import shlex
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,14 @@ pytest.importorskip("dash", reason="Dash is not installed")
 from tests.front_door.command_line import call, error_of
 from tests.front_door.test_explorer import TINY, complaints, served
 from tests.helpers.browser import browser_page
-from twinstream.explorer.answers import Answers
-from twinstream.explorer.app import explorer
-from twinstream.explorer.clusters import ShownCluster, clusters_part
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.files import read_document
 from twinstream.simulator.replay import simulate_cluster
+from twinstream.study.explore.answers import Answers, State, StateError
+from twinstream.study.explore.app import explorer
+from twinstream.study.explore.clusters import ShownCluster, clusters_part
+from twinstream.study.explore.show import Found, column, compared, more_of, timeline_of
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +59,45 @@ def test_a_file_without_a_cluster_s_schedule_is_refused(files):
         port = free.getsockname()[1]
     said = error_of("explore", files.schedule, "--port", port)
     assert "is a schedule, not a cluster schedule" in said
+
+
+ON_GPUS = State(
+    model="1b", machines="h100_dgx", seq_len="512", tokens_per_step="8,192", gpus="8"
+)  # fmt: skip
+
+
+def test_a_cluster_is_answered_with_the_layout_of_the_command_shown():
+    answers = Answers({}, {})
+    assert {"h100", "h100_dgx"} <= set(answers.machines)
+    found = answers.answer(ON_GPUS, "h100_dgx")
+    _, *arguments = shlex.split(answers.command(ON_GPUS, "h100_dgx"))
+    assert arguments[:3] == ["plan", "--model", "1b"]
+    (best, *_) = call(*arguments, "--json").json()["layouts"]
+    assert (found.told, found.tokens_per_s) == (best["told"], best["tokens_per_s"])
+    shown = Found("h100_dgx", ON_GPUS, found)
+    page = str(column(shown, 1, "the command"))
+    assert best["told"] in page and f"{best['tokens_per_s']:,.0f}" in page
+    assert "h100_dgx" in str(compared([shown] * 4))
+    assert "timeline-h100_dgx" in str(timeline_of("h100_dgx", found))
+    assert more_of({"h100_dgx": found}).children is None  # its bound has no prices
+
+
+def test_the_report_of_a_layout_is_one_link_away():
+    client = explorer(Answers({}, {})).server.test_client()
+    answer = client.get(f"/report{ON_GPUS.url}&machine=h100_dgx")
+    assert answer.status_code == 200 and "1b on 8 GPUs of h100_dgx" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gpus": ""}, "GPUs are missing"),
+        ({"gpus": "0"}, "GPUs needs a whole number from 1"),
+        ({"tokens_per_step": "100"}, "a step has whole sequences"),
+        ({"device_mem": "8GiB"}, "device mem is of one device: leave it empty"),
+    ],
+)
+def test_what_a_cluster_cannot_be_asked_is_an_error(changes, said):
+    found = Answers({}, {}).answer(replace(ON_GPUS, **changes), "h100_dgx")
+    assert isinstance(found, StateError)
+    assert said in str(found)

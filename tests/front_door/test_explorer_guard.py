@@ -10,9 +10,8 @@ pytest.importorskip("dash", reason="Dash is not installed")
 
 from flask.testing import FlaskClient
 
-from twinstream.explorer.answers import Answers
-from twinstream.explorer.app import explorer
-from twinstream.explorer.state import State
+from twinstream.study.explore.answers import Answers, State
+from twinstream.study.explore.app import explorer
 
 CALLBACKS = "/_dash-update-component"
 TINY = State("tiny", "cpu", "64", "256", "8MiB", "", "streaming")

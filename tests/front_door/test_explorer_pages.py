@@ -14,11 +14,17 @@ from werkzeug.serving import make_server
 from tests.front_door.command_line import call
 from tests.helpers.browser import browser_page
 from tests.helpers.waiting import comes
-from twinstream.explorer.answers import Answer, Answers
-from twinstream.explorer.app import explorer
-from twinstream.explorer.refining import Refining, RefusedPlan, can_be_refined
-from twinstream.explorer.show import Found, column, compared, more_of
-from twinstream.explorer.state import State, StateError
+from twinstream.study.explore.answers import (
+    Answers,
+    Refining,
+    RefusedPlan,
+    State,
+    StateError,
+    can_be_refined,
+)
+from twinstream.study.explore.app import explorer
+from twinstream.study.explore.show import Found, column, compared, more_of
+from twinstream.study.planned_step import PlannedStep
 
 QUICK = State("tiny", "cpu", "64", "256", "8MiB", "", "optimal", "quick")
 SEVEN = ("h100", "a100", "b200", "gh200", "mi300x", "rtx5090", "rtx3090")
@@ -71,7 +77,9 @@ def test_two_machines_stand_in_cards(seven):
 
 
 def test_where_nothing_more_would_help_no_chart_is_drawn(seven):
-    page = more_of({one.machine: one.answer for one in seven if isinstance(one.answer, Answer)})
+    page = more_of(
+        {one.machine: one.answer for one in seven if isinstance(one.answer, PlannedStep)}
+    )
     assert "data-figure" not in str(page.to_plotly_json())
     assert "compute limits the step" in str(page)
 
@@ -97,12 +105,12 @@ def test_a_process_beside_makes_the_normal_plan_and_ends():
     assert QUICK.refined is not None
     asked = QUICK.refined, "cpu"
     refining.follow([asked], anew=True)
-    process, _ = refining._running
+    (process,) = refining._workers.processes
     assert comes(lambda: refining.follow([asked], anew=False) or answers.kept(*asked))
     process.join()
     found, alone = answers.kept(*asked), Answers({}, {}).answer(*asked)
-    assert isinstance(found, Answer)
-    assert isinstance(alone, Answer)
+    assert isinstance(found, PlannedStep)
+    assert isinstance(alone, PlannedStep)
     assert found.summary == alone.summary
     assert process.exitcode == 0
 
@@ -112,23 +120,23 @@ def test_a_process_that_dies_is_told_once_and_not_begun_again():
     refining = Refining(answers)
     asked = State(effort="normal"), "h100"
     refining.follow([asked], anew=True)
-    refining._running[0].kill()
+    refining._workers.processes[0].kill()
     assert comes(lambda: refining.follow([asked], anew=False) or answers.kept(*asked))
     assert isinstance(answers.kept(*asked), RefusedPlan)
     assert "code -9" in str(answers.kept(*asked))
     refining.follow([asked], anew=True)
-    assert refining._running is None
+    assert refining._workers is None
 
 
 def test_a_new_question_ends_what_runs_for_the_last():
     refining = Refining(Answers({}, {}))
     refining.follow([(State(effort="normal"), "h100")], anew=True)
-    first, _ = refining._running
+    (first,) = refining._workers.processes
     refining.follow([(State(effort="normal"), "a100")], anew=False)  # waits for its turn
-    assert refining._running[0] is first
+    assert refining._workers.processes == [first]
     refining.follow([(State(effort="normal"), "a100")], anew=True)
     assert not first.is_alive()
-    second, _ = refining._running
+    (second,) = refining._workers.processes
     refining.end()
     assert not second.is_alive()
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from twinstream.commands.plans.sweeping import sweep
-from twinstream.sweep import sweep as runner
+from twinstream.commands.sweep import sweep
+from twinstream.study.sweep import sweep as runner
 
 REPOSITORY = Path(__file__).parents[2]
 # Says `step` once two steps are done, so that the signal comes in the middle of training.
@@ -21,7 +21,7 @@ COMMAND_LINE = (
     + """
 import contextlib, sys
 from twinstream import cli
-from twinstream.commands.runs import running
+from twinstream.commands.runs import run as running
 from twinstream.commands import output
 
 @contextlib.contextmanager
@@ -105,7 +105,7 @@ WORKERS = (
     + """
 import sys, time
 from tests.front_door.test_interrupt import busy, done_or_busy
-from twinstream.sweep.workers import in_processes
+from twinstream.schedule.worker_processes import in_processes
 
 try:
     for item in in_processes(*{work}):

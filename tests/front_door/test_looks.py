@@ -5,16 +5,16 @@ from itertools import combinations
 from tests.front_door.small_schedule import small_schedule, timeline
 from tests.helpers.browser import browser_page
 from twinstream.hardware_profiles.loader import load_machine, machine_names
-from twinstream.measures.metrics import Summary
 from twinstream.report.page import Card, Page, Section, html_of
 from twinstream.report.palette import SERIES_COLOURS, series
 from twinstream.report.report import report_html
-from twinstream.sweep.config import config_of
-from twinstream.sweep.grids import Curves
-from twinstream.sweep.images import curve_plot
-from twinstream.sweep.pages import curves_figure, sweep_html
-from twinstream.whatif.screen import tornado_figure
-from twinstream.whatif.sensitivity import Change, Sensitivity, WhatIf
+from twinstream.study.query import Step
+from twinstream.study.sweep.config import config_of
+from twinstream.study.sweep.grids import Curves
+from twinstream.study.sweep.images import curve_plot
+from twinstream.study.sweep.pages import curves_figure, sweep_html
+from twinstream.study.whatif.screen import tornado_figure
+from twinstream.study.whatif.whatif import Gain, Sensitivity, WhatIf
 
 PAPERS = ("#ffffff", "#14181d")
 
@@ -52,8 +52,8 @@ def test_more_machines_than_colours_look_different_still():
 
 
 def what_if(changes=(-0.5, -0.1, 0.1, 1.0)) -> WhatIf:
-    found = tuple(Change(change=c, tokens_per_s=100 * (1 + c / 2)) for c in changes)
-    base = Summary.model_construct(tokens_per_s=100.0)
+    found = tuple(Gain(change=c, tokens_per_s=100 * (1 + c / 2)) for c in changes)
+    base = Step.model_construct(tokens_per_s=100.0)
     one = Sensitivity.model_construct(
         name="HBM", unit="GB/s", value=20.0, price_tokens_per_s=1.5, changes=found
     )

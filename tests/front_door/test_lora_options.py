@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.front_door.command_line import TINY_STEP, call, error_of
-from twinstream.sweep.config import config_of
+from twinstream.study.sweep.config import config_of
 
 STEP = (*TINY_STEP, "--machine", "cpu")
 
@@ -51,6 +51,8 @@ def test_a_sweep_varies_adapters():
         "axes": {"lora": ["none", "r=4", "r=8"]},
     }
     cells = config_of(document, source="here", folder=Path()).cells()
-    ranks = [cell.request.recipe.lora and cell.request.recipe.lora.rank for cell in cells]
+    ranks = [
+        cell.query.request.recipe.lora and cell.query.request.recipe.lora.rank for cell in cells
+    ]
     assert ranks == [None, 4, 8]
     assert len({cell.key for cell in cells}) == 3

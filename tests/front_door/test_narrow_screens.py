@@ -13,7 +13,7 @@ from tests.front_door.command_line import TINY_STEP, call
 from tests.front_door.test_looks import what_if
 from twinstream.commands import output
 from twinstream.screens.fitted_table import FittedTable
-from twinstream.whatif.screen import sensitivities_table
+from twinstream.study.whatif.screen import sensitivities_table
 
 WIDTHS = (100, 80, 60)
 TIGHT = (*TINY_STEP, "--machine", "cpu", "--device-mem", "6MiB")

@@ -15,7 +15,7 @@ from twinstream.planner.kernel_choice import NondeterministicAttentionError
 from twinstream.planner.search.chunking import TrainingStep
 from twinstream.report.report import report_html
 from twinstream.report.trace import trace_of
-from twinstream.report.view import View
+from twinstream.report.view import MeshView
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.timeline import Provenance, Timeline
@@ -76,7 +76,7 @@ def test_simulation_trace_report_and_comparison_say_so(planned, tmp_path):
     schedule = read_document(Schedule, path)
     where = f"simulated on h200 (not deterministic: {NAMED})"
     assert where in report_html(schedule, load_machine("h200"), predicted=predicted)
-    trace = trace_of([View("predicted", schedule, predicted)])
+    trace = trace_of([MeshView("predicted", schedule, predicted)])
     assert where in trace["otherData"]["predicted"]
 
 

@@ -30,12 +30,12 @@ try:
 except SystemExit as stop:
     assert not stop.code, stop.code
 heavy = {"torch", "plotly", "matplotlib", "dash", "scipy.optimize"}
-heavy |= {"twinstream.commands.plans.asking"}
+heavy |= {"twinstream.commands.whatif"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
 INTERRUPTED = """
 import signal, sys, threading
-from twinstream.commands.runs import running
+from twinstream.commands.runs import run as running
 from twinstream.cli import main
 from twinstream.commands.output import Stage
 # A shell starts what runs in its background with SIGINT ignored, and children inherit that.

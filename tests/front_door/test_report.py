@@ -13,8 +13,7 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.measures.metrics import summarize
 from twinstream.report import bars
 from twinstream.report.bars import merged_bars, op_bars, shrunk
-from twinstream.report.memory import memory_curve, memory_samples
-from twinstream.report.view import View
+from twinstream.report.view import View, memory_curve, memory_samples, view_of
 from twinstream.schedule.files import read_document
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import Timeline
@@ -35,7 +34,7 @@ def page(files: Files, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def view(files: Files) -> View:
-    return View("predicted", files.read_schedule(), read_document(Timeline, files.predicted))
+    return view_of("predicted", files.read_schedule(), read_document(Timeline, files.predicted))
 
 
 def figures_of(page):
@@ -90,12 +89,12 @@ def test_many_ops_are_merged_into_few_bars(view, monkeypatch):
     monkeypatch.setattr(bars, "MOST_MERGED", 10)
     found = merged_bars(view)
     assert sum(bar.num_ops for bar in found) == len(view.schedule.ops)
-    assert max(sum(bar.queue == q for bar in found) for q in view.queues) <= 10 + 1
+    assert max(sum(bar.queue == q for bar in found) for q in view.lanes) <= 10 + 1
 
 
 def test_a_long_round_is_shown_in_a_window_around_its_loss(view):
     whole = view.round_span(1)
-    window = shrunk(view, whole, most_ops=20)
+    window = shrunk([view], whole, most_ops=20)
     assert 0 < len(view.within(window)) <= 20
     assert whole.start_ns <= window.start_ns < window.end_ns <= whole.end_ns
     kinds = {view.colour_key(view.schedule.ops[i]) for i in view.within(window)}

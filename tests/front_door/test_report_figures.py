@@ -15,7 +15,7 @@ from twinstream.report.share_figures import (
     traffic_figure,
 )
 from twinstream.report.timeline_figure import Shown, timeline_figure
-from twinstream.report.view import View
+from twinstream.report.view import view_of
 from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.ops import Label
 from twinstream.schedule.sizes import parse_bytes
@@ -77,7 +77,7 @@ def test_recompute_is_a_share_of_the_blocks_of_its_layer():
 
 def test_the_use_of_links_is_a_share_of_what_the_machine_reaches():
     machine = load_machine("cpu")
-    view = View("predicted", small_schedule(), timeline(100, 50, 10, 40, 20, 80))
+    view = view_of("predicted", small_schedule(), timeline(100, 50, 10, 40, 20, 80))
     figure = timeline_figure([Shown(view, view.whole, [])], machine)
     strips = next(trace for trace in figure.data if trace.type == "heatmap")
     shares = dict(zip(strips.y, strips.z, strict=True))
@@ -91,7 +91,9 @@ def test_the_use_of_links_is_a_share_of_what_the_machine_reaches():
 def test_the_strips_of_a_slower_measurement_reach_to_its_own_end():
     machine = load_machine("cpu")
     fast, slow = (100, 50, 10, 40, 20, 80), (100, 100, 20, 80, 40, 160)
-    both = [View(name, small_schedule(), timeline(*ns)) for name, ns in (("p", fast), ("m", slow))]
+    both = [
+        view_of(name, small_schedule(), timeline(*ns)) for name, ns in (("p", fast), ("m", slow))
+    ]
     figure = timeline_figure([Shown(view, view.whole, []) for view in both], machine)
     strips = next(trace for trace in figure.data if trace.type == "heatmap")
     of = dict(zip(strips.y, strips.z, strict=True))

@@ -19,10 +19,10 @@ from tests.front_door.command_line import call, error_of
 from tests.helpers.sleeping_work import nap
 from tests.helpers.waiting import ended, is_running
 from twinstream.schedule.files import only_writer
-from twinstream.sweep.config import load_config
-from twinstream.sweep.grids import METRICS, curves, grids
-from twinstream.sweep.rows import RowFile, columns_of
-from twinstream.sweep.workers import in_processes
+from twinstream.schedule.worker_processes import in_processes
+from twinstream.study.sweep.config import load_config
+from twinstream.study.sweep.grids import curves, grids, metrics_of
+from twinstream.study.sweep.rows import RowFile, columns_of
 
 FIXED = """
 [fixed]
@@ -151,7 +151,7 @@ def test_busy_workers_end_with_the_process_that_started_them(tmp_path):
     """Each is inside a cell when the kill comes, so that no closed pipe can tell it."""
     script = (
         "from tests.helpers.sleeping_work import sleep_for_ever as work\n"
-        "from twinstream.sweep.workers import in_processes\n"
+        "from twinstream.schedule.worker_processes import in_processes\n"
         f"list(in_processes(work, [{str(tmp_path)!r}] * 2, 2))"
     )
     root = Path(__file__).parents[2]
@@ -260,8 +260,11 @@ def test_a_cell_that_fell_over_is_kept_and_ends_in_an_error(tmp_path):
         ("[fixed]\npolicy = 'greedy'", "known: optimal"),
         ("[fixed]\neffort = 'most'", "known: quick, normal"),
         ("[fixed]\ndevice_mem = 1.5", "needs a size"),
-        ("[axes]\ndevice_mem = ['8MiB', '24XiB']", "wrong.toml: axes.device_mem: cannot read"),
-        ("[fixed]\nhost_mem = '-4GiB'", "wrong.toml: fixed.host_mem: cannot read"),
+        (
+            "[axes]\ndevice_mem = ['8MiB', '24XiB']",
+            "axes.device_mem is no size: cannot read",
+        ),
+        ("[fixed]\nhost_mem = '-4GiB'", "wrong.toml: fixed.host_mem is no size: cannot read"),
         (FIXED + "[axes]\ndevice_mem = [6, 8]", "'6' is so many bytes; write 6GiB"),
         ("[axes]\nhost_mem = [0]", "wrong.toml: axes.host_mem needs a size of at least a byte"),
         ("[fixed]\nmachine.hbm_bytes_per_s = 'fast'", "needs a number"),
@@ -293,7 +296,7 @@ def test_grids_and_curves_hold_every_row_in_its_place(swept, config):
         assert (grid.x_labels[-1], grid.y_labels) == ("16MiB", ("40MiB", "80MiB"))
         for row in (r for r in rows if r["machine.pcie_h2d_bytes_per_s"] == rate):
             y, x = grid.y_labels.index(row["host_mem"]), grid.x_labels.index(row["device_mem"])
-            for metric in METRICS:
+            for metric in metrics_of(wanted):
                 level = grid.levels[metric.column][y, x]
                 if row["status"] == "ok":
                     assert level == pytest.approx(float(row[metric.column]) * metric.scale)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.front_door.command_line import call, error_of
-from twinstream.sweep.asked.clusters import ClusterCell
-from twinstream.sweep.config import config_of, load_config
-from twinstream.sweep.grids import axis_name, grids
+from twinstream.study.sweep.cells import Cell
+from twinstream.study.sweep.config import config_of, load_config
+from twinstream.study.sweep.grids import axis_name, grids
 
 FIXED = """
 [fixed]
@@ -28,9 +28,8 @@ gpus = [8, 16]
 ASK = {"model": "1b", "cluster": "h100_dgx", "global_batch": 16, "seq_len": 512, "gpus": 8}
 
 
-def cells_of(**values: object) -> list[ClusterCell]:
-    found = config_of({"fixed": ASK | values}, source="here", folder=Path()).cells()
-    return [cell for cell in found if isinstance(cell, ClusterCell)]
+def cells_of(**values: object) -> list[Cell]:
+    return config_of({"fixed": ASK | values}, source="here", folder=Path()).cells()
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
@@ -135,7 +134,7 @@ def test_numbers_of_the_cluster_and_of_its_nodes_are_those_searched_with():
         "machine.pcie_h2d_bytes_per_s": 1.28e11,
     })  # fmt: skip
     (base,) = cells_of()
-    cluster, before = cell.question.cluster, base.question.cluster
+    cluster, before = cell.query.question.cluster, base.query.question.cluster
     assert cluster.number("node_bytes_per_s") == 9e11
     assert [level.oversubscription.value for level in cluster.levels] == [2, 1]
     changed = cluster.machine_changes["pcie_h2d_bytes_per_s"]
@@ -156,9 +155,10 @@ def fixed(line: str = "", *, without: str = "") -> str:
         (fixed(without="gpus"), "gpus is missing"),
         (fixed(without="global_batch"), "global_batch is missing"),
         (fixed("machine = 'h100'"), "of machines or of clusters: leave out 'machine' or 'cluster'"),
-        (fixed("device_mem = '8GiB'"), "fixed.device_mem is of a sweep of machines"),
-        ("[fixed]\nmachine = 'h100'\nmodel = 'tiny'\nseq_len = 64\ngpus = 8", "sweep of clusters"),
-        (fixed("tpp = 2"), "nothing that can be swept: did you mean 'tp'"),
+        (fixed("device_mem = '8GiB'"), "fixed.device_mem is of machines, and this is of a cluster"),
+        ("[fixed]\nmachine = 'h100'\nmodel = 'tiny'\nseq_len = 64\ngpus = 8",
+         "fixed.gpus is of clusters, and this is of a machine"),
+        (fixed("tpp = 2"), "nothing that can be changed: did you mean 'tp'"),
         (fixed("tp = 0"), "fixed.tp needs to be greater than 0, or 'open', got 0"),
         (fixed("pipeline = '2f2b'"), "fixed.pipeline needs to be 'gpipe', '1f1b'"),
         (fixed("zero = 4"), "fixed.zero needs to be 0, 1, 2 or 3"),

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.front_door.command_line import call, error_of
-from twinstream.sweep.asked.values import SweepError
-from twinstream.sweep.rows import RowFile
+from twinstream.study.query import StudyError
+from twinstream.study.sweep.rows import RowFile
 
 SWEEP = """
 [fixed]
@@ -34,7 +34,7 @@ def test_a_row_that_a_full_disk_refuses_is_not_half_there(tmp_path: Path, monkey
     file.append(ROW)
     before = path.read_bytes()
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(SweepError, match=r"cannot write .*rows.csv: No space left.*kept"):
+    with pytest.raises(StudyError, match=r"cannot write .*rows.csv: No space left.*kept"):
         file.append(ROW)
     assert path.read_bytes() == before
 

@@ -14,10 +14,12 @@ import pytest
 import twinstream as ts
 from tests.front_door.command_line import call, error_of
 from twinstream.hardware_profiles.schema import ExpectedError
-from twinstream.sweep import sources, sweep
-from twinstream.sweep.cell import run_cell
-from twinstream.sweep.config import config_of
-from twinstream.sweep.rows import SUPERSEDED
+from twinstream.study.one_device import DeviceQuery
+from twinstream.study.sweep import cells as sources
+from twinstream.study.sweep import sweep
+from twinstream.study.sweep.cells import run_cell
+from twinstream.study.sweep.config import config_of
+from twinstream.study.sweep.rows import SUPERSEDED
 
 SWEEP = """
 [fixed]
@@ -31,9 +33,8 @@ device_mem = ["8MiB", "16MiB"]
 """
 # What reads a sweep's file (what that amounts to is in the key), and purposes of rooms.
 NO_RESULT = {
-    "twinstream", "twinstream.fidelity", "twinstream.sweep", "twinstream.sweep.config",
-    "twinstream.sweep.sources", "twinstream.sweep.asked", "twinstream.sweep.asked.values",
-    "twinstream.sweep.asked.machines", "twinstream.sweep.asked.clusters",
+    "twinstream", "twinstream.fidelity", "twinstream.study", "twinstream.study.values",
+    "twinstream.study.sweep", "twinstream.study.sweep.config",
 }  # fmt: skip
 
 
@@ -58,18 +59,18 @@ def test_a_key_changes_with_the_error_that_the_profile_states():
         {"fixed": {"model": "tiny", "machine": "cpu", "seq_len": 64}}, source="", folder=Path()
     ).cells()
     error = ExpectedError(mean=0.1, kind="assumed", source="a test")
-    asked = cell.request
+    asked = cell.query.request
     machine = asked.machine.model_copy(update={"expected_error": error})
     assert machine.content_hash == asked.machine.content_hash
-    assert replace(cell, request=replace(asked, machine=machine)).key != cell.key
+    assert replace(cell, query=DeviceQuery(replace(asked, machine=machine))).key != cell.key
 
 
 def test_every_module_that_makes_a_row_is_part_of_its_key():
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from twinstream.sweep.cell import run_cell\n"
-        "from twinstream.sweep.config import config_of\n"
+        "from twinstream.study.sweep.cells import run_cell\n"
+        "from twinstream.study.sweep.config import config_of\n"
         "fixed = {'model': 'tiny', 'machine': 'cpu', 'seq_len': 64, 'device_mem': '8MiB'}\n"
         "(cell,) = config_of({'fixed': fixed}, source='', folder=Path()).cells()\n"
         "from twinstream.planner.planner import Planner\n"
@@ -84,7 +85,7 @@ def test_every_module_that_makes_a_row_is_part_of_its_key():
 
 
 def test_a_changed_line_of_the_planner_changes_every_key(tmp_path, monkeypatch):
-    packages = ("twinstream.sweep", "twinstream.fidelity.seed_system")
+    packages = ("twinstream.study", "twinstream.fidelity.seed_system")
     for package in (*packages, *sources.PACKAGES):
         shutil.copytree(str(files(package)), tmp_path / package)
     before = sources.sources_hash()
@@ -112,7 +113,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def test_rows_of_other_sources_are_made_again_and_kept_aside(swept, monkeypatch):
     old = rows_of(swept / "rows" / "rows.csv")
-    monkeypatch.setattr("twinstream.sweep.asked.machines.sources_hash", lambda: "other sources")
+    monkeypatch.setattr("twinstream.study.sweep.cells.sources_hash", lambda: "other sources")
     monkeypatch.setattr(sweep, "on_cores", lambda cells, jobs: map(sweep_row, cells))
     told = json.loads(call("sweep", swept / "two.toml", "-o", swept / "rows", "--json").out)
     assert (told["num_new"], told["num_superseded"]) == (2, 2)
@@ -167,7 +168,7 @@ def test_a_row_of_a_gpu_has_the_kernels_of_plan(tmp_path):
     (cell,) = config_of({"fixed": asked}, source="here", folder=tmp_path).cells()
     options = ("plan", "--model", "tiny", "--machine", "h100", "--seq-len", 64)
     planned = call(*options, "--tokens-per-step", 256, "--json").json()
-    assert cell.request.recipe.implementations.model_dump() == planned["kernels"]
+    assert cell.query.request.recipe.implementations.model_dump() == planned["kernels"]
     assert planned["kernels"]["vector"] == "triton"
     assert run_cell(cell, ts.Planner(ts.steady_state))["tokens_per_s"] == planned["tokens_per_s"]
 

@@ -11,8 +11,8 @@ from twinstream.report.trace import trace_of
 
 
 @pytest.fixture(scope="module")
-def trace(views):
-    return trace_of(views)
+def trace(meshes):
+    return trace_of(meshes)
 
 
 def events_of(trace, phase, pid=1):
@@ -28,7 +28,7 @@ def test_predicted_and_measured_are_processes_with_a_thread_per_stream(trace, vi
         names = {e["name"]: e["args"] for e in events_of(trace, "M", pid)}
         assert names["process_name"]["name"].startswith(view.name)
         threads = [e for e in events_of(trace, "M", pid) if e["name"] == "thread_name"]
-        assert len(threads) == len(view.queues)
+        assert len(threads) == len(view.streams)
 
 
 def test_both_steps_begin_at_the_same_time(trace, views):
@@ -39,8 +39,8 @@ def test_both_steps_begin_at_the_same_time(trace, views):
     assert len(begins) == 1
 
 
-def test_a_long_timeline_is_cut_to_a_window_and_says_so(views):
-    cut = trace_of(views, most_ops=30)
+def test_a_long_timeline_is_cut_to_a_window_and_says_so(views, meshes):
+    cut = trace_of(meshes, most_ops=30)
     assert 0 < len(events_of(cut, "X")) <= 30
     assert faults(cut) == []
     num_ops = len(views[0].schedule.ops)

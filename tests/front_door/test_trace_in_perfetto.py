@@ -6,9 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.helpers.perfetto_page import TraceInPerfetto, trace_in_perfetto
-from twinstream.report.memory import memory_samples
 from twinstream.report.trace import trace_of, write_trace
-from twinstream.report.view import View, stream_name
+from twinstream.report.view import View, memory_samples, stream_name
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.screens.tables import readable
 
@@ -34,16 +33,16 @@ PEAKS = """
 
 
 @pytest.fixture(scope="module")
-def perfetto(views, tmp_path_factory) -> Iterator[TraceInPerfetto]:
+def perfetto(meshes, tmp_path_factory) -> Iterator[TraceInPerfetto]:
     path = tmp_path_factory.mktemp("perfetto") / "trace.json.gz"
-    write_trace(trace_of(views), path)
+    write_trace(trace_of(meshes), path)
     with trace_in_perfetto(path) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def events(views):
-    return trace_of(views)["traceEvents"]
+def events(meshes):
+    return trace_of(meshes)["traceEvents"]
 
 
 def lasting_waits(view: View) -> list[tuple[str, str]]:

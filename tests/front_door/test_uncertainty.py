@@ -18,14 +18,13 @@ from twinstream.measures.uncertainty import (
     rate_notes,
     steady_notes,
     uncertainty_of,
-    uncertainty_of_cluster,
     uncertainty_of_job,
 )
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
-from twinstream.sweep.certainty import errors_note, ranking_note
+from twinstream.study.sweep.rows import errors_note, ranking_note
 
 
 def test_a_fitted_profile_tells_its_error_on_runs_it_has_not_seen():
@@ -223,6 +222,16 @@ def test_of_many_gpus_the_published_steps_nearest_say_how_far_off_a_prediction_m
     assert distances == sorted(distances)
 
 
+def test_of_a_mixture_of_experts_only_such_steps_count():
+    machine = machine_of(load_cluster("h100_dgx"))
+    kind = StepKind.of(job_of("mixtral-8x7b", tp=1, pp=4, dp=8, ep=8))
+    assert kind.experts
+    assert {step.kind.experts for step in nearest(kind, machine).steps} == {True}
+    like = nearest(kind, machine).steps[0].kind
+    dense = like._replace(experts=False, axes=like.axes - {"ep"})
+    assert {step.kind.experts for step in nearest(dense, machine).steps} == {False}
+
+
 def test_the_distance_of_steps_counts_sizes_axes_precision_and_zero():
     kind = StepKind(False, "bf16", 8, 16, frozenset(["tp", "dp"]), False)
     assert kind.distance(kind) == 0
@@ -239,16 +248,16 @@ def test_where_nothing_near_was_published_the_profile_s_own_error_counts():
     for one in (job_of("tiny", tp=1, pp=1, dp=2), job_of(offload=True)):
         found = uncertainty_of_job(one, machine, lambda: document)
         assert (found.kind, found.mean) == ("held_out", uncertainty_of(machine).mean)
-        assert "nothing like this on several h100_dgx-node was measured" in found.sentence
+        assert "no step like this on several h100_dgx-node is known" in found.sentence
     assert uncertainty_of_job(job_of(), other, lambda: document).short == "+/- 19 %"
 
 
 def test_a_cluster_s_document_is_near_to_what_its_job_is_near_to():
     cluster, job = load_cluster("h100_dgx"), job_of("8b", tp=1, pp=1, dp=4)
     machine, document = machine_of(cluster), document_of(job, cluster)
-    assert uncertainty_of_cluster(machine, document) == uncertainty_of_job(job, machine, never)
+    assert uncertainty_of(machine, document) == uncertainty_of_job(job, machine, never)
     slower = override(machine, {"peak_bf16_flop_per_s": 5e14})
-    assert uncertainty_of_cluster(slower, document).kind == "held_out"
+    assert uncertainty_of(slower, document).kind == "held_out"
 
 
 def test_layouts_say_how_far_off_they_may_be_on_the_screen_and_in_json(tmp_path):

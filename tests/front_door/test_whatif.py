@@ -8,12 +8,11 @@ from itertools import pairwise
 import pytest
 
 import twinstream as ts
-from tests.front_door.command_line import TINY_STEP, call
+from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream.hardware_profiles.link import LINK_FIELDS
 from twinstream.hardware_profiles.loader import load_machine, override
-from twinstream.whatif.properties import changed, properties_of, value_of, yield_of
-from twinstream.whatif.sensitivity import what_if
-from twinstream.whatif.target import compute_limit
+from twinstream.study.one_device import DeviceQuery
+from twinstream.study.whatif.whatif import usual_changes, whatif
 
 PLANNER = ts.Planner(ts.steady_state)
 CAPS = ("--device-mem", "8MiB", "--host-mem", "20MiB", "--policy", "streaming")
@@ -22,9 +21,14 @@ ASK = ("whatif", *TINY_STEP, "--machine", "cpu", *CAPS)
 
 def question(machine="cpu", *, policy="streaming", device_mem="8MiB"):
     step = ts.TrainingStep(64, 256)
-    return ts.PlanRequest.of(
+    request = ts.PlanRequest.of(
         "tiny", machine, step=step, device_mem=device_mem, host_mem="20MiB", policy=policy
     )
+    return DeviceQuery(request)
+
+
+def value_of(query, name):
+    return next(one.values[0] for one in query.properties if one.name == name)
 
 
 @pytest.fixture(scope="module")
@@ -65,36 +69,37 @@ def test_a_change_that_leaves_no_plan_says_why(answer):
 
 def test_only_the_property_asked_about_changes():
     base = question()
-    for one in properties_of(base):
-        other = changed(base, one, 2.0)
-        link = {f"pcie_{way}_bytes_per_s" for way in ("h2d", "d2h")}
+    for one in base.properties:
+        other = base.changed(one.times(2.0))
+        link = {f"machine.pcie_{way}_bytes_per_s" for way in ("h2d", "d2h")}
         if one.name == "PCIe, both ways":  # at most the sum of both directions
-            assert value_of(other, one) == 16e9 < 2 * value_of(base, one)
+            assert value_of(other, one.name) == 16e9 < 2 * value_of(base, one.name)
         else:
-            assert value_of(other, one) == 2 * value_of(base, one)
-        follows = {"pcie_duplex_bytes_per_s"}
-        numbers = {f for f in type(base.machine).model_fields if f not in ("name", "efficiency")}
-        differ = {f for f in numbers if getattr(other.machine, f) != getattr(base.machine, f)}
-        assert differ == set(one.fields) | (follows if link & set(one.fields) else set())
-        assert (other.caps != base.caps) == (not one.fields)
+            assert value_of(other, one.name) == 2 * value_of(base, one.name)
+        follows = {"machine.pcie_duplex_bytes_per_s"}
+        before, after = base.request.machine, other.request.machine
+        numbers = {f for f in type(before).model_fields if f not in ("name", "efficiency")}
+        differ = {f"machine.{f}" for f in numbers if getattr(after, f) != getattr(before, f)}
+        of_caps = {"device_mem", "host_mem"} & set(one.fields)
+        assert differ == set(one.fields) - of_caps | (follows if link & set(one.fields) else set())
+        assert (other.request.caps != base.request.caps) == bool(of_caps)
 
 
 def test_a_price_is_the_slope_of_the_lower_bound_over_the_value_shown():
     slow = override(load_machine("cpu"), {"pcie_h2d_bytes_per_s": 0.05e9})
     base, step = question(slow, device_mem="7MiB"), 1e-4
-    summary = yield_of(PLANNER.plan(base), base)
-    prices = {
-        s.name: s.price_tokens_per_s for s in what_if(PLANNER, base, (step,), 2).sensitivities
-    }
-    for one in properties_of(base):
+    answer = base.answer()
+    found = whatif(base, usual_changes(base, (1 + step,)), num_jobs=2)
+    prices = {s.name: s.price_tokens_per_s for s in found.sensitivities}
+    for one in base.properties:
         if one.name in ("PCIe H2D", "device memory"):
             less, more = (
-                PLANNER.plan(changed(base, one, 1 + change)).bound.step_s
+                base.changed(one.times(1 + change)).answer(planner=PLANNER).schedule.bound.step_s
                 for change in (-step, step)
             )
-            saved_s = (less - more) / (2 * step * value_of(base, one) / one.unit_size)
+            saved_s = (less - more) / (2 * step * one.now)
             assert saved_s > 0
-            worth = saved_s * summary.tokens_per_s / summary.step_time_s
+            worth = saved_s * answer.tokens_per_s / answer.step_s
             assert prices[one.name] == pytest.approx(worth, rel=0.02)
 
 
@@ -122,7 +127,7 @@ def test_where_all_less_reaches_the_target_the_value_is_only_a_most(monkeypatch)
     def progress(what, total=None, *, quiet=False):
         yield lambda: counted.append(total)
 
-    monkeypatch.setattr("twinstream.commands.plans.asking.progress", progress)
+    monkeypatch.setattr("twinstream.commands.whatif.progress", progress)
     printed = call(*ASK, "--target", "1tok/s").out
     assert counted == [3, 3, 3]
     (line,) = (line for line in printed.splitlines() if line.startswith("PCIe"))
@@ -136,7 +141,8 @@ def test_more_of_anything_is_never_slower(policy):
     link = dict.fromkeys(LINK_FIELDS[:2], 1e9)
     memory = "8MiB" if policy == "streaming" else "5MiB"
     base = question(override(load_machine("cpu"), link), policy=policy, device_mem=memory)
-    found = what_if(PLANNER, base, (-0.1, 0.1, 1.0) if policy == "streaming" else (0.1,), 2)
+    factors = (0.9, 1.1, 2.0) if policy == "streaming" else (1.1,)
+    found = whatif(base, usual_changes(base, factors), num_jobs=2)
     for one in found.sensitivities:
         speeds = {change.change: change.tokens_per_s or 0.0 for change in one.changes}
         speeds[0.0] = found.base.tokens_per_s
@@ -149,7 +155,7 @@ def test_a_number_a_tenth_worse_costs_a_tenth_at_most():
     """The plan to start from would take no longer; one made anew is slower by up to 39 %."""
     link = dict.fromkeys(LINK_FIELDS[:2], 1e9)
     base = question(override(load_machine("cpu"), link))
-    found = what_if(PLANNER, base, (-0.1, 0.1), 2)
+    found = whatif(base, usual_changes(base, (0.9, 1.1)), num_jobs=2)
     assert found.sensitivities
     for one in found.sensitivities:
         worse = min(change.tokens_per_s or 0.0 for change in one.changes)
@@ -166,17 +172,14 @@ def test_less_than_now_is_found_where_the_target_is_reached_already():
 
 
 def test_the_compute_limit_is_what_a_resident_plan_comes_near_to():
-    machine = load_machine("cpu")
     resident, streaming = (
         question(policy="resident", device_mem="1GiB"), question(device_mem="6MiB")
     )  # fmt: skip
-    schedule = PLANNER.plan(resident)
-    summary, limit = yield_of(schedule, resident), compute_limit(schedule, machine)
-    assert 0.95 * limit < summary.tokens_per_s <= limit
-    tight = PLANNER.plan(streaming)
-    slower = yield_of(tight, streaming)
-    assert slower.recompute_fraction > 0 or slower.tokens_per_s < summary.tokens_per_s
-    assert compute_limit(tight, machine) == pytest.approx(limit, rel=0.2)
+    fast, slow = resident.answer(), streaming.answer()
+    limit = fast.compute_limit()
+    assert 0.95 * limit < fast.tokens_per_s <= limit
+    assert slow.summary.recompute_fraction > 0 or slow.tokens_per_s < fast.tokens_per_s
+    assert slow.compute_limit() == pytest.approx(limit, rel=0.2)
 
 
 def test_the_table_fits_and_the_page_has_the_chart(tmp_path):
@@ -190,3 +193,38 @@ def test_the_table_fits_and_the_page_has_the_chart(tmp_path):
     printed = call(*ASK, "--target", "60%").out
     assert "device memory" in printed
     assert max(map(len, printed.splitlines())) <= 100
+
+
+def test_what_is_set_of_a_machine_changes_together(tmp_path):
+    """A memory may be more than the machine has; the plan from before runs as it is."""
+    page = tmp_path / "set.html"
+    change = ("--set", "device_mem=16MiB", "--set", "pcie_h2d_bytes_per_s=16e9")
+    (found,) = call(*ASK, *change, "--json", "-o", page).json()["answers"]
+    assert found["values"] == {"device_mem": "16MiB", "machine.pcie_h2d_bytes_per_s": 16e9}
+    machine = tmp_path / "mine.toml"
+    link = "pcie_h2d_bytes_per_s = 16e9\npcie_duplex_bytes_per_s = 18e9\n"  # 12 of 16 GB/s
+    machine.write_text(f'base = "cpu"\n{link}')
+    double = ("--device-mem", "16MiB", *CAPS[2:], "--json")
+    planned = call("plan", *TINY_STEP, "--machine", machine, *double).json()
+    assert found["anew"]["tokens_per_s"] == planned["tokens_per_s"]
+    assert found["kept"]["memory_bytes"] <= 8 * 2**20 < found["anew"]["memory_bytes"]
+    assert "plan kept" in page.read_text()
+    half = call(*ASK, "--set", "device_mem=4MiB", "--json").json()["answers"][0]
+    assert half["kept"] is None and "the plan from before needs" in half["kept_reason"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hbm_bytes=1", "'hbm_bytes' is nothing of a plan or a machine: did you mean"),
+        ("tp=2", "'tp' is nothing of a plan or a machine"),
+        ("seq_len=2.5", "--set seq_len needs a positive whole number"),
+        ("policy=greedy", "--set policy 'greedy' is unknown; known: "),
+        ("device_mem=24XiB", "--set device_mem is no size: cannot read"),
+        ("pcie_h2d_bytes_per_s=fast", "--set pcie_h2d_bytes_per_s needs a number, got 'fast'"),
+    ],
+)
+def test_what_cannot_be_set_of_a_machine_is_one_message(text, said):
+    message = error_of(*ASK, "--set", text)
+    assert said in message
+    assert message.startswith("error: ") and message.count("\n") == 1

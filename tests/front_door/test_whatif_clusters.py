@@ -13,13 +13,8 @@ from twinstream.clusters.predict import predict
 from twinstream.clusters.search.question import Question
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.models.presets import load_model
-from twinstream.whatif.clusters.answers import what_if_on_cluster
-from twinstream.whatif.clusters.changes import (
-    ClusterChange,
-    kept_job,
-    usual_changes,
-    written_change,
-)
+from twinstream.study.many_gpus import LayoutQuery, kept_job
+from twinstream.study.whatif.whatif import Change, usual_changes, whatif, written_change
 
 STEP = ("--model", "1b", "--seq-len", 512, "--global-batch", 32)
 ON = ("--cluster", "h100_dgx", "--gpus", 16, "--pp", 1, "--zero", 1)
@@ -162,13 +157,14 @@ def test_a_layout_found_with_a_change_is_tried_without_it(monkeypatch):
     eight = replace(base, num_gpus=8)
     monkeypatch.setattr(Question, "answer", answer)
     monkeypatch.setattr(
-        "twinstream.whatif.clusters.answers.in_processes",
-        lambda work, items, jobs: [(one, work(one, None)) for one in items],
+        "twinstream.study.processes.in_processes",
+        lambda work, items, jobs, begin: [(one, work(one, None)) for one in items],
     )
-    change = ClusterChange("memory", "", "", {"machine.device_memory_bytes": 1e11})
-    found = what_if_on_cluster(eight, [change], lambda speed, gpus, price: None)
+    change = Change("memory", {"machine.device_memory_bytes": 1e11})
+    found = whatif(LayoutQuery(eight), [change])
     assert found.base.layout.micro_batch == 2
-    assert found.answers[0].kept == found.answers[0].anew == found.base
+    base = found.base.model_copy(update={"figures": {}})
+    assert found.answers[0].kept == found.answers[0].anew == base
 
 
 def test_replicas_of_a_kept_layout_make_up_the_gpus_and_what_is_fixed_wins():
@@ -184,17 +180,20 @@ def test_replicas_of_a_kept_layout_make_up_the_gpus_and_what_is_fixed_wins():
 
 
 def test_of_one_node_the_network_is_left_out_and_narrow_peaks_change_too():
-    names = [one.name for one in usual_changes(question(8))]
+    names = [one.name for one in usual_changes(LayoutQuery(question(8)))]
     assert "network x 2" not in names and "links in a node x 2" in names
     narrow = replace(question(), job=question().job.model_copy(update={"precision": "fp8"}))
-    (peak,) = (one for one in usual_changes(narrow) if one.name == "compute peak x 2")
+    (peak,) = (one for one in usual_changes(LayoutQuery(narrow)) if one.name == "compute peak x 2")
     assert set(peak.values) == {"machine.peak_fp8_flop_per_s", "machine.peak_bf16_flop_per_s"}
-    gpus = [one.then for one in usual_changes(question(), (0.5, 1.1)) if "GPUs" in one.name]
+    gpus = [
+        one.then for one in usual_changes(LayoutQuery(question()), (0.5, 1.1)) if "GPUs" in one.name
+    ]
     assert gpus == ["8"]
 
 
 def test_what_is_written_is_read_as_a_config_would_be():
-    change = written_change(["gpus=32", "offload=true", "tp=open", "levels.spine.nodes=64"])
+    texts = ["gpus=32", "offload=true", "tp=open", "levels.spine.nodes=64"]
+    change = written_change(texts, LayoutQuery(question()))
     assert change.values == {
         "gpus": 32, "offload": True, "tp": "open", "cluster.levels.spine.nodes": 64,
     }  # fmt: skip
@@ -246,11 +245,6 @@ def test_options_of_a_cluster_need_one(command):
     assert "--gpus is of a cluster's layout" in error_of(*machine, "--gpus", 8)
     assert f"{command} needs --machine (one device), or --cluster" in error_of(*one)
     assert "--cluster needs --gpus" in error_of(*one, "--cluster", "h100_dgx", "--global-batch", 8)
-
-
-def test_what_is_set_is_of_a_cluster():
-    one = ("whatif", "--model", "tiny", "--seq-len", 64, "--machine", "cpu")
-    assert "--set is of a cluster" in error_of(*one, "--set", "hbm_bytes_per_s=1")
 
 
 def test_plan_tells_days_and_money_of_each_layout():

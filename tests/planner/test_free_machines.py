@@ -16,7 +16,8 @@ from twinstream.planner.search.tokens import proposed_tokens
 from twinstream.schedule.document import Caps
 from twinstream.schedule.proof.verify import verify
 from twinstream.simulator.replay import simulate
-from twinstream.whatif.target import TargetError, compute_limit
+from twinstream.study.one_device import DeviceQuery
+from twinstream.study.query import StudyError
 
 FREE = number(None)
 COMPUTE_IS_FREE = {
@@ -72,8 +73,9 @@ def test_no_tokens_per_step_are_proposed_where_a_round_takes_no_time():
 
 def test_nothing_is_a_share_of_what_takes_no_time():
     machine = flat_machine(**COMPUTE_IS_FREE)
-    with pytest.raises(TargetError, match=r"computing takes no time on machine 'flat'"):
-        compute_limit(planned(machine, TIGHT), machine)
+    request = request_of(TINY, STEP, machine, TIGHT)
+    with pytest.raises(StudyError, match=r"computing takes no time on machine 'flat'"):
+        DeviceQuery(request).answer().compute_limit()
 
 
 def test_errors_go_from_process_to_process_as_they_are():

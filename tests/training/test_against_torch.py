@@ -11,7 +11,7 @@ from tests.training.small_runs import Seen, options, write_rows
 from twinstream.data.packing import Chunk
 from twinstream.data.spans import NO_LABEL
 from twinstream.training.preparing import Prepared
-from twinstream.training.run.batches import StepBatches
+from twinstream.training.run.steps import StepBatches
 from twinstream.training.trainer import Trainer
 
 NUM_STEPS, MAX_NORM = 20, 0.5

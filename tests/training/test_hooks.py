@@ -10,10 +10,9 @@ from twinstream.executor.ranks.errors import RanksError
 from twinstream.log.metrics import AnyEvent, CheckpointMetrics, EvalMetrics
 from twinstream.training.checkpoints import CheckpointError, Checkpoints
 from twinstream.training.preparing import Prepared
-from twinstream.training.run.batches import StepBatches
 from twinstream.training.run.hooks import RunProgress, StepHooks
-from twinstream.training.run.recorder import StepRecorder
 from twinstream.training.run.run_folder import TrainingFolder
+from twinstream.training.run.steps import StepBatches, StepRecorder
 from twinstream.training.trainer import Trainer
 
 EVALUATION = EvalMetrics(step=2, loss=1.5, perplexity=4.5, tokens=8, seconds=0.1)

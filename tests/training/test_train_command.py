@@ -12,7 +12,7 @@ import twinstream as ts
 from tests.data.samples import tokenizer_folder
 from tests.training.small_runs import SHAPE, options, write_config, write_rows
 from twinstream.cli import app, main
-from twinstream.commands.runs import training
+from twinstream.commands.runs import train as training
 from twinstream.executor.backends.cpu import CpuBackend
 from twinstream.training.options import read_options, write_options
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from twinstream.clusters.executable import Stages, executable
-from twinstream.clusters.layout import Layout, LayoutError
-from twinstream.clusters.stages import stages_of
+from twinstream.clusters.layout import Layout, LayoutError, stages_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import Recipe

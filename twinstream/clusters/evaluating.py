@@ -1,7 +1,6 @@
 """Derive from the schedule that ranks train by the one that evaluates, between two passes."""
 
-from twinstream.clusters.conforms import require_conforming_cluster
-from twinstream.clusters.conforms_ranks import workload_of_rounds
+from twinstream.clusters.conforms import require_conforming_cluster, workload_of_rounds
 from twinstream.clusters.executable import Stages, chain_of_stage, layout_in
 from twinstream.clusters.lowering.lower import in_one_order
 from twinstream.models.recipe import Recipe

@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from pydantic_core import to_json
 
 from twinstream.clusters.kernel_sets import layout_refusal
-from twinstream.clusters.layout import Layout, LayoutError
+from twinstream.clusters.layout import Layout, LayoutError, stages_of
 from twinstream.clusters.lowering.lower import in_one_order
 from twinstream.clusters.orders import actions_of
 from twinstream.clusters.planned_stage import PlannedStage, planned_stage
-from twinstream.clusters.stages import stages_of
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.sharding import Sharding
 from twinstream.models.lowering.stage import lower_stage
@@ -21,6 +20,7 @@ from twinstream.planner.choices import OPEN, Choices
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
 from twinstream.schedule.cluster.mesh import Axis, Mesh
+from twinstream.schedule.cluster.verify_cluster import may_deadlock
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import MachineRef, Workload
 
@@ -86,6 +86,21 @@ class _LaidOut:
 def _laid_out(
     stages: Stages, machine: Machine, caps: Mapping[int, Caps] | Caps | None, choices: Choices
 ) -> _LaidOut:
+    """With messages in few slots or, where stages might wait for one another's, in many."""
+    found = _in_slots(stages, machine, caps, choices, pooled=True)
+    if stages.layout.pp > 1 and may_deadlock(found.document):
+        return _in_slots(stages, machine, caps, choices, pooled=False)
+    return found
+
+
+def _in_slots(
+    stages: Stages,
+    machine: Machine,
+    caps: Mapping[int, Caps] | Caps | None,
+    choices: Choices,
+    *,
+    pooled: bool,
+) -> _LaidOut:
     layout = stages.layout
     axes = [Axis(name="pp", size=layout.pp)]
     axes += [Axis(name="dp", size=layout.dp)] if layout.dp > 1 else []
@@ -95,7 +110,9 @@ def _laid_out(
         own = caps.get(stage) if isinstance(caps, Mapping) else caps
         chain, overlaps = chain_of_stage(stages, stage), layout.dp_overlap
         within = _beside_communication(own or Caps(), machine, layout)
-        planned[name] = planned_stage(name, chain, machine, (within, choices), overlaps=overlaps)
+        planned[name] = planned_stage(
+            name, chain, machine, (within, choices), overlaps=overlaps, pooled=pooled
+        )
         classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
     schedules = {name: one.schedule for name, one in planned.items()}
     document = ClusterSchedule(

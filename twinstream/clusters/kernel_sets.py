@@ -1,11 +1,20 @@
 """Which kernel set computes a layout: twinstream's own where they can, else Megatron's, priced."""
 
+from importlib.util import find_spec
+from pathlib import Path
+
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.kernel_costs.attention_limits import (
+    DeviceName,
+    attention_limits,
+    attention_refusal,
+)
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec, executor_refusal
 from twinstream.planner.kernel_choice import attention_for, usual_kernels
+from twinstream.schedule.document import Schedule
 
 _OWN_RECOMPUTE = ("auto", "none", "attention", "full")
 
@@ -73,3 +82,60 @@ def with_kernels(job: Job, machine: Machine) -> Job:
 def runs_here(job: Job) -> bool:
     """Whether a job whose kernels are chosen is one that `run` runs."""
     return run_refusal(job.shape, job.recipe, job.layout) is None
+
+
+def why_not_here(spec: ModelSpec, recipe: Recipe, layout: Layout) -> str | None:
+    """Why `run` does not run a layout on this machine; None where it does."""
+    return run_refusal(spec, recipe, layout) or machine_refusal(spec, recipe, layout.num_gpus)
+
+
+def why_schedule_not_here(schedule: Schedule) -> str | None:
+    """Why `run` does not run one device's schedule on this machine; None where it does."""
+    if any(call.processor == "host" for call in schedule.calls.values()):
+        return "its optimizer runs on the host CPU, for which there are no kernels yet"
+    spec = ModelSpec.model_validate(schedule.model.spec)
+    return why_not_here(spec, Recipe.model_validate(schedule.recipe), Layout(zero=0))
+
+
+def machine_refusal(spec: ModelSpec, recipe: Recipe, num_ranks: int) -> str | None:
+    """What this machine lacks to run ranks of twinstream's own kernels; None where nothing.
+
+    Nothing is imported: devices are those that the system lists.
+    """
+    kernels, num_gpus = recipe.implementations, len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if find_spec("torch") is None:
+        return "torch is not installed: pip install 'twinstream[executor]'"
+    limits = attention_limits(kernels.attention)
+    if limits.library is not None and (missing := limits.library.missing()) is not None:
+        return f"attention {kernels.attention} needs a library: {missing}"
+    if kernels.vector == "triton" and not num_gpus:
+        return "Triton's kernels need a CUDA device, and this machine has none"
+    if num_gpus and num_ranks > num_gpus:
+        return f"{num_ranks} ranks need as many GPUs, and this machine has {num_gpus}"
+    device: DeviceName = "cuda" if num_gpus else "cpu"
+    reason = attention_refusal(kernels.attention, device, spec.dtype, spec.head_dim)
+    return None if reason is None else f"attention {kernels.attention}: {reason}"
+
+
+def recipe_text(spec: ModelSpec, recipe: Recipe) -> str:
+    """How a model is computed: kernels, dtypes, and what is trained.
+
+    >>> from twinstream.models.presets import load_preset
+    >>> recipe_text(load_preset("8b"), Recipe(clips=True))
+    'kernels eager, attention eager, bfloat16; gradients and optimizer state in bfloat16; clipped'
+    """
+    kernels, dtype = recipe.implementations, spec.dtype
+    narrow = "" if kernels.matmuls == "model" else f", linear layers in {kernels.matmuls}"
+    gradients, state = recipe.gradient_dtype(dtype), recipe.state_of(dtype)
+    names = {"model": dtype, "float32_master": "float32 beside a float32 master", "8bit": "8 bits"}
+    sums = (
+        f"gradients and optimizer state in {dtype}"
+        if (gradients, state) == (dtype, "model")
+        else f"gradients in {gradients}, optimizer state in {names[state]}"
+    )
+    parts = [f"kernels {kernels.vector}, attention {kernels.attention}, {dtype}{narrow}", sums]
+    parts += ["clipped"] if recipe.clips else []
+    if recipe.lora is not None:
+        parts.append(f"LoRA of rank {recipe.lora.rank}")
+    parts += [f"{len(recipe.frozen)} groups frozen"] if recipe.frozen else []
+    return "; ".join(parts)

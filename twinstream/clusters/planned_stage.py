@@ -1,12 +1,15 @@
 """Plan one stage of a pipeline, and put what it says to other ranks between its kernels."""
 
+from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 
 from twinstream.clusters.layout import LayoutError
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.communication_tasks import COMMUNICATE
+from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.choices import Choices
 from twinstream.planner.search.one_chain import OneChain, plan_of_chain
 from twinstream.schedule.chain import Chain, Task
@@ -17,6 +20,7 @@ from twinstream.schedule.tensors import DEVICE, Slot
 from twinstream.simulator.replay import steady_state
 
 _MOST_ATTEMPTS = 4
+_SPARE = 2  # slots of messages that are left free
 
 
 @dataclass(frozen=True)
@@ -28,23 +32,31 @@ class PlannedStage:
 
 
 def planned_stage(
-    name: str, chain: Chain, machine: Machine, within: tuple[Caps, Choices], *, overlaps: bool
+    name: str,
+    chain: Chain,
+    machine: Machine,
+    within: tuple[Caps, Choices],
+    *,
+    overlaps: bool,
+    pooled: bool,
 ) -> PlannedStage:
     """The stage's chain without its messages planned, and these put between its tasks.
 
-    What is sent or received has a slot of its own for the whole step, so that no message waits
-    for room that another stage has to make: stages could wait so for one another.
+    What is sent or received has slots for the whole step, which nothing else is in: so no message
+    waits for room that copies have to make, and stages do not wait so for one another.
 
     Args:
         within: the caps, and what is fixed of the plan.
         overlaps: sums over replicas run beside the next group's backward.
+        pooled: messages that follow one another share slots.
 
     Raises:
         LayoutError: the stage does not fit.
     """
     caps, choices = within
-    fixed = _exchanged(chain)
-    fixed_bytes = sum(slot.size_bytes + slot.tier.alignment_bytes for slot in fixed.values())
+    fixed = _exchanged(chain, pooled=pooled)
+    slots = {slot.slot_id: slot for slot in fixed.values()}
+    fixed_bytes = sum(slot.size_bytes + slot.tier.alignment_bytes for slot in slots.values())
     device = None if caps.device_bytes is None else max(0, caps.device_bytes - fixed_bytes)
     lean = _without(_with_held(chain) if overlaps else chain, fixed)
     left = caps.model_copy(update={"device_bytes": device})
@@ -55,7 +67,9 @@ def planned_stage(
             f"{name} does not fit {caps.device_bytes} bytes of device memory, of which messages "
             f"take {fixed_bytes}; a larger cap would do"
         )
-    schedule = _with_messages(chain, emitted.schedule, fixed).model_copy(update={"caps": caps})
+    whole_caps = with_library_memory(caps, chain)
+    schedule = _with_messages(chain, emitted.schedule, fixed)
+    schedule = schedule.model_copy(update={"caps": whole_caps})
     return PlannedStage(schedule, steady_state(emitted.schedule, machine).step_ns)
 
 
@@ -91,20 +105,39 @@ def _held(task: Task) -> TaskOperand:
     return gradient.model_copy(update={"name": f"held.{gradient.tensor}"})
 
 
-def _exchanged(chain: Chain) -> dict[str, Slot]:
-    """Slots of what is sent or received, by tensor, with all of which it is a part."""
+def _exchanged(chain: Chain, *, pooled: bool) -> dict[str, Slot]:
+    """Slots of what is sent or received, by tensor, with all of which it is a part.
+
+    Pooled, tensors of one size that are used one after the other share a slot, of which the one
+    that has been free longest is taken, and only where `_SPARE` others are free: a message may then
+    be on its way while the next ones are made.
+    """
     roots = {tensor.tensor_id: tensor.parent or tensor.tensor_id for tensor in chain.tensors}
     sizes = {tensor.tensor_id: tensor.size_bytes for tensor in chain.tensors}
-    names = dict.fromkeys(
+    exchanged = {
         roots[operand.tensor]
         for task in chain.tasks
         if _is_message(chain, task)
         for operand in task.operands
-    )
-    return {
-        name: Slot(slot_id=f"message.{name}", tier=DEVICE, offset_bytes=0, size_bytes=sizes[name])
-        for name in names
     }
+    uses: dict[str, list[int]] = {}
+    for position, task in enumerate(chain.tasks):
+        for operand in task.operands:
+            if (root := roots[operand.tensor]) in exchanged:
+                uses.setdefault(root, []).append(position)
+    found: dict[str, Slot] = {}
+    free: dict[int, list[tuple[int, Slot]]] = {}  # by size, sorted by since when
+    for name, positions in uses.items():
+        size = sizes[name]
+        pool = free.setdefault(size, [])
+        if pooled and sum(since < positions[0] for since, _ in pool) > _SPARE:
+            found[name] = pool.pop(0)[1]
+        else:
+            found[name] = Slot(
+                slot_id=f"message.{name}", tier=DEVICE, offset_bytes=0, size_bytes=size
+            )
+        insort(pool, (positions[-1], found[name]), key=itemgetter(0))
+    return found
 
 
 def _is_message(chain: Chain, task: Task) -> bool:
@@ -134,13 +167,14 @@ def _without(chain: Chain, fixed: Mapping[str, Slot]) -> Chain:
 def _with_messages(chain: Chain, plan: Schedule, fixed: Mapping[str, Slot]) -> Schedule:
     """The plan's ops with all operands, messages where the chain has them, waits derived anew."""
     end = max((s.offset_bytes + s.size_bytes for s in plan.slots if s.tier == DEVICE), default=0)
-    placed = {}
-    for name, slot in fixed.items():
-        start = -(-end // DEVICE.alignment_bytes) * DEVICE.alignment_bytes
-        placed[name] = slot.model_copy(update={"offset_bytes": start})
-        end = start + slot.size_bytes
+    placed: dict[str, Slot] = {}
+    for slot in fixed.values():
+        if slot.slot_id not in placed:
+            start = -(-end // DEVICE.alignment_bytes) * DEVICE.alignment_bytes
+            placed[slot.slot_id] = slot.model_copy(update={"offset_bytes": start})
+            end = start + slot.size_bytes
     slots = (*plan.slots, *placed.values())
-    ops = _Written(chain, plan, placed).ops()
+    ops = _Written(chain, plan, fixed).ops()
     calls = {name: call for name, call in plan.calls.items() if call.kernel != COMMUNICATE}
     return plan.model_copy(
         update={

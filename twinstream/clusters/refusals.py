@@ -1,8 +1,7 @@
 """Why a layout cannot be: degrees that do not divide, or do not make up the GPUs."""
 
 from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout, LayoutError
-from twinstream.clusters.stages import stages_of
+from twinstream.clusters.layout import Layout, LayoutError, stages_of
 from twinstream.models.shapes.rank_sizes import shape_refusals
 
 

@@ -11,7 +11,7 @@ from twinstream.hardware_profiles.clusters.curves import Collective, CollectiveC
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.schema import Machine, Number
-from twinstream.measures.cluster_comparison import by_rank
+from twinstream.schedule.analysis.comparison import by_rank
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Schedule

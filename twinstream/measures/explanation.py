@@ -3,7 +3,7 @@
 from pydantic import NonNegativeInt
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.measures.metrics import Summary, copied_bytes, summarize
+from twinstream.measures.metrics import copied_bytes, executed_flops
 from twinstream.measures.residence import Residence, residence
 from twinstream.schedule.analysis.idle import exposed_times, idle_by_queue, idle_intervals
 from twinstream.schedule.document import Schedule, StepBound
@@ -57,7 +57,6 @@ class Explanation(Node):
 
 def explain(schedule: Schedule, timeline: Timeline, machine: Machine) -> Explanation:
     """What limits the schedule, what it moves and recomputes, where it keeps things, the prices."""
-    summary = summarize(schedule, timeline, machine)
     bound = schedule.bound if schedule.machine.content_hash == machine.content_hash else None
     idle = idle_by_queue(idle_intervals(schedule, timeline))
     (exposed,) = exposed_times(schedule, timeline)
@@ -67,9 +66,9 @@ def explain(schedule: Schedule, timeline: Timeline, machine: Machine) -> Explana
         compute_idle_fraction={cause: ns / last_ns for cause, ns in sorted(idle.items())},
         step_fractions=exposed.fractions,
         copied_bytes=copied_bytes(schedule),
-        recomputed=_recomputed(schedule, summary),
+        recomputed=_recomputed(schedule),
         residence=residence(schedule, timeline),
-        prices=_prices(bound, summary) if bound else (),
+        prices=_prices(bound, schedule, timeline.step_ns / 1e9) if bound else (),
     )
 
 
@@ -79,7 +78,7 @@ def limits_of(bound: StepBound) -> tuple[str, ...]:
     return (*bound.limits, *(name for name, price in priced.items() if price > 0))
 
 
-def _recomputed(schedule: Schedule, summary: Summary) -> Recomputed:
+def _recomputed(schedule: Schedule) -> Recomputed:
     levels: dict[str, int] = {}
     num_blocks = 0
     for op in schedule.ops:
@@ -89,24 +88,26 @@ def _recomputed(schedule: Schedule, summary: Summary) -> Recomputed:
         if op.label.kind == "block_recompute":
             level = op.label.level or "unnamed"
             levels[level] = levels.get(level, 0) + 1
+    executed, again = executed_flops(schedule)
     return Recomputed(
-        fraction_of_flops=summary.recompute_fraction,
+        fraction_of_flops=again / executed,
         num_blocks=num_blocks,
         num_blocks_by_level=levels,
     )
 
 
-def _prices(bound: StepBound, summary: Summary) -> tuple[Price, ...]:
+def _prices(bound: StepBound, schedule: Schedule, step_s: float) -> tuple[Price, ...]:
     saved_s = {
         f"GiB of {DEVICE_MEMORY}": bound.device_s_per_gib,
         f"GiB of {HOST_MEMORY}": bound.host_s_per_gib,
         **{f"GB/s of {link}": price for link, price in bound.link_s_per_gb_per_s.items()},
     }
+    tokens = schedule.workload.tokens_per_step
     return tuple(
         Price(
             what=what,
             saves_s_per_step=max(0.0, price),
-            adds_tokens_per_s=max(0.0, price) * summary.tokens_per_s / summary.step_time_s,
+            adds_tokens_per_s=max(0.0, price) * tokens / step_s**2,
         )
         for what, price in saved_s.items()
     )

@@ -60,7 +60,7 @@ def residence(schedule: Schedule, timeline: Timeline) -> Residence:
     """
     device, host = (_at_peak(schedule, timeline, tier) for tier in (DEVICE, HOST))
     homes = _homes(schedule)
-    moved = _moved_bytes(schedule)
+    moved = moved_bytes(schedule)
     roles = tuple(
         RoleResidence(
             role=role,
@@ -137,7 +137,7 @@ def copied_sizes(schedule: Schedule) -> Iterator[tuple[Copy, int]]:
             yield op, high - low
 
 
-def _moved_bytes(schedule: Schedule) -> dict[tuple[Role, str], int]:
+def moved_bytes(schedule: Schedule) -> dict[tuple[Role, str], int]:
     """Bytes that copies move in one step, by role and direction."""
     roles = {tensor.tensor_id: tensor.role for tensor in schedule.tensors}
     kinds = {slot.slot_id: slot.tier.kind for slot in schedule.slots}

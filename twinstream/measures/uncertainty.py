@@ -4,13 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from twinstream.clusters.conforms_ranks import is_executable
+from twinstream.clusters.conforms import is_executable
 from twinstream.clusters.job import Job
 from twinstream.hardware_profiles.attention_rates import Ratio
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.curve_choice import curve_for
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
-from twinstream.measures.metrics import rate_text
 from twinstream.measures.published_steps import StepKind, nearest
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
@@ -22,6 +21,7 @@ from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Compute
+from twinstream.schedule.sizes import rate_text
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
 
@@ -134,12 +134,16 @@ def usual_uncertainties(machines: Sequence[Machine]) -> list[Uncertainty]:
     return [uncertainty_of(machine, chains[one]) for machine, one in pairs]
 
 
-def uncertainty_of(machine: Machine, schedule: Schedule | Chain | None = None) -> Uncertainty:
+def uncertainty_of(
+    machine: Machine, schedule: Schedule | ClusterSchedule | Chain | None = None
+) -> Uncertainty:
     """What is known of how far predictions with this profile are off, and a schedule's above all.
 
     A ratio of rates that is assumed counts with a quarter of what attention takes, one that nobody
     knows with all of it: that is how far apart implementations are on one machine.
     """
+    if isinstance(schedule, ClusterSchedule):
+        return _of_mesh(machine, schedule)
     hypothetical = _hypothetical(machine)
     found = machine.expected_error
     if found is None:
@@ -166,11 +170,9 @@ def uncertainty_of_job(
     return _of_many(machine, kind, document)
 
 
-def uncertainty_of_cluster(machine: Machine, schedule: ClusterSchedule) -> Uncertainty:
-    """What is known of how far predictions of a cluster's schedule are off.
-
-    Of one whose kernels are ours it is what is known of the machine's profile: published steps were
-    computed by other kernels.
+def _of_mesh(machine: Machine, schedule: ClusterSchedule) -> Uncertainty:
+    """Of a schedule whose kernels are ours it is what is known of the machine's profile: published
+    steps were computed by other kernels.
     """
     kind = StepKind.in_document(schedule)
     parts = schedule.schedules.values()
@@ -188,7 +190,7 @@ def _of_many(
         alone = uncertainty_of(machine, schedule.of(schedule.classes[0]))
         if schedule.mesh.size == 1:
             return alone
-        note = f"of one GPU: nothing like this on several {machine.name} was measured"
+        note = f"of one device: no step like this on several {machine.name} is known"
         return alone.model_copy(update={"note": note})
     return Uncertainty(
         mean=near.mean, worst=near.worst, kind="published", source=f"{near.told}: {near.source}",

@@ -58,7 +58,15 @@ AXIS_COLOURS = {
     "host": "#DDCC77",
     "latency": "#6E6E6E",
 }
-WAITING_COLOUR = AXIS_COLOURS["bubble"]
+WAITING = "waiting"  # for the other sides of an exchange
+_NAMES = {
+    "transfer": "message of the pipeline",
+    "weight": "gradients of weights",
+    WAITING: "waits for the others",
+}
+_COLOURS = {WAITING: AXIS_COLOURS["bubble"], **TASK_COLOURS, **PHASE_COLOURS, **ROLE_COLOURS,
+            **AXIS_COLOURS}  # fmt: skip
+KEYS = tuple(_COLOURS)  # of bars: what comes later lies on top
 
 # Of machines, models, lines: Okabe and Ito's, then two of Tol's that differ from them most.
 SERIES_COLOURS = (
@@ -99,6 +107,20 @@ def lighter(colour: str, share: float) -> str:
     """
     levels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(level + (255 - level) * share):02x}" for level in levels)
+
+
+def key_colour(key: str) -> str:
+    """Of a bar's key: a kind of task, a phase, the role of a tensor, an axis, a wait."""
+    return _COLOURS.get(key, OTHER_COLOUR)
+
+
+def key_name(key: str) -> str:
+    """What a colour is called.
+
+    >>> key_name("tp"), key_name("transfer"), key_name("weight"), key_name("block_forward")
+    ('tp', 'message of the pipeline', 'gradients of weights', 'block forward')
+    """
+    return _NAMES.get(key, key.replace("_", " "))
 
 
 def task_colour(kind: str) -> str:

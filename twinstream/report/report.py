@@ -1,15 +1,16 @@
 """`twinstream report`: prediction and measurement of a schedule on one page."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import plotly.graph_objects as go
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.explanation import Explanation, explain
-from twinstream.measures.metrics import Summary, rate_text, summarize
-from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
+from twinstream.measures.metrics import Summary, summarize
+from twinstream.measures.uncertainty import prediction_notes
 from twinstream.report.bars import merged_bars, op_bars, shrunk
 from twinstream.report.page import Card, Page, Section, Table, html_of
+from twinstream.report.ranks_part import RanksPart
 from twinstream.report.share_figures import (
     critical_path_figure,
     idle_figure,
@@ -18,97 +19,142 @@ from twinstream.report.share_figures import (
     traffic_figure,
 )
 from twinstream.report.timeline_figure import Shown, timeline_figure
-from twinstream.report.view import View, round_name
+from twinstream.report.view import View, round_name, view_of
 from twinstream.schedule.analysis.comparison import Comparison, compare
-from twinstream.schedule.analysis.idle import IdleInterval
+from twinstream.schedule.analysis.idle import BUBBLE, AnySchedule, AnyTimeline, IdleInterval
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.sizes import gib
+from twinstream.schedule.sizes import gib, rate_text
 from twinstream.schedule.timeline import Timeline
-from twinstream.screens.tables import readable, seconds, workload_line
+from twinstream.screens.ranks_screen import mesh_text
+from twinstream.screens.tables import cause_name, readable, seconds, workload_line
 
 _NUM_WAITS = 8
+_HOW_TO_ZOOM = (
+    "A figure is zoomed by dragging along it, and reset by a double click; a click on the legend "
+    "hides, a double click isolates."
+)
 _WORTH_NAMING = 0.05  # tokens/s
 
 
 def report_html(
-    schedule: Schedule,
+    schedule: AnySchedule,
     machine: Machine,
     *,
-    predicted: Timeline | None = None,
-    measured: Timeline | None = None,
+    predicted: AnyTimeline | None = None,
+    measured: AnyTimeline | None = None,
+    notes: Sequence[str] = (),
 ) -> str:
     """One self-contained page about a schedule and its timelines.
 
     Args:
-        machine: whose rates and peaks count.
-        predicted, measured: at least one of them.
+        machine: whose rates and peaks count; of a mesh the profile of a node.
+        predicted, measured: at least one of them; of a mesh the prediction.
+        notes: sentences about the prediction.
 
     Raises:
         TimelineMismatch: a timeline is not of this schedule.
         MissingNumberError: the machine lacks a number that a figure needs.
     """
+    if isinstance(schedule, Schedule):
+        assert not isinstance(predicted, ClusterTimeline)
+        assert not isinstance(measured, ClusterTimeline)
+        return html_of(_page_of_device(schedule, machine, predicted, measured, notes))
+    assert isinstance(predicted, ClusterTimeline)
+    assert not isinstance(measured, Timeline)
+    part = RanksPart(schedule, predicted, machine, measured, notes=notes)
+    return html_of(_page_of_ranks(part))
+
+
+def _page_of_device(
+    schedule: Schedule,
+    machine: Machine,
+    predicted: Timeline | None,
+    measured: Timeline | None,
+    notes: Sequence[str],
+) -> Page:
     given = {"predicted": predicted, "measured": measured}
-    views = [View(name, schedule, line) for name, line in given.items() if line is not None]
-    assert views, "a report needs a timeline"
-    summaries = {view.name: summarize(schedule, view.timeline, machine) for view in views}
+    lines = {name: line for name, line in given.items() if line is not None}
+    assert lines, "a report needs a timeline"
+    views = [view_of(name, schedule, line) for name, line in lines.items()]
+    summaries = {name: summarize(schedule, line, machine) for name, line in lines.items()}
     explanation = explain(schedule, views[0].timeline, machine)
     both = compare(schedule, predicted, measured) if predicted and measured else None
-    title = f"{schedule.model.name} on {machine.name}"
+    told = [] if predicted is None else prediction_notes(schedule, machine, predicted)
     work = schedule.workload
-    return html_of(
-        Page(
-            title=title,
-            subtitle=f"{work.tokens_per_step:,} tokens a step: {workload_line(work)}. "
-            f"Policy {schedule.policy}. {_provenance(views)}{_notes(schedule, machine, predicted)}",
-            cards=_cards(schedule, machine, summaries, explanation),
-            sections=_sections(views, machine, explanation, both),
-            footer=_footer(views),
-        )
+    return Page(
+        title=f"{schedule.model.name} on {machine.name}",
+        subtitle=f"{work.tokens_per_step:,} tokens a step: {workload_line(work)}. "
+        f"Policy {schedule.policy}. {' '.join((_provenance(lines), *notes, *told))}",
+        cards=[
+            *_headlines(summaries, f"the {schedule.model.spec['dtype']} peak"),
+            *_cards(schedule, next(iter(summaries)), summaries, explanation),
+        ],
+        sections=_sections(views, machine, explanation, both),
+        footer="Made by twinstream report. Times are of the last pass of each timeline, from the "
+        f"end of compute in the pass before. {_details(lines)}. {_HOW_TO_ZOOM}",
     )
 
 
-def _provenance(views: Sequence[View]) -> str:
+def _page_of_ranks(part: RanksPart) -> Page:
+    lines = {"predicted": part.predicted, "measured": part.measured}
+    known = {name: line for name, line in lines.items() if line is not None}
+    summary = part.summary
+    found = {"predicted": summary} | ({} if part.ran is None else {"measured": part.ran})
+    error = [] if summary.uncertainty is None else [summary.uncertainty.sentence]
+    name = part.schedule.model.get("name", "a model")
+    where = part.predicted.provenance.where
+    return Page(
+        title=f"{name} on {summary.counted} of {where}",
+        subtitle=f"{mesh_text(part.schedule)}; {summary.tokens_per_step:,} tokens a step, "
+        f"{part.layout_told}. {' '.join((_provenance(known), *part.notes, *error))}",
+        cards=[
+            *_headlines(found, f"the peak of all {summary.devices}"),
+            *_cards_of_ranks(summary, part.ran),
+        ],
+        sections=part.sections(),
+        footer="Made by twinstream report. Lanes show the last simulated pass; shares of a class's "
+        "step are of its own pass, from the end of compute in the pass before to its own. "
+        f"{_HOW_TO_ZOOM}",
+    )
+
+
+def _provenance(lines: Mapping[str, AnyTimeline]) -> str:
     return " ".join(
-        f"{view.name.capitalize()}: {view.timeline.provenance.description}." for view in views
+        f"{name.capitalize()}: {line.provenance.description}." for name, line in lines.items()
     )
 
 
-def _notes(schedule: Schedule, machine: Machine, predicted: Timeline | None) -> str:
-    if predicted is None:
-        return ""
-    return "".join(f" {note}" for note in prediction_notes(schedule, machine, predicted))
+def _details(lines: Mapping[str, AnyTimeline]) -> str:
+    return "; ".join(f"{name}: {line.provenance.detail}" for name, line in lines.items())
 
 
-def _footer(views: Sequence[View]) -> str:
-    details = "; ".join(f"{view.name}: {view.timeline.provenance.detail}" for view in views)
-    return (
-        "Made by twinstream report. Times are of the last pass of each timeline, from the end of "
-        f"compute in the pass before. {details}. A figure is zoomed by dragging along it, and "
-        "reset by a double click; a click on the legend hides, a double click isolates."
-    )
-
-
-def _cards(
-    schedule: Schedule, machine: Machine, found: dict[str, Summary], explanation: Explanation
-) -> list[Card]:
-    main = next(iter(found.values()))
+def _headlines(found: Mapping[str, Summary], peak: str) -> list[Card]:
+    """Speed and use of compute: predicted, and how far off where it was measured, too."""
+    world, main = next(iter(found.items()))
 
     def also(shown: Callable[[Summary], str], field: str) -> str:
         if len(found) < 2:
-            only = next(iter(found))
-            error = uncertainty_of(machine, schedule).short
-            return f"{only}, {error}" if only == "predicted" else only
+            error = "" if main.uncertainty is None else f", {main.uncertainty.short}"
+            return f"{world}{error}"
         before, after = found.values()
         error = getattr(before, field) / getattr(after, field) - 1
         return f"measured {shown(after)}; the prediction is {error:+.1%}"
 
-    cards = [
+    cold = f"the first, cold one {seconds(main.cold_step_time_s)}"
+    return [
         Card("throughput, tokens/s", _rate(main), also(_rate, "tokens_per_s")),
-        Card("step time", _time(main), also(_time, "step_time_s")),
-        Card("MFU", f"{main.mfu:.1%}", f"of the {schedule.model.spec['dtype']} peak"),
+        Card("step time", _time(main), f"{also(_time, 'step_time_s')}; {cold}"),
+        Card("MFU", f"{main.mfu:.1%}", f"of {peak}"),
         Card("HFU", f"{main.hfu:.1%}", f"{main.recompute_fraction:.1%} of the FLOPs are redone"),
     ]
-    bound = schedule.bound
+
+
+def _cards(
+    schedule: Schedule, world: str, found: Mapping[str, Summary], explanation: Explanation
+) -> list[Card]:
+    """What limits one device, what it takes, what would help."""
+    main, bound, cards = found[world], schedule.bound, []
     if bound is not None and main.gap is not None:
         family = "" if main.gap_family is None else f"; {main.gap_family:.1%} over any chunking's"
         cards.append(
@@ -123,13 +169,40 @@ def _cards(
     ):
         cards.append(Card(name, gib(peak), "no cap" if cap is None else f"cap {gib(cap)}"))
     idle = sum(explanation.compute_idle_fraction.values())
-    cards.append(Card("compute waits", f"{idle:.2%}", f"of the step, {next(iter(found))}"))
+    cards.append(Card("compute waits", f"{idle:.2%}", f"of the step, {world}"))
     prices = [price for price in explanation.prices if price.adds_tokens_per_s >= _WORTH_NAMING]
     for price in sorted(prices, key=lambda p: -p.adds_tokens_per_s)[:1]:
         unit, _, thing = price.what.partition(" of ")
         text = f"+{price.adds_tokens_per_s:,.1f} tokens/s"
         note = f"one more {unit} of {readable(thing)}, by the bound"
         cards.append(Card("worth buying", text, note))
+    return cards
+
+
+def _cards_of_ranks(summary: Summary, ran: Summary | None) -> list[Card]:
+    """How many there are, what the fullest takes, and what compute waits for."""
+    has = "" if summary.device_bytes is None else f" of {gib(summary.device_bytes)}"
+    if summary.missing_bytes:
+        has += f": {gib(summary.missing_bytes)} are missing"
+    waits = {name: share for name, share in summary.mean_fraction.items() if name != "compute"}
+    cards = [
+        Card(summary.devices, f"{summary.num_gpus:,}", f"{len(summary.exposed)} classes of ranks"),
+        Card("device memory", gib(summary.device_peak_bytes),
+             f"class '{summary.fullest}', the fullest{has}"),
+        Card("compute waits", f"{sum(waits.values()):.1%}", "of the step, mean of ranks"),
+    ]  # fmt: skip
+    if ran is not None:
+        idle = 1.0 - ran.mean_fraction.get("compute", 0.0)
+        note = "of the last step, mean of ranks"
+        cards.append(Card("measured: compute waits", f"{idle:.1%}", note))
+    if summary.host_peak_bytes:
+        note = "of the rank that takes most"
+        cards.append(Card("host memory", gib(summary.host_peak_bytes), note))
+    if BUBBLE in waits:
+        cards.append(Card("bubble", f"{waits.pop(BUBBLE):.1%}", "of the step, mean of ranks"))
+    if waits:
+        cause = max(waits, key=waits.__getitem__)
+        cards.append(Card("exposed most", cause_name(cause), f"{waits[cause]:.1%} of the step"))
     return cards
 
 
@@ -202,7 +275,7 @@ def _one_round(views: Sequence[View], machine: Machine) -> Section:
     shown, cut = [], False
     for view in views:
         span = view.round_span(number)
-        window = shrunk(view, span)
+        window = shrunk([view], span)
         cut = cut or window != span
         shown.append(Shown(view, window, op_bars(view, window)))
     whole = views[0].round_span(number)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from twinstream.log.run_files import OPTIONS, PLAN
 from twinstream.measures.metrics import rate_text
 from twinstream.measures.residence import residence
-from twinstream.report.cluster.run_on_ranks import RunOnRanks
 from twinstream.report.page import Card, Page, Section, Table, Text, html_of
+from twinstream.report.ranks_part import RanksPart
 from twinstream.report.run_figures import (
     FEW_STEPS,
     MOST_POINTS,
@@ -34,7 +34,7 @@ def run_html(
     *,
     schedule: Schedule | None = None,
     predicted: Timeline | None = None,
-    ranks: RunOnRanks | None = None,
+    ranks: RanksPart | None = None,
 ) -> str:
     """One self-contained page about a run.
 
@@ -49,7 +49,7 @@ def run_html(
     summary = run_summary(run)
     sections = [_loss(run), *_of_steps(run)]
     if ranks is not None:
-        sections += ranks.sections()
+        sections += ranks.run_sections()
     if schedule is not None:
         sections += _memory(schedule, predicted)
     sections.append(_checkpoints(run))
@@ -64,7 +64,7 @@ def run_html(
         Page(
             title=f"{model}: {name}" if model else name,
             subtitle=_subtitle(run, schedule, ranks),
-            cards=[*_cards(run, summary, schedule), *([] if ranks is None else ranks.cards())],
+            cards=[*_cards(run, summary, schedule), *([] if ranks is None else ranks.run_cards())],
             sections=sections,
             footer="Made by twinstream report. A figure is zoomed by dragging along it, and reset "
             "by a double click; a click on the legend hides, a double click isolates.",
@@ -72,7 +72,7 @@ def run_html(
     )
 
 
-def _subtitle(run: RunFolder, schedule: Schedule | None, ranks: RunOnRanks | None) -> str:
+def _subtitle(run: RunFolder, schedule: Schedule | None, ranks: RanksPart | None) -> str:
     told = [f"A run in {run.path}"]
     if run.events:
         first, last = (event.at[:19].replace("T", " ") for event in (run.events[0], run.events[-1]))

@@ -1,13 +1,16 @@
 """Where time and bytes go: idle time, copies, recompute, kinds of task."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import plotly.graph_objects as go
 
+from twinstream.measures.metrics import ARENA, RESERVE, Summary
 from twinstream.measures.residence import ROLES, Residence
 from twinstream.report.palette import (
+    AXIS_COLOURS,
     CAUSE_COLOURS,
     OTHER_COLOUR,
+    PHASE_COLOURS,
     ROLE_COLOURS,
     WORLD_COLOURS,
     task_colour,
@@ -15,13 +18,19 @@ from twinstream.report.palette import (
 from twinstream.report.view import View, size_unit, time_unit
 from twinstream.schedule.analysis.comparison import Comparison, kind_of
 from twinstream.schedule.analysis.critical_path import critical_path
-from twinstream.schedule.analysis.idle import idle_by_queue, idle_intervals
+from twinstream.schedule.analysis.idle import CAUSES, idle_by_queue, idle_intervals
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute
-from twinstream.screens.tables import readable, seconds
+from twinstream.schedule.sizes import gib
+from twinstream.screens.tables import cause_name, readable, seconds
 
-_LEGEND_ABOVE = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
-_LEGEND_ROW_PX = 20
+_LEGEND_ABOVE = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "traceorder": "normal"}
+_BAR_PX, _EDGES_PX, _LEGEND_ROW_PX, _IN_A_ROW = 26, 60, 22, 6
+_GIB = 2**30
+_MEMORY_NAMES = {RESERVE: "context, libraries", ARENA: "rest of the arena"}
+_MEMORY_COLOURS = ROLE_COLOURS | {ARENA: "#C9CDD3"}
+MEAN = "mean of ranks"
+_Look = tuple[str, str, dict[str, object]]  # a key, its name, its marker
 LEVEL_COLOURS = {"INPUT": "#D55E00", "ATTENTION": "#E69F00"}
 
 
@@ -55,53 +64,104 @@ def _shares_figure(views: Sequence[View], found_ns: Sequence[Mapping[str, int]])
     Queues share the tasks' colours, so they are hatched.
     """
     longest = sorted((item for found in found_ns for item in found.items()), key=lambda i: -i[1])
-    keys = list(dict.fromkeys(key for key, _ in longest))
-    figure = go.Figure()
-    for key in keys:
+    looks: list[_Look] = []
+    for key in dict.fromkeys(key for key, _ in longest):
         name = "latency of launches and waits" if key == "latency" else readable(key)
         marker: dict[str, object] = {"color": CAUSE_COLOURS.get(key) or task_colour(key)}
         if key in CAUSE_COLOURS and key != "latency":
             marker["pattern"] = {"shape": "/", "fgcolor": "white", "fgopacity": 0.55, "size": 7}
-        times_ns = [found.get(key, 0) for found in found_ns]
-        figure.add_trace(
-            go.Bar(
-                orientation="h", y=[view.name for view in views],
-                x=[100 * ns / max(1, view.whole.lasting_ns)
-                   for ns, view in zip(times_ns, views, strict=True)],
-                customdata=[ns / 1e6 for ns in times_ns], name=name, marker=marker,
-                hovertemplate=name + ": %{x:.2f} % of the step, %{customdata:,.2f} ms"
-                "<extra></extra>",
-            )
+        looks.append((key, name, marker))
+    whole_ns = {view.name: max(1, view.whole.lasting_ns) for view in views}
+    parts = {
+        view.name: {key: 100 * ns / whole_ns[view.name] for key, ns in found.items()}
+        for view, found in zip(views, found_ns, strict=True)
+    }
+    return _stacked(parts, looks, "% of the step", lambda world, percent: (
+        f"{percent:.2f} % of the step, {seconds(percent / 100 * whole_ns[world] / 1e9)}"
+    ))  # fmt: skip
+
+
+def exposed_figure(summary: Summary, names: Sequence[str]) -> go.Figure:
+    """Share of the step in which compute ran, and in which it waited, by cause."""
+    found = {one.name: one for one in summary.exposed if one.name in names}
+    parts = {name: one.fractions for name, one in found.items()} | {MEAN: summary.mean_fraction}
+    steps_s = {name: one.step_ns / 1e9 for name, one in found.items()}
+    steps_s[MEAN] = summary.step_time_s
+    looks: list[_Look] = [
+        (cause, cause_name(cause), {"color": AXIS_COLOURS.get(cause, PHASE_COLOURS["forward"])})
+        for cause in ("compute", *CAUSES)
+    ]
+    percent = {name: {c: 100 * share for c, share in one.items()} for name, one in parts.items()}
+    figure = _stacked(percent, looks, "% of the step", lambda name, value: (
+        f"{value:.2f} %, {seconds(value / 100 * steps_s[name])}"
+    ))  # fmt: skip
+    figure.update_xaxes(range=[0, 100.001])
+    return figure
+
+
+def device_memory_figure(summary: Summary, names: Sequence[str]) -> go.Figure:
+    """Device memory of a rank of each class by role of tensor, with what a device has."""
+    looks: list[_Look] = [
+        (role, _MEMORY_NAMES.get(role, readable(role)),
+         {"color": _MEMORY_COLOURS.get(role, OTHER_COLOUR)})
+        for role in (*ROLE_COLOURS, ARENA, RESERVE)
+    ]  # fmt: skip
+    found = {
+        name: {role: size / _GIB for role, size in summary.memory_bytes[name].items()}
+        for name in names
+    }
+    figure = _stacked(
+        found, looks, "GiB of a rank's device", lambda _, size_gib: gib(size_gib * _GIB)
+    )
+    most = max(sum(one.values()) for one in found.values())
+    if summary.device_bytes is not None:
+        has = summary.device_bytes / _GIB
+        most = max(most, has)
+        figure.add_vline(
+            x=has, line={"dash": "dash", "width": 1.5, "color": OTHER_COLOUR},
+            annotation={"text": f"a device has {gib(summary.device_bytes)}",
+                        "xanchor": "right", "yanchor": "top"},
         )  # fmt: skip
-    top_px = 20 + _LEGEND_ROW_PX * -(-len(keys) // 2)
-    figure.update_layout(
-        barmode="stack", height=80 + top_px + 55 * len(views),
-        xaxis={"title": {"text": "% of the step"}},
-        yaxis={"autorange": "reversed"}, legend={**_LEGEND_ABOVE, "maxheight": top_px},
-        margin={"l": 90, "r": 30, "t": top_px, "b": 45},
-    )  # fmt: skip
+    figure.update_xaxes(range=[0, most * 1.03])
     return figure
 
 
 def traffic_figure(schedule: Schedule, residence: Residence) -> go.Figure:
     """Bytes copied in one step, by direction and role."""
-    figure = go.Figure()
     unit_bytes, unit = size_unit(schedule)
-    moved = {role.role: (role.h2d_bytes, role.d2h_bytes) for role in residence.roles}
-    for role in ROLES:
-        if not any(moved[role]):
-            continue
-        figure.add_trace(
-            go.Bar(
-                orientation="h", y=["H2D", "D2H"], x=[size / unit_bytes for size in moved[role]],
-                name=readable(role), marker={"color": ROLE_COLOURS[role]},
-                hovertemplate=readable(role) + f", %{{y}}: %{{x:,.2f}} {unit}<extra></extra>",
-            )
-        )  # fmt: skip
+    moved: dict[str, dict[str, float]] = {
+        "H2D": {role.role: role.h2d_bytes / unit_bytes for role in residence.roles},
+        "D2H": {role.role: role.d2h_bytes / unit_bytes for role in residence.roles},
+    }
+    looks: list[_Look] = [(role, readable(role), {"color": ROLE_COLOURS[role]}) for role in ROLES]
+    return _stacked(moved, looks, f"{unit} a step", lambda _, size: f"{size:,.2f} {unit}")
+
+
+def _stacked(
+    parts: Mapping[str, Mapping[str, float]],
+    looks: Sequence[_Look],
+    what: str,
+    told: Callable[[str, float], str],
+) -> go.Figure:
+    """A stacked bar for each label, of the parts that are anywhere, in the looks' order."""
+    figure = go.Figure()
+    for key, name, marker in looks:
+        values = [one.get(key, 0.0) for one in parts.values()]
+        if any(values):
+            texts = [told(label, value) for label, value in zip(parts, values, strict=True)]
+            figure.add_trace(
+                go.Bar(
+                    orientation="h", y=list(parts), x=values, name=name, marker=marker,
+                    customdata=texts,
+                    hovertemplate="%{y}, " + name + ": %{customdata}<extra></extra>",
+                )
+            )  # fmt: skip
+    top_px = 10 + _LEGEND_ROW_PX * -(-len(figure.data) // _IN_A_ROW)
     figure.update_layout(
-        barmode="stack", height=230, xaxis={"title": {"text": f"{unit} a step"}},
-        yaxis={"autorange": "reversed"}, legend=_LEGEND_ABOVE,
-        margin={"l": 60, "r": 30, "t": 40, "b": 45},
+        barmode="stack", height=_EDGES_PX + top_px + max(_BAR_PX * len(parts), 2 * _BAR_PX),
+        showlegend=True, xaxis={"title": {"text": what}},
+        yaxis={"autorange": "reversed", "fixedrange": True}, legend=_LEGEND_ABOVE,
+        margin={"l": 110, "r": 30, "t": top_px, "b": 45},
     )  # fmt: skip
     return figure
 

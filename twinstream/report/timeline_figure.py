@@ -12,9 +12,8 @@ from plotly.subplots import make_subplots
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.report.bars import Bar
-from twinstream.report.memory import memory_curve, memory_samples
-from twinstream.report.palette import OTHER_COLOUR, ROLE_COLOURS, TASK_COLOURS, task_colour
-from twinstream.report.view import Span, View, size_unit, time_unit
+from twinstream.report.palette import KEYS, OTHER_COLOUR, ROLE_COLOURS, key_colour, key_name
+from twinstream.report.view import Span, View, memory_curve, memory_samples, size_unit, time_unit
 from twinstream.schedule.analysis.resource_use import use_over_time
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST, Role, Tier
@@ -64,7 +63,7 @@ def timeline_figure(shown: Sequence[Shown], machine: Machine) -> go.Figure:
     unit = size_unit(shown[0].view.schedule)[1]
     rows = [*charts, f"Device memory, {unit}", f"Host memory, {unit}", _USE]
     strips_px = _STRIP_PX * max(1, len(_usable(machine)) * len(shown))
-    heights = [_ROW_PX * len(one.view.queues) for one in shown] + [_AREA_PX] * 2 + [strips_px]
+    heights = [_ROW_PX * len(one.view.lanes) for one in shown] + [_AREA_PX] * 2 + [strips_px]
     height = sum(heights) + _BETWEEN_PX * (len(rows) - 1)
     figure = make_subplots(
         rows=len(rows), cols=1, shared_xaxes=True, subplot_titles=rows,
@@ -81,9 +80,8 @@ def timeline_figure(shown: Sequence[Shown], machine: Machine) -> go.Figure:
 
 
 def _add_gantt(figure: go.Figure, one: Shown, axis: _Axis, row: int) -> None:
-    names = [readable(queue) for queue in one.view.queues]
-    order = [*TASK_COLOURS, *ROLES]
-    keys = sorted({bar.key for bar in one.bars}, key=lambda k: order.index(k) if k in order else 99)
+    names = [readable(queue) for queue in one.view.lanes]
+    keys = sorted({bar.key for bar in one.bars}, key=lambda k: KEYS.index(k) if k in KEYS else 99)
     for key in keys:
         mine = [bar for bar in one.bars if bar.key == key]
         start = axis.place([bar.start_ns for bar in mine], one.span)
@@ -92,8 +90,8 @@ def _add_gantt(figure: go.Figure, one: Shown, axis: _Axis, row: int) -> None:
             go.Bar(
                 orientation="h", base=start, y=[readable(bar.queue) for bar in mine],
                 x=axis.place([bar.end_ns for bar in mine], one.span) - start,
-                marker={"color": ROLE_COLOURS.get(key, task_colour(key)), "line": {"width": 0}},
-                hovertext=[bar.text for bar in mine], hoverinfo="text", name=readable(key),
+                marker={"color": key_colour(key), "line": {"width": 0}},
+                hovertext=[bar.text for bar in mine], hoverinfo="text", name=key_name(key),
                 width=0.82, legendgroup=key, showlegend=row == 1 and not is_role,
                 legend="legend",
             ),

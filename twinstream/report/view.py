@@ -1,21 +1,51 @@
-"""One timeline of a schedule as arrays, ready to be drawn."""
+"""The last pass of a timeline as arrays, ready to be drawn: of one device, or of every class."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.schedule.analysis.idle import IdleInterval, idle_intervals
+from twinstream.report.palette import TASK_COLOURS
+from twinstream.schedule.analysis.idle import (
+    ALL_RANKS,
+    AXES,
+    TRANSFER,
+    AnySchedule,
+    AnyTimeline,
+    ExchangeTimes,
+    IdleInterval,
+    cause_of,
+)
+from twinstream.schedule.analysis.occupancy import MemorySample, memory_over_time
 from twinstream.schedule.analysis.resource_use import bytes_by_op
+from twinstream.schedule.cluster.cluster_schedule import THE_DEVICE, as_cluster
+from twinstream.schedule.cluster.cluster_timeline import as_cluster_timeline
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Communicate, Compute, Op
 from twinstream.schedule.proof.verify_layout import arena_bytes
-from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.schedule.timeline import Timeline, require_timeline_of
+from twinstream.schedule.tensors import DEVICE, HOST, Tier
+from twinstream.schedule.timeline import Timeline
 
 Times = NDArray[np.int64]
+Floats = NDArray[np.float64]
+COMPUTE = "compute"
 _LONG_NS = 5e9
+_ORDER = (COMPUTE, *AXES, "send", "recv", ALL_RANKS)
+_PHASES = ("forward", "backward", "weight", "recompute", "optimizer")
+_PHASE_OF_KIND = {
+    "loss": "forward",
+    "part": "weight",
+    "accumulate": "optimizer",
+    "cast": "optimizer",
+    "gradients_complete": "optimizer",
+    "gradient_norm": "optimizer",
+    "squares": "optimizer",
+    "gathered": "optimizer",
+    "tied_gradients": "optimizer",
+}
+_IN_BOTH = ("core", "kv")  # of attention around a ring: the op's name says which pass it is of
 
 
 @dataclass(frozen=True)
@@ -30,38 +60,81 @@ class Span:
         return self.end_ns - self.start_ns
 
 
-class View:
-    """The last pass of a timeline; `name` is `predicted` or `measured`."""
+@dataclass(frozen=True)
+class MemoryCurve:
+    """Bytes by role from each of `start_ns` on, at the fullest moment until the next."""
 
-    def __init__(self, name: str, schedule: Schedule, timeline: Timeline) -> None:
-        require_timeline_of(schedule, timeline, name)
-        self.name, self.schedule, self.timeline = name, schedule, timeline
-        self.start_ns: Times = np.asarray(timeline.passes[-1].start_ns, np.int64)
-        self.end_ns: Times = np.asarray(timeline.passes[-1].end_ns, np.int64)
+    start_ns: Floats
+    bytes_by_role: dict[str, Floats]
+
+
+class View:
+    """What a device, or a class of ranks, does in the last pass of a timeline.
+
+    Ops of an exchange begin once all sides have come; `waited_ns` is how long this class waited
+    for them. `world` is `predicted` or `measured`, and the name of one device.
+    """
+
+    def __init__(
+        self, world: str, exchanges: ExchangeTimes, timeline: Timeline, number: int
+    ) -> None:
+        self.world, self._meetings, self._number = world, exchanges, number
+        self.timeline = timeline
+        self.rank_class = exchanges.schedule.classes[number]
+        self.num_ranks = exchanges.schedule.num_ranks(self.rank_class)
+        self.schedule: Schedule = exchanges.schedule.of(self.rank_class)
+        self.is_device = self.rank_class.name == THE_DEVICE
+        self.name = world if self.is_device else self.rank_class.name
+        spans, last = exchanges.passes[number][-1], len(exchanges.passes[number]) - 1
+        came = np.asarray(spans.start_ns, np.int64)
+        self.start_ns: Times = came.copy()
+        self.end_ns: Times = np.asarray(spans.end_ns, np.int64)
+        for at, op in enumerate(self.ops):
+            if isinstance(op, Communicate):
+                # Measured, a message may be on its way before its receiver has come.
+                begun_ns = exchanges.begun_ns(last, (number, at))
+                self.start_ns[at] = min(begun_ns, spans.end_ns[at])
+        self.waited_ns: Times = self.start_ns - came
+        self.lane = tuple(map(lane_of, self.ops))
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        return self.schedule.ops
 
     @cached_property
-    def queues(self) -> list[str]:
+    def key(self) -> tuple[str, ...]:
+        """What decides the colour of each op."""
+        return tuple(map(self.colour_key, self.ops))
+
+    @cached_property
+    def lanes(self) -> list[str]:
+        """Compute on top, below it what is said by axis, then other queues by their first op."""
+        found = dict.fromkeys(self.lane)
+        known = [lane for lane in _ORDER if lane in found]
+        computes = [lane for lane in found if lane.startswith(COMPUTE) and lane != COMPUTE]
+        return [*dict.fromkeys((*known[:1], *computes, *known[1:], *found))]
+
+    @cached_property
+    def streams(self) -> list[str]:
         """The streams' names, compute first, then in order of their first op."""
-        found = list(dict.fromkeys(stream_name(op) for op in self.schedule.ops))
-        return sorted(found, key=lambda name: not name.startswith("compute"))
+        found = list(dict.fromkeys(map(stream_name, self.ops)))
+        return sorted(found, key=lambda name: not name.startswith(COMPUTE))
 
     @cached_property
     def whole(self) -> Span:
         """The pass from the end of compute in the pass before (if known) to its own last end."""
-        mine = [i for i, op in enumerate(self.schedule.ops) if op.stream.queue == "compute"]
-        before = self.timeline.passes[-2:-1]
+        mine = [i for i, op in enumerate(self.ops) if op.stream.queue == COMPUTE]
+        before = self._meetings.passes[self._number][-2:-1]
         if not mine:
             return Span(int(self.start_ns.min()), int(self.end_ns.max()))
         end_ns = int(self.end_ns[mine[-1]])
-        if before:
-            return Span(before[0].end_ns[mine[-1]], end_ns)
-        return Span(int(self.start_ns[mine[0]]), end_ns)
+        return Span(before[0].end_ns[mine[-1]] if before else int(self.start_ns[mine[0]]), end_ns)
 
     def round_span(self, number: int) -> Span:
         """From the start of a round's first task to the end of its last."""
         mine = [
             i
-            for i, op in enumerate(self.schedule.ops)
+            for i, op in enumerate(self.ops)
             if isinstance(op, Compute) and op.label.round == number
         ]
         if not mine:
@@ -76,11 +149,11 @@ class View:
     @cached_property
     def idle(self) -> dict[str, IdleInterval]:
         """What each op waited for while its stream was idle."""
-        streams = dict.fromkeys(op.stream for op in self.schedule.ops)
+        streams = {str(op.stream): op.stream for op in self.ops}
         return {
             interval.before: interval
-            for stream in streams
-            for interval in idle_intervals(self.schedule, self.timeline, stream)
+            for stream in streams.values()
+            for interval in self._meetings.gaps(self._number).of(stream)
         }
 
     @cached_property
@@ -94,8 +167,105 @@ class View:
         return {tensor.tensor_id: tensor.role for tensor in self.schedule.tensors}
 
     def colour_key(self, op: Op) -> str:
-        """A task's kind; the role of what a copy, feed or fetch moves."""
-        return op.label.kind if isinstance(op, Compute | Communicate) else self.roles[op.tensor]
+        """A task's kind or phase; what an exchange is of; the role of what is copied."""
+        if isinstance(op, Compute):
+            return op.label.kind if op.label.kind in TASK_COLOURS else phase_of(op)
+        return cause_of(op) if isinstance(op, Communicate) else self.roles[op.tensor]
+
+    def said_bytes(self, op: Communicate) -> int:
+        """The larger of what an exchange is given and what it makes."""
+        given = sum(self._sizes[o.tensor] for o in op.operands if o.mode != "write")
+        made = sum(self._sizes[o.tensor] for o in op.operands if o.mode != "read")
+        return max(given, made)
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return {tensor.tensor_id: tensor.size_bytes for tensor in self.schedule.tensors}
+
+
+class MeshView:
+    """The last pass of all classes of ranks; one device is a class of its own."""
+
+    def __init__(self, world: str, schedule: AnySchedule, timeline: AnyTimeline) -> None:
+        self.world = world
+        self.schedule, self.timeline = as_cluster(schedule), as_cluster_timeline(timeline)
+        exchanges = ExchangeTimes(self.schedule, self.timeline)
+        self.classes = [
+            View(world, exchanges, self.timeline.classes[one.name], number)
+            for number, one in enumerate(self.schedule.classes)
+        ]
+
+    @cached_property
+    def whole(self) -> Span:
+        """Of one device its pass; else from the first compute of any class to the last end."""
+        if self.classes[0].is_device:
+            return self.classes[0].whole
+        starts = [
+            int(one.start_ns[at])
+            for one in self.classes
+            for at, lane in enumerate(one.lane)
+            if lane == COMPUTE
+        ]
+        ends = [int(one.end_ns.max(initial=0)) for one in self.classes]
+        first = min(starts, default=0)
+        return Span(first, max(first + 1, *ends))
+
+
+def view_of(world: str, schedule: Schedule, timeline: Timeline) -> View:
+    """The view of one device."""
+    return MeshView(world, schedule, timeline).classes[0]
+
+
+def memory_samples(view: View, tier: Tier) -> list[MemorySample]:
+    return memory_over_time(view.schedule, view.timeline.passes[-1], tier)
+
+
+def memory_curve(samples: list[MemorySample], span: Span, num_points: int) -> MemoryCurve:
+    """The samples of a span in equal intervals, each at the moment when most bytes are alive."""
+    edges = np.linspace(span.start_ns, span.end_ns, num_points + 1)
+    moments = np.asarray([sample.start_ns for sample in samples], np.float64)
+    totals = np.asarray([sample.total_bytes for sample in samples])
+    names = list(dict.fromkeys(role for sample in samples for role in sample.bytes_by_role))
+    curves = {str(name): np.zeros(num_points + 1) for name in names}
+    # The level at an interval's start is that of the last change before it.
+    first = np.maximum(np.searchsorted(moments, edges, side="right") - 1, 0)
+    for number, low in enumerate(first):
+        high = first[number + 1] + 1 if number + 1 < len(first) else low + 1
+        if not samples:
+            break
+        fullest = int(low + np.argmax(totals[low:high]))
+        for role, size_bytes in samples[fullest].bytes_by_role.items():
+            curves[role][number] = size_bytes
+    return MemoryCurve(edges, curves)
+
+
+def shown_classes(classes: Sequence[View], most: int) -> list[View]:
+    """All, or so many of them: the first, the last, and others at equal distances."""
+    if len(classes) <= most:
+        return list(classes)
+    places = np.linspace(0, len(classes) - 1, most).round().astype(int)
+    return [classes[int(place)] for place in places]
+
+
+def lane_of(op: Op) -> str:
+    """The lane of an op: its axis, `send` or `recv` along the pipeline, else its stream."""
+    if isinstance(op, Communicate):
+        cause = cause_of(op)
+        return op.collective if cause == TRANSFER else cause
+    return stream_name(op)
+
+
+def phase_of(op: Compute) -> str:
+    """The phase of training that a task belongs to, by its label; `other` where that is open."""
+    kind, parts = op.label.kind, op.op_id.split(".")
+    if "again" in parts:
+        return "recompute"
+    if kind in _IN_BOTH:
+        return "backward" if len(parts) > 1 and parts[1].startswith("b") else "forward"
+    for phase in _PHASES:
+        if kind == phase or kind.endswith(f"_{phase}"):
+            return phase
+    return _PHASE_OF_KIND.get(kind, "other")
 
 
 def stream_name(op: Op) -> str:

@@ -92,3 +92,12 @@ def gib(size_bytes: float) -> str:
         if abs(size_bytes) >= size:
             return f"{size_bytes / size:.2f} {unit}"
     return f"{size_bytes / 2**10:.2f} KiB"
+
+
+def rate_text(per_s: float) -> str:
+    """Tokens a second for people: whole ones, two digits where there are few.
+
+    >>> rate_text(11234.5), rate_text(0.0123)
+    ('11,234', '0.012')
+    """
+    return f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.2g}"

@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.table import Table
 
 from twinstream.clusters.job import Job
-from twinstream.clusters.kernel_sets import run_refusal
+from twinstream.clusters.kernel_sets import recipe_text, why_not_here
 from twinstream.clusters.search.search import Found, Searched
 from twinstream.clusters.search.space import told
 from twinstream.cost.bill import Bill
@@ -64,7 +64,7 @@ def layouts_screen(
     )
     return Group(
         head,
-        recipe_line(found.best[0].job),
+        f"Recipe: {recipe_text(found.best[0].job.shape, found.best[0].job.recipe)}.",
         table,
         f"The fastest's step: {parts_text(found.best[0])}.",
         runs_here_line(found),
@@ -73,23 +73,14 @@ def layouts_screen(
     )
 
 
-def recipe_line(job: Job) -> str:
-    """How a model is computed: kernels and dtypes."""
-    recipe, kernels = job.recipe, job.recipe.implementations
-    narrow = "" if kernels.matmuls == "model" else f", linear layers in {kernels.matmuls}"
-    state = recipe.optimizer_state.replace("model", job.dtype)
-    return (
-        f"Recipe: kernels {kernels.vector}, attention {kernels.attention}, {job.dtype}{narrow}, "
-        f"gradients {job.gradient_dtype}, optimizer state {state}"
-    )
-
-
 def runs_here_line(found: Searched) -> str:
     """Whether `run` runs the best layout, or why not; and which of the others it does."""
     best, *others = found.best
-    why = run_refusal(best.job.shape, best.job.recipe, best.layout)
+    why = why_not_here(best.job.shape, best.job.recipe, best.layout)
     if why is None:
-        return "twinstream runs the first layout."
+        return "The first layout runs here: -o plan.json, then twinstream run plan.json."
+    if best.job.is_own:
+        return f"twinstream runs the first layout, but not here: {why}."
     own = next((one for one in others if one.job.is_own), None)
     alternative = "" if own is None else f" The fastest shown that it runs: {told(own.layout)}."
     return f"twinstream does not run the first layout: {why}.{alternative}"

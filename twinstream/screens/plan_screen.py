@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich import box
 from rich.console import Group, RenderableType
 
+from twinstream.clusters.kernel_sets import recipe_text, why_schedule_not_here
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.explanation import Explanation, Recomputed, explain
 from twinstream.measures.metrics import Summary, rate_text, summarize
@@ -12,6 +13,8 @@ from twinstream.measures.policies_compared import PolicyOutcome
 from twinstream.measures.residence import STATE, Residence, RoleResidence
 from twinstream.measures.uncertainty import Uncertainty, prediction_notes, uncertainty_of
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import brief, gib
@@ -54,7 +57,7 @@ def plan_screen(
 
 def plan_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list[str]:
     """What to know before a plan is relied on."""
-    found = prediction_notes(schedule, machine, timeline)
+    found = [_recipe_line(schedule), *prediction_notes(schedule, machine, timeline)]
     host, taken = machine.host_memory_bytes, arena_bytes(schedule, HOST)
     if host is not None and host.value is not None and taken > _MOST_OF_HOST * host.value:
         found.append(
@@ -63,6 +66,15 @@ def plan_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list
         )
     found += nondeterminism_notes(schedule)
     return found
+
+
+def _recipe_line(schedule: Schedule) -> str:
+    """How the model is computed, and whether that runs on this machine or why not."""
+    spec = ModelSpec.model_validate(schedule.model.spec)
+    text = recipe_text(spec, Recipe.model_validate(schedule.recipe))
+    why = why_schedule_not_here(schedule)
+    runs = "Runs here" if why is None else f"Does not run here: {why}"
+    return f"Recipe: {text}. {runs}."
 
 
 def _headlines(

@@ -1,18 +1,85 @@
-"""What is printed of a schedule that ranks run: the layout, and what each stage takes."""
+"""What is printed of the ranks of a mesh: headlines, stages, where the step goes, errors."""
+
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group
 
-from twinstream.measures.cluster_summary import ClusterSummary
+from twinstream.measures.metrics import Summary
+from twinstream.schedule.analysis.idle import CAUSES, ExposedTime
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Copy
 from twinstream.schedule.proof.verify_layout import arena_bytes
-from twinstream.schedule.sizes import gib
+from twinstream.schedule.sizes import gib, rate_text
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.workload import Workload
-from twinstream.screens.cluster_screen import cluster_screen
 from twinstream.screens.fitted_table import FittedTable
-from twinstream.screens.tables import listing_table, seconds, workload_line
+from twinstream.screens.tables import (
+    listing_table,
+    readable,
+    seconds,
+    workload_line,
+)
+
+MOST_CLASSES = 16
+_MOST_OPS = 10
+_SHORT = {"all_ranks": "all", "late_ranks": "late", "transfer": "message"}
+
+
+def mesh_screen(schedule: ClusterSchedule, summary: Summary, where: str) -> Group:
+    """A step of a mesh: how fast, which memory, what compute waited for."""
+    error = [] if summary.uncertainty is None else [summary.uncertainty.sentence]
+    return Group(*mesh_lines(schedule, summary, where), "", exposed_table(summary), *error)
+
+
+def mesh_lines(schedule: ClusterSchedule, summary: Summary, where: str) -> list[str]:
+    """Headlines, one a line."""
+    name = schedule.model.get("name", "a model")
+    fullest, error = summary.fullest, summary.uncertainty
+    lines = [
+        f"{name} on {summary.counted} of {where}: {mesh_text(schedule)}",
+        f"{summary.tokens_per_step:,} tokens a step in {seconds(summary.step_time_s)} (cold "
+        f"{seconds(summary.cold_step_time_s)}): {rate_text(summary.tokens_per_s)} tokens/s"
+        f"{'' if error is None else f' ({error.short})'}, MFU {summary.mfu:.1%}",
+        f"device memory: {gib(summary.device_peak_bytes)} in class '{fullest}', the fullest"
+        + ("" if summary.device_bytes is None else f"; a device has {gib(summary.device_bytes)}"),
+    ]
+    if summary.host_peak_bytes:
+        lines.append(f"host memory: {gib(summary.host_peak_bytes)} for the rank that takes most")
+    if summary.missing_bytes:
+        lines.append(f"It does not fit: {gib(summary.missing_bytes)} are missing.")
+    return lines
+
+
+def exposed_table(summary: Summary) -> Group:
+    """Share of the step by cause for each class, at most 16, and the mean over all ranks."""
+    found = summary.exposed
+    causes = causes_shown(found)
+    heads = (_SHORT.get(cause, readable(cause)) for cause in causes)
+    table = listing_table(("class",), ("ranks", "compute", *heads))
+    table.padding = (0, 1, 0, 0)
+    for column in table.columns[1:]:
+        column.no_wrap = True  # names of classes wrap where there are many causes
+    for one in found[:MOST_CLASSES]:
+        table.add_row(one.name, f"{one.num_ranks:,}", *_cells(one.fractions, causes))
+    if len(found) > MOST_CLASSES:
+        table.add_row(f"and {len(found) - MOST_CLASSES} more", *[""] * (2 + len(causes)))
+    table.add_row("mean of ranks", f"{summary.num_gpus:,}", *_cells(summary.mean_fraction, causes))
+    told = (
+        "Compute waits while an exchange of tp, cp, ep, dp or of all ranks is under way, or a "
+        "message of the pipeline; for its peer (bubble), or ranks that are late."
+    )
+    return Group("Where the step goes, and what compute waits for, % of the step", table, told)
+
+
+def causes_shown(found: Sequence[ExposedTime]) -> list[str]:
+    """Those that took any time, in their order."""
+    return [cause for cause in CAUSES if any(cause in one.causes_ns for one in found)]
+
+
+def _cells(parts: Mapping[str, float], causes: Sequence[str]) -> list[str]:
+    """Shares as percentages; - where there is none."""
+    return [f"{100 * parts[name]:.1f}" if name in parts else "-" for name in ("compute", *causes)]
 
 
 class StageFigures(Node):
@@ -63,17 +130,21 @@ def stages_table(schedule: ClusterSchedule) -> FittedTable:
     return table
 
 
+def mesh_text(schedule: ClusterSchedule) -> str:
+    """The axes and their sizes: `pp 2 x dp 4`."""
+    return " x ".join(f"{axis.name} {axis.size}" for axis in schedule.mesh.axes)
+
+
 def layout_line(schedule: ClusterSchedule) -> str:
     """Model, ranks, mesh and pipeline."""
-    mesh = " x ".join(f"{axis.name} {axis.size}" for axis in schedule.mesh.axes)
     name, pipeline = schedule.model["name"], schedule.layout["pipeline"]
-    return f"{name} on {schedule.mesh.size} ranks: {mesh}, {pipeline}"
+    return f"{name} on {schedule.mesh.size} ranks: {mesh_text(schedule)}, {pipeline}"
 
 
 def ranks_screen(
     schedule: ClusterSchedule,
     workload: Workload,
-    summary: ClusterSummary,
+    summary: Summary,
     where: str,
     plan_seconds: float,
 ) -> Group:
@@ -82,4 +153,4 @@ def ranks_screen(
         f"{layout_line(schedule)}; planned in {seconds(plan_seconds)}",
         f"A replica's step: {workload_line(workload)}",
     ]
-    return Group(*lines, stages_table(schedule), cluster_screen(schedule, summary, where))
+    return Group(*lines, stages_table(schedule), mesh_screen(schedule, summary, where))

@@ -9,15 +9,17 @@ from typing import Any
 from rich import box
 from rich.console import Group
 
+from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.collectives.fitting import FittedCurve
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine, Number
-from twinstream.measures.metrics import Summary, rate_text
+from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import Uncertainty, usual_uncertainties
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.analysis.comparison import Comparison, GroupComparison, Pair
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.sizes import gib
+from twinstream.schedule.sizes import gib, rate_text
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
 from twinstream.screens.fitted_table import FittedTable
@@ -111,6 +113,47 @@ def speed_text(summary: Summary, uncertainty: Uncertainty) -> str:
     return f"{rate_text(summary.tokens_per_s)} tokens/s ({uncertainty.short})"
 
 
+def clusters_table(clusters: Sequence[Cluster]) -> Group:
+    """What each cluster is made of; rates are nominal, of one direction."""
+    columns = ("GPUs/node", "GPU GB/s", "NICs/node", "NIC GB/s", "most nodes", "curves")
+    table = listing_table(("name", "node"), columns)
+    table.columns[0].no_wrap = True  # a name is there to be copied
+    for one in clusters:
+        table.add_row(
+            one.name,
+            one.machine,
+            number_text(one.gpus_per_node, 1),
+            number_text(one.node_bytes_per_s, 1e9),
+            number_text(one.nics_per_node, 1),
+            number_text(one.nic_bytes_per_s, 1e9),
+            number_text(one.most_nodes, 1),
+            str(len(one.curves)),
+        )
+    return Group("Clusters", table)
+
+
+def curves_table(fitted: Sequence[FittedCurve]) -> Group:
+    """Each curve that was made, with how far it is off on its points and on sizes left out."""
+    table = listing_table(
+        ("collective", "ranks", "a node", "dtype", "form"), ("points", "error", "left out")
+    )
+    for one in fitted:
+        curve = one.curve
+        unseen = "-" if one.left_out_error is None else f"{one.left_out_error:.1%}"
+        table.add_row(
+            curve.collective.replace("_", "-"),
+            str(curve.ranks),
+            str(curve.ranks_per_node),
+            curve.dtype or "any",
+            curve.form,
+            str(one.num_points),
+            f"{one.error:.1%}",
+            unseen,
+        )
+    told = "Left out: each size but the least and the most, by a curve made of the others."
+    return Group("Curves of collectives", table, told)
+
+
 def probed_table(machine: Machine) -> Group:
     """Numbers and efficiency curves of one machine; what their sources share is said once."""
     numbers: dict[str, Number] = {
@@ -182,19 +225,48 @@ def losses_line(losses: Sequence[float]) -> str:
 
 
 def comparison_tables(
-    comparison: Comparison, predicted: Summary, measured: Summary, peak_of: str
-) -> tuple[Group, ...]:
-    """Predicted against measured: headline figures, task kinds, streams, the ten worst ops."""
-    headlines = headline_table(predicted, measured, (*SPEEDS, *SHARES, *MEMORIES))
-    worst = _comparison_table(["op", "stream"])
-    for op in comparison.worst_ops:
-        worst.add_row(op.op_id, op.stream, *pair_ns(op.duration_ns))
-    return (
-        Group(f"Predicted against measured; MFU and HFU of the peak of {peak_of}", headlines),
-        groups_table("Busy time by kind of op", comparison.kinds),
-        groups_table("Busy time by stream", comparison.streams),
-        Group("Ops that differ most (mean of the passes)", worst),
-    )
+    found: Comparison, summaries: tuple[Summary, Summary] | None, peak_of: str = ""
+) -> list[Group]:
+    """Predicted against measured: headline figures, task kinds, streams or ranks, the worst ops.
+
+    Args:
+        summaries: of the prediction and the measurement, where the machine is known.
+        peak_of: the name of that machine.
+    """
+    if summaries is None:
+        headlines, title = _comparison_table([""]), "Predicted against measured"
+        headlines.add_row("step time", *pair_ns(found.step_ns))
+        headlines.add_row("cold step", *pair_ns(found.cold_ns))
+    else:
+        headlines = headline_table(*summaries, (*SPEEDS, *SHARES, *MEMORIES))
+        title = f"Predicted against measured; MFU and HFU of the peak of {peak_of}"
+    worst = _comparison_table([*(["rank"] if found.ranks else []), "op", "stream"])
+    for op in found.worst_ops:
+        rank = [op.rank] if found.ranks else []
+        worst.add_row(*rank, op.op_id, op.stream, *pair_ns(op.duration_ns))
+    what = "; what is said from when it came" if found.ranks else ""
+    return [
+        Group(title, headlines),
+        groups_table("Busy time by kind of op", found.kinds),
+        _ranks_table(found) if found.ranks else groups_table("Busy time by stream", found.streams),
+        Group(f"Ops that differ most (mean of the passes{what})", worst),
+    ]
+
+
+def _ranks_table(found: Comparison) -> Group:
+    """Of each rank its compute, and what it waited for others and said."""
+    table = _comparison_table(["rank", "time of"])
+    for one in found.ranks:
+        compute = [g.busy_ns for g in one.comparison.streams if g.name.endswith(":compute")]
+        busy = Pair(
+            predicted=sum(pair.predicted for pair in compute),
+            measured=sum(pair.measured for pair in compute),
+        )
+        table.add_row(one.name, "compute", *pair_ns(busy))
+        for group in one.said:
+            table.add_row("", group.name, *pair_ns(group.busy_ns))
+    clocks = f"Clocks of ranks are right within {found.clock_error_ns / 1e3:.0f} us."
+    return Group("Time of each rank in a step", table, clocks)
 
 
 def nondeterminism_notes(schedule: Schedule) -> list[str]:

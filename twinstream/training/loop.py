@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from twinstream.data.chunk_stream import ChunkStream
 from twinstream.data.order import Position
+from twinstream.executor.launch.protocol import Batch, StepResult, TrainTask
+from twinstream.executor.program.options import BackendName
 from twinstream.log.metrics import AnyEvent, StepMetrics
 from twinstream.models.trained import trained_groups
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
@@ -20,18 +22,15 @@ from twinstream.training.checkpoints import written_names
 from twinstream.training.machine import Tell
 from twinstream.training.planning import AnyTimeline
 from twinstream.training.preparing import Prepared
-from twinstream.training.run.batches import StepBatches, batch_of
 from twinstream.training.run.evaluating import Evaluator
 from twinstream.training.run.hooks import RunProgress, StepHooks
-from twinstream.training.run.recorder import StepRecorder
 from twinstream.training.run.run_folder import TrainingFolder
 from twinstream.training.run.segments import TrainingSegment, starting_state
+from twinstream.training.run.steps import StepBatches, StepRecorder, batch_of
 from twinstream.training.run.stopping import Stop
 from twinstream.training.server import TrainerServer
 
 if TYPE_CHECKING:
-    from twinstream.executor.launch.protocol import Batch, StepResult, TrainTask
-    from twinstream.executor.program.options import BackendName
     from twinstream.executor.state.sources import Optimizer, Weights
 
 _LEAST_TIMEOUT_S, _TIMEOUT_STEPS = 60.0, 20.0
@@ -114,10 +113,10 @@ class TrainingLoop:
         if prepared.eval_data is not None:
             evaluator = Evaluator(plan, prepared.eval_data, prepared.options.eval_tokens)
 
-        def feed(replica: int, step: int) -> "Batch":
+        def feed(replica: int, step: int) -> Batch:
             return batch_of(batches.step(step), replica, plan.chunks_of_a_replica, plan)
 
-        def log(replica: int, result: "StepResult") -> None:
+        def log(replica: int, result: StepResult) -> None:
             recorder.take(result.sink, result.step, result.value, replica)
 
         timeout_s = self._timeout_s or max(_LEAST_TIMEOUT_S, _TIMEOUT_STEPS * plan.step_s)
@@ -196,9 +195,7 @@ class TrainingLoop:
 
     def _task(
         self, segment: TrainingSegment, evaluation: Schedule | ClusterSchedule | None
-    ) -> "TrainTask":
-        from twinstream.executor.launch.protocol import TrainTask
-
+    ) -> TrainTask:
         prepared = self._prepared
         return TrainTask(
             first=segment.first,

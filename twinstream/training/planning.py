@@ -11,9 +11,10 @@ from twinstream.data.chunk_stream import ChunkStream
 from twinstream.data.order import Position
 from twinstream.data.packing import ChunkShape
 from twinstream.data.training_data import TrainingData
+from twinstream.executor.launch.protocol import Ranks, TrainTask
+from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import RunFiles
-from twinstream.measures.cluster_summary import ClusterSummary
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.freezing import trained_of
 from twinstream.models.recipe import KernelChoice, Recipe
@@ -25,7 +26,6 @@ from twinstream.planner.kernel_choice import attention_for, kernels_for
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.analysis.comparison import compare
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.document import Schedule
@@ -38,32 +38,17 @@ from twinstream.training.machine import LocalMachine, Tell
 from twinstream.training.options import OptionsError, TrainOptions
 
 if TYPE_CHECKING:
-    from twinstream.executor.launch.protocol import Ranks, TrainTask
-    from twinstream.executor.program.options import BackendName
     from twinstream.executor.ranks.rank_run import RankOutcome
-    from twinstream.executor.state.sharded_state import ShardedState
 
 FEW_STEPS = 20  # where tokens per step are open, so many steps at least
 START_S = 600.0  # for ranks to be warm; who dies meanwhile is noticed at once
 _MOST_EXPECTED = 1024
 _ROOM, _MORE_ROOM = 4, 8  # a chunk has room for so many times what is expected, and some more
 AnyTimeline = Timeline | ClusterTimeline
-AnySummary = Summary | ClusterSummary
 
 
-class Plan(ABC):
-    """Schedules for some of a run's steps, and what is predicted of them.
-
-    Each rank runs one; replicas of the model share out the chunks of a step.
-    """
-
-    @property
-    def num_ranks(self) -> int:
-        return 1
-
-    @property
-    def num_replicas(self) -> int:
-        return 1
+class StepPlan(ABC):
+    """What a plan says of its steps and their data, which replicas of the model share out."""
 
     @property
     @abstractmethod
@@ -72,71 +57,13 @@ class Plan(ABC):
 
     @property
     @abstractmethod
-    def recipe(self) -> Recipe:
-        """What the schedules compute."""
-
-    @property
-    @abstractmethod
     def step_s(self) -> float:
         """Time of a step, as predicted."""
 
     @property
     @abstractmethod
-    def checkpoint_bytes(self) -> int:
-        """Weights and optimizer state on the disk; with adapters theirs alone."""
-
-    @property
-    @abstractmethod
-    def parts(self) -> list[RankPart]:
-        """What each rank does, by rank."""
-
-    @property
-    @abstractmethod
-    def shards(self) -> "ShardedState | None":
-        """How replicas shard the state; None where each has the whole."""
-
-    @abstractmethod
-    def evaluation(self) -> Schedule | ClusterSchedule:
-        """The forward of the schedules by itself, in the same arenas.
-
-        Raises:
-            TwinstreamError: they have no forward of their own.
-        """
-
-    @abstractmethod
-    def started(
-        self, task: "TrainTask", backend: "BackendName", tell: Tell, timeout_s: float
-    ) -> "Ranks":
-        """The ranks, which begin to train.
-
-        Args:
-            timeout_s: how long a rank may keep the others waiting.
-        """
-
-    @abstractmethod
-    def measured(self, outcomes: "list[RankOutcome]", num_steps: int) -> AnyTimeline:
-        """The timeline of what the ranks did."""
-
-    @abstractmethod
-    def summary(self, timeline: AnyTimeline | None = None) -> AnySummary:
-        """Headline figures of a timeline, by default the predicted one."""
-
-    @abstractmethod
-    def write(self, files: RunFiles) -> None:
-        """Write the plan into the folder of a run, in place of what other plans left there."""
-
-    @abstractmethod
-    def write_comparison(self, files: RunFiles, measured: AnyTimeline) -> str | None:
-        """Write predicted beside measured, op by op.
-
-        Returns:
-            A sentence if other programs had the cores while it was measured.
-        """
-
-    @property
-    def notes(self) -> list[str]:
-        """What to know of the plan."""
-        return []
+    def num_replicas(self) -> int:
+        """Replicas of the model."""
 
     @property
     def tokens_per_step(self) -> int:
@@ -180,12 +107,15 @@ class Plan(ABC):
 
 
 @dataclass(frozen=True)
-class DevicePlan(Plan):
-    """The plan of one device, whose profile is `machine`."""
+class DevicePlan(StepPlan):
+    """One device's plan of some of a run's steps, predicted with the profile `machine`."""
 
     schedule: Schedule
     predicted: Timeline
     machine: Machine
+    num_ranks = num_replicas = 1
+    notes = ()
+    shards = None
 
     @property
     def workload(self) -> Workload:
@@ -193,6 +123,7 @@ class DevicePlan(Plan):
 
     @property
     def recipe(self) -> Recipe:
+        """What the schedule computes."""
         return Recipe.model_validate(self.schedule.recipe)
 
     @property
@@ -201,6 +132,7 @@ class DevicePlan(Plan):
 
     @property
     def checkpoint_bytes(self) -> int:
+        """Weights and optimizer state on the disk; with adapters theirs alone."""
         roles = ("parameter", "optimizer_state")
         sizes = {
             tensor.tensor_id: tensor.size_bytes
@@ -212,37 +144,49 @@ class DevicePlan(Plan):
 
     @property
     def parts(self) -> list[RankPart]:
-        return [RankPart(0, {}, "", self.schedule, {})]
-
-    @property
-    def shards(self) -> None:
-        return None
+        """What each rank does."""
+        return [RankPart.alone(self.schedule)]
 
     def evaluation(self) -> Schedule:
+        """The forward of the schedule by itself, in the same arenas.
+
+        Raises:
+            TwinstreamError: it has no forward of its own.
+        """
         return evaluation_of(self.schedule)
 
-    def started(
-        self, task: "TrainTask", backend: "BackendName", tell: Tell, timeout_s: float
-    ) -> "Ranks":
+    def started(self, task: TrainTask, backend: BackendName, tell: Tell, timeout_s: float) -> Ranks:
+        """The ranks, which begin to train.
+
+        Args:
+            timeout_s: how long a rank may keep the others waiting.
+        """
         from twinstream.executor.launch.local_rank import LocalRank
-        from twinstream.executor.program.options import RunOptions
 
         # of the last two passes the last is never begun: one is timed, and runs without graphs
         options = RunOptions(backend, task.num_passes, timed_passes=2, tell=tell)
         return LocalRank(self.schedule, task, options)
 
     def measured(self, outcomes: "list[RankOutcome]", num_steps: int) -> Timeline:
+        """The timeline of what the ranks did."""
         return outcomes[0].timeline
 
     def summary(self, timeline: AnyTimeline | None = None) -> Summary:
+        """Headline figures of a timeline, by default the predicted one."""
         assert not isinstance(timeline, ClusterTimeline), "it is of one device"
         return summarize(self.schedule, timeline or self.predicted, self.machine)
 
     def write(self, files: RunFiles) -> None:
+        """Write the plan into the folder of a run, in place of what other plans left there."""
         files.forget_ranks()
         write_document(self.schedule, files.plan)
 
     def write_comparison(self, files: RunFiles, measured: AnyTimeline) -> str | None:
+        """Write predicted beside measured, op by op.
+
+        Returns:
+            A sentence if other programs had the cores while it was measured.
+        """
         assert isinstance(measured, Timeline), "it is of one device"
         write_document(self.schedule, files.plan)
         comparison = compare(self.schedule, self.predicted, measured)

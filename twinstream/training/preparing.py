@@ -1,26 +1,30 @@
 """From options to all that a run needs before its first step: model, data, plan, prediction."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from twinstream.data.data_record import DataRecord
+from twinstream.data.encoding.tokenizer import DEFINITION, OF_SLOW_TOKENIZERS
+from twinstream.data.options import DataOptions
+from twinstream.data.reading.files import find_files
 from twinstream.data.training_data import TrainingData
 from twinstream.executor.weights.durable_files import free_bytes
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary
-from twinstream.models.presets import model_notes
+from twinstream.models.presets import is_preset, load_model, model_notes
 from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec, require_executable
 from twinstream.schedule.files import read_document
 from twinstream.schedule.sizes import brief
-from twinstream.training.amounts import steps_of
+from twinstream.training.amounts import source_of, steps_of
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.machine import LocalMachine, Tell
-from twinstream.training.opening import Model, base_name, open_data
-from twinstream.training.options import OptionsError, TrainOptions
-from twinstream.training.planning import AnySummary, Plan, plan_again, plan_of, recipe_of
-from twinstream.training.ranks.planning import plan_ranks
+from twinstream.training.options import BYTES, OptionsError, TrainOptions
+from twinstream.training.planning import plan_again, plan_of, recipe_of
+from twinstream.training.ranks.planning import Plan, plan_ranks
 from twinstream.training.rates import LearningRate
 
 if TYPE_CHECKING:
@@ -28,6 +32,22 @@ if TYPE_CHECKING:
 
 _FRESH_RATE, _GIVEN_RATE, _LORA_RATE = 3e-4, 2e-5, 2e-4
 _MANY_EPOCHS = 20
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is trained.
+
+    Attributes:
+        folder: the Hugging Face folder that its weights come from; None where they are random.
+        files: a folder with config.json, tokenizer and so on to be copied through.
+        has_weights: whether the folder has them yet; a dry run needs none.
+    """
+
+    spec: ModelSpec
+    folder: Path | None = None
+    files: Path | None = None
+    has_weights: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +67,9 @@ class Prepared:
     plan_seconds: float
 
     @property
-    def summary(self) -> AnySummary:
+    def summary(self) -> Summary:
         """What is predicted."""
-        found = self.plan.summary()
-        if isinstance(found, Summary):
-            return found.model_copy(update={"plan_seconds": self.plan_seconds})
-        return found
+        return self.plan.summary().model_copy(update={"plan_seconds": self.plan_seconds})
 
     @property
     def tokens_per_step(self) -> int:
@@ -94,7 +111,7 @@ class Prepared:
             )
         if self.here.backend == "cuda":
             found.append("note: `train` is written for CUDA, and not yet run on a GPU")
-        return found + self.plan.notes
+        return [*found, *self.plan.notes]
 
 
 def prepare(options: TrainOptions, here: LocalMachine, model: Model, checkpoint: Checkpoint | None,
@@ -214,3 +231,78 @@ def rate_of(options: TrainOptions, num_steps: int) -> LearningRate:
         options.learning_rate, num_steps, min(warmup, num_steps - 1), options.decay, options.floor,
         cooldown, options.cooldown_shape,
     )  # fmt: skip
+
+
+def open_model(options: TrainOptions, *, weights: bool) -> Model:
+    """The model, and the headers of its weights checked where it has some.
+
+    Args:
+        weights: whether those of a folder have to be there.
+
+    Raises:
+        TwinstreamError: there is no such model, or its weights are not whole.
+    """
+    spec = load_model(options.model, dtype=options.dtype, longest=options.seq_len)
+    require_executable(spec)
+    path = Path(options.model)
+    if is_preset(options.model):
+        return Model(spec)
+    if not path.is_dir():
+        return Model(spec, files=path.parent if path.name == "config.json" else None)
+    from twinstream.api import require_torch
+
+    require_torch()
+    from twinstream.executor.weights.hf_files import has_weights
+    from twinstream.executor.weights.hf_folder import HfFolder
+
+    is_there = has_weights(path)
+    if weights or is_there:
+        HfFolder.open(path, spec)
+    return Model(spec, folder=path, files=path, has_weights=is_there)
+
+
+def base_name(model: Model) -> str | None:
+    """What a PEFT folder says of its base."""
+    return None if model.folder is None else str(model.folder.resolve())
+
+
+def open_data(options: TrainOptions, model: Model) -> tuple[TrainingData, TrainingData | None]:
+    """What is trained on and, if asked for, evaluated on.
+
+    Raises:
+        DataError: a file, a row, the tokenizer or its template cannot be used.
+    """
+    tokenizer = _tokenizer(options, model)
+    rows = DataOptions(
+        loss_on=options.loss_on, long_documents=options.long_documents,
+        chat_template=options.chat_template, workers=options.data_workers,
+        skip_bad_rows=options.skip_bad_rows,
+    )  # fmt: skip
+
+    def opened(names: tuple[str, ...], rows: DataOptions) -> TrainingData:
+        return TrainingData.open(
+            [source_of(name) for name in names], tokenizer, longest=options.seq_len, options=rows,
+            cache=RunFiles(options.output).tokens, vocab_size=model.spec.vocab_size,
+        )  # fmt: skip
+
+    data = opened(options.data, rows)
+    if not options.eval_data:
+        return data, None
+    return data, opened(options.eval_data, replace(rows, workers=0))
+
+
+def _tokenizer(options: TrainOptions, model: Model) -> Path | None:
+    """A folder or tokenizer.json; None is bytes, which given weights have only if told so."""
+    given, folder = options.tokenizer, model.files
+    if given is not None:
+        return None if given == Path(BYTES) and not given.exists() else given
+    if folder is None:
+        return None
+    if (folder / DEFINITION).exists():
+        return folder
+    is_slow = any((folder / name).exists() for name in OF_SLOW_TOKENIZERS)
+    if model.folder is None and not is_slow:
+        return None
+    names = (*options.data, *options.eval_data)
+    found = [file for name in names for file in find_files(source_of(name)).files]
+    return None if all(file.kind == "bin" for file in found) else folder

@@ -4,11 +4,23 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from twinstream.executor.launch.protocol import (
+    AtBoundary,
+    Batch,
+    Continue,
+    Evaluate,
+    GetBatch,
+    Ranks,
+    ReadTensor,
+    ShouldPause,
+    StepResult,
+    WriteTensor,
+)
 from twinstream.executor.ranks.errors import RanksError
-from twinstream.training.planning import START_S, Plan
+from twinstream.training.planning import START_S
+from twinstream.training.ranks.planning import Plan
 
 if TYPE_CHECKING:
-    from twinstream.executor.launch.protocol import Batch, Ranks, StepResult
     from twinstream.executor.ranks.rank_run import RankOutcome
     from twinstream.executor.run.evaluation import PassLoss
 
@@ -36,10 +48,10 @@ class TrainerServer:
 
     def __init__(
         self,
-        ranks: "Ranks",
+        ranks: Ranks,
         plan: Plan,
-        batch: "Callable[[int, int], Batch]",
-        result: "Callable[[int, StepResult], None]",
+        batch: Callable[[int, int], Batch],
+        result: Callable[[int, StepResult], None],
         timeout_s: float,
     ) -> None:
         from twinstream.executor.state.training_state import carried_names
@@ -66,8 +78,6 @@ class TrainerServer:
         Returns:
             The step; `decide` has to say whether ranks pause after it.
         """
-        from twinstream.executor.launch.protocol import ShouldPause
-
         while True:
             rank, message = self._recv(None)
             if isinstance(message, ShouldPause) and message.step not in self._pauses:
@@ -105,8 +115,6 @@ class TrainerServer:
 
     def resume(self, *, goes_on: bool = True) -> None:
         """End the pause, and the run where it does not go on."""
-        from twinstream.executor.launch.protocol import Continue
-
         for rank in self._resting:
             self._ranks.send(rank, Continue(goes_on))
         self._resting.clear()
@@ -136,15 +144,13 @@ class TrainerServer:
         Raises:
             SilentRankError: a rank does not take it.
         """
-        from twinstream.executor.launch.protocol import WriteTensor
-
         for rank in self._all_owners[name]:
             own = flat
             if self._shards is not None:
                 own = self._shards.shard({name: flat}, self._replicas[rank])[name]
             self._request({rank: WriteTensor(name, own.numpy())}, f"'{name}'", self._timeout_s)
 
-    def evaluate(self, batches: "Sequence[tuple[Batch, ...]]") -> "list[Sequence[PassLoss]]":
+    def evaluate(self, batches: Sequence[tuple[Batch, ...]]) -> "list[Sequence[PassLoss]]":
         """The losses of passes, by replica; a pass may take as long as a step.
 
         Args:
@@ -153,8 +159,6 @@ class TrainerServer:
         Raises:
             SilentRankError: a rank does not answer.
         """
-        from twinstream.executor.launch.protocol import Evaluate
-
         asked = {rank: Evaluate(batches[replica]) for rank, replica in self._replicas.items()}
         told = self._request(asked, "a loss", len(batches[0]) * self._timeout_s)
         heads = {self._replicas[rank]: found.passes for rank, found in told.items() if found.passes}
@@ -162,8 +166,6 @@ class TrainerServer:
 
     def _read(self, rank: int, name: str) -> Any:
         import torch
-
-        from twinstream.executor.launch.protocol import ReadTensor
 
         told = self._request({rank: ReadTensor(name)}, f"'{name}'", self._timeout_s)
         return torch.from_numpy(told[rank].flat)
@@ -189,13 +191,6 @@ class TrainerServer:
         return found
 
     def _answer(self, rank: int, message: object) -> None:
-        from twinstream.executor.launch.protocol import (
-            AtBoundary,
-            GetBatch,
-            ShouldPause,
-            StepResult,
-        )
-
         match message:
             case GetBatch(step):
                 self._ranks.send(rank, self._batch(self._replicas[rank], step))

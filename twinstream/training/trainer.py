@@ -12,10 +12,9 @@ from twinstream.training.amounts import every
 from twinstream.training.callbacks import Callback, RunLog
 from twinstream.training.loop import TrainingLoop
 from twinstream.training.machine import Tell, detect_machine
-from twinstream.training.opening import open_model
 from twinstream.training.options import TrainOptions
 from twinstream.training.planning import AnyTimeline
-from twinstream.training.preparing import Prepared, prepare
+from twinstream.training.preparing import Prepared, open_model, prepare
 from twinstream.training.ranks.planning import require_possible
 from twinstream.training.run.run_folder import TrainingFolder, TrainResult
 from twinstream.training.run.segments import TrainingSegment, segments

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.executor.probe.test_choosing import FLASH, FakeProcess, process
-from twinstream.commands.runs import probing as command
+from twinstream.commands.runs import probe as command
 from twinstream.executor.probe import device
 from twinstream.executor.probe.choosing import attention_try, kernels_fault
 from twinstream.executor.probe.chosen import Chosen

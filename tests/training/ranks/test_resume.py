@@ -19,9 +19,8 @@ from tests.training.small_runs import Seen, state_files, trained
 from twinstream.data.data_error import DataError
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.checkpoints import Checkpoint, CheckpointError, Checkpoints
-from twinstream.training.run.batches import StepBatches, StepData
-from twinstream.training.run.recorder import LossError
 from twinstream.training.run.run_folder import RunEndedError
+from twinstream.training.run.steps import LossError, StepBatches, StepData
 from twinstream.training.trainer import Trainer, TrainResult
 
 

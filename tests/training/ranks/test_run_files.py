@@ -11,7 +11,6 @@ from tests.training.small_runs import trained
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.log.layout_choice import LayoutChoice
 from twinstream.log.run_files import RunFiles
-from twinstream.measures.cluster_comparison import ClusterComparison
 from twinstream.schedule.analysis.comparison import Comparison
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
@@ -50,7 +49,7 @@ def test_the_profile_that_is_kept_predicts_what_was_predicted(wanted: TrainOptio
     schedule = read_document(ClusterSchedule, files.cluster)
     cluster = load_cluster(str(files.profile))
     again = simulate_cluster(schedule, cluster, machine_of(cluster))
-    found = read_document(ClusterComparison, files.comparison)
+    found = read_document(Comparison, files.comparison)
     assert found.step_ns.predicted == again.step_ns
     measured = read_document(ClusterTimeline, files.measured)
     assert found.step_ns.measured == measured.step_ns
@@ -93,7 +92,7 @@ def test_other_commands_take_the_files_as_they_are(wanted: TrainOptions, tmp_pat
     for command in ("report", "trace"):
         assert call(command, *both, "-o", tmp_path / "out").code == 0
     compared = call("compare", *both, "--json").json()
-    found = read_document(ClusterComparison, files.comparison)
+    found = read_document(Comparison, files.comparison)
     assert compared["step_ns"]["predicted"] == found.step_ns.predicted
     assert call("verify", files.cluster).code == 0
 
@@ -125,7 +124,7 @@ def test_a_run_that_goes_on_on_ranks_has_nothing_of_one_device(tmp_path: Path) -
     files = RunFiles(alone.output)
     assert not files.plan.exists() and all((alone.output / name).exists() for name in OF_RANKS)
     assert read_document(LayoutChoice, files.layouts).why == "as asked"
-    assert len(read_document(ClusterComparison, files.comparison).ranks) == 2
+    assert len(read_document(Comparison, files.comparison).ranks) == 2
 
 
 def test_a_run_that_has_ended_keeps_what_it_measured(copied: TrainOptions) -> None:

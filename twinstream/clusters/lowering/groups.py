@@ -50,6 +50,7 @@ class Group:
     dtype: str
     optimizer_state: OptimizerState
     num_trained: int
+    layer: int | None = None
 
     @property
     def num_held(self) -> int:

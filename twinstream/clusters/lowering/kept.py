@@ -13,7 +13,7 @@ class Kept:
 
     def __init__(self, builder: StageBuilder, job: Job, parts: LayerParts) -> None:
         self._b, self._dtype, self._parts = builder, job.dtype, parts
-        self._held: dict[tuple[int, str, int], Held] = {}
+        self._held: dict[tuple[int, str, int], tuple[str, Held]] = {}
 
     def keep(self, layer: int, part: Part, j: int, *, first: bool) -> list[Use]:
         """A slot for what a part keeps, as an operand that is written."""
@@ -25,7 +25,7 @@ class Kept:
             return []
         pool = f"saved.{part.name}" + (".first" if without_input else "")
         held = self._b.take(pool, size, "activation", self._dtype)
-        self._held[layer, part.name, j] = held
+        self._held[layer, part.name, j] = pool, held
         return [(f"saved.{layer}.{part.name}", held, "write")]
 
     def keep_all(self, layer: int, j: int, *, first: bool) -> list[Use]:
@@ -34,7 +34,8 @@ class Kept:
 
     def of(self, layer: int, part: str, j: int) -> Held | None:
         """What a part has kept, if anything."""
-        return self._held.get((layer, part, j))
+        found = self._held.get((layer, part, j))
+        return None if found is None else found[1]
 
     def all_of(self, layer: int, j: int) -> list[Use]:
         """What a layer has kept, as operands that are read."""
@@ -45,6 +46,6 @@ class Kept:
     def release(self, layer: int, j: int) -> None:
         """A layer's backward is through with it."""
         for part in self._parts.parts:
-            held = self._held.pop((layer, part.name, j), None)
-            if held is not None:
-                self._b.give_back(held.place.slot.rpartition(".")[0], held)
+            found = self._held.pop((layer, part.name, j), None)
+            if found is not None:
+                self._b.give_back(*found)

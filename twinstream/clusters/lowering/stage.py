@@ -1,6 +1,9 @@
 """What one stage of a pipeline does in a step: its actions, one after the other, as ops."""
 
+from dataclasses import replace
+
 from twinstream.clusters.job import Job
+from twinstream.clusters.layout import stages_of
 from twinstream.clusters.lowering.builder import Held, StageBuilder, Use
 from twinstream.clusters.lowering.groups import (
     Group,
@@ -12,7 +15,6 @@ from twinstream.clusters.lowering.layers import LayerOps
 from twinstream.clusters.lowering.parts import whole
 from twinstream.clusters.lowering.weights import StageWeights
 from twinstream.clusters.orders import Action, actions_of
-from twinstream.clusters.stages import stages_of
 from twinstream.models.shapes.saved import head_peak_bytes, stored_hidden_bytes
 from twinstream.schedule.cost import Work
 
@@ -60,8 +62,8 @@ class StageOps:
             found["embedding"] = embedding_group(self.job)
         for span in self.chunks:
             for layer in span:
-                found[str(layer)] = own
-                found |= {f"{layer}.experts": group for group in experts}
+                found[str(layer)] = replace(own, layer=layer)
+                found |= {f"{layer}.experts": replace(group, layer=layer) for group in experts}
         if last:
             found["head"] = head_group(self.job)
         return found

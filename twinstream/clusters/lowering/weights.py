@@ -188,9 +188,7 @@ class StageWeights:
                 group, group.trained_shard if split else group.num_trained, self._job
             )
         )
-        index = name.partition(".")[0]
-        layer = int(index) if index.isdigit() else None
-        return _State(group, layer, parameters, shard, gradient, gradient_shard, state)
+        return _State(group, group.layer, parameters, shard, gradient, gradient_shard, state)
 
     def _scatter(self, state: _State, name: str, tag: str, *, last: bool) -> None:
         b, group = self._b, state.group

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from twinstream.clusters.conforms_ranks import is_executable
+from twinstream.api import RunSettings
+from twinstream.clusters.conforms import is_executable
 from twinstream.clusters.executable import layout_in, sharding_of
 from twinstream.clusters.kernel_sets import run_refusal
 from twinstream.clusters.layout import Layout
@@ -34,20 +35,6 @@ if TYPE_CHECKING:
 
 class NotRunnableError(TwinstreamError):
     """A cluster's schedule that is a prediction: nobody has its kernels."""
-
-
-@dataclass(frozen=True)
-class RankSettings:
-    """How to train: steps, and what of it is not in the schedule."""
-
-    num_steps: int = 4
-    learning_rate: float = 1e-3
-    seed: int = 0
-    poison: bool = False
-    timed_steps: int | None = None
-    backend: str = "cpu"
-    graphs: str = "auto"
-    nvtx: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,7 +137,7 @@ def _why_not(schedule: ClusterSchedule) -> str:
 
 
 def run_processes(
-    schedule: ClusterSchedule, settings: RankSettings, tokens: NDArray[np.int32]
+    schedule: ClusterSchedule, settings: RunSettings, tokens: NDArray[np.int32]
 ) -> ClusterRun:
     """Start a process for each rank, and return when all are through.
 
@@ -166,7 +153,7 @@ def run_processes(
 
 
 def join_as_rank(
-    schedule: ClusterSchedule, settings: RankSettings, tokens: NDArray[np.int32]
+    schedule: ClusterSchedule, settings: RunSettings, tokens: NDArray[np.int32]
 ) -> ClusterRun | None:
     """Be the rank that the environment says; the run on rank 0, None on others.
 
@@ -193,7 +180,7 @@ def join_as_rank(
     return joined_run(schedule, outcomes, settings.num_steps)
 
 
-def _claims(settings: RankSettings, tokens: NDArray[np.int32]) -> dict[str, str]:
+def _claims(settings: RunSettings, tokens: NDArray[np.int32]) -> dict[str, str]:
     """What all ranks need alike, and no schedule says."""
     return {
         "a text of hash": hashlib.sha256(tokens.tobytes()).hexdigest()[:16],
@@ -211,7 +198,7 @@ def joined_run(
 
 
 def inputs_of(
-    schedule: ClusterSchedule, settings: RankSettings, tokens: NDArray[np.int32]
+    schedule: ClusterSchedule, settings: RunSettings, tokens: NDArray[np.int32]
 ) -> TextInputs:
     """What makes each rank's inputs.
 
@@ -224,7 +211,7 @@ def inputs_of(
     return TextInputs(spec, layout_in(schedule), tokens, settings.learning_rate, settings.seed)
 
 
-def options_of(settings: RankSettings) -> RunOptions:
+def options_of(settings: RunSettings) -> RunOptions:
     """The settings as ranks are told them.
 
     Raises:

@@ -15,7 +15,7 @@ import numpy as np
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.kernel_sets import with_kernels
-from twinstream.clusters.layout import Layout, Recompute
+from twinstream.clusters.layout import Layout, Recompute, stages_of
 from twinstream.clusters.lowering.groups import (
     Group,
     embedding_group,
@@ -24,7 +24,6 @@ from twinstream.clusters.lowering.groups import (
     mesh_of,
 )
 from twinstream.clusters.search.chains import LayerTimes, Pricing, layer_times
-from twinstream.clusters.stages import stages_of
 from twinstream.hardware_profiles.clusters.curves import Collective
 from twinstream.models.shapes.own_work import OwnWork
 from twinstream.models.shapes.saved import head_peak_bytes, saved_bytes, stored_hidden_bytes

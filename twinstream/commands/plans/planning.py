@@ -11,6 +11,7 @@ import typer
 from rich.constrain import Constrain
 
 from twinstream import api
+from twinstream.clusters.kernel_sets import why_schedule_not_here
 from twinstream.clusters.layout import LayoutError
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.cluster_options import ClusterOptions
@@ -188,6 +189,9 @@ def describe(schedule: Schedule) -> dict[str, object]:
         "machine": schedule.machine.name,
         "policy": schedule.policy,
         "kernels": schedule.recipe.get("kernels"),
+        "recipe": schedule.recipe,
+        "runs_here": (why := why_schedule_not_here(schedule)) is None,
+        "why_not_here": why,
         "nondeterministic": nondeterministic_kernels(schedule),
         "num_ops": len(schedule.ops),
         "workload": schedule.workload,

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from twinstream.clusters.kernel_sets import run_refusal
+from twinstream.clusters.kernel_sets import why_not_here
 from twinstream.clusters.predict import document_of, planned_document
 from twinstream.clusters.search.search import Found, Searched
 from twinstream.clusters.search.space import told
@@ -82,7 +82,8 @@ def _layout(one: Found) -> dict[str, Any]:
     return {
         "layout": one.layout.model_dump(mode="json"),
         "recipe": one.job.recipe.model_dump(mode="json"),
-        "runs_here": (why := run_refusal(one.job.shape, one.job.recipe, one.layout)) is None,
+        "has_kernels": one.job.is_own,
+        "runs_here": (why := why_not_here(one.job.shape, one.job.recipe, one.layout)) is None,
         "why_not_here": why,
         "told": told(one.layout),
         "step_s": prediction.step_s,

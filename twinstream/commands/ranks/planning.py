@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from twinstream.clusters.choosing import ChosenLayout, RanksQuestion, workload_of_ranks
-from twinstream.clusters.kernel_sets import recipe_refusal
+from twinstream.clusters.kernel_sets import recipe_refusal, recipe_text, why_not_here
 from twinstream.clusters.layout import LayoutError
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
 from twinstream.commands.arguments.cluster_options import ClusterOptions, RanksOptions
@@ -17,7 +17,9 @@ from twinstream.commands.arguments.requests import request_of, require_known
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
+from twinstream.measures.metrics import Summary, summarize
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec
 from twinstream.planner.planner import gc_paused
 from twinstream.planner.request import PlanRequest
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
@@ -35,14 +37,16 @@ _PIPELINES = ("gpipe", "1f1b", "interleaved", "ring")
 class PlannedRanks:
     """The layout that was chosen, the place where it is predicted, and the seconds it took."""
 
+    spec: ModelSpec
+    recipe: Recipe
     chosen: ChosenLayout
     place: Place
     schedule: ClusterSchedule
     seconds: float
 
-    def summary(self) -> ClusterSummary:
+    def summary(self) -> Summary:
         """What is predicted."""
-        return summarize_cluster(self.schedule, self.chosen.predicted, self.place.machine)
+        return summarize(self.schedule, self.chosen.predicted, self.place.machine)
 
 
 def plan_for_ranks(
@@ -108,7 +112,7 @@ def planned_for_ranks(
     if where is not None:
         made_for = MachineRef(name=place.cluster.name, content_hash=place.cluster.name)
         schedule = schedule.model_copy(update={"machine": made_for})
-    return PlannedRanks(chosen, place, schedule, seconds)
+    return PlannedRanks(request.spec, request.recipe, chosen, place, schedule, seconds)
 
 
 def _request(wanted: PlanOptions, where: str | None, num_ranks: int) -> tuple[PlanRequest, Place]:
@@ -159,14 +163,20 @@ def _fixed(asked: RanksOptions) -> dict[str, Any]:
     return {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
 
 
-def _tell(found: PlannedRanks, summary: ClusterSummary, *, as_json: bool) -> None:
+def _why_not(found: PlannedRanks) -> str | None:
+    return why_not_here(found.spec, found.recipe, found.chosen.layout)
+
+
+def _tell(found: PlannedRanks, summary: Summary, *, as_json: bool) -> None:
     schedule, place, chosen = found.schedule, found.place, found.chosen
     rounds = chosen.workload.rounds_per_step // chosen.layout.dp
     workload = chosen.workload.model_copy(update={"rounds_per_step": rounds})
     if as_json:
         told = {
             "layout": schedule.layout,
-            "runs_here": True,
+            "recipe": found.recipe,
+            "runs_here": (why := _why_not(found)) is None,
+            "why_not_here": why,
             "candidates": [str(one) for one in chosen.candidates],
             "workload": workload,
             "stages": stages_figures(schedule),
@@ -178,6 +188,9 @@ def _tell(found: PlannedRanks, summary: ClusterSummary, *, as_json: bool) -> Non
         return
     print_report(ranks_screen(schedule, workload, summary, place.cluster.name, found.seconds))
     others = [str(one) for one in chosen.candidates if one.layout != chosen.layout]
+    why = _why_not(found)
+    runs = "Runs here" if why is None else f"Does not run here: {why}"
+    print_report(f"Recipe: {recipe_text(found.spec, found.recipe)}. {runs}.")
     if others:
         print_report(f"Other layouts: {'; '.join(others)}.")
     if place.assumed:

@@ -10,26 +10,26 @@ from twinstream import api
 from twinstream.clusters.conforms import require_conforming_cluster
 from twinstream.clusters.running.run_ranks import (
     ClusterRun,
-    RankSettings,
     join_as_rank,
     run_processes,
     spec_of,
     started_by_torchrun,
 )
 from twinstream.clusters.shared_machine import Place
+from twinstream.commands.arguments.backends import UNKNOWN_PEAK
 from twinstream.commands.arguments.cluster_options import RanksOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
-from twinstream.commands.cluster_inputs import ClusterInputError, read_cluster
+from twinstream.commands.cluster_inputs import ClusterInputError, place_of, read_cluster
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.places import place_of
 from twinstream.commands.ranks.planning import planned_for_ranks
-from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
+from twinstream.measures.metrics import Summary, summarize
 from twinstream.planner.planner import gc_paused
+from twinstream.schedule.analysis.comparison import by_rank
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.files import write_document
-from twinstream.screens.ranks_compared import speeds_table
 from twinstream.screens.ranks_screen import layout_line, stages_table
-from twinstream.screens.tables import losses_line, seconds
+from twinstream.screens.tables import SHARES, SPEEDS, headline_table, losses_line, seconds
 from twinstream.simulator.replay import simulate_cluster
 
 
@@ -87,17 +87,13 @@ def run_planned_ranks(
 
 def _run(job: _Job, how: HowToRun) -> None:
     settings, schedule = how.settings, job.schedule
-    ranks = RankSettings(
-        settings.num_steps, settings.learning_rate, settings.seed, settings.poison,
-        settings.timed_steps, settings.backend, settings.graphs, settings.nvtx,
-    )  # fmt: skip
     found: ClusterRun | None
     if started_by_torchrun():
-        found = join_as_rank(schedule, ranks, how.tokens)
+        found = join_as_rank(schedule, settings, how.tokens)
     else:
         what = f"training {schedule.model['name']} on {schedule.mesh.size} ranks"
         with progress(what, quiet=how.as_json):
-            found = run_processes(schedule, ranks, how.tokens)
+            found = run_processes(schedule, settings, how.tokens)
     if found is None:
         return
     try:
@@ -109,14 +105,20 @@ def _run(job: _Job, how: HowToRun) -> None:
         print_report(f"Wrote the timeline to {how.output}.")
 
 
-def _predicted(job: _Job, *, quiet: bool) -> ClusterSummary | None:
+def _predicted(job: _Job, *, quiet: bool) -> Summary | None:
     """What the run should come to; None where nobody knows on what it runs."""
     if job.place is None:
         return None
     machine = job.place.machine
     with progress(f"predicting {job.schedule.model['name']}", quiet=quiet), gc_paused():
         timeline = simulate_cluster(job.schedule, job.place.cluster, machine)
-        return summarize_cluster(job.schedule, timeline, machine)
+        return summarize(job.schedule, timeline, machine)
+
+
+def _measured(job: _Job, timeline: ClusterTimeline) -> Summary:
+    """What it came to; of use of compute nothing is shown where the peak is not known."""
+    machine = UNKNOWN_PEAK if job.place is None else job.place.machine
+    return summarize(*by_rank(job.schedule, timeline), machine)
 
 
 def _report(job: _Job, run: ClusterRun, *, as_json: bool) -> None:
@@ -147,7 +149,9 @@ def _report(job: _Job, run: ClusterRun, *, as_json: bool) -> None:
         f"{layout_line(schedule)}{planned}",
         stages_table(schedule),
         f"{tokens:,} tokens a step:",
-        speeds_table(predicted, timeline, tokens),
+        headline_table(
+            predicted, _measured(job, timeline), (*SPEEDS, *(SHARES if job.place else ()))
+        ),
         losses_line(run.losses),
         f"{timeline.provenance.description.capitalize()}, {timeline.provenance.detail}.",
         *([f"Assumed for the prediction: {assumed}."] if assumed else []),

@@ -9,7 +9,7 @@ from twinstream.hardware_profiles.collectives.calibrating import CalibratedClust
 from twinstream.hardware_profiles.collectives.points import chosen
 from twinstream.hardware_profiles.collectives.reading import read_points
 from twinstream.hardware_profiles.errors import CalibrationError
-from twinstream.screens.cluster_tables import curves_table
+from twinstream.screens.tables import curves_table
 
 
 def calibrate_collectives(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 
 from twinstream.measures.explanation import Explanation, explain
-from twinstream.measures.metrics import Summary, rate_text
+from twinstream.measures.metrics import rate_text
 from twinstream.measures.uncertainty import uncertainty_of
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import brief
@@ -21,9 +21,9 @@ from twinstream.screens.tables import (
     seconds,
     workload_line,
 )
-from twinstream.training.planning import DevicePlan, Plan
+from twinstream.training.planning import DevicePlan
 from twinstream.training.preparing import Prepared
-from twinstream.training.ranks.planning import RanksPlan
+from twinstream.training.ranks.planning import Plan, RanksPlan
 from twinstream.training.run.run_folder import TrainResult
 
 
@@ -87,9 +87,9 @@ def trained_screen(result: TrainResult, curve: str, lines: list[str]) -> list[Re
     """The curve of the loss, predicted beside measured, and what is where."""
     shown: list[RenderableType] = [curve]
     predicted, measured = result.predicted, result.measured
-    if not isinstance(predicted, Summary):
+    if measured is None:
         shown.append(_speeds_line(result))
-    elif isinstance(measured, Summary):
+    else:
         shown.append(headline_table(predicted, measured, (*SPEEDS, *SHARES)))
     return [*shown, *([result.disturbed] if result.disturbed else []), *lines]
 

@@ -1,14 +1,24 @@
-"""Predicted against measured, op by op."""
+"""Predicted against measured, op by op: of one device, or of every rank and in total."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
+from twinstream.schedule.analysis.idle import AnySchedule, AnyTimeline, ExchangeTimes
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, as_cluster
+from twinstream.schedule.cluster.cluster_timeline import (
+    ClusterTimeline,
+    as_cluster_timeline,
+    require_timeline_of_cluster,
+)
+from twinstream.schedule.cluster.splitting import expanded
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import require
 from twinstream.schedule.node import Node
-from twinstream.schedule.ops import Compute, Op
+from twinstream.schedule.numbers import TimeNs
+from twinstream.schedule.ops import Communicate, Compute, Op
 from twinstream.schedule.timeline import Timeline, require_timeline_of
 
+WAITED, SAID = "waited for others", "said"
 BUSY_BELOW = 0.9  # of the kernels' time with a core
 _NUM_WORST = 10
 
@@ -33,26 +43,42 @@ class GroupComparison(Node):
 
 
 class OpComparison(Node):
-    """Duration of one op, ns, mean over the passes."""
+    """Duration of one op, ns, mean over the passes; of several ranks with the rank's name."""
 
     op_id: str
     stream: str
     duration_ns: Pair
+    rank: str = ""
+
+
+class RankComparison(Node):
+    """One rank, or a class of one: what is joined op by op, as for one device.
+
+    Of what is said an op lasts from when this rank has come until it is through; `said` has it
+    apart: how long the rank waited for the others, and what came after all had come.
+    """
+
+    name: str
+    comparison: "Comparison"
+    said: tuple[GroupComparison, ...]
 
 
 class Comparison(Node):
     """The join of a predicted and a measured timeline of one schedule.
 
-    `worst_ops` are those whose durations differ most in ns. `processor_share` is that of the
-    measured run's `Provenance`.
+    `kinds` add up the ops of all ranks. `streams` are of one device, and so is `processor_share`,
+    that of the measured run's `Provenance`. `worst_ops` are those whose durations differ most in
+    ns. Of several `ranks`, measured clocks are right within `clock_error_ns`.
     """
 
     step_ns: Pair
     cold_ns: Pair
     kinds: tuple[GroupComparison, ...]
-    streams: tuple[GroupComparison, ...]
-    worst_ops: tuple[OpComparison, ...]
+    streams: tuple[GroupComparison, ...] = ()
+    worst_ops: tuple[OpComparison, ...] = ()
     processor_share: float | None = None
+    ranks: tuple[RankComparison, ...] = ()
+    clock_error_ns: TimeNs = 0
 
     @property
     def disturbed(self) -> str | None:
@@ -77,15 +103,36 @@ def busy_note(shares: Sequence[float]) -> str | None:
     return f"The machine was busy: kernels had a core for {share} of their time"
 
 
-def compare(schedule: Schedule, predicted: Timeline, measured: Timeline) -> Comparison:
-    """Join two timelines of a schedule by op id.
+def compare(schedule: AnySchedule, predicted: AnyTimeline, measured: AnyTimeline) -> Comparison:
+    """Join two timelines of a schedule by op id; of a mesh each rank measured with its class.
 
     Raises:
         TimelineMismatch: one of them has other ops than the schedule.
     """
+    if isinstance(schedule, ClusterSchedule):
+        require("predicted", predicted, ClusterTimeline)
+        require("measured", measured, ClusterTimeline)
+        return _of_ranks(schedule, as_cluster_timeline(predicted), as_cluster_timeline(measured))
     require("schedule", schedule, Schedule)
     require("predicted", predicted, Timeline)
     require("measured", measured, Timeline)
+    assert isinstance(predicted, Timeline)
+    assert isinstance(measured, Timeline)
+    return _of_device(schedule, predicted, measured)
+
+
+def by_rank(
+    schedule: AnySchedule, timeline: AnyTimeline
+) -> tuple[ClusterSchedule, ClusterTimeline]:
+    """The same with a class for each rank where a timeline has all ranks; else as they are."""
+    mesh, line = as_cluster(schedule), as_cluster_timeline(timeline)
+    if not line.ranks:
+        return mesh, line
+    alone = line.model_copy(update={"classes": line.ranks, "ranks": {}})
+    return expanded(mesh), alone
+
+
+def _of_device(schedule: Schedule, predicted: Timeline, measured: Timeline) -> Comparison:
     before = _durations_ns(schedule, predicted, "predicted")
     after = _durations_ns(schedule, measured, "measured")
     order = sorted(range(len(before)), key=lambda i: (-abs(before[i] - after[i]), i))
@@ -137,3 +184,88 @@ def _grouped(
         )
         for group, found in members.items()
     )
+
+
+def _of_ranks(
+    schedule: ClusterSchedule, predicted: ClusterTimeline, measured: ClusterTimeline
+) -> Comparison:
+    for timeline in (predicted, measured):
+        require_timeline_of_cluster(schedule, timeline)
+    cut, after = by_rank(schedule, measured)
+    require_timeline_of_cluster(cut, after)
+    before = predicted
+    if cut is not schedule:
+        lines = {one.name: predicted.classes[_class_of(one.name, predicted)] for one in cut.classes}
+        before = predicted.model_copy(update={"classes": lines})
+    said = [_said(cut, timeline) for timeline in (before, after)]
+    ranks = tuple(
+        RankComparison(
+            name=one.name,
+            comparison=_of_device(cut.of(one), before.classes[one.name], after.classes[one.name]),
+            said=tuple(
+                GroupComparison(
+                    name=what,
+                    num_ops=sum(isinstance(op, Communicate) for op in cut.of(one).ops),
+                    busy_ns=Pair(predicted=said[0][number][at], measured=said[1][number][at]),
+                )
+                for at, what in enumerate((WAITED, SAID))
+            ),
+        )
+        for number, one in enumerate(cut.classes)
+    )
+    worst = [
+        op.model_copy(update={"rank": one.name}) for one in ranks for op in one.comparison.worst_ops
+    ]
+    worst.sort(key=lambda op: -abs(op.duration_ns.predicted - op.duration_ns.measured))
+    return Comparison(
+        step_ns=Pair(predicted=predicted.step_ns, measured=measured.step_ns),
+        cold_ns=Pair(predicted=predicted.cold_ns, measured=measured.cold_ns),
+        ranks=ranks,
+        kinds=_total([*_silent(one), *one.said] for one in ranks),
+        worst_ops=tuple(worst[:_NUM_WORST]),
+        clock_error_ns=measured.clock_error_ns,
+    )
+
+
+def _class_of(rank: str, predicted: ClusterTimeline) -> str:
+    """Of a rank's own class, by name, the class that it comes from."""
+    return max((name for name in predicted.classes if rank.startswith(name)), key=len)
+
+
+def _silent(one: RankComparison) -> list[GroupComparison]:
+    """Kinds of ops, but for what is said."""
+    return [kind for kind in one.comparison.kinds if not kind.name.startswith("communicate ")]
+
+
+def _said(schedule: ClusterSchedule, timeline: ClusterTimeline) -> list[tuple[float, float]]:
+    """By class: ns of a pass that it waited in its exchanges, and that they then took."""
+    begun = ExchangeTimes(schedule, timeline)
+    found = []
+    for number, one in enumerate(schedule.classes):
+        waited = said = 0
+        passes = begun.passes[number]
+        for last, spans in enumerate(passes):
+            for at, op in enumerate(schedule.of(one).ops):
+                if isinstance(op, Communicate):
+                    from_ns = min(begun.begun_ns(last, (number, at)), spans.end_ns[at])
+                    waited += from_ns - spans.start_ns[at]
+                    said += spans.end_ns[at] - from_ns
+        found.append((waited / len(passes), said / len(passes)))
+    return found
+
+
+def _total(ranks: Iterable[Sequence[GroupComparison]]) -> tuple[GroupComparison, ...]:
+    found: dict[str, GroupComparison] = {}
+    for groups in ranks:
+        for group in groups:
+            known = found.get(group.name)
+            if known is not None:
+                busy = Pair(
+                    predicted=known.busy_ns.predicted + group.busy_ns.predicted,
+                    measured=known.busy_ns.measured + group.busy_ns.measured,
+                )
+                group = GroupComparison(
+                    name=group.name, num_ops=known.num_ops + group.num_ops, busy_ns=busy
+                )
+            found[group.name] = group
+    return tuple(found.values())

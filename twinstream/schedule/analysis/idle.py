@@ -124,16 +124,15 @@ def exposed_times(schedule: AnySchedule, timeline: AnyTimeline) -> tuple[Exposed
         TimelineMismatch: the timeline is not of this schedule.
     """
     exchanges = ExchangeTimes.of(schedule, timeline)
-    return tuple(
-        _Gaps(exchanges, number).exposed() for number in range(len(exchanges.schedule.classes))
-    )
+    numbers = range(len(exchanges.schedule.classes))
+    return tuple(exchanges.gaps(number).exposed() for number in numbers)
 
 
 def idle_intervals(
     schedule: AnySchedule, timeline: AnyTimeline, stream: Stream = _COMPUTE, number: int = 0
 ) -> list[IdleInterval]:
     """Gaps of a stream in the last pass of a class, by its number, in order."""
-    return list(_Gaps(ExchangeTimes.of(schedule, timeline), number).of(stream))
+    return list(ExchangeTimes.of(schedule, timeline).gaps(number).of(stream))
 
 
 def idle_by_queue(intervals: Sequence[IdleInterval]) -> dict[str, int]:
@@ -219,6 +218,10 @@ class ExchangeTimes:
             self._releases[name] = Releases(self.schedule.schedules[name])
         return self._releases[name]
 
+    def gaps(self, number: int) -> "Gaps":
+        """Of a class of ranks."""
+        return Gaps(self, number)
+
     def start_ns(self, number: int, at: _Place) -> int:
         return self.passes[at[0]][number].start_ns[at[1]]
 
@@ -236,7 +239,7 @@ class ExchangeTimes:
         return self._sides.get(at, (at,))
 
 
-class _Gaps:
+class Gaps:
     """The gaps of one class's streams, put down to causes."""
 
     def __init__(self, exchanges: ExchangeTimes, number: int) -> None:

@@ -39,6 +39,11 @@ class RankPart:
     schedule: Schedule
     channels: Mapping[str, Channel]
 
+    @classmethod
+    def alone(cls, schedule: Schedule) -> "RankPart":
+        """The part of one device, which meets nobody."""
+        return cls(0, {}, "", schedule, {})
+
     @property
     def place(self) -> str:
         """The rank's place in words: `rank 3 (pp 1, dp 1)`."""

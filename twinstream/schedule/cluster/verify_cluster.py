@@ -56,6 +56,13 @@ def verify_cluster(schedule: ClusterSchedule) -> list[Violation]:
     return [*deadlocks(cells, communications, meetings.found), *order.run(schedule.order)]
 
 
+def may_deadlock(schedule: ClusterSchedule) -> bool:
+    """Whether ranks of a schedule that is otherwise safe may wait for one another for ever."""
+    cells = ClassCells(schedule.mesh, schedule.classes)
+    spoken = [Communication(schedule.of(one)) for one in schedule.classes]
+    return bool(list(deadlocks(cells, spoken, Meetings(cells, spoken).found)))
+
+
 def require_safe_cluster(schedule: ClusterSchedule) -> None:
     """Raise UnsafeSchedule unless `verify_cluster` finds nothing."""
     if found := verify_cluster(schedule):

@@ -1,1 +1,1 @@
-"""Training on several ranks: processes of this machine, and the one that reads and writes files."""
+"""Training on several ranks: their plan, and what each has of the machine."""

@@ -12,14 +12,16 @@ from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
 from twinstream.data.training_data import TrainingData
+from twinstream.executor.launch.protocol import Ranks, TrainTask
+from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.hardware_profiles.clusters.loader import save_with_node
 from twinstream.log.layout_choice import LayoutChoice
 from twinstream.log.run_files import RunFiles
-from twinstream.measures.cluster_comparison import compare_cluster
-from twinstream.measures.cluster_summary import ClusterSummary, summarize_cluster
+from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.request import TrainingStep, caps_of
+from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import RankPart, rank_part
@@ -31,11 +33,16 @@ from twinstream.schedule.workload import Workload
 from twinstream.training.checkpoints import written_names
 from twinstream.training.machine import LocalMachine, Tell
 from twinstream.training.options import OptionsError, TrainOptions
-from twinstream.training.planning import FEW_STEPS, START_S, AnyTimeline, Plan, expected_packing
+from twinstream.training.planning import (
+    FEW_STEPS,
+    START_S,
+    AnyTimeline,
+    DevicePlan,
+    StepPlan,
+    expected_packing,
+)
 
 if TYPE_CHECKING:
-    from twinstream.executor.launch.protocol import Ranks, TrainTask
-    from twinstream.executor.program.options import BackendName
     from twinstream.executor.ranks.rank_run import RankOutcome
     from twinstream.executor.state.sharded_state import ShardedState
 
@@ -44,7 +51,7 @@ _PIECES = (2, 4, 8, 16)  # of a sequence, where none fits whole
 
 
 @dataclass(frozen=True)
-class RanksPlan(Plan):
+class RanksPlan(StepPlan):
     """The schedule of all ranks, what is predicted of it, and what else there was to choose.
 
     It is predicted at `place`, whose machine is one rank's.
@@ -118,11 +125,8 @@ class RanksPlan(Plan):
     def evaluation(self) -> ClusterSchedule:
         return cluster_evaluation_of(self.schedule)
 
-    def started(
-        self, task: "TrainTask", backend: "BackendName", tell: Tell, timeout_s: float
-    ) -> "Ranks":
+    def started(self, task: TrainTask, backend: BackendName, tell: Tell, timeout_s: float) -> Ranks:
         from twinstream.executor.launch.rank_processes import RankProcesses
-        from twinstream.executor.program.options import RunOptions
         from twinstream.executor.ranks.world import Patience
 
         require_safe_cluster(self.schedule)
@@ -140,9 +144,9 @@ class RanksPlan(Plan):
     def measured(self, outcomes: "list[RankOutcome]", num_steps: int) -> ClusterTimeline:
         return measured_cluster_timeline(self.schedule, outcomes, num_steps)
 
-    def summary(self, timeline: AnyTimeline | None = None) -> ClusterSummary:
+    def summary(self, timeline: AnyTimeline | None = None) -> Summary:
         assert not isinstance(timeline, Timeline), "it is of all ranks"
-        return summarize_cluster(self.schedule, timeline or self.predicted, self.place.machine)
+        return summarize(self.schedule, timeline or self.predicted, self.place.machine)
 
     def write(self, files: RunFiles) -> None:
         files.forget_one_device()
@@ -153,7 +157,7 @@ class RanksPlan(Plan):
     def write_comparison(self, files: RunFiles, measured: AnyTimeline) -> None:
         assert isinstance(measured, ClusterTimeline), "it is of all ranks"
         write_document(measured, files.measured)
-        comparison = compare_cluster(self.schedule, self.predicted, measured)
+        comparison = compare(self.schedule, self.predicted, measured)
         write_document(comparison, files.comparison)
 
     @property
@@ -164,6 +168,10 @@ class RanksPlan(Plan):
             f"note: gradients are summed over {self.layout.dp} replicas in their order: the data "
             "is that of one device, and the bits are those of this dp"
         ]
+
+
+Plan = DevicePlan | RanksPlan
+"""What trains some of a run's steps: one device, or several ranks."""
 
 
 def plan_ranks(

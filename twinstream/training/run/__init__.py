@@ -1,1 +1,1 @@
-"""The passes of a run: what they are fed, what is recorded, checkpoints, the end."""
+"""The parts of a run: data and metrics of steps, checkpoints, evaluations, its folder, its end."""

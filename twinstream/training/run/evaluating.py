@@ -6,8 +6,8 @@ from twinstream.data.packing import Chunk, empty_chunk
 from twinstream.data.training_data import TrainingData
 from twinstream.log.metrics import EvalMetrics
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.training.planning import Plan
-from twinstream.training.run.batches import StepData, batch_of
+from twinstream.training.ranks.planning import Plan
+from twinstream.training.run.steps import StepData, batch_of
 from twinstream.training.server import TrainerServer
 
 

@@ -16,9 +16,8 @@ from twinstream.training.checkpoints import DataPosition, TrainingState
 from twinstream.training.machine import Tell
 from twinstream.training.options import fixed_options
 from twinstream.training.preparing import Prepared
-from twinstream.training.run.batches import StepBatches
-from twinstream.training.run.recorder import StepRecorder
 from twinstream.training.run.run_folder import TrainingFolder
+from twinstream.training.run.steps import StepBatches, StepRecorder
 
 
 @dataclass(frozen=True)

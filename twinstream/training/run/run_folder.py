@@ -8,6 +8,7 @@ from pathlib import Path
 from twinstream.data.data_error import DataError
 from twinstream.executor.weights.durable_files import make_room
 from twinstream.log.run_files import RunFiles
+from twinstream.measures.metrics import Summary
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import (
     only_writer,
@@ -31,7 +32,6 @@ from twinstream.training.options import (
     require_same,
     write_options,
 )
-from twinstream.training.planning import AnySummary
 from twinstream.training.preparing import Prepared
 
 
@@ -66,8 +66,8 @@ class TrainResult:
     skipped: tuple[str, ...] = ()
     predicted_tokens_per_s: float
     measured_tokens_per_s: float | None
-    predicted: AnySummary
-    measured: AnySummary | None
+    predicted: Summary
+    measured: Summary | None
     disturbed: str | None = None
 
     @property

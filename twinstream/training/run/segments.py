@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from twinstream.models.recipe import Recipe
 from twinstream.training.checkpoints import Checkpoint
-from twinstream.training.opening import Model
 from twinstream.training.options import OptionsError, TrainOptions
-from twinstream.training.planning import Plan, plan_again
-from twinstream.training.preparing import Prepared
+from twinstream.training.planning import plan_again
+from twinstream.training.preparing import Model, Prepared
+from twinstream.training.ranks.planning import Plan
 
 if TYPE_CHECKING:
     from twinstream.executor.state.sources import Optimizer, Weights

@@ -1,0 +1,112 @@
+"""Queries from Python: what `whatif`, `sweep`, `explore` and `cost` of the command line answer."""
+
+import socket
+
+import pytest
+
+import twinstream as ts
+from tests.front_door.command_line import TINY_STEP, call
+
+TINY = {"model": "tiny", "machine": "cpu", "seq_len": 64, "tokens_per_step": 256}
+STREAMING = {**TINY, "device_mem": "8MiB", "host_mem": "80MiB", "policy": "streaming"}
+LAYOUT = {"model": "1b", "cluster": "h100_dgx", "gpus": 8, "seq_len": 512, "global_batch": 16}
+
+
+def test_a_query_of_a_machine_is_answered_as_plan_does():
+    flags = [part for name in ("device_mem", "host_mem", "policy")
+             for part in (f"--{name.replace('_', '-')}", STREAMING[name])]  # fmt: skip
+    planned = call("plan", *TINY_STEP, "--machine", "cpu", *flags, "--json").json()
+    answer = ts.query(**STREAMING).answer()
+    assert (answer.tokens_per_s, answer.mfu) == (planned["tokens_per_s"], planned["mfu"])
+    assert answer.device_bytes == planned["device_peak_bytes"]
+    assert answer.gap == planned["gap"]
+
+
+def test_a_query_of_a_cluster_is_answered_as_plan_does():
+    flags = [
+        part for name, value in LAYOUT.items() for part in (f"--{name.replace('_', '-')}", value)
+    ]
+    (best, *_) = call("plan", *flags, "--json").json()["layouts"]
+    answer = ts.query(**LAYOUT).answer()
+    assert (answer.told, answer.tokens_per_s) == (best["told"], best["tokens_per_s"])
+
+
+@pytest.mark.parametrize(
+    ("values", "changes"),
+    [
+        (STREAMING, {"device_mem": "16MiB", "machine.hbm_bytes_per_s": 4e10, "seq_len": 128}),
+        (LAYOUT, {"gpus": 16, "cluster.nic_bytes_per_s": 1e11, "zero": 3, "seq_len": 1024}),
+    ],
+)
+def test_a_query_that_was_changed_is_that_of_the_values_together(values, changes):
+    changed, together = ts.query(**values).changed(changes), ts.query(**{**values, **changes})
+    assert changed.content == together.content != ts.query(**values).content
+
+
+def test_a_memory_that_is_no_cap_follows_the_machines():
+    """And one that is stays; a hypothesis may have more than the machine."""
+    open_, capped = ts.query(**TINY), ts.query(**STREAMING)
+    more = {"machine.device_memory_bytes": 2**36}
+    assert open_.changed(more).request.caps.device_bytes == 2**36
+    assert capped.changed(more).request.caps.device_bytes == 8 * 2**20
+    assert capped.changed({"device_mem": "1TiB"}).request.caps.device_bytes == 2**40
+    with pytest.raises(ts.TwinstreamError, match="is more than cpu has"):
+        ts.query(**{**STREAMING, "device_mem": "1TiB"})
+
+
+def test_a_plan_of_another_step_is_not_kept():
+    answer = ts.query(**STREAMING).answer()
+    longer = ts.query(**{**STREAMING, "seq_len": 128})
+    with pytest.raises(ts.TwinstreamError, match="of another step"):
+        longer.kept(answer)
+    assert longer.answer([answer]).schedule.workload.seq_len == 128
+    again = ts.query(**{**STREAMING, "machine.pcie_h2d_bytes_per_s": 4e9}).kept(answer)
+    assert again.schedule is answer.schedule and again.tokens_per_s != answer.tokens_per_s
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({**TINY, "modle": "tiny"}, "modle is nothing that can be changed: did you mean 'model'"),
+        ({"model": "tiny", "machine": "cpu"}, "seq_len is missing"),
+        ({**TINY, "gpus": 8}, "gpus is of clusters, and this is of a machine"),
+        ({**TINY, "lora": "much"}, "much"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_error(values, said):
+    with pytest.raises(ts.TwinstreamError, match=said):
+        ts.query(**values)
+
+
+def test_a_sweep_from_python_has_the_rows_of_the_command(tmp_path):
+    fixed = {name: value for name, value in STREAMING.items() if name != "device_mem"}
+    config = {"fixed": fixed, "axes": {"device_mem": ["8MiB", "16MiB"]}}
+    swept = ts.sweep(config, tmp_path / "rows", num_jobs=1)
+    assert swept.rows[0]["tokens_per_s"] == str(ts.query(**STREAMING).answer().tokens_per_s)
+    assert swept.page.is_file() and swept.file.is_file()
+
+
+def test_the_cost_of_a_run_is_arithmetic_on_an_answer():
+    answer = ts.query(**STREAMING).answer()
+    bill = ts.cost_of_run(
+        answer, 1e6, price_per_gpu_hour=3.0, checkpoint_s=1, mtbf_hours=5, restart_s=2
+    )
+    hours = 1e6 / answer.tokens_per_s / 3600 / bill.goodput
+    assert bill.goodput < 1 and bill.money == pytest.approx(3 * hours)
+    timed = call("cost", "time", "--n-layers", 80, "--d-model", 8192, "--json").json()
+    assert ts.cost_time(num_layers=80, d_model=8192) == timed
+    counted = call(
+        "cost", "work", "--num-layers", 80, "--d-model", 8192, "--dataset-size", 15e12, "--json"
+    )
+    assert ts.cost_work(num_layers=80, d_model=8192, dataset_tokens=15e12) == counted.json()
+    with pytest.raises(ts.TwinstreamError, match="unknown option 'n_layer': did you mean"):
+        ts.cost_time(n_layer=80)
+
+
+def test_the_explorer_from_python_refuses_a_port_in_use():
+    pytest.importorskip("dash", reason="Dash is not installed")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(ts.TwinstreamError, match="choose another --port"),
+    ):
+        ts.explore(port=taken.getsockname()[1])

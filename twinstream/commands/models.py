@@ -1,0 +1,65 @@
+"""`models`, `machines` and `clusters`: what there is to choose from."""
+
+from twinstream.commands.arguments.options import Json
+from twinstream.commands.output import print_json, print_report
+from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
+from twinstream.hardware_profiles.loader import load_machine, machine_names
+from twinstream.measures.uncertainty import usual_uncertainties
+from twinstream.models.presets import load_preset, preset_aliases, preset_names
+from twinstream.models.spec import executor_refusal
+from twinstream.screens.tables import clusters_table, machines_table, models_table
+
+
+def models(as_json: Json = False) -> None:
+    """List the models that come with the package; --model also takes a Hugging Face config.json."""
+    specs = [load_preset(name) for name in preset_names()]
+    refusals = {spec.name: executor_refusal(spec) for spec in specs}
+    if as_json:
+        sizes = [
+            spec.model_dump()
+            | {"num_parameters": spec.num_parameters, "not_run_here": refusals[spec.name]}
+            for spec in specs
+        ]
+        print_json({"models": sizes})
+    else:
+        run = [spec for spec in specs if refusals[spec.name] is None]
+        priced = [spec for spec in specs if refusals[spec.name] is not None]
+        aliases = ", ".join(f"{alias} is {name}" for alias, name in preset_aliases().items())
+        print_report(
+            models_table("Models", run),
+            models_table("Planned for clusters, not run here", priced),
+            f"Other names: {aliases}.",
+        )
+
+
+def machines(as_json: Json = False) -> None:
+    """List the machine profiles that come with the package; --machine also takes a TOML file."""
+    profiles = [load_machine(name) for name in machine_names()]
+    if as_json:
+        errors = usual_uncertainties(profiles)
+        listed = [
+            one.model_dump() | {"uncertainty": error}
+            for one, error in zip(profiles, errors, strict=True)
+        ]
+        print_json({"machines": listed})
+    else:
+        print_report(
+            machines_table(profiles),
+            "A profile of your own inherits from one of these: "
+            'base = "h100" and the numbers that differ, in a TOML file.',
+        )
+
+
+def clusters(as_json: Json = False) -> None:
+    """List the cluster profiles that come with the package: nodes, links, networks, curves."""
+    profiles = [load_cluster(name) for name in cluster_names()]
+    if as_json:
+        print_json({"clusters": [one.model_dump() for one in profiles]})
+    else:
+        print_report(
+            clusters_table(profiles),
+            "A cluster of your own inherits from one of these: "
+            'base = "h100_dgx" and the numbers that differ, in a TOML file; what nccl-tests '
+            "printed there makes its curves: twinstream calibrate --collectives FILE --cluster "
+            "MINE.toml -o OUT.toml.",
+        )

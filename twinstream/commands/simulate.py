@@ -1,0 +1,103 @@
+"""`simulate`: predict how a schedule would run on a machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import RenderableType
+
+from twinstream.commands.arguments import options
+from twinstream.commands.arguments.grouped import grouped
+from twinstream.commands.arguments.outputs import output_option
+from twinstream.commands.cluster_inputs import ClusterInputs, DeviceInputs, inputs_of
+from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.plans.planning import describe
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.measures.metrics import Summary
+from twinstream.measures.uncertainty import prediction_notes
+from twinstream.planner.planner import gc_paused
+from twinstream.schedule.analysis.idle import AnyTimeline
+from twinstream.schedule.files import write_document
+from twinstream.schedule.sizes import gib
+from twinstream.schedule.timeline import Timeline
+from twinstream.screens.plan_screen import plan_screen
+from twinstream.screens.ranks_screen import mesh_screen
+from twinstream.screens.tables import utilization_table
+
+
+@grouped()
+def simulate(
+    schedule: options.ScheduleFile,
+    where: options.Profiles,
+    output: Annotated[Path | None, output_option("Write the predicted timeline here.")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Predict a schedule's timeline on a machine, whatever machine it was planned for.
+
+    Of a cluster's schedule --machine is the profile of a node.
+    """
+    with progress(f"simulating {schedule}", quiet=as_json), gc_paused():
+        inputs = inputs_of(schedule, where)
+        if output is not None:
+            inputs.require_as_in_its_file()
+        timeline = inputs.timeline()
+        summary = inputs.summary(timeline)
+    if output is not None:
+        write_document(timeline, output)
+    if as_json:
+        print_json(summary.model_dump() | about_prediction(inputs, timeline, summary))
+        return
+    print_report(*_screen(inputs, timeline, summary), *inputs.told)
+    if output is not None:
+        print_report(f"Wrote the timeline to {output}.")
+
+
+def about_prediction(
+    inputs: DeviceInputs | ClusterInputs, timeline: AnyTimeline, summary: Summary
+) -> dict[str, object]:
+    """What JSON has of a prediction beside its summary."""
+    found: dict[str, object] = {
+        "simulated_on": timeline.provenance.where,
+        "device_memory_missing_bytes": summary.missing_bytes,
+    }
+    if isinstance(inputs, ClusterInputs):
+        return found | {
+            "stragglers": inputs.stragglers,
+            "assumed": inputs.assumed or None,
+            "num_ops": sum(len(inputs.schedule.of(one).ops) for one in inputs.schedule.classes),
+        }
+    assert isinstance(timeline, Timeline)
+    return (
+        found
+        | describe(inputs.schedule)
+        | {
+            "utilization": timeline.utilization,
+            "notes": prediction_notes(inputs.schedule, inputs.machine, timeline),
+        }
+    )
+
+
+def _screen(
+    inputs: DeviceInputs | ClusterInputs, timeline: AnyTimeline, summary: Summary
+) -> list[RenderableType]:
+    if isinstance(inputs, ClusterInputs):
+        return [mesh_screen(inputs.schedule, summary, inputs.cluster.name)]
+    assert isinstance(timeline, Timeline)
+    schedule, profile = inputs.schedule, inputs.machine
+    return [
+        f"Simulated on {profile.name}:",
+        *_told(summary.missing_bytes, profile),
+        plan_screen(schedule, timeline, profile),
+        "",
+        utilization_table(timeline),
+        *prediction_notes(schedule, profile, timeline),
+    ]
+
+
+def _told(missing: int, machine: Machine) -> list[str]:
+    if not missing:
+        return []
+    has, name = machine.number("device_memory_bytes"), machine.name
+    return [
+        f"It does not fit there: it takes {gib(has + missing)} of device memory, and {name} has "
+        f"{gib(has)}. Plan within that: --machine {name} --device-mem {int(has) // 2**20}MiB."
+    ]

@@ -1,1 +1,0 @@
-"""Clusters to look at: a group of lanes for each class of ranks, and why compute waited."""

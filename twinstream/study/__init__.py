@@ -1,0 +1,1 @@
+"""Queries of training steps with values changed: what-ifs, sweeps, the explorer."""

@@ -1,0 +1,153 @@
+"""What `whatif`, `sweep`, `explore` and `cost` do, from Python."""
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from twinstream.cost.bill import Bill, Prices, bill_of
+from twinstream.cost.mesh_work import Batches, WorkMesh
+from twinstream.cost.time import ChipOptions, Cut, Layout, Stack, time_document
+from twinstream.cost.work import Counting, DecoderOptions, work_document
+from twinstream.schedule.errors import ArgumentError, did_you_mean
+from twinstream.schedule.node import Node, from_options
+from twinstream.study.explore.answers import ExploreError
+from twinstream.study.query import Answer, Query, Value
+from twinstream.study.sweep.config import config_of, load_config
+from twinstream.study.sweep.sweep import SweepSettings, Swept, run_sweep
+from twinstream.study.values import query_of
+
+
+def query(**values: Value) -> Query:
+    """A question about a training step, by the names of `plan`'s options.
+
+    With `machine` it is of one device, with `cluster`, `gpus` and `global_batch` of many GPUs.
+    Numbers of profiles are changed on the way: `query(...).changed({"machine.hbm_bytes_per_s":
+    4e12})`. `answer()` plans and predicts it.
+
+    >>> query(model="tiny", machine="cpu", seq_len=64, policy="resident").subject.title
+    'tiny on cpu, policy resident'
+
+    Raises:
+        TwinstreamError: a name or a value is wrong, or one is missing.
+    """
+    return query_of(values)
+
+
+def sweep(
+    config: str | Path | Mapping[str, Any],
+    folder: str | Path,
+    *,
+    num_jobs: int | None = None,
+    ray_address: str | None = None,
+) -> Swept:
+    """Answer every combination of values: `twinstream sweep CONFIG -o FOLDER`.
+
+    Rows that are in the folder already are not made again.
+
+    Args:
+        config: a TOML file, or what one would hold: `{"fixed": {...}, "axes": {...}}`.
+        folder: where rows.csv, a page and images go.
+        num_jobs: processes; by default one a core.
+        ray_address: of a Ray cluster to run on instead.
+
+    Raises:
+        TwinstreamError: the config, the folder or the Ray cluster is not usable.
+    """
+    if isinstance(config, Mapping):
+        wanted = config_of(config, source="the sweep", folder=Path())
+    else:
+        wanted = load_config(Path(config))
+    jobs = num_jobs or os.cpu_count() or 1
+    return run_sweep(wanted, SweepSettings(Path(folder), jobs, ray_address))
+
+
+def explore(
+    models: Sequence[str | Path] = (),
+    machines: Sequence[str | Path] = (),
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8050,
+) -> None:
+    """Serve the explorer's page until Ctrl-C.
+
+    Args:
+        models: config.json files that it offers beside the shipped models.
+        machines: TOML profiles that it offers beside the shipped ones.
+
+    Raises:
+        TwinstreamError: Dash is not installed, a file is wrong, or the address is taken.
+    """
+    require_dash()
+    from twinstream.study.explore.app import serve
+
+    serve(models, machines, host=host, port=port)
+
+
+def require_dash() -> None:
+    """
+    Raises:
+        ExploreError: Dash is not installed.
+    """
+    if find_spec("dash") is None:
+        raise ExploreError(
+            "the explorer needs dash, which is not installed: pip install 'twinstream[explore]'"
+        )
+
+
+def cost_of_run(
+    answer: Answer, num_tokens: float, *, price_per_gpu_hour: float | None = None, **prices: float
+) -> Bill:
+    """What training on so many tokens takes at an answer's speed: days, GPU-hours, money.
+
+    Args:
+        prices: `checkpoint_s`, `checkpoint_interval_s`, `mtbf_hours`, `restart_s`, for goodput.
+
+    Raises:
+        TwinstreamError: a number is wrong, or one that goodput needs is missing.
+    """
+    given = {"price_per_gpu_hour": price_per_gpu_hour, **prices}
+    charged = from_options(Prices, given)
+    return bill_of(num_tokens / answer.tokens_per_s, answer.num_gpus, charged)
+
+
+def cost_work(**options: Any) -> dict[str, Any]:
+    """What a run computes and moves on a mesh: `twinstream cost work`, by arithmetic alone.
+
+    Args:
+        options: the command's, as `num_layers=80, d_model=8192, dataset_tokens=15e12`.
+
+    Raises:
+        TwinstreamError: an option is unknown or wrong.
+    """
+    model, batches, mesh, counting, prices = _groups(
+        options, DecoderOptions, Batches, WorkMesh, Counting, Prices
+    )
+    return work_document(model.decoder(batches.seq_len), batches, mesh, counting, prices)
+
+
+def cost_time(**options: Any) -> dict[str, Any]:
+    """How long a run takes on given chips: `twinstream cost time`, by arithmetic alone.
+
+    Args:
+        options: the command's, as `num_layers=80, d_model=8192`.
+
+    Raises:
+        TwinstreamError: an option is unknown or wrong.
+    """
+    stack, cut, chips, layout, prices = _groups(options, Stack, Cut, ChipOptions, Layout, Prices)
+    setting = chips.setting(stack.complete(cut.seq_len), cut, layout)
+    return time_document(setting, prices)
+
+
+def _groups(options: Mapping[str, Any], *kinds: type[Node]) -> list[Any]:
+    """A node of each kind, of the options that it has."""
+    known = [name for kind in kinds for name in kind.model_fields]
+    for name in options:
+        if name not in known:
+            raise ArgumentError(f"unknown option '{name}': {did_you_mean(name, known)}")
+    return [
+        from_options(kind, {name: options[name] for name in kind.model_fields if name in options})
+        for kind in kinds
+    ]

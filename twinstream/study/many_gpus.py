@@ -1,0 +1,259 @@
+"""A training step on the GPUs of a cluster as a query: the fastest layout of all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from math import inf, isinf
+from typing import Any
+
+from twinstream.clusters.job import Job
+from twinstream.clusters.kernel_sets import with_kernels
+from twinstream.clusters.layout import Layout
+from twinstream.clusters.predict import Prediction, document_of, planned_document, predict
+from twinstream.clusters.refusals import require_possible
+from twinstream.clusters.search.question import (
+    COUNTS,
+    NAMES,
+    Question,
+    full_name,
+    value_fault,
+)
+from twinstream.clusters.search.search import Searched
+from twinstream.clusters.search.space import told
+from twinstream.hardware_profiles.clusters.loader import machine_of
+from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.measures.uncertainty import Uncertainty, uncertainty_of_job
+from twinstream.models.recipe import Recipe
+from twinstream.planner.planner import Planner
+from twinstream.schedule.analysis.idle import exposed_communication
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.study.query import (
+    CLUSTER_NUMBER,
+    MACHINE_NUMBER,
+    Answer,
+    Loader,
+    Property,
+    Query,
+    StudyError,
+    Subject,
+    Values,
+)
+
+_GIB = 2**30
+_LAYOUT = tuple(name for name in Layout.model_fields if name not in ("stage_layers", "reduction"))
+_PLACE = ("model", "cluster")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaidOutStep(Answer):
+    """A layout and its prediction; `searched` is what was looked at, where it was searched for."""
+
+    job: Job
+    cluster: Cluster
+    searched: Searched | None
+
+    @staticmethod
+    def predicted(
+        job: Job, cluster: Cluster, found: Prediction, searched: Searched | None = None, *,
+        is_known: bool = True,
+    ) -> "LaidOutStep":  # fmt: skip
+        """Its figures; without a search there is no bound."""
+        least_s = None if searched is None else searched.least_bound_s
+        return LaidOutStep(
+            step_s=found.step_s, tokens_per_s=found.tokens_per_s, mfu=found.mfu,
+            device_bytes=found.memory_bytes, host_bytes=found.host_bytes,
+            room_bytes=(found.room_bytes, None), num_gpus=found.num_gpus, bound_s=least_s,
+            gap=found.step_s / least_s - 1 if least_s else None, shares=dict(found.shares),
+            layout=job.layout, told=told(job.layout), is_known=is_known, job=job, cluster=cluster,
+            searched=searched,
+        )  # fmt: skip
+
+    def document(self) -> ClusterSchedule | Schedule:
+        """The whole step of all ranks, of a single one alone."""
+        return planned_document(self.job, self.cluster)
+
+    @cached_property
+    def uncertainty(self) -> Uncertainty:
+        document = partial(document_of, self.job, self.cluster)
+        return uncertainty_of_job(self.job, machine_of(self.cluster), document)
+
+    @property
+    def compute_waits(self) -> float:
+        return 1.0 - self.shares["compute"]
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        searched, layout = self.searched, self.job.layout
+        return {
+            "layout": self.told,
+            "step_s": self.step_s,
+            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s / self.num_gpus,
+            "mfu": self.mfu,
+            "memory_bytes": self.device_bytes,
+            "room_bytes": self.room_bytes[0],
+            "bound_s": self.bound_s,
+            "gap": self.gap,
+            "compute_share": self.shares["compute"],
+            "talk_share": exposed_communication(self.shares),
+            "bubble_share": self.shares.get("bubble", 0.0),
+            **{name: getattr(searched, name, None)
+               for name in ("num_layouts", "num_fit", "num_simulated")},
+            "expected_error_mean": self.uncertainty.mean,
+            "expected_error_kind": self.uncertainty.kind,
+            **{f"layout.{name}": getattr(layout, name) for name in _LAYOUT},
+        }  # fmt: skip
+
+    def compute_limit(self) -> float:
+        """Tokens/s if compute of this layout never waited."""
+        return self.tokens_per_s / self.shares["compute"]
+
+
+@dataclass(frozen=True)
+class LayoutQuery(Query):
+    """Which layout is the fastest; `keep` of the best looking ones are simulated whole."""
+
+    question: Question
+    keep: int = 3
+
+    names = (*_PLACE, *NAMES)
+    required = (*_PLACE, *COUNTS)
+    columns = (
+        "layout", "step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "memory_bytes",
+        "room_bytes", "compute_share", "talk_share", "bubble_share", "bound_s", "gap",
+        "num_layouts", "num_fit", "num_simulated", "expected_error_mean", "expected_error_kind",
+        *(f"layout.{name}" for name in _LAYOUT),
+    )  # fmt: skip
+    resources = (
+        "machine.device_memory_bytes", "cluster.nic_bytes_per_s", "cluster.node_bytes_per_s",
+    )  # fmt: skip
+
+    @classmethod
+    def of(cls, values: Values, load: Loader) -> "LayoutQuery":
+        seq_len, global_batch = (int(values[field]) for field in ("seq_len", "global_batch"))
+        shape = load.model(str(values["model"]), seq_len)
+        job = Job(
+            shape=shape, layout=Layout(), recipe=Recipe(), seq_len=seq_len,
+            global_batch=global_batch,
+        )  # fmt: skip
+        base = Question(job, int(values["gpus"]), load.cluster(str(values["cluster"])), {})
+        return cls(base.changed(values))
+
+    @classmethod
+    def full_name(cls, name: str) -> str:
+        return name if name in _PLACE else full_name(name)
+
+    @classmethod
+    def fault(cls, name: str, value: object) -> str | None:
+        if name in _PLACE:
+            return None if isinstance(value, str) else f"needs a text in quotes, got {value!r}"
+        return value_fault(name, value)
+
+    @property
+    def subject(self) -> Subject:
+        asked = self.question
+        return Subject(
+            model=asked.job.shape.name, cluster=asked.cluster.name, num_gpus=asked.num_gpus,
+            tokens_per_step=asked.job.tokens_per_step,
+        )  # fmt: skip
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return self.question.content
+
+    @property
+    def properties(self) -> list[Property]:
+        """Links, HBM, compute, memory, GPUs; of a single node without the network."""
+        asked = self.question
+        matmuls = asked.job.recipe.implementations.matmuls
+        peaks = ["peak_bf16_flop_per_s"]
+        if matmuls != "model":  # what is not a product of linear layers stays in bf16
+            peaks.insert(0, f"peak_{matmuls}_flop_per_s")
+        fields: list[tuple[str, tuple[str, ...], str, float]] = [
+            ("network", ("cluster.nic_bytes_per_s",), "GB/s", 1e9),
+            ("links in a node", ("cluster.node_bytes_per_s",), "GB/s", 1e9),
+            ("HBM", ("machine.hbm_bytes_per_s",), "GB/s", 1e9),
+            ("compute peak", tuple(f"machine.{peak}" for peak in peaks), "TFLOP/s", 1e12),
+            ("device memory", ("machine.device_memory_bytes",), "GiB", 2.0**30),
+        ]
+        alone = asked.num_gpus <= asked.cluster.count("gpus_per_node")
+        found = []
+        for name, names, unit, size in fields:
+            values = tuple(self._number(field) for field in names)
+            if all(values) and not any(map(isinf, values)) and not (alone and name == "network"):
+                factors = (0.5, 2.0) if name == "device memory" else (2.0,)
+                found.append(Property(name, names, values, unit, size, factors))
+        return [*found, Property("GPUs", ("gpus",), (asked.num_gpus,), "", 1, (2.0,))]
+
+    def _number(self, name: str) -> float:
+        """0 where the profile does not state it."""
+        cluster = self.question.cluster
+        if name.startswith(CLUSTER_NUMBER):
+            own = name.removeprefix(CLUSTER_NUMBER)
+            return cluster.number(own) if getattr(cluster, own) is not None else 0.0
+        machine, own = machine_of(cluster), name.removeprefix(MACHINE_NUMBER)
+        return machine.number(own) if getattr(machine, own) is not None else 0.0
+
+    def changed(self, values: Values) -> "LayoutQuery":
+        asked, load = self.question, Loader()
+        if "model" in values:
+            longest = int(values.get("seq_len", asked.job.seq_len))
+            shape = load.model(str(values["model"]), longest)
+            asked = replace(asked, job=asked.job.model_copy(update={"shape": shape}))
+        if "cluster" in values:
+            asked = replace(asked, cluster=load.cluster(str(values["cluster"])))
+        return replace(self, question=asked.changed(values))
+
+    def answer(
+        self, known: Sequence[Answer] = (), planner: Planner | None = None, *,
+        enough_tokens_per_s: float = inf, advises: bool = True,
+    ) -> LaidOutStep:  # fmt: skip
+        best: LaidOutStep | None = None
+        for layout in {one.layout: None for one in known if one.layout is not None}:
+            try:
+                one = self._of(layout)
+            except TwinstreamError:
+                continue
+            if best is None or one.step_s < best.step_s:
+                best = one
+        if best is not None and best.tokens_per_s >= enough_tokens_per_s:
+            return best
+        try:
+            searched = self.question.answer(self.keep)
+        except TwinstreamError:
+            if best is None:
+                raise
+            return best
+        found, cluster = searched.best[0], self.question.cluster
+        if best is not None and best.step_s < found.prediction.step_s:
+            least_s = searched.least_bound_s
+            gap = best.step_s / least_s - 1
+            return replace(best, searched=searched, bound_s=least_s, gap=gap)
+        return LaidOutStep.predicted(found.job, cluster, found.prediction, searched, is_known=False)
+
+    def kept(self, answer: Answer) -> LaidOutStep:
+        if answer.layout is None:
+            raise StudyError("a plan of one device is no layout")
+        return self._of(answer.layout)
+
+    def _of(self, layout: Layout) -> LaidOutStep:
+        """A layout from before, simulated whole."""
+        cluster = self.question.cluster
+        job = with_kernels(kept_job(self.question, layout), machine_of(cluster))
+        require_possible(job, self.question.num_gpus)
+        prediction = predict(job, cluster)
+        if not prediction.fits:
+            needs, room = prediction.memory_bytes / _GIB, prediction.room_bytes / _GIB
+            raise StudyError(f"{told(job.layout)} needs {needs:.1f} GiB of a GPU's {room:.1f}")
+        return LaidOutStep.predicted(job, cluster, prediction)
+
+
+def kept_job(asked: Question, layout: Layout) -> Job:
+    """Of a changed question, with a layout from before; its replicas are as many as GPUs allow."""
+    kept = layout.model_copy(update=dict(asked.fixed))
+    each = kept.tp * kept.cp * kept.pp
+    if "dp" not in asked.fixed and asked.num_gpus % each == 0:
+        kept = kept.model_copy(update={"dp": asked.num_gpus // each})
+    return asked.job.model_copy(update={"layout": kept})

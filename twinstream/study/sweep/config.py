@@ -1,0 +1,126 @@
+"""What a sweep varies and what it fixes, from a TOML file."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import parse_toml, read_text
+from twinstream.study.query import Loader, Query, StudyError, Value
+from twinstream.study.sweep.cells import Cell
+from twinstream.study.values import PRICE, fault_of, kind_of, missing_of
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """`axes` are varied, all combinations; `fixed` have one value.
+
+    `folder` is the file's, `source` what errors call it. Names are those of a query's values, and
+    `price_per_gpu_hour`.
+    """
+
+    axes: Mapping[str, tuple[Value, ...]]
+    fixed: Mapping[str, Value]
+    folder: Path = field(default_factory=Path)
+    source: str = "the sweep"
+
+    @property
+    def kind(self) -> type[Query]:
+        """Of its queries."""
+        return kind_of({**self.fixed, **self.axes})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        given, order = {**self.fixed, **self.axes}, (*self.kind.names, PRICE)
+        return (
+            *(name for name in order if name in given),
+            *(name for name in given if name not in order),
+        )
+
+    def cells(self) -> list[Cell]:
+        """Every combination of the axes' values, the last axis fastest.
+
+        Raises:
+            StudyError: a model, machine, cluster or number of one is wrong; it names the values.
+        """
+        load, found = Loader(self.folder), []
+        for combination in product(*self.axes.values()):
+            varied = dict(zip(self.axes, combination, strict=True))
+            values = {**self.fixed, **varied}
+            price = values.get(PRICE)
+            try:
+                query = self.kind.of(values, load)
+            except TwinstreamError as error:
+                at = ", ".join(f"{name} = {value!r}" for name, value in varied.items())
+                where = f"{self.source}, at {at}" if at else self.source
+                raise StudyError(f"{where}: {error}") from None
+            found.append(Cell(values, query, None if price is None else float(price)))
+        return found
+
+
+def load_config(path: Path) -> SweepConfig:
+    """Read a sweep: a table `fixed` of single values, a table `axes` of lists.
+
+    Raises:
+        StudyError: what is wrong, with the name that was probably meant.
+    """
+    try:
+        document = parse_toml(read_text(path))
+    except OSError as error:
+        raise StudyError(f"cannot read {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StudyError(f"{path} is not valid TOML: {error}") from None
+    return config_of(document, source=str(path), folder=path.parent)
+
+
+def config_of(document: Mapping[str, Any], *, source: str, folder: Path) -> SweepConfig:
+    """A sweep of a parsed document; see `load_config`."""
+    if unknown := sorted(document.keys() - {"fixed", "axes"}):
+        raise StudyError(
+            f"{source}: unknown '{unknown[0]}'; a sweep has a table [fixed] of single values and a "
+            "table [axes] of lists"
+        )
+    tables = {name: document.get(name, {}) for name in ("fixed", "axes")}
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise StudyError(f"{source}: '{name}' needs to be a table")
+    fixed, axes = (_flat(table) for table in tables.values())
+    given = {**fixed, **axes}
+    if {"machine", "cluster"} <= given.keys():
+        raise StudyError(
+            f"{source}: a sweep is of machines or of clusters: leave out 'machine' or 'cluster'"
+        )
+    kind = kind_of(given)
+    for name, value in fixed.items():
+        _check(kind, name, value, f"{source}: fixed.{name}")
+    for name, values in axes.items():
+        if name in fixed:
+            raise StudyError(f"{source}: '{name}' is in [fixed] and in [axes]; leave one out")
+        if not isinstance(values, list) or not values:
+            raise StudyError(f"{source}: axes.{name} needs a list of values, got {values!r}")
+        for value in values:
+            _check(kind, name, value, f"{source}: axes.{name}")
+        if len(set(map(str, values))) < len(values):
+            raise StudyError(f"{source}: axes.{name} names a value twice")
+    if missing := missing_of(given):
+        raise StudyError(f"{source}: {missing} is missing; put it in [fixed] or in [axes]")
+    return SweepConfig({name: tuple(v) for name, v in axes.items()}, fixed, folder, source)
+
+
+def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    """`machine.x = 1` without quotes is a table of tables in TOML; the same is meant."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{inside}": v for inside, v in _flat(value).items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _check(kind: type[Query], name: str, value: object, where: str) -> None:
+    if (fault := fault_of(kind, name, value)) is not None:
+        raise StudyError(f"{where} {fault}")

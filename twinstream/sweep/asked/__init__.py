@@ -1,1 +1,0 @@
-"""What a sweep of machines or of clusters may ask for, and the cells that it amounts to."""
