@@ -82,7 +82,7 @@ class Cuts:
     @cached_property
     def workloads(self) -> list[Workload]:
         """All workloads that may be possible, each once, of not too many blocks."""
-        return self._of_few_blocks(possible(self.spec, self.request.step, self.limits))
+        return self._with_few_blocks(possible(self.spec, self.request.step, self.limits))
 
     @cached_property
     def smallest(self) -> list[Workload]:
@@ -183,12 +183,12 @@ class Cuts:
         known = {workload for workload, bound in self._bounds.items() if bound is None}
         known.update(cut.workload for cut in cuts)
         by_size: dict[int, list[Workload]] = {}
-        for workload in self._of_few_blocks(workloads):
+        for workload in self._with_few_blocks(workloads):
             if workload not in known:
                 by_size.setdefault(workload.chunk_tokens, []).append(workload)
         return [by_size[size] for size in sorted(by_size, reverse=True)]
 
-    def _of_few_blocks(self, workloads: Iterable[Workload]) -> list[Workload]:
+    def _with_few_blocks(self, workloads: Iterable[Workload]) -> list[Workload]:
         once = list(dict.fromkeys(workloads))
         return with_few_blocks(self.spec, once, PROGRAM_ROUNDS, self.limits.blocks)
 

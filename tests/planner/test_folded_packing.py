@@ -98,7 +98,7 @@ def test_first_and_last_rounds_are_the_same_whatever_is_between(shape, cap):
 
 
 @pytest.mark.parametrize(("shape", "cap"), CASES)
-def test_stays_of_all_rounds_that_meet_share_no_bytes(shape, cap):
+def test_residencies_of_all_rounds_that_meet_share_no_bytes(shape, cap):
     sequence, found = packed(shape, 7, cap)
     units = sequence.units.units
     placed = list(zip(found.residencies, found.offsets, strict=True))
@@ -112,7 +112,7 @@ def test_stays_of_all_rounds_that_meet_share_no_bytes(shape, cap):
 
 
 @pytest.mark.parametrize(("shape", "cap"), CASES)
-def test_stays_lose_time_for_copies_but_never_a_use(shape, cap):
+def test_residencies_lose_time_for_copies_but_never_a_use(shape, cap):
     decisions, allowances = decided(shape)
     sequence, found = packed(shape, 5, cap)
     wanted = allowances.widened(sequence, sequence.residencies(decisions))
@@ -137,7 +137,7 @@ def test_what_sticks_out_is_said_by_task_of_the_folded_timeline(shape):
     assert max(tight.over_bytes) < len(three.tasks) < len(sequence.tasks)
 
 
-def test_a_stay_at_a_share_of_its_time_keeps_what_goes_over_the_boundary():
+def test_a_residency_at_a_share_of_its_time_keeps_what_goes_over_the_boundary():
     _, found = packed("packed", 3, None)
     uses = next(residency for residency in found.residencies if residency.uses[0].position > 8).uses
     first, last = uses[0].position, uses[-1].position + 1

@@ -146,7 +146,7 @@ def test_what_outlasts_the_pass_shares_its_bytes_with_nothing_there(cap):
             assert low + size <= other_low or other_low + other_size <= low
 
 
-def test_a_stay_at_a_share_of_its_time_first_gives_up_what_lies_in_the_pass_after():
+def test_a_residency_at_a_share_of_its_time_first_gives_up_what_lies_in_the_pass_after():
     uses = RESIDENCIES[-1].uses[-1:]
     last = uses[0].position + 1
     residency = Residency("x", last - 1, last + 6, uses, later=4)
@@ -158,7 +158,7 @@ def test_a_stay_at_a_share_of_its_time_first_gives_up_what_lies_in_the_pass_afte
     assert trimmed(stays_there, 0.0) == replace(stays_there, later=0)
 
 
-def test_stays_that_meet_are_joined_with_what_the_last_holds_in_the_pass_after():
+def test_residencies_that_meet_are_joined_with_what_the_last_holds_in_the_pass_after():
     """All time there is for every copy: what is read again before it is gone stays."""
     always = {(s.unit, SEQUENCE.place(s.uses[-1].position)): NUM_TASKS for s in RESIDENCIES}
     found = Allowances({}, always).widened(SEQUENCE, RESIDENCIES)

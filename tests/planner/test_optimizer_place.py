@@ -244,7 +244,7 @@ def test_what_is_loaded_ahead_shares_its_bytes_with_nothing_there(cap):
             assert low + size <= other_low or other_low + other_size <= low
 
 
-def test_a_stay_at_a_share_of_its_time_first_gives_up_what_lies_in_the_pass_before():
+def test_a_residency_at_a_share_of_its_time_first_gives_up_what_lies_in_the_pass_before():
     residency = next(s for s in RESIDENCIES if 4 <= s.uses[0].position < 20 and not s.enters)
     first = residency.uses[0].position
     early = replace(residency, begin=0, ahead=(NUM_TASKS - first, NUM_TASKS))
