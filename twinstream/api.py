@@ -207,7 +207,7 @@ def execute(
         timed_passes=settings.timed_steps,
         graphs=choose_graphs(settings.graphs, backend),
         on_pinned=settings.on_pinned,
-        nvtx=choose_nvtx(backend, asked=settings.nvtx),
+        nvtx=choose_nvtx(backend, requested=settings.nvtx),
     )
     _check_memory(schedule, backend, copies_of_state=2 if settings.keeps_state else 0)
     host_work = _told(training.host_work(schedule), training.losses, settings.on_loss)

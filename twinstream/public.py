@@ -21,8 +21,8 @@ from twinstream.models.presets import load_model, preset_names
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import Experts, ModelSpec
 from twinstream.planner.choices import Choices
+from twinstream.planner.evaluator import Evaluator, SimResult
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.judge import Judge, Verdict
 from twinstream.planner.limits import SearchLimits
 from twinstream.planner.planner import Planner
 from twinstream.planner.policies import Policy
@@ -66,11 +66,11 @@ __all__ = [
     "ClusterTimeline",
     "Comparison",
     "EvalMetrics",
+    "Evaluator",
     "Experts",
     "Explanation",
     "InfeasiblePlan",
     "Job",
-    "Judge",
     "KernelChoice",
     "Layout",
     "Lora",
@@ -93,6 +93,7 @@ __all__ = [
     "SearchLimits",
     "SearchResult",
     "Shortage",
+    "SimResult",
     "SteadyState",
     "StepMetrics",
     "Summary",
@@ -104,7 +105,6 @@ __all__ = [
     "Trainer",
     "TrainingStep",
     "TwinstreamError",
-    "Verdict",
     "Violation",
     "WhatIf",
     "cluster_names",

@@ -27,7 +27,7 @@ from twinstream.measures.explanation import explain
 from twinstream.measures.metrics import summarize
 from twinstream.measures.policies_compared import ALL, NoPolicyFits, compare_policies
 from twinstream.measures.uncertainty import uncertainty_of
-from twinstream.models.demand.attention_limits import nondeterministic_kernels
+from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.planner.choices import OPEN, ChoiceError
 from twinstream.planner.planner import Planner
 from twinstream.planner.policies import compared_names

@@ -14,8 +14,8 @@ from twinstream.hardware_profiles.collectives.fitting import FittedCurve
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine, Number
 from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import Uncertainty, usual_uncertainties
-from twinstream.models.demand.attention_limits import nondeterministic_kernels
-from twinstream.models.demand.attention_shape import lengths_text
+from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
+from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.analysis.comparison import Comparison, GroupComparison, Pair
 from twinstream.schedule.document import Schedule

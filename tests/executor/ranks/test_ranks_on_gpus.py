@@ -171,7 +171,7 @@ def test_all_ranks_open_their_groups_and_meet_in_one_order(monkeypatch):
         met.append((len(made), *sorted(members)))
 
     monkeypatch.setattr(dist, "new_group", new_group)
-    monkeypatch.setattr(groups, "meet_first", meet)
+    monkeypatch.setattr(groups, "connect_group", meet)
     of_all = []
     for rank in range(4):
         made.clear()
@@ -190,10 +190,10 @@ def meeting(part: RankPart) -> RankInputs:
     device, size = torch.device("cpu"), dist.get_world_size()
     for _ in range(2):
         group = dist.new_group()
-        gpus.meet_first(group, tuple(range(size)), device, is_message=False)
+        gpus.connect_group(group, tuple(range(size)), device, is_message=False)
         pair = dist.new_group([0, size - 1])
         if part.rank in (0, size - 1):
-            gpus.meet_first(pair, (size - 1, 0), device, is_message=True)
+            gpus.connect_group(pair, (size - 1, 0), device, is_message=True)
     return fed(part)
 
 

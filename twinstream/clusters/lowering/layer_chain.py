@@ -9,8 +9,8 @@ from twinstream.clusters.lowering.kept import SavedActivations
 from twinstream.clusters.lowering.layer_weights import LayerWeights
 from twinstream.clusters.lowering.parts import (
     CollectiveElement,
-    Compute,
     Element,
+    LayerCompute,
     LayerParts,
     Part,
     Ring,
@@ -92,7 +92,7 @@ class LayerChain:
         again = self._again.pop((layer, j))
         for part in self._parts.parts[::-1]:
             for element in part.elements[::-1]:
-                if not isinstance(element, Compute) or not element.gradient_bytes:
+                if not isinstance(element, LayerCompute) or not element.gradient_bytes:
                     continue
                 held = self._deferred.pop((layer, element.name, j))
                 kept = self._saved(layer, part, j, again)
@@ -102,7 +102,7 @@ class LayerChain:
         self._release(layer, j, again)
 
     def _forward(
-        self, layer: int, element: Compute | Ring, tag: str, uses: list[Use], j: int
+        self, layer: int, element: LayerCompute | Ring, tag: str, uses: list[Use], j: int
     ) -> None:
         if isinstance(element, Ring):
             self._rings.emit(element, layer, tag, element.step.forward, uses, j)
@@ -114,7 +114,7 @@ class LayerChain:
             self._b.compute(f"{name}.{tag}", name, works, uses, label)
 
     def _backward(
-        self, layer: int, part: Part, element: Compute | Ring,
+        self, layer: int, part: Part, element: LayerCompute | Ring,
         flow: tuple[Buffer, Buffer], kept: list[Use], j: int,
     ) -> None:  # fmt: skip
         """The gradient of the input; then, beside what follows, that of the weights."""
@@ -137,7 +137,7 @@ class LayerChain:
             self._weight(layer, element, [("d_output", current, "read"), *kept], gathered, j)
 
     def _gather_again(
-        self, layer: int, part: Part, element: Compute, kept: list[Use], j: int
+        self, layer: int, part: Part, element: LayerCompute, kept: list[Use], j: int
     ) -> Buffer | None:
         """What a column-parallel product read, gathered once more for its weights' gradient."""
         if not (part.gathered_bytes and element.name in _COLUMN_PARALLEL and kept):
@@ -154,7 +154,7 @@ class LayerChain:
         return gathered
 
     def _weight(
-        self, layer: int, element: Compute, uses: list[Use], gathered: Buffer | None, j: int
+        self, layer: int, element: LayerCompute, uses: list[Use], gathered: Buffer | None, j: int
     ) -> None:
         """The gradient of an element's weights, beside what follows in backward."""
         if element.work.backward_weight:

@@ -224,7 +224,7 @@ def options_of(settings: RunSettings) -> RunOptions:
     return RunOptions(
         backend, settings.num_steps, settings.poison, settings.timed_steps,
         choose_graphs(settings.graphs, backend),
-        nvtx=choose_nvtx(backend, asked=settings.nvtx),
+        nvtx=choose_nvtx(backend, requested=settings.nvtx),
     )  # fmt: skip
 
 

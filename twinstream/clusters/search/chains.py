@@ -6,7 +6,7 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.groups import mesh_of
 from twinstream.clusters.lowering.parts import (
     CollectiveElement,
-    Compute,
+    LayerCompute,
     LayerParts,
     Ring,
     layer_parts,
@@ -133,32 +133,32 @@ class _Clock:
         kind: Collective = "all_gather" if split else "all_reduce"
         self.outside = pricing.talk(mesh, ("tp",), kind, hidden, self._dtype)
 
-    def forward(self, element: Compute | Ring | CollectiveElement) -> float:
+    def forward(self, element: LayerCompute | Ring | CollectiveElement) -> float:
         if isinstance(element, CollectiveElement):
             return self._said(element, element.forward)
         if isinstance(element, Ring):
             return self._ring(element, backward=False)
         return self.pricing.work(element.work.forward)
 
-    def computed(self, element: Compute | Ring | CollectiveElement) -> float:
+    def computed(self, element: LayerCompute | Ring | CollectiveElement) -> float:
         """Of backward what the weights' gradients take."""
         return (
             0.0
-            if not isinstance(element, Compute)
+            if not isinstance(element, LayerCompute)
             else self.pricing.work(element.work.backward_weight)
         )
 
-    def inputs(self, elements: list[Compute | Ring | CollectiveElement]) -> float:
+    def inputs(self, elements: list[LayerCompute | Ring | CollectiveElement]) -> float:
         """Of backward what the inputs' gradients take."""
         return sum(
             self.pricing.work(e.work.backward_input)
-            if isinstance(e, Compute)
+            if isinstance(e, LayerCompute)
             else self._ring(e, backward=True)
             for e in elements
             if not isinstance(e, CollectiveElement)
         )
 
-    def chained(self, element: Compute | Ring | CollectiveElement) -> float:
+    def chained(self, element: LayerCompute | Ring | CollectiveElement) -> float:
         """Of backward what follows one another: inputs' gradients and what is said of them."""
         if isinstance(element, CollectiveElement):
             return self._said(element, element.backward)

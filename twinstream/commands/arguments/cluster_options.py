@@ -16,7 +16,7 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.clusters.what_if import with_numbers
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.demand.attention_limits import attention_names
+from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice
 from twinstream.models.spec import ModelSpec, executor_refusal
 from twinstream.planner.kernel_choice import kernels_named

@@ -264,7 +264,7 @@ def _report(outcome: _Outcome, *, as_json: bool) -> None:
             schedule, outcome.predicted, summary, peak.name if peak else None, outcome.uncertainty
         ),
         losses_line(outcome.run.losses),
-        f"{timeline.provenance.told.capitalize()}, {timeline.provenance.detail}.",
+        f"{timeline.provenance.description.capitalize()}, {timeline.provenance.detail}.",
         *provenance_lines(timeline.provenance),
     )
     if peak is None:

@@ -153,7 +153,7 @@ def _report(job: _Job, run: ClusterRun, *, as_json: bool) -> None:
             predicted, _measured(job, timeline), (*SPEEDS, *(SHARES if job.place else ()))
         ),
         losses_line(run.losses),
-        f"{timeline.provenance.told.capitalize()}, {timeline.provenance.detail}.",
+        f"{timeline.provenance.description.capitalize()}, {timeline.provenance.detail}.",
         *([f"Assumed for the prediction: {assumed}."] if assumed else []),
     )
     if predicted is None:
