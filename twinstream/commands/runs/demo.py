@@ -24,9 +24,9 @@ from twinstream.demo_loop import Loop
 from twinstream.fidelity.fit_report import fit_json
 from twinstream.measures.uncertainty import uncertainty_of
 from twinstream.screens.fitted_table import FittedTable
+from twinstream.screens.run_report import losses_line
 from twinstream.screens.tables import (
     groups_table,
-    losses_line,
     seconds,
     side_by_side_table,
     workload_line,

@@ -36,8 +36,7 @@ from twinstream.run_settings import RunSettings
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_document
-from twinstream.screens.run_report import prediction_json, provenance_lines, run_table
-from twinstream.screens.tables import losses_line
+from twinstream.screens.run_report import losses_line, prediction_json, provenance_lines, run_table
 
 
 class RunOptionsError(TwinstreamError):

@@ -29,7 +29,8 @@ from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.files import write_document
 from twinstream.screens.ranks_screen import layout_line, stages_table
-from twinstream.screens.tables import SHARES, SPEEDS, headline_table, losses_line, seconds
+from twinstream.screens.run_report import losses_line
+from twinstream.screens.tables import SHARES, SPEEDS, headline_table, seconds
 from twinstream.simulator.replay import simulate_cluster
 
 
