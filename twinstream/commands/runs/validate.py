@@ -10,9 +10,9 @@ import typer
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.outputs import check_output, output_option
 from twinstream.commands.output import print_json, print_report, progress
+from twinstream.fidelity.clusters import report as of_clusters
 from twinstream.fidelity.clusters.measured_steps import read_measured_steps
 from twinstream.fidelity.clusters.predicting import RowPredictors
-from twinstream.fidelity.clusters.report import rows_csv, validation_json, validation_screen
 from twinstream.fidelity.clusters.scoring import score
 from twinstream.fidelity.report import rows_csv, validation_screen
 from twinstream.fidelity.rows import rows_that
@@ -150,11 +150,11 @@ def validate_clusters(
     validation = score(rows, predicted)
     try:
         if output is not None:
-            write_text(rows_csv(validation), output)
+            write_text(of_clusters.rows_csv(validation), output)
     finally:  # what was found is told, on a full disk too
         if as_json:
-            print_json(validation_json(validation))
+            print_json(of_clusters.validation_json(validation))
         else:
-            print_report(validation_screen(validation))
+            print_report(of_clusters.validation_screen(validation))
     if output is not None and not as_json:
         print_report(f"Wrote {output}.")
