@@ -22,7 +22,7 @@ from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.workload import Workload
+from twinstream.schedule.workload import MachineRef, Workload
 from twinstream.simulator.network_costs import share_of
 from twinstream.simulator.replay import simulate_cluster
 
@@ -132,6 +132,8 @@ class RanksQuestion:
             with gc_paused():
                 share = share_of(self.machine, self.ranks_on_a_node)
                 schedule = plan_pipeline(stages, share, self.caps, self.choices)
+            made_for = MachineRef(name=self.machine.name, content_hash=self.machine.content_hash)
+            schedule = schedule.model_copy(update={"machine": made_for})
         except TwinstreamError as error:
             return Candidate(layout, None, str(error))
         predicted = simulate_cluster(schedule, self.cluster, self.machine)
