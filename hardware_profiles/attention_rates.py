@@ -1,4 +1,4 @@
-"""What an attention implementation reaches of another's rate, where a profile lacks its own."""
+"""The rate of an attention implementation relative to another's, where a profile lacks its own."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ SAME = Ratio(1.0)
 
 
 def attention_ratio(unit: str, implementation: str, other: str, capability: int | None) -> Ratio:
-    """How much faster one runs than the other on devices of a major compute capability.
+    """Return how much faster one runs than the other on devices of a major compute capability.
 
     Where nothing is known it is taken as 1.
 

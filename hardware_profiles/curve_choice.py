@@ -1,4 +1,4 @@
-"""Which curve of a profile prices a piece of work, and whose rate that is."""
+"""The curve of a profile that prices a piece of work, and the implementation that it is of."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -87,19 +87,19 @@ def with_own_rates(machine: Machine, works: Iterable[Work]) -> Machine:
         if work.implementation is None or chosen.of in (None, work.implementation):
             continue
         grounds = chosen.ratio.source or "nothing is known of it"
-        told = f"{chosen.of}'s times {chosen.ratio.value:.2f} ({grounds})"
+        source = f"{chosen.of}'s times {chosen.ratio.value:.2f} ({grounds})"
         for key, curve in machine.efficiency.items():
             if key.split("/")[0] == work.unit and implementation_of(key, machine) == chosen.of:
                 refined = "/".join(p for p in key.split("/")[1:] if p not in IMPLEMENTATIONS)
                 own = "/".join(filter(None, (work.unit, work.implementation, refined)))
                 update = {"max": min(1.5, curve.max * chosen.ratio.value), "implementation": None,
-                          "source": f"{told}; {curve.source}"}  # fmt: skip
+                          "source": f"{source}; {curve.source}"}  # fmt: skip
                 curves.setdefault(own, curve.model_copy(update=update))
     return machine.model_copy(update={"efficiency": curves})
 
 
 def implementation_of(key: str, machine: Machine) -> str | None:
-    """Whose rate an attention curve is: what its key or itself says, else the profile's choice."""
+    """Return whose rate an attention curve is: by its key or itself, else the profile's choice."""
     if not key.startswith("attention"):
         return None
     if named := implementation_in(key):

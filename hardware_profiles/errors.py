@@ -1,4 +1,4 @@
-"""What can be wrong with a machine's profile."""
+"""The errors of a machine's profile."""
 
 from collections.abc import Sequence
 

@@ -9,7 +9,7 @@ _CLOSE = 1e-9
 
 
 def link_fault(rates: Mapping[str, float]) -> str | None:
-    """What is wrong with a duplex rate below one direction or above the sum of both.
+    """Return what is wrong with a duplex rate below one direction or above the sum of both.
 
     >>> link_fault({H2D: 64e9, D2H: 64e9, DUPLEX: 50e9}).partition(",")[0]
     'pcie_duplex_bytes_per_s is 5e+10'

@@ -72,7 +72,7 @@ def read_measured(path: Path) -> tuple[MeasuredRow, ...]:
         try:
             found.append(_row(number, dict(zip(names, values, strict=False))))
         except ValidationError as error:
-            faults.append(f"line {number}, {_told(error)}")
+            faults.append(f"line {number}, {_reason(error)}")
             continue
         if len(values) < len(names) or any(value.strip() for value in values[len(names) :]):
             faults.append(f"line {number} has {len(values)} values for {len(names)} columns")
@@ -129,7 +129,7 @@ def _names(header: Sequence[str]) -> list[str]:
     return [name.lower() if name.lower() in MeasuredRow.model_fields else name for name in names]
 
 
-def _told(error: ValidationError) -> str:
+def _reason(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     column = ".".join(str(place) for place in first["loc"])
     if first["type"] == "missing":

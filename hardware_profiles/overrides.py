@@ -53,12 +53,12 @@ def what_if_name(name: str) -> str:
 
 
 def what_if_number(value: float, was: Number | None) -> dict[str, Any]:
-    """The table of a number that replaces another; its source tells what that was."""
+    """The table of a number that replaces another; its source says what that was."""
     if was is None:
-        told = "missing"
+        before = "missing"
     else:
-        told = was.kind if was.value is None else f"{was.value:g} ({was.kind})"
-    return _plain_number(value, f"what-if; was {told}")
+        before = was.kind if was.value is None else f"{was.value:g} ({was.kind})"
+    return _plain_number(value, f"what-if; was {before}")
 
 
 def changed(
@@ -66,7 +66,7 @@ def changed(
     document: Mapping[str, Any],
     base: ProfileT | None,
     where: str,
-    told: str | None = None,
+    source: str | None = None,
 ) -> ProfileT:
     """The profile of a document, with its base's fields where it has none of its own.
 
@@ -75,16 +75,16 @@ def changed(
 
     Args:
         where: what error messages call the document.
-        told: the source of plain numbers; by default that of a file's.
+        source: the source of plain numbers; by default that of a file's.
 
     Raises:
         ProfileError: it has every fault of the document.
     """
-    if told is None:
-        told = f"{'override' if base else 'plain number'} in {Path(where).name}"
+    if source is None:
+        source = f"{'override' if base else 'plain number'} in {Path(where).name}"
     fields = base.model_dump() if base else {}
     try:
-        for field, value in _filled(schema, "", document, fields, told).items():
+        for field, value in _filled(schema, "", document, fields, source).items():
             is_named = get_origin(_inner(schema, field)) is dict and isinstance(value, dict)
             fields[field] = {**fields.get(field, {}), **value} if is_named else value
         return schema.model_validate(fields)
@@ -95,7 +95,7 @@ def changed(
     raise ProfileError(f"{where}: " + "; ".join(_each_list_once(faults)))
 
 
-def _filled(kind: Any, field: str, value: Any, was: Any, told: str) -> Any:
+def _filled(kind: Any, field: str, value: Any, was: Any, source: str) -> Any:
     """A value as its kind has it: a table for a plain number, bytes for a size, tuples for arrays.
 
     Args:
@@ -103,12 +103,12 @@ def _filled(kind: Any, field: str, value: Any, was: Any, told: str) -> Any:
         was: the base's value.
     """
     if isinstance(value, list | tuple):
-        return tuple(_filled(kind, field, one, None, told) for one in value)
+        return tuple(_filled(kind, field, one, None, source) for one in value)
     if isinstance(value, Mapping):
         inside = was if isinstance(was, dict) else {}
         path = {key: field if key == "value" else f"{field}.{key}".lstrip(".") for key in value}
         return {
-            key: _filled(_inner(kind, key), path[key], one, inside.get(key), told)
+            key: _filled(_inner(kind, key), path[key], one, inside.get(key), source)
             for key, one in value.items()
         }
     if isinstance(value, str) and field.endswith("_bytes"):
@@ -120,8 +120,8 @@ def _filled(kind: Any, field: str, value: Any, was: Any, told: str) -> Any:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return value
     if node is Number:
-        return _plain_number(value, told)
-    return _plain_curve(value, was, told, field) if node is Efficiency else value
+        return _plain_number(value, source)
+    return _plain_curve(value, was, source, field) if node is Efficiency else value
 
 
 def _plain_number(value: float, source: str) -> dict[str, Any]:

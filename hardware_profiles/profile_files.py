@@ -108,11 +108,11 @@ class ProfileLoader(Generic[ProfileT]):
             loading: the files that are being read, of which this is the last.
         """
         document = _parsed(text, source)
-        base, told = None, ""
+        base, description = None, ""
         if "base" in document:
             base = self._load_base(document.pop("base"), source, directory, loading)
-            told = f"{base.name} with other numbers: {source}"
-        named = {"name": Path(source).stem, "description": told, **document}
+            description = f"{base.name} with other numbers: {source}"
+        named = {"name": Path(source).stem, "description": description, **document}
         return self.make(named, base, source, directory)
 
     def _shipped(self, name: str | Path) -> Path | None:

@@ -259,8 +259,8 @@ class Machine(Profile):
     def content_hash(self) -> str:
         """16 hex digits that change with any number, source or text that a plan follows from."""
         document: dict[str, Any] = self.model_dump(mode="json")
-        for told in ("compute_capability", "expected_error", *NARROW_PEAKS):
-            del document[told]  # nothing that a plan follows from, which is of bf16 or float32
+        for field in ("compute_capability", "expected_error", *NARROW_PEAKS):
+            del document[field]  # nothing that a plan follows from, which is of bf16 or float32
         if self.attention is None:  # as before profiles could state one
             del document["attention"]
         for curve in document["efficiency"].values():  # as before curves could

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from twinstream.models.layout import (
+    FlatLayout,
     InnerTensor,
-    Layout,
     block_layout,
     embedding_layout,
     head_layout,
@@ -78,7 +78,7 @@ def hf_weights_of(spec: ModelSpec, group: str) -> tuple[HfWeight, ...]:
     return tuple(_weight(names[inner.name], group, inner) for inner in head_layout(spec).tensors)
 
 
-def _block_weights(spec: ModelSpec, layout: Layout, layer: str) -> Iterator[HfWeight]:
+def _block_weights(spec: ModelSpec, layout: FlatLayout, layer: str) -> Iterator[HfWeight]:
     inner = {tensor.name: tensor for tensor in layout.tensors}
     d_qkv = (spec.d_q, spec.d_kv, spec.d_kv)
     parts = {"qkv_proj": d_qkv, "qkv_bias": d_qkv, "gate_up_proj": (spec.d_ff, spec.d_ff)}

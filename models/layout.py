@@ -20,7 +20,7 @@ class InnerTensor:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FlatLayout:
     """The weights of one flat tensor, in order of their offsets, 256-byte aligned each."""
 
     tensors: tuple[InnerTensor, ...]
@@ -34,7 +34,7 @@ class Layout:
         raise KeyError(name)
 
 
-def block_layout(spec: ModelSpec) -> Layout:
+def block_layout(spec: ModelSpec) -> FlatLayout:
     """Return the layout of one block.
 
     Matrices are [out_features, in_features], as in nn.Linear. The rows of qkv_proj are Q, then K,
@@ -63,7 +63,7 @@ def block_layout(spec: ModelSpec) -> Layout:
     return packed_layout(shapes, spec.itemsize)
 
 
-def head_layout(spec: ModelSpec) -> Layout:
+def head_layout(spec: ModelSpec) -> FlatLayout:
     """Return the layout of the final norm and, unless the embeddings are tied, the LM head."""
     shapes: list[tuple[str, tuple[int, ...]]] = [("final_norm", (spec.d_model,))]
     if not spec.tied_embeddings:
@@ -71,7 +71,7 @@ def head_layout(spec: ModelSpec) -> Layout:
     return packed_layout(shapes, spec.itemsize)
 
 
-def embedding_layout(spec: ModelSpec) -> Layout:
+def embedding_layout(spec: ModelSpec) -> FlatLayout:
     """Return the layout of the embedding, which is also the LM head if the two are tied."""
     return packed_layout([("embedding", (spec.vocab_size, spec.d_model))], spec.itemsize)
 
@@ -86,24 +86,24 @@ def parameter_groups(spec: ModelSpec) -> tuple[str, ...]:
     return ("embedding", *map(str, range(spec.num_layers)), "head")
 
 
-def group_layout(spec: ModelSpec, group: str) -> Layout:
-    """How the parameters lie of `embedding`, a layer by its number, or `head`."""
+def group_layout(spec: ModelSpec, group: str) -> FlatLayout:
+    """Return the layout of a group: `embedding`, a layer by its number, or `head`."""
     if group == "embedding":
         return embedding_layout(spec)
     return head_layout(spec) if group == "head" else block_layout(spec)
 
 
-def packed_layout(shapes: Iterable[tuple[str, tuple[int, ...]]], itemsize: int) -> Layout:
-    """Tensors of these names and shapes one after the other, each aligned."""
+def packed_layout(shapes: Iterable[tuple[str, tuple[int, ...]]], itemsize: int) -> FlatLayout:
+    """Lay tensors of these names and shapes one after the other, each aligned to 256 bytes."""
     tensors: list[InnerTensor] = []
     end_bytes = 0
     for name, shape in shapes:
         size_bytes = prod(shape) * itemsize
         tensors.append(InnerTensor(name, shape, end_bytes, size_bytes))
         end_bytes = aligned(end_bytes + size_bytes)
-    return Layout(tuple(tensors), end_bytes)
+    return FlatLayout(tuple(tensors), end_bytes)
 
 
 def aligned(num_bytes: int) -> int:
-    """Bytes up to the next place where a tensor may begin."""
+    """Round bytes up to the next place where a tensor may begin."""
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -6,7 +6,7 @@ the group `lora.LAYER`.
 
 from twinstream.models.adapters.adapter_layout import adapter_group, adapter_layout
 from twinstream.models.adapters.lora import ADAPTERS
-from twinstream.models.layout import Layout, group_layout, parameter_groups
+from twinstream.models.layout import FlatLayout, group_layout, parameter_groups
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError
@@ -53,7 +53,7 @@ def trained_groups(spec: ModelSpec, recipe: Recipe) -> tuple[str, ...]:
     return trained
 
 
-def layout_of(spec: ModelSpec, recipe: Recipe, group: str) -> Layout:
+def layout_of(spec: ModelSpec, recipe: Recipe, group: str) -> FlatLayout:
     """How the flat parameters of a group lie."""
     if group.startswith(ADAPTERS):
         assert recipe.lora is not None, f"the recipe has no adapters, and so no group {group}"

@@ -1,1 +1,1 @@
-"""Chain, machine and caps in, a proven schedule out."""
+"""The planner: from a chain of tasks, a machine and memory caps to a proven schedule."""

@@ -1,18 +1,18 @@
-"""What caps leave for the arenas of a chain, and whether that can do at all."""
+"""How many bytes the caps leave for the arenas of a chain, and whether that can be enough."""
 
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 
 
 def with_library_memory(caps: Caps, chain: Chain) -> Caps:
-    """The caps with what the chain's kernels take beside the arena."""
+    """Return the caps with the memory that the chain's kernel libraries take beside the arena."""
     if chain.library_bytes == caps.library_bytes:
         return caps
     return caps.model_copy(update={"library_bytes": chain.library_bytes})
 
 
 def _persistent_bytes(chain: Chain) -> int:
-    """What is somewhere all the time: of a tensor with parts these, without its padding."""
+    """Return the bytes of all that persists, of tensors with parts those of the parts."""
     persistent, with_parts = set(chain.persistent), {t.parent for t in chain.tensors}
     return sum(
         t.size_bytes
@@ -22,7 +22,7 @@ def _persistent_bytes(chain: Chain) -> int:
 
 
 def is_hopeless(chain: Chain, caps: Caps) -> bool:
-    """Whether both arenas together are smaller than what persists."""
+    """Whether both arenas together are smaller than all that persists."""
     caps = with_library_memory(caps, chain)
     arenas = [caps.arena_bytes("device"), caps.arena_bytes("host")]
     return None not in arenas and _persistent_bytes(chain) > sum(arena or 0 for arena in arenas)

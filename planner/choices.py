@@ -1,4 +1,4 @@
-"""What the user may fix of a plan by `optimal`, and how hard it is to look for the rest."""
+"""What the user may fix of a plan by `optimal`, and how hard to search for the rest."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,12 +23,12 @@ _KINDS: Mapping[Role, str] = {
 
 
 class ChoiceError(TwinstreamError):
-    """Something is fixed that cannot be."""
+    """The user has fixed something that cannot be."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What is fixed of a plan; the rest is the planner's.
+    """What the user has fixed of a plan; the planner decides the rest.
 
     Args:
         homes: by kind of tensor (parameter, gradient, optimizer_state, activation): `device`, it
@@ -36,7 +36,7 @@ class Choices:
         recompute: the level that every block is recomputed from, or "none"; None is left open.
         prefetch_blocks: a load is issued at most so long before its first use, and an offload is
             given so long after the last, in times of the longest task; None is left open.
-        effort: `quick` plans one cut of the step and judges it once, and once for less memory
+        effort: `quick` plans one cut of the step and simulates it once, and once for less memory
             wherever that may be faster.
 
     Raises:
@@ -69,12 +69,12 @@ class Choices:
 
     @property
     def open(self) -> bool:
-        """Whether homes and levels are all the planner's."""
+        """Whether homes and recompute levels are all left to the planner."""
         return not self.homes and self.recompute is None
 
     @property
-    def told(self) -> tuple[str, ...]:
-        """What of homes and levels is fixed, for people."""
+    def fixed(self) -> tuple[str, ...]:
+        """The homes and levels that are fixed, in words."""
         kinds = [kind for kind in dict.fromkeys(_KINDS.values()) if kind in self.homes]
         found = [f"{kind} at home on the {self.homes[kind]}" for kind in kinds]
         if self.recompute == NO_RECOMPUTE:
@@ -84,7 +84,7 @@ class Choices:
         return tuple(found)
 
     def home(self, role: Role) -> Home | None:
-        """Where tensors of a role must be; None where that is open."""
+        """Return where tensors of a role must be; None where that is open."""
         return self.homes.get(_KINDS.get(role, ""))
 
     def check(self, chain: Chain) -> None:

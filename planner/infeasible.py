@@ -1,4 +1,4 @@
-"""The error of a plan that cannot fit, with what would."""
+"""The error of a plan that does not fit, with the caps that would do."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -51,13 +51,13 @@ class InfeasiblePlan(TwinstreamError):
 
     def __init__(self, shortage: Shortage) -> None:
         self.shortage = shortage
-        told = _needed(shortage) if shortage.proven is None else _proven(shortage)
+        reason = _needed(shortage) if shortage.proven is None else _proven(shortage)
         super().__init__(
-            f"policy '{shortage.policy}' {told}. {_advice(shortage)}{_aside(shortage)}"
+            f"policy '{shortage.policy}' {reason}. {_advice(shortage)}{_aside(shortage)}"
         )
 
     def at(self, task: str) -> "InfeasiblePlan":
-        """The same, at another task."""
+        """Return the same refusal, at another task."""
         return InfeasiblePlan(replace(self.shortage, task=task))
 
     def on(
@@ -66,7 +66,7 @@ class InfeasiblePlan(TwinstreamError):
         host_has_bytes: float | None,
         fixed_options: Sequence[str],
     ) -> "InfeasiblePlan":
-        """The same, of a machine with so much memory and a step that is cut as the user said."""
+        """Return the refusal, of a machine with so much memory and a step cut as the user said."""
         return InfeasiblePlan(
             replace(
                 self.shortage, device_has_bytes=device_has_bytes, host_has_bytes=host_has_bytes,
@@ -76,7 +76,7 @@ class InfeasiblePlan(TwinstreamError):
 
 
 def least_short(errors: Sequence[InfeasiblePlan]) -> InfeasiblePlan:
-    """Of refusals within the same caps, one at least: what would do by any of them.
+    """Combine refusals within the same caps: what would do by any of them.
 
     The task is where that takes its most.
     """

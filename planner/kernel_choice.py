@@ -1,10 +1,10 @@
-"""Which kernels a step is planned with, where the user leaves it open."""
+"""Which kernels a step is planned with, where the user leaves that open."""
 
 from functools import cache
 from typing import Literal, get_args
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.demand.attention_limits import (
+from twinstream.models.kernel_costs.attention_limits import (
     attention_limits,
     attention_names,
     attention_refusal,
@@ -21,15 +21,15 @@ KernelsOption = Literal["auto", "eager", "triton"]
 
 
 class UnknownKernelsError(TwinstreamError):
-    """Kernels that nobody implements."""
+    """Kernels are named that nobody implements."""
 
 
 class UnsuitableAttentionError(TwinstreamError):
-    """An attention implementation that does not compute the model on the machine's device."""
+    """The attention implementation does not compute the model on the machine's device."""
 
 
 class NondeterministicAttentionError(TwinstreamError):
-    """An attention that does not give the same bits from run to run, which was not allowed."""
+    """The attention does not give the same bits from run to run, which was not allowed."""
 
 
 def attention_for(
@@ -132,7 +132,7 @@ def usual_kernels(machine: Machine, spec: ModelSpec, *, packed: bool = False) ->
 
 
 def kernels_for(machine: Machine, kernels: str = "auto", attention: str = "eager") -> KernelChoice:
-    """Those named; `auto` is Triton for a CUDA device and torch's own ops for a CPU.
+    """Return the kernels named; `auto` is Triton for a CUDA device and torch's own ops for a CPU.
 
     Raises:
         UnknownKernelsError: there are none of that name.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """What planning tries, and when it stops; each with its unit.
+    """How much planning tries and when it stops; each number has its unit and its reason.
 
     What it costs to change each is in docs/benchmarks/limits.md.
     """
@@ -43,7 +43,7 @@ class SearchLimits:
 
     # The wider search, of short steps of one round.
     short_tasks: int = 320  # tasks of a short step
-    wider_tasks: int = 4000  # tasks judged in all
+    wider_tasks: int = 4000  # tasks simulated in all
     wider_rooms: tuple[float, ...] = (1.5, 2.0, 3.0, 4.0)  # x the room before
     wider_shares: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6)  # of both links
 

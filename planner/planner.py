@@ -1,4 +1,4 @@
-"""The front door of planning: from a request to a proven schedule with its bound."""
+"""The planner itself: from a request to a proven schedule with its bound."""
 
 import gc
 from collections.abc import Iterator, Sequence
@@ -8,8 +8,8 @@ from functools import partial
 
 from twinstream.models.lowering.lower import lower, lower_again
 from twinstream.planner.choices import OPEN, ChoiceError
+from twinstream.planner.evaluator import Evaluator
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.judge import Judge
 from twinstream.planner.limits import SearchLimits
 from twinstream.planner.policies import ON_DEVICE, policy_named
 from twinstream.planner.proof import proven, step_bound
@@ -17,10 +17,10 @@ from twinstream.planner.refuse.refusal import refusal, smallest_workload, unname
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest
 from twinstream.planner.reuse import Reuse
 from twinstream.planner.rules.streaming import plan_streaming
-from twinstream.planner.search.cuts import Cut, Cuts
+from twinstream.planner.search.cut_planner import CutPlanner
+from twinstream.planner.search.cuts import Cuts, StepCut
 from twinstream.planner.search.search import search
 from twinstream.planner.search.tokens import proposed_tokens
-from twinstream.planner.search.workbench import Workbench
 from twinstream.planner.warm_start import fits, require_same_step
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify import require_safe
@@ -28,20 +28,20 @@ from twinstream.schedule.workload import MachineRef, Workload
 
 
 class Planner:
-    """Plans training steps, and owns what their plans have in common.
+    """Plans training steps, and keeps what their plans have in common.
 
     Args:
-        judge: a simulator; `optimal` asks it how long a schedule takes.
+        evaluator: a simulator; `optimal` asks it how long a schedule takes.
         limits: of the search.
     """
 
-    def __init__(self, judge: Judge, limits: SearchLimits = SearchLimits()) -> None:  # noqa: B008
-        self.judge, self.limits, self.reuse = judge, limits, Reuse()
+    def __init__(self, evaluator: Evaluator, limits: SearchLimits = SearchLimits()) -> None:  # noqa: B008
+        self.evaluator, self.limits, self.reuse = evaluator, limits, Reuse()
 
     def plan(
         self, request: PlanRequest, known: Sequence[Schedule] = (), *, name_caps: bool = True
     ) -> Schedule:
-        """A verified, conforming schedule of a training step, with its lower bounds.
+        """Return a verified, conforming schedule of a training step, with its lower bounds.
 
         `optimal` chooses the cut with the least step time, and where the recipe clips, whether the
         updates end a step or begin the next; every other policy takes the preferred one that fits.
@@ -84,7 +84,7 @@ class Planner:
     def fastest_of(
         self, planned: Schedule | None, known: Sequence[Schedule], request: PlanRequest
     ) -> Schedule:
-        """The fastest of a new plan and of known plans that fit; of equal ones the new plan.
+        """Return the fastest of a new plan and the known plans that fit; if equal, the new one.
 
         One that was known comes back with the caps, the machine and the bounds of the request.
 
@@ -97,11 +97,11 @@ class Planner:
             return plans[0]
         for plan in fitting:
             require_safe(plan)
-        best = min(plans, key=lambda plan: self.judge(plan, request.machine).step_ns)
+        best = min(plans, key=lambda plan: self.evaluator(plan, request.machine).step_ns)
         return best if best is planned else self._as_answer(best, request)
 
     def prepared(self, request: PlanRequest, known: Sequence[Schedule] = ()) -> PlanRequest:
-        """The request with nothing left open that a policy does not decide.
+        """Return the request with nothing left open but what its policy decides.
 
         That is kernels, the place of the optimizer, and tokens per step: those of a known plan, or
         as many as `proposed_tokens` says. `optimal` chooses the place where the recipe clips.
@@ -147,7 +147,7 @@ class Planner:
                     raise
         if len(plans) == 1:
             return plans[0]
-        best = min(plans, key=lambda plan: self.judge(plan, placed[0].machine).step_ns)
+        best = min(plans, key=lambda plan: self.evaluator(plan, placed[0].machine).step_ns)
         families = [plan.bound.family_step_s for plan in plans if plan.bound is not None]
         least_s = min(family_s for family_s in families if family_s is not None)
         assert best.bound is not None, "plans of `optimal` have one"
@@ -156,7 +156,7 @@ class Planner:
 
     def _optimal(self, request: PlanRequest, *, name_caps: bool) -> Schedule:
         cuts = self._cuts(request)
-        if (found := search(cuts, self.judge)) is not None:
+        if (found := search(cuts, self.evaluator)) is not None:
             schedule, chain = found
             bound = cuts.step_bound_of(chain.workload)
             return proven(schedule.model_copy(update={"policy": "optimal"}), chain, bound)
@@ -178,10 +178,10 @@ class Planner:
         """Whether decisions of one cut are found that fit other caps."""
         cuts = self._cuts(replace(request, caps=caps))
         bound = cuts.bound(cut)
-        return bound is not None and Workbench(cuts, Cut(cut, bound), self.judge).fits()
+        return bound is not None and CutPlanner(cuts, StepCut(cut, bound), self.evaluator).fits()
 
     def _as_answer(self, known: Schedule, request: PlanRequest) -> Schedule:
-        """The known plan as an answer to what was asked."""
+        """Return the known plan as an answer to the request."""
         chain, machine, request = lower_again(known), request.machine, _placed_as(known, request)
         caps = request.caps.model_copy(update={"library_bytes": known.caps.library_bytes})
         reference = MachineRef(name=machine.name, content_hash=machine.content_hash)

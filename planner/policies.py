@@ -23,7 +23,7 @@ from twinstream.planner.rules.layer_offload import plan_layer_offload
 from twinstream.planner.rules.optimizer_offload import plan_optimizer_offload
 from twinstream.planner.rules.resident import plan_resident
 from twinstream.planner.rules.streaming import plan_streaming
-from twinstream.planner.search.chunking import chunkings, of_few_blocks
+from twinstream.planner.search.chunking import chunkings, with_few_blocks
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -40,16 +40,16 @@ ChainRule = Callable[[Chain, Machine, Caps], Schedule]
 
 
 class UnknownPolicyError(TwinstreamError):
-    """No policy of that name."""
+    """There is no policy of that name."""
 
 
 class WrongChainError(TwinstreamError):
-    """The chain's optimizer runs elsewhere than the policy has it."""
+    """The chain's optimizer runs elsewhere than the policy needs it."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A way to plan a training step by rules of its own.
+    """A named way to plan a training step: a function from a request to a schedule and its chain.
 
     Args:
         name: by which it is asked for.
@@ -69,7 +69,7 @@ class Policy:
     def by_chain(
         name: str, rule: ChainRule, optimizer: tuple[OptimizerPlace, ...] = ON_DEVICE
     ) -> "Policy":
-        """A policy that plans any chain: it takes the preferred cut of the step that fits."""
+        """Make a policy of a function that plans any chain, on the preferred cut that fits."""
         return Policy(name, partial(_first_that_fits, rule), optimizer)
 
 
@@ -83,7 +83,7 @@ _RULES: Mapping[str, tuple[ChainRule, tuple[OptimizerPlace, ...]]] = {
 
 
 def policies() -> Mapping[str, Policy]:
-    """All but `optimal`: the project's own, then those of other packages.
+    """Return all policies but `optimal`: the project's own, then those of other packages.
 
     The last three of our own model what others do, for comparison.
     """
@@ -104,12 +104,12 @@ def policy_names() -> tuple[str, ...]:
 
 
 def compared_names() -> tuple[str, ...]:
-    """Those that plan one step alike: `optimal` and the project's own rules."""
+    """Return the policies that plan the same step: `optimal` and the project's own rules."""
     return (DEFAULT_POLICY, *_RULES)
 
 
 def optimizer_place(policy: str) -> OptimizerPlace:
-    """Where and when the chains of a policy update the parameters: `Recipe.optimizer`."""
+    """Return where and when the chains of a policy update parameters: `Recipe.optimizer`."""
     return optimizer_places(policy)[0]
 
 
@@ -135,7 +135,7 @@ def policy_named(name: str) -> Policy:
 
 
 def plan_by_rule(chain: Chain, machine: Machine, caps: Caps, policy: str) -> Schedule:
-    """The schedule of one of our own rules for a given chain; not proven yet.
+    """Return the schedule of one of our own rules for a given chain; it is not proven yet.
 
     Raises:
         UnknownPolicyError: no rule of ours has that name.
@@ -156,7 +156,7 @@ def plan_by_rule(chain: Chain, machine: Machine, caps: Caps, policy: str) -> Sch
 def _first_that_fits(rule: ChainRule, request: PlanRequest) -> tuple[Schedule, Chain]:
     failed: list[InfeasiblePlan] = []
     workloads = chunkings(request.spec, request.step)
-    for workload in of_few_blocks(request.spec, workloads, PROGRAM_ROUNDS, _MOST_BLOCKS):
+    for workload in with_few_blocks(request.spec, workloads, PROGRAM_ROUNDS, _MOST_BLOCKS):
         chain = lower(request.spec, workload, request.recipe)
         try:
             return rule(chain, request.machine, request.caps), chain

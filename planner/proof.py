@@ -1,4 +1,4 @@
-"""What every plan goes through before it is handed out: it is proven, and gets its bound."""
+"""Every plan is proven and gets its bound before it is handed out."""
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound.host_bound import raised_by_host
@@ -12,7 +12,7 @@ from twinstream.schedule.proof.verify import require_safe
 
 
 def proven(schedule: Schedule, chain: Chain, bound: StepBound | None) -> Schedule:
-    """The schedule with its bound, proven safe and conforming.
+    """Return the schedule with its bound, proven safe and conforming.
 
     Raises:
         UnsafeSchedule: it is not safe: a fault of the policy.
@@ -24,7 +24,7 @@ def proven(schedule: Schedule, chain: Chain, bound: StepBound | None) -> Schedul
 
 
 def step_bound(chain: Chain, machine: Machine, caps: Caps) -> StepBound | None:
-    """The lower bound in the form that schedules carry; None when nothing fits the caps.
+    """Return the lower bound in the form that schedules carry; None when nothing fits the caps.
 
     Of a chain with tasks on the host it is that of `raised_by_host`.
     """

@@ -1,4 +1,4 @@
-"""What is to be planned: the model, the step, the machine, its caps, and what the user fixed."""
+"""A request for a plan: the model, the step, the machine, its caps, and what the user has fixed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NOMINAL = 1.01  # "24GiB" of a card that has 23.99
 
 
 class ChunkingError(TwinstreamError):
-    """No chunking of the step satisfies what was asked for."""
+    """No chunking of the step satisfies what the user fixed."""
 
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """What the user fixed of a step; None is left to the planner. The recipe is never changed.
+    """What the user fixed of a step; None is left to the planner, which never changes the recipe.
 
     `optimizer_overhead` is the share of the step that the optimizer may take where tokens per step
     are left open. With `packing`, sequences of any lengths up to `seq_len` are packed; a chunk has
@@ -64,7 +64,7 @@ class TrainingStep:
         return self.seq_len if self.packing is None else self.packing.tokens
 
     def packing_of(self, chunk_tokens: int) -> Packing | None:
-        """Of a chunk, if lengths may be any."""
+        """Return the packing of a chunk; None where all sequences have one length."""
         if self.packing is None:
             return None
         return self.packing.times(chunk_tokens // self.packing.tokens)
@@ -72,7 +72,7 @@ class TrainingStep:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """One plan that is asked for; the same from Python, the command line, sweeps and the explorer.
+    """A request for one plan; the same from Python, the command line, sweeps and the explorer.
 
     Where the recipe of `step` leaves kernels open, they are those that suit the machine.
     """
@@ -95,7 +95,7 @@ class PlanRequest:
         policy: str = DEFAULT_POLICY,
         choices: Choices = OPEN,
     ) -> PlanRequest:
-        """A request in a user's words; the arguments are those of `twinstream.plan`.
+        """Make a request of a user's words; the arguments are those of `twinstream.plan`.
 
         Raises:
             TwinstreamError: a name, a number or a file is wrong.
@@ -111,7 +111,7 @@ class PlanRequest:
 
     @property
     def recipe(self) -> Recipe:
-        """The step's, with kernels that suit the machine where it leaves them open."""
+        """The step's recipe, with kernels that suit the machine where it leaves them open."""
         recipe = self.step.recipe
         if recipe.kernels is not None:
             return recipe
@@ -148,18 +148,18 @@ class PlanRequest:
         return tuple(replace(self, step=replace(self.step, recipe=each)) for each in recipes)
 
     def with_tokens(self, tokens_per_step: int) -> PlanRequest:
-        """With so many tokens per step."""
+        """Return the request with so many tokens per step."""
         return replace(self, step=replace(self.step, tokens_per_step=tokens_per_step))
 
     def with_effort(self, effort: Effort) -> PlanRequest:
-        """With an effort, which only `optimal` has."""
+        """Return the request with an effort, which only `optimal` has."""
         if self.policy != DEFAULT_POLICY:
             return self
         return replace(self, choices=replace(self.choices, effort=effort))
 
 
 def caps_of(machine: Machine, device_mem: str | int | None, host_mem: str | int | None) -> Caps:
-    """The caps given, each by default all that the profile states, and the device's reserve.
+    """Return the caps given, by default all that the profile states, and the device's reserve.
 
     A memory's nominal size is all it has: 24GiB on a card with 23.99.
 
@@ -174,7 +174,7 @@ def caps_of(machine: Machine, device_mem: str | int | None, host_mem: str | int 
 
 
 def _cap_bytes(given: str | int | None, machine: Machine, field: str) -> int | None:
-    """The cap given, at most all the memory that the profile states."""
+    """Return the cap given, at most all the memory that the profile states."""
     number = getattr(machine, field)
     has = None if number is None or number.value is None else int(number.value)
     if given is None:

@@ -1,4 +1,4 @@
-"""What plans have in common: chains and the programs of their bounds do not depend on caps.
+"""What plans have in common and reuse: chains and bound programs do not depend on caps.
 
 A page that is played with, a sweep, and a search over caps ask for the same ones many times.
 """
@@ -23,7 +23,7 @@ _KeptT = TypeVar("_KeptT")
 
 
 class Reuse:
-    """The chains and programs last asked for; it may be asked from several threads."""
+    """The chains and programs used last; several threads may ask for them."""
 
     def __init__(self) -> None:
         self._views, self._programs = _Kept(), _Kept()
@@ -31,7 +31,7 @@ class Reuse:
     def view(
         self, spec: ModelSpec, workload: Workload, recipe: Recipe, most_rounds: int
     ) -> ChainView:
-        """The chain of a step, of no more than so many rounds."""
+        """Return the chain of a step, of no more than so many rounds."""
         rounds = min(workload.rounds_per_step, most_rounds)
         few = workload.model_copy(update={"rounds_per_step": rounds})
 
@@ -48,7 +48,7 @@ class Reuse:
         machine: Machine,
         kind: ProgramKind,
     ) -> BoundProgram:
-        """The program of a step's bound, or one that guides its plans."""
+        """Return the program of a step's bound, or one that guides its plans."""
 
         def made() -> BoundProgram:
             view = self.view(spec, workload, recipe, PROGRAM_ROUNDS)
@@ -59,7 +59,7 @@ class Reuse:
 
 
 class _Kept:
-    """The values last asked for, by key, as many as weigh no more than the limit in all."""
+    """The values used last, by key, as many as weigh no more than the limit in all."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[Hashable, tuple[object, int]] = OrderedDict()
@@ -68,7 +68,7 @@ class _Kept:
     def get(
         self, key: Hashable, make: Callable[[], _KeptT], weigh: Callable[[_KeptT], int]
     ) -> _KeptT:
-        """The value of a key, made if it is not there; too heavy a one is not kept."""
+        """Return the value of a key, made if it is not there; one that is too heavy is not kept."""
         with self._lock:
             if key in self._found:
                 self._found.move_to_end(key)

@@ -1,10 +1,10 @@
-"""Warm starts: plans that are known already, one of which may be the answer.
+"""Warm starts: a plan that is known already may be the answer.
 
 A plan made within less memory, or for a slower link, runs as it is with more, or on a faster one.
 A search that begins anew may still end at a slower plan, by as much as plans lie above the bound.
 """
 
-from twinstream.models.demand.attention_shape import lengths_text
+from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.models.lowering.lower import model_ref
 from twinstream.planner.policies import policy_named
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest
@@ -16,7 +16,7 @@ from twinstream.schedule.workload import ModelRef, Packing, Workload
 
 
 class WarmStartError(TwinstreamError):
-    """A known plan is of something else than what is to be planned.
+    """A known plan is one of another step than the request's.
 
     Args:
         plan: the known one.
@@ -30,7 +30,7 @@ class WarmStartError(TwinstreamError):
 
 
 def fits(known: Schedule, caps: Caps) -> bool:
-    """Whether its arenas fit, beside the device's reserve and what its libraries take."""
+    """Whether a plan's arenas fit, beside the device's reserve and its libraries' memory."""
     caps = caps.model_copy(update={"library_bytes": known.caps.library_bytes})
     for tier in (DEVICE, HOST):
         cap = caps.arena_bytes(tier.kind)
@@ -39,8 +39,8 @@ def fits(known: Schedule, caps: Caps) -> bool:
     return True
 
 
-def require_same_step(known: Schedule, asked: PlanRequest, number: int | None) -> None:
-    """Refuse a plan of something else than what is to be planned.
+def require_same_step(known: Schedule, request: PlanRequest, number: int | None) -> None:
+    """Refuse a known plan that is not one of the requested step.
 
     Args:
         known: a known plan.
@@ -51,36 +51,36 @@ def require_same_step(known: Schedule, asked: PlanRequest, number: int | None) -
         WarmStartError: it says what differs.
     """
     name = "the known plan" if number is None else f"known plan {number}"
-    if asked.policy == "optimal" and asked.choices.prefetch_blocks is not None:
+    if request.policy == "optimal" and request.choices.prefetch_blocks is not None:
         why = "does not tell how early it loads: fix no prefetch beside it"
         raise WarmStartError(known, name, why)
-    step, cut = asked.step, known.workload
-    for what, wanted, found in (
-        ("policy", asked.policy, known.policy),
-        ("model", model_ref(asked.spec), known.model),
+    step, cut = request.step, known.workload
+    for what, new, old in (
+        ("policy", request.policy, known.policy),
+        ("model", model_ref(request.spec), known.model),
         ("sequence length", step.seq_len, cut.seq_len),
         ("what it computes", "a training step", _computed(cut)),
         ("packing", step.packing_of(cut.chunk_tokens), cut.packing),
         ("tokens per step", step.tokens_per_step, cut.tokens_per_step),
         ("chunk tokens", step.chunk_tokens or cut.chunk_tokens, cut.chunk_tokens),
         ("chunks per round", step.chunks_per_round or cut.chunks_per_round, cut.chunks_per_round),
-        *_recipes(known, asked),
-        ("fixed choices", asked.choices.told, () if known.bound is None else known.bound.fixed),
+        *_recipes(known, request),
+        ("fixed choices", request.choices.fixed, () if known.bound is None else known.bound.fixed),
     ):
-        if wanted != found:
+        if new != old:
             raise WarmStartError(
                 known,
                 name,
-                f"differs in {what}: {_told(found)}, not {_told(wanted)}; only a plan of the same "
+                f"differs in {what}: {_text(old)}, not {_text(new)}; only a plan of the same "
                 "training step can stand in for this one",
             )
 
 
-def _recipes(known: Schedule, asked: PlanRequest) -> list[tuple[str, object, object]]:
-    """The parts of both recipes; a policy may have one of its own, whatever the step's."""
-    if asked.policy != DEFAULT_POLICY and policy_named(asked.policy).own_step:
+def _recipes(known: Schedule, request: PlanRequest) -> list[tuple[str, object, object]]:
+    """Return the parts of both recipes by name; a policy may have a recipe of its own."""
+    if request.policy != DEFAULT_POLICY and policy_named(request.policy).own_step:
         return []
-    recipe = asked.recipe.model_dump(mode="json")
+    recipe = request.recipe.model_dump(mode="json")
     return [
         (f"the recipe's {name}", recipe.get(name), known.recipe.get(name))
         for name in sorted({*recipe, *known.recipe})
@@ -91,7 +91,7 @@ def _computed(cut: Workload) -> str:
     return "the forward of one alone" if cut.forward_only else "a training step"
 
 
-def _told(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, ModelRef):
         return f"{value.name} ({value.content_hash})"
     if isinstance(value, Packing):

@@ -1,4 +1,4 @@
-"""What an op costs in virtual time: a fixed delay, then a flow over shared resources."""
+"""The cost of an op in virtual time: a fixed delay, then a flow over shared resources."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -21,42 +21,42 @@ class StuckError(TwinstreamError):
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
-    """`fixed_ns` of latency that nothing shares, then a flow (None: nothing but the latency)."""
+class OpPrice:
+    """The time of an op: `fixed_ns` of latency, then a flow that shares resources, if any."""
 
     fixed_ns: int
     flow: SharedFlow | None
 
 
-class Step(NamedTuple):
-    """An op as its stream sees it. Of an exchange the price is the exchange's."""
+class StreamOp(NamedTuple):
+    """An op on its stream, by positions in the schedule; the price of an exchange is with that."""
 
     position: int
-    price: Price | None
+    price: OpPrice | None
     exchange: int
     waits: tuple[int, ...]
     waits_previous: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Program:
-    """A class of ranks: its streams, and what a wait for another stream takes."""
+class RankProgram:
+    """The ops of a class of ranks by stream, and how long a wait for another stream takes."""
 
-    streams: tuple[tuple[Step, ...], ...]
+    streams: tuple[tuple[StreamOp, ...], ...]
     num_ops: int
     wait_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """An exchange: how many ops meet in it, and what it then takes."""
+    """An exchange: how many ops meet in it, and how long it then takes."""
 
     num_sides: int
-    price: Price
+    price: OpPrice
 
 
 class PassTimes:
-    """One pass of one class: when its ops began and ended (-1: not yet)."""
+    """When the ops of one class began and ended in one pass (-1: not yet)."""
 
     __slots__ = ("ends", "starts", "waiters")
 
@@ -69,17 +69,17 @@ class PassTimes:
 @dataclass(slots=True, eq=False)
 class _Stream:
     program: int
-    steps: tuple[Step, ...]
+    ops: tuple[StreamOp, ...]
     at: int = 0
     number: int = 0
 
 
 class Engine:
-    """Programs with their exchanges, over a number of passes."""
+    """Runs the programs of all classes, with their exchanges, over a number of passes."""
 
     def __init__(
         self,
-        programs: Sequence[Program],
+        programs: Sequence[RankProgram],
         rendezvous: Sequence[Rendezvous],
         capacity: Sequence[float],
         num_passes: int,
@@ -92,9 +92,9 @@ class Engine:
         self._left: list[int] = []  # ops of all classes that have not ended, by pass
         self._arrived: dict[tuple[int, int], tuple[tuple[_Stream, ...], int]] = {}
         self._ready = deque(
-            _Stream(number, steps)
+            _Stream(number, ops)
             for number, program in enumerate(programs)
-            for steps in program.streams
+            for ops in program.streams
         )
         self._ended = 0
         self._drain()
@@ -144,25 +144,25 @@ class Engine:
 
     def _advance(self, stream: _Stream) -> None:
         """Begin the stream's next op, or note what it waits for."""
-        if stream.at == len(stream.steps):
+        if stream.at == len(stream.ops):
             stream.at, stream.number = 0, stream.number + 1
         if stream.number == self._num_passes:
             return
-        step, delay_ns = stream.steps[stream.at], 0
+        op, delay_ns = stream.ops[stream.at], 0
         this = self._of(stream.number)[stream.program]
-        if step.waits or step.waits_previous:
-            if self._must_wait(stream, step, this):
+        if op.waits or op.waits_previous:
+            if self._must_wait(stream, op, this):
                 return
-            if step.waits or stream.number:
+            if op.waits or stream.number:
                 delay_ns = self._programs[stream.program].wait_ns
         start_ns = int(self._env.now) + delay_ns
-        this.starts[step.position] = start_ns
-        if step.exchange < 0:
-            assert step.price is not None
-            self._begin(step.price, delay_ns, partial(self._end, (stream,)))
+        this.starts[op.position] = start_ns
+        if op.exchange < 0:
+            assert op.price is not None
+            self._begin(op.price, delay_ns, partial(self._end, (stream,)))
             return
-        key = step.exchange, stream.number
-        rendezvous = self._rendezvous[step.exchange]
+        key = op.exchange, stream.number
+        rendezvous = self._rendezvous[op.exchange]
         sides, latest_ns = self._arrived.pop(key, ((), 0))
         sides, latest_ns = (*sides, stream), max(latest_ns, start_ns)
         if len(sides) < rendezvous.num_sides:
@@ -171,21 +171,21 @@ class Engine:
             delay_ns = latest_ns - int(self._env.now)
             self._begin(rendezvous.price, delay_ns, partial(self._end, sides))
 
-    def _must_wait(self, stream: _Stream, step: Step, this: PassTimes) -> bool:
-        for position in step.waits:
+    def _must_wait(self, stream: _Stream, op: StreamOp, this: PassTimes) -> bool:
+        for position in op.waits:
             if this.ends[position] < 0:
                 this.waiters.setdefault(position, []).append(stream)
                 return True
         if stream.number:
             before = self._passes[stream.number - 1][stream.program]
-            for position in step.waits_previous:
+            for position in op.waits_previous:
                 if before.ends[position] < 0:
                     before.waiters.setdefault(position, []).append(stream)
                     return True
         return False
 
-    def _begin(self, price: Price, delay_ns: int, done: "partial[None]") -> None:
-        """So much later; what then takes time of its own, or shares."""
+    def _begin(self, price: OpPrice, delay_ns: int, done: "partial[None]") -> None:
+        """Begin an op's or exchange's time after a delay."""
         delay_ns += price.fixed_ns
         if (
             price.flow is None
@@ -208,7 +208,7 @@ class Engine:
         now_ns = int(self._env.now)
         for stream in streams:
             this = self._passes[stream.number][stream.program]
-            position = stream.steps[stream.at].position
+            position = stream.ops[stream.at].position
             this.ends[position] = now_ns
             self._left[stream.number] -= 1
             stream.at += 1

@@ -1,4 +1,4 @@
-"""What ops and exchanges of a cluster's schedule cost on a cluster's profile."""
+"""The cost of ops and exchanges of a cluster's schedule on a cluster's profile."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _NCCL_DTYPES = {"bfloat16": "half", "float16": "half", "uint8": "int8", "fp8": "
 
 @dataclass(frozen=True, slots=True)
 class ExchangeCost:
-    """As `OpCost`: latency, then `alone_ns` (0: none) that draws on each side's resources."""
+    """The cost of an exchange: latency, then `alone_ns` (0: none) on each side's resources."""
 
     fixed_ns: int
     alone_ns: float
@@ -142,7 +142,7 @@ class ClusterCosts:
 
 
 def share_of(machine: Machine, gpus_per_node: int) -> Machine:
-    """What one GPU of a node has: its device, its link, its share of host DRAM and memory."""
+    """Return one GPU's share of a node: its device, its link, its part of host DRAM and memory."""
     changes = {}
     for field in ("host_dram_bytes_per_s", "host_memory_bytes"):
         number = getattr(machine, field)

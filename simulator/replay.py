@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.errors import NoTimeError
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.demand.attention_limits import nondeterministic_kernels
+from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.schedule.analysis.periodic import MAX_PASSES, PassBoundaries, StepTime
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Side
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
@@ -17,11 +17,11 @@ from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
 from twinstream.simulator.costs import CostModel, MachineCosts, OpCost
 from twinstream.simulator.engine import (
     Engine,
+    OpPrice,
     PassTimes,
-    Price,
-    Program,
+    RankProgram,
     Rendezvous,
-    Step,
+    StreamOp,
     StuckError,
 )
 from twinstream.simulator.flows import SharedFlow
@@ -40,7 +40,7 @@ class SteadyState:
 
     @property
     def step_ns(self) -> float:
-        """How long a step takes."""
+        """The time of one step."""
         return self.step.step_ns
 
 
@@ -60,7 +60,7 @@ def simulate(schedule: Schedule, machine: Machine) -> Timeline:
 
 
 def steady_state(schedule: Schedule, machine: Machine) -> SteadyState:
-    """What `simulate` finds of the steady state, without the pass from a cold start.
+    """Return the steady state as `simulate` finds it, without the pass from a cold start.
 
     Raises:
         MissingNumberError, NoTimeError: as there.
@@ -151,7 +151,7 @@ def replay_cluster(
 
 
 def cold_step_ns(schedule: ClusterSchedule, costs: MeshCosts) -> int:
-    """How long one step takes from idle streams to idle streams."""
+    """Return the time of one step from idle streams to idle streams."""
     return max(max(one.ends) for one in _engine(schedule, costs, 1).next_pass())
 
 
@@ -213,9 +213,9 @@ def _rendezvous(
     schedule: ClusterSchedule, costs: MeshCosts, numbers: Mapping[str, Mapping[str, int]]
 ) -> list[Rendezvous]:
     """How many ops meet in each exchange, and what it draws of all its sides."""
-    known: dict[tuple[int, tuple[str, ...]], tuple[object, Price]] = {}
+    known: dict[tuple[int, tuple[str, ...]], tuple[object, OpPrice]] = {}
 
-    def price(sides: Sequence[Side]) -> Price:
+    def price(sides: Sequence[Side]) -> OpPrice:
         key = id(cost), tuple(name for name, _ in sides)
         if key not in known:
             amounts: dict[int, float] = {}
@@ -224,7 +224,7 @@ def _rendezvous(
                     number = numbers[name][resource]
                     amounts[number] = amounts.get(number, 0.0) + amount
             flow = SharedFlow(cost.alone_ns, amounts) if cost.alone_ns else None
-            known[key] = (cost, Price(cost.fixed_ns, flow))  # kept, so that its id stays its own
+            known[key] = (cost, OpPrice(cost.fixed_ns, flow))  # kept, so that its id stays its own
         return known[key][1]
 
     found = []
@@ -239,10 +239,10 @@ def _program(
     costs: CostModel,
     numbers: Mapping[str, int],
     sequence_of: Mapping[str, int],
-) -> Program:
+) -> RankProgram:
     position = {op.op_id: i for i, op in enumerate(schedule.ops)}
-    streams: dict[str, list[Step]] = {}
-    known: dict[int, tuple[OpCost, Price]] = {}
+    streams: dict[str, list[StreamOp]] = {}
+    known: dict[int, tuple[OpCost, OpPrice]] = {}
     for at, op in enumerate(schedule.ops):
         price, sequence = None, -1
         if isinstance(op, Communicate) and op.op_id in sequence_of:
@@ -255,16 +255,16 @@ def _program(
         waits = tuple([position[wait] for wait in op.waits])
         before = tuple([position[wait] for wait in op.waits_previous])
         steps = streams.setdefault(str(op.stream), [])
-        steps.append(Step(at, price, sequence, waits, before))
+        steps.append(StreamOp(at, price, sequence, waits, before))
     ordered = tuple(tuple(steps) for steps in streams.values())
-    return Program(ordered, len(schedule.ops), costs.wait_ns)
+    return RankProgram(ordered, len(schedule.ops), costs.wait_ns)
 
 
-def _price(cost: OpCost, numbers: Mapping[str, int]) -> Price:
+def _price(cost: OpCost, numbers: Mapping[str, int]) -> OpPrice:
     if cost.flow is None:
-        return Price(cost.fixed_ns, None)
+        return OpPrice(cost.fixed_ns, None)
     amounts = {numbers[resource]: amount for resource, amount in cost.flow.amounts}
-    return Price(cost.fixed_ns, SharedFlow(cost.flow.alone_ns, amounts))
+    return OpPrice(cost.fixed_ns, SharedFlow(cost.flow.alone_ns, amounts))
 
 
 def _spans(ended: PassTimes) -> PassSpans:

@@ -19,10 +19,11 @@ from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
+from twinstream.run_settings import RunSettings
 from twinstream.schedule.analysis.idle import AnySchedule, AnyTimeline
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import ArgumentError, TwinstreamError, require, require_whole
+from twinstream.schedule.errors import ArgumentError, TwinstreamError, require
 from twinstream.schedule.files import write_text
 from twinstream.schedule.ops import Fetch
 from twinstream.schedule.proof.verify import require_safe
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from twinstream.executor.run.training import TokenSource
     from twinstream.executor.state.training_state import State
 
-_MOST_LEARNING_RATE = 1e3
 _WHICH_TOKENS = (
     "the state has {done} steps behind it: say whether `tokens` begin where it stopped, "
     "RunSettings(skip_trained=False), or are the whole stream, of which what those steps took is "
@@ -159,52 +159,6 @@ class Run:
     norms: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class RunSettings:
-    """How to run a schedule; `backend` "auto" is CUDA where there is one, else the CPU.
-
-    `on_loss` is called with the loss of every step as soon as it is there, in a thread of the run.
-    `on_pinned` is told how many bytes of how many of the host arena are pinned (CUDA). `graphs` is
-    auto, on or off: CUDA graphs for steps that are not timed op by op. `timed_steps`: so many of
-    the last steps, beside the first, are; by default one on CUDA, all on the CPU. `nvtx` names
-    every op for NVIDIA's profilers (CUDA). `skip_trained`: where a state has steps behind it,
-    whether the `tokens` given are the whole stream, of which those that these took are skipped
-    (True), or begin there (False); it has to be said. `max_norm`: to which the gradients of a
-    recipe that clips are clipped; 0 is not at all. Without `keeps_state` nobody reads the state at
-    the end, `Run.state` is empty, and none is held beside the arenas: fresh ones are put there a
-    group at a time.
-    """
-
-    backend: str = "auto"
-    num_steps: int = 4
-    learning_rate: float = 1e-3
-    seed: int = 0
-    poison: bool = False
-    on_loss: Callable[[float], None] | None = None
-    on_pinned: Callable[[int, int], None] | None = None
-    graphs: str = "auto"
-    timed_steps: int | None = None
-    nvtx: bool = False
-    skip_trained: bool | None = None
-    max_norm: float = 0.0
-    keeps_state: bool = True
-
-    def __post_init__(self) -> None:
-        require_whole("num_steps", self.num_steps, 1, 2**31 - 1)
-        require_whole("seed", self.seed, 0, 2**31 - 1)
-        require("learning_rate", self.learning_rate, float, int)
-        if not 0.0 <= self.learning_rate <= _MOST_LEARNING_RATE:
-            raise ArgumentError(
-                f"learning_rate needs a number from 0 to {_MOST_LEARNING_RATE:g}, got "
-                f"{self.learning_rate}"
-            )
-        require("max_norm", self.max_norm, float, int)
-        if not self.max_norm >= 0.0:
-            raise ArgumentError(f"max_norm needs a number from 0, got {self.max_norm}")
-        if self.timed_steps is not None:
-            require_whole("timed_steps", self.timed_steps, 1, self.num_steps)
-
-
 def execute(
     schedule: Schedule,
     settings: RunSettings | None = None,
@@ -253,7 +207,7 @@ def execute(
         timed_passes=settings.timed_steps,
         graphs=choose_graphs(settings.graphs, backend),
         on_pinned=settings.on_pinned,
-        nvtx=choose_nvtx(backend, asked=settings.nvtx),
+        nvtx=choose_nvtx(backend, requested=settings.nvtx),
     )
     _check_memory(schedule, backend, copies_of_state=2 if settings.keeps_state else 0)
     host_work = _told(training.host_work(schedule), training.losses, settings.on_loss)

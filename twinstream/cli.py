@@ -18,7 +18,7 @@ _QUESTIONS = {  # a command, and its module in twinstream.commands
         "models": "models",
         "machines": "models",
         "clusters": "models",
-        "plan": "plans.planning",
+        "plan": "plan",
         "verify": "verify",
         "simulate": "simulate",
         "sweep": "sweep",

@@ -14,6 +14,7 @@ from twinstream.models.spec import ModelSpec
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep, caps_of
+from twinstream.run_settings import RunSettings
 from twinstream.schedule.analysis.comparison import Comparison, compare
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -196,7 +197,7 @@ def _trial(
     with progress(f"training, policy {schedule.policy}", settings.num_steps) as advance:
         run = api.execute(
             schedule,
-            api.RunSettings(settings.backend, settings.num_steps, on_loss=lambda loss: advance()),
+            RunSettings(settings.backend, settings.num_steps, on_loss=lambda loss: advance()),
         )
     return Trial(
         schedule=schedule,

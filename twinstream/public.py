@@ -1,11 +1,11 @@
 """What `import twinstream` offers, with all that it takes."""
 
-from twinstream.api import Run, RunSettings, execute, plan, simulate, write_report
+from twinstream.api import Run, execute, plan, simulate, write_report
 from twinstream.clusters.conforms import conforms_cluster
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import Prediction, planned_document, predict
-from twinstream.clusters.search.search import Found, Searched, search_layouts
+from twinstream.clusters.search.search import RankedLayout, SearchResult, search_layouts
 from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
 from twinstream.hardware_profiles.clusters.schema import Cluster
@@ -21,12 +21,13 @@ from twinstream.models.presets import load_model, preset_names
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import Experts, ModelSpec
 from twinstream.planner.choices import Choices
+from twinstream.planner.evaluator import Evaluator, SimResult
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.judge import Judge, Verdict
 from twinstream.planner.limits import SearchLimits
 from twinstream.planner.planner import Planner
 from twinstream.planner.policies import Policy
 from twinstream.planner.request import PlanRequest, TrainingStep
+from twinstream.run_settings import RunSettings
 from twinstream.schedule.analysis.comparison import Comparison, compare
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
@@ -65,12 +66,11 @@ __all__ = [
     "ClusterTimeline",
     "Comparison",
     "EvalMetrics",
+    "Evaluator",
     "Experts",
     "Explanation",
-    "Found",
     "InfeasiblePlan",
     "Job",
-    "Judge",
     "KernelChoice",
     "Layout",
     "Lora",
@@ -85,13 +85,15 @@ __all__ = [
     "Prepared",
     "Property",
     "Query",
+    "RankedLayout",
     "Recipe",
     "Run",
     "RunSettings",
     "Schedule",
     "SearchLimits",
-    "Searched",
+    "SearchResult",
     "Shortage",
+    "SimResult",
     "SteadyState",
     "StepMetrics",
     "Summary",
@@ -103,7 +105,6 @@ __all__ = [
     "Trainer",
     "TrainingStep",
     "TwinstreamError",
-    "Verdict",
     "Violation",
     "WhatIf",
     "cluster_names",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from twinstream.hardware_profiles.collectives.reading import read_points
 from twinstream.hardware_profiles.collectives.withheld import (
-    SeriesErrors,
+    WithheldErrors,
     errors_of,
     mean_by_gpu,
 )
@@ -17,7 +17,7 @@ from twinstream.hardware_profiles.collectives.withheld import (
 _HEAD = "| GPU | ranks | collective | three lines | chosen | every second size withheld |"
 
 
-def table(errors: Sequence[SeriesErrors]) -> str:
+def table(errors: Sequence[WithheldErrors]) -> str:
     """Markdown: a row for each GPU type, number of ranks and collective, then their means."""
     lines = [_HEAD, "|---|---|---|---|---|---|"]
     for one in errors:
@@ -27,7 +27,7 @@ def table(errors: Sequence[SeriesErrors]) -> str:
     return "\n".join(lines)
 
 
-def means(errors: Sequence[SeriesErrors]) -> str:
+def means(errors: Sequence[WithheldErrors]) -> str:
     """Markdown: a row for each GPU type and number of ranks, over all collectives."""
     lines = ["| GPU | ranks | three lines | every second size withheld |", "|---|---|---|---|"]
     for ranks in sorted({one.ranks for one in errors}):

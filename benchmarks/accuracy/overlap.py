@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from twinstream.api import RunSettings
-from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout
+from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.running.run_ranks import (
     ClusterRun,
     inputs_of,
@@ -27,6 +26,7 @@ from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_o
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
+from twinstream.run_settings import RunSettings
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -73,7 +73,7 @@ def predicted_ms(case: Case, *, overlaps: bool) -> tuple[float, bool]:
     """The step, and whether sums overlap in the end."""
     cluster = load_cluster(case.where)
     machine = machine_of(cluster)
-    schedule = executable(case.stages(overlaps=overlaps), machine, case.caps)
+    schedule = plan_pipeline(case.stages(overlaps=overlaps), machine, case.caps)
     step_ns = simulate_cluster(schedule, cluster, machine).step_ns
     return step_ns / 1e6, bool(schedule.layout["dp_overlap"])
 
@@ -85,7 +85,7 @@ def measured_ms(case: Case, steps: int) -> tuple[list[float], list[float]]:
     losses = []
     with RankProcesses(case.dp) as processes:
         for overlaps in [False, True] * _REPEATS:
-            schedule = executable(case.stages(overlaps=overlaps), machine)
+            schedule = plan_pipeline(case.stages(overlaps=overlaps), machine)
             run = _run(processes, schedule, steps)
             found[overlaps].append(run.timeline.step_ns / 1e6)
             losses.append(run.losses)

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from twinstream import api
-from twinstream.api import RunSettings
-from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout
+from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.running.run_ranks import (
     ClusterRun,
     inputs_of,
@@ -31,6 +30,7 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
+from twinstream.run_settings import RunSettings
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.document import Caps
@@ -62,7 +62,7 @@ class Case:
             seq_len=SEQ_LEN, chunk_tokens=SEQ_LEN, chunks_per_round=1,
             rounds_per_step=ROUNDS // self.layout.dp,
         )  # fmt: skip
-        made = executable(Stages(SPEC, workload, Recipe(), self.layout), machine, self.caps)
+        made = plan_pipeline(Stages(SPEC, workload, Recipe(), self.layout), machine, self.caps)
         require_safe_cluster(made)
         return made
 

@@ -20,7 +20,7 @@ from benchmarks.gpu.run.budget import Budget
 from benchmarks.gpu.run.engine import Engine
 from benchmarks.gpu.run.settings import AUTO, Settings
 from twinstream.commands.arguments.backends import backend_named
-from twinstream.models.demand.attention_limits import attention_limits
+from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.schedule.sizes import parse_bytes
 
 # Wait nodes, graphs, a streaming plan with the bits of the resident one.

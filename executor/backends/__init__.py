@@ -1,1 +1,1 @@
-"""What enqueues ops and says when they ran: CUDA streams, or threads of the CPU."""
+"""Backends enqueue ops and say when they ran: CUDA streams, or threads of the CPU."""

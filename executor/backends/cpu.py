@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
-from twinstream.executor.backends.protocol import PASSES_AHEAD, PassTimes
+from twinstream.executor.backends.protocol import PASSES_AHEAD, MeasuredPass
 from twinstream.executor.program.compiled import Launch, Program, Work
 from twinstream.schedule.timeline import PassSpans
 
 
 class Happening:
-    """What one thread waits for until another says it has happened; once, for any number.
+    """An event between threads: it happens once, and any number of threads may wait for it.
 
     A lock that is held until then: unlike `threading.Event`, whose every call is Python code, it
     costs nothing when it has happened already. Threads that wait would take that time from the
@@ -132,13 +132,13 @@ class CpuBackend:
         assert self._done is not None, "the op just launched records"
         return self._done
 
-    def rest(self) -> None:
+    def synchronize(self) -> None:
         for end in [self._put_end(jobs) for jobs in self._jobs]:
             end.wait()
         if self._error is not None:
             raise self._error
 
-    def finish(self) -> list[PassTimes]:
+    def finish(self) -> list[MeasuredPass]:
         self._join()
         if self._error is not None:
             raise self._error
@@ -146,11 +146,11 @@ class CpuBackend:
             number: PassSpans(start_ns=tuple(starts), end_ns=tuple(ends))
             for number, (starts, ends) in self._timed.items()
         }
-        return [PassTimes(end_ns, spans.get(i)) for i, end_ns in enumerate(self._ends_ns)]
+        return [MeasuredPass(end_ns, spans.get(i)) for i, end_ns in enumerate(self._ends_ns)]
 
     @property
     def processor_share(self) -> float | None:
-        """Of the time of kernels, all passes but the first: how much of it they had a core."""
+        """The share of the kernels' time in which they had a core, in all passes but the first."""
         if not self._kernels_wall_ns or self._kernels_core_ns <= 0:
             return None
         return min(1.0, self._kernels_core_ns / self._kernels_wall_ns)

@@ -14,7 +14,7 @@ from typing import Any
 from twinstream.executor.backends.gpu import Gpu, GpuEvent
 from twinstream.executor.backends.host_thread import HostThread
 from twinstream.executor.backends.op_times import OpTimes
-from twinstream.executor.backends.protocol import PASSES_AHEAD, PassTimes
+from twinstream.executor.backends.protocol import PASSES_AHEAD, MeasuredPass
 from twinstream.executor.program.compiled import Launch, Program, Work
 from twinstream.schedule.timeline import PassSpans
 
@@ -141,14 +141,14 @@ class CudaBackend:
         """Someone else may have changed the current stream."""
         self._current = None
 
-    def rest(self) -> None:
+    def synchronize(self) -> None:
         self._host.put_event().wait()
         self.gpu.synchronize()
         if self._host.error is not None:
             raise self._host.error
         self.forget_current()
 
-    def finish(self) -> list[PassTimes]:
+    def finish(self) -> list[MeasuredPass]:
         self._close_pass()
         for number in range(len(self._end_ns), self._number + 1):
             self._await_pass(number)
@@ -158,7 +158,9 @@ class CudaBackend:
             raise self._host.error
         on_host = self._compare_clocks()
         spans = {i: self._put_right(one, on_host) for i, one in self._times.spans().items()}
-        return [PassTimes(on_host(end_ns), spans.get(i)) for i, end_ns in enumerate(self._end_ns)]
+        return [
+            MeasuredPass(on_host(end_ns), spans.get(i)) for i, end_ns in enumerate(self._end_ns)
+        ]
 
     def abort(self) -> None:
         self._host.stop()

@@ -14,13 +14,13 @@ import torch
 
 
 class GpuEvent(Protocol):
-    """What is used of `torch.cuda.Event`; a stream is whatever `Gpu.stream` gave."""
+    """The part of `torch.cuda.Event` that is used; a stream is whatever `Gpu.stream` gave."""
 
     def record(self, stream: Any) -> None:
         """The event happens when what is on the stream so far has completed."""
 
     def wait(self, stream: Any) -> None:
-        """What comes next on the stream waits for the latest record of the event."""
+        """Let what is enqueued next on the stream wait for the latest record of the event."""
 
     def synchronize(self) -> None:
         """Block the calling thread until the latest record has happened."""
@@ -62,7 +62,7 @@ class Gpu(Protocol):
         """Make a stream the current one of this thread."""
 
     def capture(self, stream: Any, body: Callable[[], None]) -> GpuGraph:
-        """What `body` enqueues on the stream, as a graph; nothing of it runs.
+        """Capture what `body` enqueues on the stream as a graph; nothing of it runs.
 
         Raises:
             RuntimeError: something in it cannot be captured.
@@ -78,10 +78,10 @@ class Gpu(Protocol):
         """While open, what kernels of this thread allocate comes from a pool of their own."""
 
     def begin_allocation_count(self) -> None:
-        """From now on note the most that is allocated at a time."""
+        """Begin to note the most that is allocated at a time."""
 
     def allocated_bytes(self) -> int:
-        """By how much more was allocated at a time since the count began than is now."""
+        """Return how much more was allocated at a time, since the count began, than is now."""
 
     def release_unused(self) -> None:
         """Give memory that is cached and not in use back to the driver."""

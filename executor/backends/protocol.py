@@ -1,4 +1,4 @@
-"""What a backend must do: a handful of calls, in the order the dispatch loop makes them."""
+"""The calls of a backend, in the order in which the dispatch loop makes them."""
 
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -13,15 +13,15 @@ PASSES_AHEAD = 2
 
 
 @dataclass(frozen=True)
-class PassTimes:
-    """When a pass ended (its last compute op), and the spans of its ops if they were timed."""
+class MeasuredPass:
+    """When a pass ended (its last compute op), and the spans of its ops if those were timed."""
 
     end_ns: int
     spans: PassSpans | None
 
 
 class Backend(Protocol[EventT]):
-    """Enqueues work on streams; only `begin_pass` and what the host must have done block it.
+    """Enqueues work on streams; only `begin_pass` and work that the host must have done block it.
 
     `waited_ns` is how long the dispatching thread has been blocked so far.
     """
@@ -40,11 +40,11 @@ class Backend(Protocol[EventT]):
     def record(self, launch: Launch) -> EventT:
         """An event that happens when the op, enqueued just before, has completed."""
 
-    def rest(self) -> None:
+    def synchronize(self) -> None:
         """Return when everything enqueued has completed. Raises what went wrong in a stream."""
 
-    def finish(self) -> list[PassTimes]:
-        """Wait for everything; when each pass ended. Raises what went wrong in a stream."""
+    def finish(self) -> list[MeasuredPass]:
+        """Wait for everything; return when each pass ended. Raises what went wrong in a stream."""
 
     def abort(self) -> None:
         """Let nothing new start, and return when nothing runs any more."""

@@ -3,7 +3,7 @@
 import importlib.util
 
 from twinstream.executor.kernels.attention.canary import require_runnable_attention
-from twinstream.models.demand.attention_limits import DeviceName
+from twinstream.models.kernel_costs.attention_limits import DeviceName
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 

@@ -1,4 +1,4 @@
-"""What a kernel does to its operands: calls whose arguments are made once for all passes."""
+"""The calls of a kernel on its operands, whose arguments are made once for all passes."""
 
 from collections.abc import Callable
 from functools import partial

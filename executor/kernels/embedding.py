@@ -10,8 +10,12 @@ from twinstream.executor.kernels.operand import DTYPES, Operands
 from twinstream.executor.kernels.vector.gradients import gradient_views, weight_views
 from twinstream.executor.kernels.vector.vector_ops import SortedTokens, VectorOps
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.attributes import Attributes, required_attributes, typed_attribute
-from twinstream.models.layout import Layout, embedding_layout, head_layout
+from twinstream.models.kernel_costs.attributes import (
+    Attributes,
+    required_attributes,
+    typed_attribute,
+)
+from twinstream.models.layout import FlatLayout, embedding_layout, head_layout
 from twinstream.models.spec import ModelSpec
 
 
@@ -44,7 +48,7 @@ def embed_backward(
     workspace = Workspace(operands["scratch"].bytes)
     tokens = SortedTokens(*(workspace.take((num_tokens,), torch.int64) for _ in range(3)))
     calls.add(_sort, ids_T, tokens)
-    calls.add(vector.add_token_gradients, d_hidden_TD, tokens, gradient_VD, workspace.rest())
+    calls.add(vector.add_token_gradients, d_hidden_TD, tokens, gradient_VD, workspace.remaining())
 
 
 def _sort(ids_T: torch.Tensor, tokens: SortedTokens) -> None:
@@ -52,11 +56,11 @@ def _sort(ids_T: torch.Tensor, tokens: SortedTokens) -> None:
     torch.searchsorted(tokens.ids, tokens.ids, right=True, out=tokens.last).sub_(1)
 
 
-def head_layout_of(attributes: Attributes) -> Layout:
+def head_layout_of(attributes: Attributes) -> FlatLayout:
     return head_layout(_spec(attributes, tied=typed_attribute(attributes, "tied", bool)))
 
 
-def embedding_layout_of(attributes: Attributes) -> Layout:
+def embedding_layout_of(attributes: Attributes) -> FlatLayout:
     return embedding_layout(_spec(attributes, tied=False))
 
 

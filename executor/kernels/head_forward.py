@@ -15,7 +15,7 @@ from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.gradients import add_vector, weight_views
 from twinstream.executor.kernels.vector.vector_ops import LogitRows, RmsNorm, VectorOps
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.attributes import Attributes, typed_attribute
+from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
 from twinstream.schedule.ops import Mode
 
 
@@ -91,7 +91,7 @@ class HeadForward:
             labelled = LogitRows(logits, self.labels[rows], self.losses[rows], self.loss_scale)
             calls.add(vector.write_normed, norm, normed, eps=self.eps)
             calls.add(torch.mm, normed, self.weight.t(), out=logits)
-            calls.add(vector.cross_entropy, labelled, self.workspace.rest())
+            calls.add(vector.cross_entropy, labelled, self.workspace.remaining())
             yield HeadSlice(rows, norm, normed, logits)
 
     def add_loss(self, loss: KernelOperand, calls: Calls) -> None:

@@ -14,7 +14,7 @@ from twinstream.executor.kernels.head_forward import HeadForward
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.gradients import add_matmul, add_vector, gradient_views
 from twinstream.executor.kernels.vector.vector_ops import NormGradients, VectorGradient, VectorOps
-from twinstream.models.demand.attributes import Attributes, is_frozen, typed_attribute
+from twinstream.models.kernel_costs.attributes import Attributes, is_frozen, typed_attribute
 from twinstream.schedule.ops import Mode
 
 
@@ -41,7 +41,7 @@ def head_loss(operands: Operands, attributes: Attributes, vector: VectorOps, cal
         if gradients.weight is not None:
             calls.add(add_matmul, gradients.weight, part.d_logits.t(), part.normed, mode)
         of_norm = NormGradients(d_hidden_RD, d_hidden_RD, d_weight, accumulate=False)
-        calls.add(vector.rms_norm_backward, part.norm, of_norm, head.workspace.rest())
+        calls.add(vector.rms_norm_backward, part.norm, of_norm, head.workspace.remaining())
         mode = "update"
     if gradients.norm is not None:
         calls.add(add_vector, gradients.norm, d_norm_D, gradients.norm_mode)

@@ -1,4 +1,4 @@
-"""What a kernel is called with: bytes in an arena slot, and how it may use them."""
+"""The operands of a kernel: bytes in an arena slot, and how the kernel may use them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from math import prod
 import torch
 
 from twinstream.executor.kernels.calls import Calls
-from twinstream.models.demand.attributes import Attributes, typed_attribute
+from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
 from twinstream.schedule.ops import Mode
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

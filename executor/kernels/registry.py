@@ -24,7 +24,7 @@ from twinstream.executor.kernels.operand import Kernel, Operands
 from twinstream.executor.kernels.vector.adamw import adamw_step
 from twinstream.executor.kernels.vector.eager_vector import EagerVector
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
-from twinstream.models.demand.attributes import Attributes
+from twinstream.models.kernel_costs.attributes import Attributes
 from twinstream.schedule.errors import TwinstreamError
 
 _COMPOSITIONS: dict[str, Callable[..., None]] = {

@@ -37,8 +37,8 @@ class Workspace:
         self.high_water_bytes = max(self.high_water_bytes, end)
         return self._scratch[start : start + size_bytes].view(dtype).view(shape)
 
-    def rest(self) -> "Workspace":
-        """What is not taken now, for a call that is carried out later, again and again."""
+    def remaining(self) -> "Workspace":
+        """Return the scratch that is not taken now, for a call that runs later, again and again."""
         rest = Workspace(self._scratch)
         rest._used_bytes = self._used_bytes
         return rest

@@ -1,4 +1,4 @@
-"""What the process takes of the device's memory, by the driver's own figure, against the caps."""
+"""The device memory that the process takes, by the driver's own figure, against the caps."""
 
 import contextlib
 import ctypes
@@ -110,7 +110,7 @@ class MemoryReading:
 
 
 def read_device_memory() -> MemoryReading:
-    """Of the current CUDA device."""
+    """Read the memory of the current CUDA device."""
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     return MemoryReading(total_bytes - free_bytes, torch.cuda.memory_reserved())
 

@@ -1,4 +1,4 @@
-"""How much memory the host has left for an arena, asked before any of it is touched."""
+"""How much memory the host has left for an arena; this is asked before any of it is touched."""
 
 import contextlib
 import os

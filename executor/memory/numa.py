@@ -1,4 +1,4 @@
-"""Which CPUs are near the GPU: memory they touch first lies on its side of the machine."""
+"""The CPUs near the GPU: memory that they touch first lies on its side of the machine."""
 
 import contextlib
 from pathlib import Path

@@ -29,7 +29,7 @@ _MAX_THREADS = 16
 
 
 class Cudart(Protocol):
-    """What is used of `torch.cuda.cudart()`; 0 is success."""
+    """The part of `torch.cuda.cudart()` that is used; 0 is success."""
 
     def cudaHostRegister(self, pointer: int, size_bytes: int, flags: int) -> Any:  # noqa: N802
         """Page-lock a range for the device."""
@@ -50,7 +50,7 @@ def clear_cuda_error() -> None:
 
 @dataclass(frozen=True)
 class Pinning:
-    """How to pin: the driver, CPUs near the GPU (empty: any), pieces, and who is told.
+    """How memory is pinned: driver, CPUs near the GPU (empty: any), pieces, who is notified.
 
     `clear_error` is called whenever the driver has refused something.
     """

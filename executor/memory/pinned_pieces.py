@@ -1,4 +1,4 @@
-"""Where the pinned arena may be cut, so that no copy reaches over the end of a piece."""
+"""Where the pinned arena may be cut, so that no copy crosses the end of a piece."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class HostRange:
 
 
 def host_ranges(schedule: Schedule) -> list[HostRange]:
-    """What copies, the host and the state at the boundary use of the host arena, sorted."""
+    """Return the ranges of the host arena that copies, the host and carried state use, sorted."""
     access_map = AccessMap(schedule.tensors, schedule.slots)
     uses: set[tuple[str, str, int | None]] = {(c.tensor, c.slot, None) for c in schedule.carried}
     for op in schedule.ops:

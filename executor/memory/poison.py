@@ -1,11 +1,11 @@
-"""Where content dies: which op is surely the last to touch it."""
+"""Where content dies: the op that is surely the last to touch it."""
 
 from dataclasses import dataclass, field
 
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.proof.accesses import AccessMap
 from twinstream.schedule.proof.clocks import Clocks, StreamOrder, merge
-from twinstream.schedule.proof.memory_cells import GARBAGE, Cell, MemoryCells
+from twinstream.schedule.proof.memory_cells import GARBAGE, MemoryCell, MemoryCells
 
 
 @dataclass
@@ -16,7 +16,7 @@ class _Content:
 
 
 def dying_content(schedule: Schedule) -> dict[str, list[tuple[str, str]]]:
-    """By op id, the (tensor, slot) whose content nobody needs once that op has completed.
+    """Return, by op id, the (tensor, slot) whose content nobody needs once that op has completed.
 
     Content dies when its bytes are written next, or at the end of a pass that does not carry it.
     The last op to touch it may poison it if all others that touched it have surely completed
@@ -60,7 +60,7 @@ class _Walk:
                     self._contents.append(
                         _Content(self._map.leaves[access.leaf], access.slot, [at])
                     )
-                memory.replace(Cell(access.start, access.end, new, 0, 0, -1))
+                memory.replace(MemoryCell(access.start, access.end, new, 0, 0, -1))
             clocks.complete(at, clock)
         self._close_at_the_end()
         return self._found

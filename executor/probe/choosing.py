@@ -1,4 +1,4 @@
-"""Which kernels are to run on a CUDA device: the fastest of those that are right there."""
+"""Choose the kernels of a CUDA device: the fastest that compute the right results there."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,9 +13,17 @@ from twinstream.executor.kernels.availability import KernelsUnavailableError, ve
 from twinstream.executor.probe.chains import probe_chains
 from twinstream.executor.probe.chosen import Chosen
 from twinstream.executor.probe.process import DeviceProcess, JobFailed, JobRefused, JobTimeout
-from twinstream.executor.probe.tasks.attention import Candidate, attention_cases, try_attention
+from twinstream.executor.probe.tasks.attention import (
+    AttentionCandidate,
+    attention_cases,
+    try_attention,
+)
 from twinstream.executor.probe.tasks.trial import TOLERANCE, differs_from_eager
-from twinstream.models.demand.attention_limits import DeviceName, attention_limits, attention_names
+from twinstream.models.kernel_costs.attention_limits import (
+    DeviceName,
+    attention_limits,
+    attention_names,
+)
 from twinstream.models.recipe import KernelChoice
 from twinstream.models.spec import ModelSpec
 
@@ -81,7 +89,7 @@ def choose_kernels(
     raise JobFailed("; ".join(notes))
 
 
-def attention_try(device: DeviceName, name: str, presets: tuple[str, ...]) -> Candidate:
+def attention_try(device: DeviceName, name: str, presets: tuple[str, ...]) -> AttentionCandidate:
     """One implementation on the shapes that these presets' runs have, in bf16."""
     cases = [
         case
@@ -92,7 +100,7 @@ def attention_try(device: DeviceName, name: str, presets: tuple[str, ...]) -> Ca
 
 
 def kernels_fault(device: DeviceName, kernels: KernelChoice) -> str | None:
-    """How a round of a small model, in bf16 on CUDA, is wrong with these kernels; else None.
+    """Return how these kernels get a round of a small model wrong (bf16, CUDA), or None.
 
     Raises:
         KernelsUnavailableError: vector kernels cannot run here.
@@ -116,16 +124,16 @@ def _best_attention(
     Never eager: it is right, but so slow that figures made with it would tell nothing.
     The bytes between are what any of them takes beyond what plans count with.
     """
-    right: list[Candidate] = []
+    right: list[AttentionCandidate] = []
     for name in attention_names():
         if name == "eager":
             continue
         tried = tries.ask(partial(attention_try, name=name, presets=presets))
-        if isinstance(tried, Candidate) and tried.refused is None:
+        if isinstance(tried, AttentionCandidate) and tried.refused is None:
             right.append(tried)
-            notes.append(_told(tried))
+            notes.append(_attention_note(tried))
         else:
-            fault = tried.refused if isinstance(tried, Candidate) else tried
+            fault = tried.refused if isinstance(tried, AttentionCandidate) else tried
             notes.append(f"attention {name} is left out: {fault}")
     usable = [tried for tried in right if tried.deterministic]
     if not usable:
@@ -136,13 +144,13 @@ def _best_attention(
     return best.name, excess_bytes, tuple(tried.name for tried in others)
 
 
-def _told(tried: Candidate) -> str:
-    told = f"attention {tried.name}: {tried.time_ns / 1e6:.2f} ms"
+def _attention_note(tried: AttentionCandidate) -> str:
+    note = f"attention {tried.name}: {tried.time_ns / 1e6:.2f} ms"
     if not tried.deterministic:
-        told += ", not deterministic"
+        note += ", not deterministic"
     if not tried.excess_bytes:
-        return told
+        return note
     return (
-        f"{told}; it takes {tried.excess_bytes} bytes of device memory more than it declares "
+        f"{note}; it takes {tried.excess_bytes} bytes of device memory more than it declares "
         "(reserved by the profile where it is chosen)"
     )

@@ -36,7 +36,7 @@ def probe_cpu(dtypes: Sequence[str] = ()) -> Machine:
 
 
 def cpu_pace(machine: Machine) -> float:
-    """How fast the CPU is now, of what a profile says: the median over some of the probe's kernels.
+    """Return the CPU's speed now, relative to a profile: the median of some of its kernels.
 
     Raises:
         MissingNumberError: the profile lacks a number of one of them.

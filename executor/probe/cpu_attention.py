@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from twinstream.executor.kernels.attention.registry import attention_implementation
-from twinstream.executor.kernels.attention.trial import Trial
+from twinstream.executor.kernels.attention.trial import AttentionTrial
 from twinstream.executor.probe.tasks.attention import attention_cases
 from twinstream.executor.probe.tasks.task_samples import TaskSample
 from twinstream.executor.probe.timing.timing import median_ns
@@ -39,7 +39,7 @@ def attention_samples(dtype: str) -> Iterator[TaskSample]:
                 rounds_per_step=1,
             )
             for case in attention_cases(spec, workload):
-                trial = Trial(
+                trial = AttentionTrial(
                     attention_implementation(PROBED_ATTENTION), case.shape, torch.device("cpu")
                 )
                 with torch.no_grad():

@@ -13,7 +13,7 @@ import torch
 from twinstream.executor.memory.device_memory import fix_library_workspaces
 from twinstream.executor.memory.host_limits import host_limits
 from twinstream.executor.probe.cuda_links import Links, measure_links
-from twinstream.executor.probe.tasks.curves import Ceilings, Fit, fit_curves
+from twinstream.executor.probe.tasks.curves import Ceilings, CurveFit, fit_curves
 from twinstream.executor.probe.tasks.task_samples import (
     TaskSample,
     attention_samples,
@@ -147,7 +147,7 @@ def _machine(
     links: Links,
     kernels: tuple[Sequence[TaskSample], Sustained],
     where: str,
-) -> tuple[Machine, Fit]:
+) -> tuple[Machine, CurveFit]:
     samples, kept_up = kernels
     sheet = request.datasheet
     best = max(kept_up.flop_per_s, best_matmul_flop_per_s(samples))

@@ -15,7 +15,7 @@ from twinstream.executor.probe.cuda import Probed, ProbeRequest, probe_cuda
 from twinstream.executor.probe.process import DeviceProcess, JobFailed, JobRefused
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine
-from twinstream.models.demand.attention_limits import DeviceName
+from twinstream.models.kernel_costs.attention_limits import DeviceName
 from twinstream.schedule.errors import TwinstreamError
 
 # Whose datasheet a device's nominal rates are of, by a part of its name.

@@ -1,4 +1,4 @@
-"""What a shipped profile of a GPU lacks: which attention is right and fastest on it, at what rate.
+"""Measure what a shipped profile of a GPU lacks: the best attention there, and its rate.
 
 That depends on what is installed, and is tried and timed in seconds, unlike a whole profile.
 """
@@ -14,12 +14,12 @@ from twinstream.executor.probe.choosing import TRY_LIMIT_S, attention_try
 from twinstream.executor.probe.cuda import matmul_load, with_general
 from twinstream.executor.probe.device import begin_device
 from twinstream.executor.probe.process import DeviceProcess, JobFailed, JobRefused
-from twinstream.executor.probe.tasks.attention import Candidate
+from twinstream.executor.probe.tasks.attention import AttentionCandidate
 from twinstream.executor.probe.tasks.curves import Ceilings, fit_curves
 from twinstream.executor.probe.tasks.task_samples import TaskSample, attention_samples
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine, Number
-from twinstream.models.demand.attention_limits import (
+from twinstream.models.kernel_costs.attention_limits import (
     DeviceName,
     attention_limits,
     attention_names,
@@ -44,7 +44,7 @@ def with_attention(machine: Machine, tell: Callable[[str], None]) -> Machine:
     """
     names = candidates(machine)
     tell(f"timing attention here, once for this GPU, driver and libraries: {', '.join(names)}")
-    right: list[Candidate] = []
+    right: list[AttentionCandidate] = []
     samples: list[TaskSample] = []
     with DeviceProcess(partial(begin_device, "cuda")) as process:
         for name in names:
@@ -52,7 +52,7 @@ def with_attention(machine: Machine, tell: Callable[[str], None]) -> Machine:
             try:
                 tried, found = process.do(job, TRY_LIMIT_S)
             except (JobRefused, JobFailed) as error:
-                tried, found = Candidate(name, str(error)), []
+                tried, found = AttentionCandidate(name, str(error)), []
             if tried.refused is None:
                 right.append(tried)
                 samples += found
@@ -80,7 +80,7 @@ def candidates(machine: Machine) -> tuple[str, ...]:
 
 def measured_attention(
     device: DeviceName, name: str, presets: tuple[str, ...], load_s: float
-) -> tuple[Candidate, list[TaskSample]]:
+) -> tuple[AttentionCandidate, list[TaskSample]]:
     """Whether one is right on the shapes of these presets' runs, and its times."""
     tried = attention_try(device, name, presets)
     if tried.refused is not None:
@@ -92,7 +92,9 @@ def measured_attention(
     return tried, [sample for chain in chains for sample in attention_samples(chain, timer)]
 
 
-def _with_rates(machine: Machine, right: list[Candidate], samples: list[TaskSample]) -> Machine:
+def _with_rates(
+    machine: Machine, right: list[AttentionCandidate], samples: list[TaskSample]
+) -> Machine:
     best = min(right, key=lambda tried: tried.time_ns)
     date = datetime.now(UTC).date().isoformat()
     where = f"timed {date} on {_device_name()}, torch {torch.__version__}"

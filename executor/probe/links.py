@@ -38,7 +38,7 @@ def duplex_bytes_per_s() -> float:
 
 
 def wake_up_ns() -> float:
-    """From an event set in one thread until another, waiting for it, goes on."""
+    """Measure the time from an event set in one thread until another, waiting for it, goes on."""
     there: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
     back: queue.SimpleQueue[int] = queue.SimpleQueue()
 

@@ -135,7 +135,7 @@ def _serve(pipe: Connection, begin: Callable[[], _StateT]) -> None:
 
 
 def answer_of(job: Callable[[_StateT], _AnswerT], state: _StateT) -> _AnswerT | _Broken:
-    """What the job returns, or why it returns nothing."""
+    """Return what the job returns, or why it returns nothing."""
     try:
         return job(state)
     except TwinstreamError as error:

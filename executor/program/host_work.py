@@ -1,4 +1,4 @@
-"""What the host does for a schedule, and what it is told by the training loop."""
+"""The host's work for a schedule: feed inputs, fetch results, notify the training loop."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

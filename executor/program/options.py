@@ -1,4 +1,4 @@
-"""How a schedule is to be run."""
+"""The options of a run: where and how a schedule is executed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from twinstream.schedule.errors import TwinstreamError
 BackendName = Literal["cpu", "cuda"]
 Graphs = Literal["auto", "on", "off"]
 Progress = Callable[[int, int], None]
-"""Told how many bytes of how many are done."""
+"""Called with how many bytes are done, of how many."""
 Between = Callable[[int, Callable[[], None]], bool]
-"""Between passes: told how many have begun, and how to let all of them complete, it says whether
-to go on. Only after that the state is at rest, and may be read or written."""
+"""Called between passes with how many have begun, and with a function that returns when all of them
+have completed; only after that the state may be read or written. It returns whether to go on."""
 
 
 def _say_nothing(line: str) -> None:
@@ -73,15 +73,15 @@ def choose_graphs(name: str, backend: BackendName) -> Graphs:
     return cast(Graphs, name)
 
 
-def choose_nvtx(backend: BackendName, *, asked: bool) -> bool:
+def choose_nvtx(backend: BackendName, *, requested: bool) -> bool:
     """Whether to name ranges for NVIDIA's profilers, as asked for.
 
     Raises:
         TwinstreamError: it is asked for without CUDA.
     """
-    if asked:
+    if requested:
         _require_cuda("NVTX ranges", "--nvtx", backend)
-    return asked
+    return requested
 
 
 def _require_cuda(what: str, option: str, backend: BackendName) -> None:

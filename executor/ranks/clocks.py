@@ -1,4 +1,4 @@
-"""How far this process's clock is from that of rank 0."""
+"""The offset of this process's clock from that of rank 0."""
 
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -11,32 +11,32 @@ _ROUND_TRIPS = 16
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """What to add to this rank's `perf_counter_ns` for that of rank 0, right within `error_ns`."""
+    """What to add to this rank's `perf_counter_ns` to get rank 0's, right within `error_ns`."""
 
     offset_ns: int
     error_ns: int
 
 
 def clock_offset(rank: int, size: int) -> ClockOffset:
-    """By round trips to rank 0, which says its time in between, all ranks one after the other.
+    """Measure the offset by round trips to rank 0, which says its time in between, rank after rank.
 
     The reading of rank 0 lies between the two of this rank; of the shortest round trip, in the
     middle of them, wrong by half the trip at most. All ranks must ask.
     """
-    told = torch.zeros(1, dtype=torch.int64)
+    reading = torch.zeros(1, dtype=torch.int64)
     if rank == 0:
         for other in range(1, size):
             for _ in range(_ROUND_TRIPS):
-                dist.recv(told, other)
-                told[0] = perf_counter_ns()
-                dist.send(told, other)
+                dist.recv(reading, other)
+                reading[0] = perf_counter_ns()
+                dist.send(reading, other)
         return ClockOffset(0, 0)
     trips = []
     for _ in range(_ROUND_TRIPS):
         sent_ns = perf_counter_ns()
-        dist.send(told, 0)
-        dist.recv(told, 0)
+        dist.send(reading, 0)
+        dist.recv(reading, 0)
         back_ns = perf_counter_ns()
-        trips.append((back_ns - sent_ns, int(told) - (sent_ns + back_ns) // 2))
+        trips.append((back_ns - sent_ns, int(reading) - (sent_ns + back_ns) // 2))
     trip_ns, offset_ns = min(trips)
     return ClockOffset(offset_ns, -(-trip_ns // 2))

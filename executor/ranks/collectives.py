@@ -1,4 +1,4 @@
-"""What each collective does to the bytes of an op's operands, over torch.distributed.
+"""The collectives: what each does to the bytes of an op's operands, over torch.distributed.
 
 On gloo a call returns when its part is done, and blocks the thread of its stream alone. On NCCL it
 enqueues behind the current stream.
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from twinstream.executor.kernels.operand import KernelOperand
-from twinstream.executor.ranks.groups import Group
+from twinstream.executor.ranks.groups import ChannelGroup
 from twinstream.executor.ranks.reductions import Reduction
 from twinstream.schedule.ops import Communicate
 
@@ -26,20 +26,24 @@ class Meeting:
 
     op: Communicate
     operands: Sequence[KernelOperand]
-    group: Group
+    group: ChannelGroup
     reductions: Sequence[Reduction]
     scratch: torch.Tensor
 
 
 def calls_of(meeting: Meeting) -> list[Call]:
-    """What to call for the op, one after the other; all views are made."""
+    """Return the calls of an op, one after the other; all views are made."""
     if meeting.op.shift:
         return [_message(meeting, operand.bytes) for operand in meeting.operands]
     if meeting.op.collective == "all_reduce":
         if meeting.group.size == 1:
             return []
         pairs = zip(meeting.operands, meeting.reductions, strict=True)
-        return [call for one, how in pairs for call in _all_reduce(meeting, one.bytes, how)]
+        return [
+            call
+            for operand, reduction in pairs
+            for call in _all_reduce(meeting, operand.bytes, reduction)
+        ]
     given, taken = _ends(meeting)
     if meeting.group.size == 1:
         return [] if len(meeting.operands) == 1 else [partial(_copy, taken, given)]
@@ -58,11 +62,11 @@ def _ends(meeting: Meeting) -> tuple[torch.Tensor, torch.Tensor]:
         given, taken = sorted(meeting.operands, key=lambda operand: operand.mode)  # read, write
         return given.bytes, taken.bytes
     whole = meeting.operands[0].bytes
-    own = _own_shard(whole, meeting.group)
-    return (own, whole) if meeting.op.collective == "all_gather" else (whole, own)
+    shard = _own_shard(whole, meeting.group)
+    return (shard, whole) if meeting.op.collective == "all_gather" else (whole, shard)
 
 
-def _own_shard(whole: torch.Tensor, group: Group) -> torch.Tensor:
+def _own_shard(whole: torch.Tensor, group: ChannelGroup) -> torch.Tensor:
     size = whole.numel() // group.size
     return whole[group.place * size : (group.place + 1) * size]
 
@@ -80,60 +84,64 @@ def _message(meeting: Meeting, values: torch.Tensor) -> Call:
     return receive
 
 
-def _all_reduce(meeting: Meeting, values: torch.Tensor, how: Reduction) -> list[Call]:
+def _all_reduce(meeting: Meeting, values: torch.Tensor, reduction: Reduction) -> list[Call]:
     """In rank order: shards change hands, are added up and gathered again; then the rest."""
     group, scratch = meeting.group, meeting.scratch
-    if not how.in_rank_order:
-        typed = values.view(how.dtype)
+    if not reduction.in_rank_order:
+        typed = values.view(reduction.dtype)
         return [lambda: dist.all_reduce(typed, group=group.process_group) and None]
     calls: list[Call] = []
-    for begin, part in how.stretches():
-        first = begin * group.size * how.dtype.itemsize
+    for begin, part in reduction.stretches():
+        first = begin * group.size * reduction.dtype.itemsize
         stretch = values[first : first + part.pieces_bytes]
-        own = _own_shard(stretch, group)
+        shard = _own_shard(stretch, group)
         calls += [
             _swap(part.pieces(scratch), stretch, group),
-            partial(part.add, scratch, own.view(how.dtype)),
-            _gather(stretch, own, group),
+            partial(part.add, scratch, shard.view(reduction.dtype)),
+            _gather(stretch, shard, group),
         ]
-    if how.rest.num_elements:
-        rest = values[how.sharded_bytes :]
+    if reduction.rest.num_elements:
+        rest = values[reduction.sharded_bytes :]
         calls += [
-            _gather(how.rest.pieces(scratch), rest, group),
-            partial(how.rest.add, scratch, rest.view(how.dtype)),
+            _gather(reduction.rest.pieces(scratch), rest, group),
+            partial(reduction.rest.add, scratch, rest.view(reduction.dtype)),
         ]
     return calls
 
 
 def _reduce_scatter(meeting: Meeting, given: torch.Tensor, taken: torch.Tensor) -> list[Call]:
-    (how,), group, scratch = meeting.reductions, meeting.group, meeting.scratch
-    typed = taken.view(how.dtype)
-    if not how.in_rank_order:
+    (reduction,), group, scratch = meeting.reductions, meeting.group, meeting.scratch
+    typed = taken.view(reduction.dtype)
+    if not reduction.in_rank_order:
         scatter = _named("reduce_scatter_single", "reduce_scatter_tensor")
-        whole = given.view(how.dtype)
+        whole = given.view(reduction.dtype)
         return [lambda: scatter(typed, whole, group=group.process_group) and None]
     calls: list[Call] = []
-    shards = given.view(how.dtype).view(group.size, how.shard_elements)
-    for begin, part in how.stretches():
-        own = slice(begin, begin + part.num_elements)
+    shards = given.view(reduction.dtype).view(group.size, reduction.shard_elements)
+    for begin, part in reduction.stretches():
+        shard = slice(begin, begin + part.num_elements)
         sent = given
-        if part.num_elements < how.shard_elements:  # of each shard; to be sent it lies together
+        if (
+            part.num_elements < reduction.shard_elements
+        ):  # of each shard; to be sent it lies together
             sent = scratch[part.scratch_bytes :][: part.pieces_bytes]
-            calls.append(partial(_copy, sent.view(how.dtype).view(group.size, -1), shards[:, own]))
+            calls.append(
+                partial(_copy, sent.view(reduction.dtype).view(group.size, -1), shards[:, shard])
+            )
         calls += [
             _swap(part.pieces(scratch), sent, group),
-            partial(part.add, scratch, typed[own]),
+            partial(part.add, scratch, typed[shard]),
         ]
     return calls
 
 
-def _gather(taken: torch.Tensor, given: torch.Tensor, group: Group) -> Call:
+def _gather(taken: torch.Tensor, given: torch.Tensor, group: ChannelGroup) -> Call:
     """Every rank's bytes in rank order; `given` may be this rank's place in `taken`."""
     gather = _named("all_gather_single", "all_gather_into_tensor")
     return lambda: gather(taken, given, group=group.process_group) and None
 
 
-def _swap(taken: torch.Tensor, given: torch.Tensor, group: Group) -> Call:
+def _swap(taken: torch.Tensor, given: torch.Tensor, group: ChannelGroup) -> Call:
     """Piece i goes to rank i, and piece j comes from rank j."""
     return lambda: dist.all_to_all_single(taken, given, group=group.process_group) and None
 

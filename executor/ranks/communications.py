@@ -15,7 +15,7 @@ import torch
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.program.compiled import Work
 from twinstream.executor.ranks.collectives import Meeting, calls_of
-from twinstream.executor.ranks.groups import Group
+from twinstream.executor.ranks.groups import ChannelGroup
 from twinstream.executor.ranks.reductions import Reduction, reductions_of
 from twinstream.executor.ranks.waiting import Waiting, watched
 from twinstream.schedule.cluster.projecting import Channel, RankPart
@@ -36,7 +36,7 @@ class RankCommunications:
     def __init__(
         self,
         part: RankPart,
-        groups: Mapping[Channel, Group],
+        groups: Mapping[Channel, ChannelGroup],
         waiting: Waiting,
         device: torch.device,
     ) -> None:
@@ -68,7 +68,7 @@ class RankCommunications:
         return watched(self.part, op, peers, calls_of(meeting), self._waiting)
 
 
-def _reductions(part: RankPart, groups: Mapping[str, Group]) -> dict[str, list[Reduction]]:
+def _reductions(part: RankPart, groups: Mapping[str, ChannelGroup]) -> dict[str, list[Reduction]]:
     """By op."""
     access_map = AccessMap(part.schedule.tensors, ())
     found = {}

@@ -38,7 +38,7 @@ OnFailure = Callable[[CommunicationError], None]
 
 
 def waiting_on(device: torch.device, timeout_s: float, on_failure: OnFailure | None) -> Waiting:
-    """For a rank on that device."""
+    """Return the `Waiting` for a rank on that device."""
     if device.type == "cpu":
         return Waiting(on_failure)
     return DeviceWaiting(_mark, timeout_s, on_failure, partial(torch.cuda.set_device, device))
@@ -59,7 +59,7 @@ def _not_opened(rank: int, limit_s: float) -> CommunicationError:
 
 
 class DeviceWaiting(Waiting):
-    """As `Waiting`, of ops that begin and end on the device, which a thread looks at meanwhile.
+    """A `Waiting` of ops that begin and end on the device; a thread watches them meanwhile.
 
     An op waits for others from when its stream has come to it; it may have been enqueued a pass
     before that. NCCL's own timeout counts from there, and is not used.

@@ -1,4 +1,4 @@
-"""What goes wrong between ranks."""
+"""The errors between ranks."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Which GPU a rank has, and its groups' first meeting there.
+"""The GPU of each rank, and the connection of its groups there.
 
 Not yet run on a GPU (see docs/benchmarks/README.md). It is tested with stand-ins.
 """
@@ -19,15 +19,15 @@ import torch.distributed as dist
 from twinstream.executor.memory.device_memory import expand_segments
 from twinstream.executor.ranks.errors import GpusError
 
-_LOOK = "import sys; from twinstream.executor.ranks.gpus import tell; tell(int(sys.argv[1]))"
+_LOOK = "import sys, twinstream.executor.ranks.gpus as g; g.print_gpus(int(sys.argv[1]))"
 
 
 @dataclass(frozen=True)
-class GpusHere:
-    """What the GPUs of so many ranks are.
+class LocalGpus:
+    """The GPUs of this machine that ranks run on, all of one kind.
 
-    `free_bytes`: of the one that has least. `nvlink`: whether it links each with each; None where
-    nothing tells.
+    `free_bytes` is that of the GPU with the least; `nvlink` says whether NVLink links each with
+    each, and is None where nobody knows.
     """
 
     name: str
@@ -49,15 +49,14 @@ def require_gpus(num_ranks: int) -> None:
 
 
 def num_gpus() -> int:
-    """Of this machine, as far as this process may use them."""
+    """Return how many GPUs of this machine this process may use."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def gpus_here(num_ranks: int) -> GpusHere:
-    """The GPUs of so many ranks.
+def detect_gpus(num_ranks: int) -> LocalGpus:
+    """Return the GPUs of so many ranks of this machine.
 
-    A process of its own looks: CUDA's context, which stays on each GPU that one has looked at,
-    ends with it.
+    A process of its own looks at them: it creates a CUDA context on each, which ends with it.
 
     Raises:
         GpusError: it could not look, or they are of several kinds.
@@ -71,16 +70,16 @@ def gpus_here(num_ranks: int) -> GpusHere:
     found = json.loads(done.stdout)
     names = found["names"]
     if len(set(names)) > 1:
-        told = "; ".join(f"GPU {number} is {name}" for number, name in enumerate(names))
+        kinds = "; ".join(f"GPU {number} is {name}" for number, name in enumerate(names))
         raise GpusError(
-            f"{num_ranks} ranks need GPUs of one kind, and {told}: choose some that are alike "
+            f"{num_ranks} ranks need GPUs of one kind, and {kinds}: choose some that are alike "
             "with CUDA_VISIBLE_DEVICES, or --ranks 1"
         )
-    return GpusHere(names[0], min(found["free_bytes"]), found["nvlink"])
+    return LocalGpus(names[0], min(found["free_bytes"]), found["nvlink"])
 
 
-def tell(num_ranks: int) -> None:
-    """Print what `gpus_here` wants to know of the GPUs, as JSON."""
+def print_gpus(num_ranks: int) -> None:
+    """Print what `detect_gpus` reads of the GPUs, as JSON."""
     gpus = range(num_ranks)
     uuids = [f"GPU-{torch.cuda.get_device_properties(gpu).uuid}" for gpu in gpus]
     found = {
@@ -129,10 +128,10 @@ def take_gpu(local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
-def meet_first(
+def connect_group(
     group: dist.ProcessGroup, members: tuple[int, ...], device: torch.device, *, is_message: bool
 ) -> None:
-    """Have a group exchange something of each kind once, and wait for it.
+    """Connect a group: exchange something of each kind once, and wait for it.
 
     NCCL makes connections and their buffers at the first exchange of a kind, for which the host
     waits: that is done here, by all ranks in one order, and neither in a run nor beside it.

@@ -11,14 +11,14 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from twinstream.executor.ranks.gpus import meet_first
+from twinstream.executor.ranks.gpus import connect_group
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import Channel, all_channels
 
 
 @dataclass(frozen=True)
-class Group:
-    """Who takes part, and this rank's place among them. Who is alone has no `process_group`."""
+class ChannelGroup:
+    """The ranks of a channel, and this rank's place among them; one alone has no process group."""
 
     members: tuple[int, ...]
     place: int
@@ -31,10 +31,10 @@ class Group:
 
 def open_groups(
     schedule: ClusterSchedule, rank: int, device: torch.device, timeout: timedelta
-) -> Mapping[Channel, Group]:
-    """Those of one rank. All ranks must call it: groups are made one after the other by all.
+) -> Mapping[Channel, ChannelGroup]:
+    """Make the groups of one rank. All ranks must call it: all make all groups in one order.
 
-    On GPUs each has met once when this returns.
+    On GPUs each group has exchanged something once when this returns.
     """
     backend = "nccl" if device.type == "cuda" else None
     found = {}
@@ -44,8 +44,8 @@ def open_groups(
             made = dist.new_group(sorted(channel.members), timeout=timeout, backend=backend)
         if rank not in channel.members:
             continue
-        found[channel] = Group(channel.members, channel.members.index(rank), made)
+        found[channel] = ChannelGroup(channel.members, channel.members.index(rank), made)
         if made is not None and backend is not None:
             is_message = channel.communicator.shift != 0
-            meet_first(made, channel.members, device, is_message=is_message)
+            connect_group(made, channel.members, device, is_message=is_message)
     return found

@@ -35,7 +35,7 @@ from twinstream.schedule.timeline import Timeline
 
 @dataclass(frozen=True)
 class RankInputs:
-    """What a rank begins with, and what its host does.
+    """The state that a rank begins with, and the work of its host.
 
     `state` has what the rank's schedule carries; what else is in it is left alone. `between` is as
     in `RunOptions`. With `fill` there is no `state`, and none in the outcome; nor is what was
@@ -65,7 +65,7 @@ class Fetched:
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """What a rank ends with.
+    """The result of a rank: its timeline, the state it ends with, what was fetched.
 
     `timeline` counts from one moment on all ranks, by rank 0's clock, within `clock.error_ns`.
     `state` is what the rank carries. `scratch_bytes` were taken beside the arenas, for sums.
@@ -156,7 +156,7 @@ class RankRun:
         if (flush := flush_of(schedule)) is not None:
             require_safe(flush)
         self._num_runs += 1
-        world = self.world.of_run(self._num_runs)
+        world = self.world.for_run(self._num_runs)
         world.require_same("passes", {"a run of passes": str(options.num_passes)})
         zero_ns = world.broadcast("zero", perf_counter_ns())
         clock = clock_offset(world.rank, world.size)
@@ -176,7 +176,7 @@ class RankRun:
         )  # fmt: skip
 
     def _all_begin(self, world: World) -> None:
-        """Some are warm and have their state before others: no op is to wait for that."""
+        """Wait until all ranks are warm and have their state: no op is to wait for that."""
         world.barrier("begins", world.patience.start_s)
 
     def _communications_of(self, part: RankPart) -> RankCommunications:
@@ -202,18 +202,18 @@ class RankRun:
 
 
 def _give_up(error: TwinstreamError) -> None:
-    """On a GPU nothing else ends what waits for others there."""
+    """End the process: on a GPU nothing else ends a wait for other ranks."""
     print(error, file=sys.stderr, flush=True)
     os._exit(2)
 
 
 def schedule_hash(schedule: ClusterSchedule) -> str:
-    """Equal for equal documents."""
+    """Return a hash that is equal for equal documents."""
     return sha256(schedule.model_dump_json(exclude_none=True).encode()).hexdigest()[:16]
 
 
 def _noting(host_work: HostWork, found: list[Fetched]) -> HostWork:
-    """The same, and what is fetched is kept."""
+    """Return the same work, which also keeps what is fetched."""
 
     def fetch(op: Fetch, number: int, taken: torch.Tensor) -> None:
         found.append(Fetched(op.op_id, op.sink, number, taken))

@@ -1,4 +1,4 @@
-"""What a reduction adds up, in which type and how, and the scratch memory that takes."""
+"""Reductions: what is added up, in which type and order, and the scratch memory that takes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _LEAST_SHARD = 256  # elements; of fewer every rank adds up all itself, in one e
 
 @dataclass(frozen=True)
 class Reduction:
-    """Of one operand of so many elements, over all ranks.
+    """The reduction of one operand over all ranks.
 
     In rank order each rank adds up its shard for all, a stretch after the other, and of an
     all_reduce that cannot be cut into equal shards all ranks add up the rest themselves.
@@ -28,7 +28,7 @@ class Reduction:
 
     @property
     def scratch_bytes(self) -> int:
-        """Beside the operand."""
+        """The scratch memory that is needed beside the operand."""
         if not self.in_rank_order:
             return 0
         stretches = list(self.stretches())
@@ -38,7 +38,7 @@ class Reduction:
 
     @property
     def sharded_bytes(self) -> int:
-        """What is added up in shards; the rest follows it."""
+        """The bytes that are added up in shards; the rest follows them."""
         return self.num_ranks * self.shard_elements * self.dtype.itemsize
 
     def stretches(self) -> Iterator[tuple[int, Sum]]:
@@ -63,10 +63,10 @@ def reductions_of(
     if op.collective not in ("all_reduce", "reduce_scatter"):
         return []
     found = []
-    for operand, size, told in zip(op.operands, sizes, dtypes, strict=True):
+    for operand, size, dtype_name in zip(op.operands, sizes, dtypes, strict=True):
         if operand.mode == "write":
             continue
-        dtype = summed_dtype(op.op_id, operand.tensor, told)
+        dtype = summed_dtype(op.op_id, operand.tensor, dtype_name)
         count = size // dtype.itemsize
         each = count // num_ranks
         if op.collective == "all_reduce" and each < _LEAST_SHARD:

@@ -102,7 +102,7 @@ def watched(
 
 
 def waited_too_long(part: RankPart, wait: Wait) -> CommunicationError:
-    """What to say of an op whose others do not come."""
+    """Return the error of an op whose peers do not come."""
     waited_s = (perf_counter_ns() - wait.since_ns) / 1e9
     what = f"waited {waited_s:.0f} s for {_peers(wait)} in {wait}"
     return _error(part, wait, "timeout", what)

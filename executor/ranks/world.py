@@ -1,4 +1,4 @@
-"""Ranks meet: one store, one default process group, and the same of everything that must be."""
+"""The rendezvous of ranks: one store, one default process group, and checks that all agree."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a rank waits for others: `timeout_s` in each op, `start_s` until all have come."""
+    """How long a rank waits for others: `timeout_s` in each op, `start_s` until all are there."""
 
     timeout_s: float = DEFAULT_TIMEOUT_S
     start_s: float = DEFAULT_START_S
@@ -36,7 +36,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class World:
-    """Which of how many ranks this process is, on what device, and the store that all share."""
+    """This process's rank, the number of ranks, its device, and the store that all share."""
 
     rank: int
     size: int
@@ -46,21 +46,21 @@ class World:
 
     @property
     def group_timeout(self) -> timedelta:
-        """Of calls on process groups. NCCL has none: it counts from when the host enqueued."""
+        """The timeout of calls on process groups. NCCL gets none: it counts from the enqueueing."""
         return _NEVER if self.device.type == "cuda" else timedelta(seconds=self.patience.timeout_s)
 
-    def of_run(self, number: int) -> "World":
-        """The same, where what was said in other runs is not heard."""
+    def for_run(self, number: int) -> "World":
+        """Return the world with a key space of its own in the store, for one run."""
         return replace(self, store=PrefixStore(f"run{number}", self.store))
 
     def require_same(self, topic: str, claims: Mapping[str, str]) -> None:
-        """Return when all ranks have said the same.
+        """Return when all ranks have made the same claims.
 
         Raises:
-            RendezvousError: a rank has said nothing in `start_s`.
-            RanksDifferError: one says otherwise than rank 0.
+            RendezvousError: a rank has claimed nothing in `start_s`.
+            RanksDifferError: one claims something else than rank 0.
         """
-        said = self._all_say(topic, json.dumps(dict(claims)), self.patience.start_s)
+        said = self._all_gather(topic, json.dumps(dict(claims)), self.patience.start_s)
         for rank, theirs in enumerate(said):
             for what, value in json.loads(theirs).items():
                 if value != (first := json.loads(said[0])[what]):
@@ -70,29 +70,29 @@ class World:
                     )
 
     def barrier(self, topic: str, limit_s: float) -> None:
-        """Return when all ranks have come to this.
+        """Return when all ranks have reached this call.
 
         Raises:
             RendezvousError: one has not in `limit_s`.
         """
-        self._all_say(topic, "", limit_s)
+        self._all_gather(topic, "", limit_s)
 
     def broadcast(self, topic: str, value: int) -> int:
-        """The value that rank 0 gives."""
+        """Return the value that rank 0 passes."""
         if self.rank == 0:
             self.store.set(topic, str(value))
         self._await(topic, 0, self.patience.start_s)
         return int(self.store.get(topic))
 
     def shutdown(self) -> None:
-        """Return when all ranks are through; rank 0, whose store it may be, leaves last.
+        """Return when all ranks have finished; rank 0, which may own the store, leaves last.
 
         Raises:
             CommunicationError: one is not in `timeout_s`.
         """
         timeout_s = self.patience.timeout_s
         try:
-            self._all_say("through", "", timeout_s)
+            self._all_gather("through", "", timeout_s)
         except RendezvousError:
             late = [r for r in range(self.size) if not self.store.check([f"through/{r}"])]
             raise CommunicationError(
@@ -106,7 +106,7 @@ class World:
                 for rank in range(1, self.size):
                     self._await(f"left/{rank}", rank, timeout_s)
 
-    def _all_say(self, topic: str, text: str, limit_s: float) -> list[str]:
+    def _all_gather(self, topic: str, text: str, limit_s: float) -> list[str]:
         self.store.set(f"{topic}/{self.rank}", text)
         for rank in range(self.size):
             self._await(f"{topic}/{rank}", rank, limit_s)
@@ -128,7 +128,7 @@ def _ranks(ranks: list[int]) -> str:
 
 @contextlib.contextmanager
 def world_of_environment(backend: BackendName, patience: Patience) -> Iterator[World]:
-    """The world that torchrun made, or whoever set RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
+    """Join the world of torchrun, or of whoever set RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
 
     On CUDA the process takes the GPU of its LOCAL_RANK, where that is not set that of its RANK.
 
@@ -154,7 +154,7 @@ def world_of_environment(backend: BackendName, patience: Patience) -> Iterator[W
 
 
 def device_of(backend: BackendName, local_rank: int) -> torch.device:
-    """Of a rank, by its number among those of its machine.
+    """Return the device of a rank, by its number among the ranks of its machine.
 
     Raises:
         GpusError: there is no GPU for it.
@@ -164,10 +164,10 @@ def device_of(backend: BackendName, local_rank: int) -> torch.device:
 
 @contextlib.contextmanager
 def in_groups(world: World) -> Iterator[World]:
-    """The world with its default process group, by gloo, which is gone afterwards.
+    """Make the world's default process group (gloo), and destroy it afterwards.
 
-    After an error on a GPU groups are left as they are: to end NCCL's waits for the other ranks,
-    and what is wrong would not be told.
+    After an error on a GPU groups are left as they are: destroying them would wait in NCCL for the
+    other ranks, and the error would not be printed.
 
     Raises:
         RendezvousError: somebody did not come.
@@ -191,7 +191,7 @@ def in_groups(world: World) -> Iterator[World]:
 
 
 def open_store(port: int | None) -> TCPStore:
-    """A store that only processes of this machine can reach; without a port on one that is free.
+    """Open a store that only processes of this machine can reach, by default on a free port.
 
     Left to itself, TCPStore listens on all interfaces, whatever host it is given.
 
@@ -209,7 +209,7 @@ def open_store(port: int | None) -> TCPStore:
 
 
 def reach_store(port: int, patience: Patience) -> TCPStore:
-    """The store that another process of this machine has opened."""
+    """Connect to the store that another process of this machine has opened."""
     limit = timedelta(seconds=patience.start_s)
     return TCPStore(_LOOPBACK, port, is_master=False, timeout=limit)
 

@@ -7,7 +7,7 @@ from time import perf_counter_ns
 
 import torch
 
-from twinstream.executor.backends.protocol import Backend, EventT, PassTimes
+from twinstream.executor.backends.protocol import Backend, EventT, MeasuredPass
 from twinstream.executor.program.compiled import Launch, Program
 from twinstream.executor.program.options import Between
 from twinstream.executor.replay.host_cost import CostMeter
@@ -27,7 +27,7 @@ class Passes:
     `rests_ns`: before which passes nothing ran, and for how long.
     """
 
-    times: tuple[PassTimes, ...]
+    times: tuple[MeasuredPass, ...]
     host_cost: HostCost | None
     clock_error_ns: int | None = None
     rests_ns: Mapping[int, int] = field(default_factory=dict)
@@ -78,12 +78,12 @@ def run_passes(
             for number in range(options.num_passes):
                 if number and options.between is not None:
                     before_ns = perf_counter_ns()
-                    rest = _Rest(backend.rest)
-                    goes_on = options.between(number, rest)
+                    synchronize = _TimedSynchronize(backend.synchronize)
+                    goes_on = options.between(number, synchronize)
                     after_ns = perf_counter_ns()
                     backend.waited_ns += after_ns - before_ns
-                    if rest.since_ns is not None:
-                        rests_ns[number] = after_ns - rest.since_ns
+                    if synchronize.since_ns is not None:
+                        rests_ns[number] = after_ns - synchronize.since_ns
                     if not gc.get_freeze_count():  # another run in between has thawed it
                         gc.freeze()
                     if not goes_on:
@@ -105,15 +105,15 @@ def run_passes(
         gc.unfreeze()
 
 
-class _Rest:
+class _TimedSynchronize:
     """Waits until nothing runs, and notes when that is."""
 
-    def __init__(self, rest: Callable[[], None]) -> None:
-        self._rest = rest
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        self._synchronize = synchronize
         self.since_ns: int | None = None
 
     def __call__(self) -> None:
-        self._rest()
+        self._synchronize()
         self.since_ns = perf_counter_ns()
 
 

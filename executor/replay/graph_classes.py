@@ -1,4 +1,4 @@
-"""Which segments are alike, so that rounds share their graphs and their events.
+"""Segments that are alike, so that rounds share their graphs and their events.
 
 Ops that do the same on the same bytes take turns with two events, whatever segment they are in.
 Segments whose ops are the same and wait for and record the same events share an executable, and
@@ -30,7 +30,7 @@ class GraphClasses:
 
 
 def contents(schedule: Schedule) -> list[Hashable]:
-    """What every op does and on which bytes: equal ops can share their calls and a graph."""
+    """Return what every op does and on which bytes: equal ops can share their calls and a graph."""
     access_map = AccessMap(schedule.tensors, schedule.slots)
 
     def where(tensor: str, slot: str, num_parts: int | None) -> tuple[Tier, int, int]:

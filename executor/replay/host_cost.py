@@ -1,4 +1,4 @@
-"""What it costs the host to enqueue: ns by kind of op, measured around every one of them."""
+"""The host's cost of enqueueing: ns by kind of op, measured around every one of them."""
 
 from collections import Counter
 from dataclasses import dataclass, field

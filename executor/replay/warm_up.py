@@ -75,9 +75,9 @@ def kernels_compiled() -> Iterator[list[str]]:
     runtime = triton.knobs.runtime
     before = runtime.jit_post_compile_hook
 
-    def compiled(**told: Any) -> Any:
-        names.append(told["fn"].name.rpartition(".")[2])
-        return None if before is None else before(**told)
+    def compiled(**compilation: Any) -> Any:
+        names.append(compilation["fn"].name.rpartition(".")[2])
+        return None if before is None else before(**compilation)
 
     runtime.jit_post_compile_hook = compiled
     try:

@@ -1,1 +1,1 @@
-"""From a schedule, a state and data to a measured timeline."""
+"""Runs: from a schedule, a state and data to a measured timeline."""

@@ -32,8 +32,8 @@ _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is to be run: a schedule, compiled and bound to memory.
+class CudaJob:
+    """A schedule to be run on a GPU, compiled and bound to memory.
 
     `fill` puts the state in place once all is warm.
     """
@@ -45,7 +45,7 @@ class Job:
     fill: Callable[[], None]
 
 
-def run_on_cuda(job: Job, options: RunOptions) -> tuple[Passes, Provenance]:
+def run_on_cuda(job: CudaJob, options: RunOptions) -> tuple[Passes, Provenance]:
     """The passes on this process's GPU, and where and with what they were measured.
 
     Raises:
@@ -92,7 +92,9 @@ def _no_room(error: Exception, memory: DeviceMemory) -> str:
     )
 
 
-def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> tuple[Passes, str]:
+def run_on_gpu(
+    gpu: Gpu, job: CudaJob, options: RunOptions, meter: DeviceMeter
+) -> tuple[Passes, str]:
     """The passes, and in a phrase whether they ran as graphs and why."""
     timed_passes = options.timed_passes
     pass_options = PassOptions(
@@ -131,7 +133,7 @@ def run_on_gpu(gpu: Gpu, job: Job, options: RunOptions, meter: DeviceMeter) -> t
 
 
 def _warm(
-    job: Job, options: RunOptions, backend: CudaBackend, meter: DeviceMeter, *, all_timed: bool
+    job: CudaJob, options: RunOptions, backend: CudaBackend, meter: DeviceMeter, *, all_timed: bool
 ) -> tuple[GraphReplay | None, str]:
     """Every kernel has run, and graphs are there or not; the arenas hold garbage."""
     gpu = backend.gpu
@@ -151,7 +153,7 @@ def _warm(
 
 
 def _graphs(
-    job: Job, options: RunOptions, backend: CudaBackend, times: Mapping[str, KernelTime]
+    job: CudaJob, options: RunOptions, backend: CudaBackend, times: Mapping[str, KernelTime]
 ) -> tuple[GraphReplay | None, str]:
     if options.graphs == "off":
         return None, "no graphs (not asked for)"

@@ -1,4 +1,4 @@
-"""What clock, power and temperature a GPU is at, and why it is held back: read through NVML.
+"""A GPU's clock, power and temperature, and why it is throttled: read through NVML.
 
 A time is only worth what the clock was at which it was taken. Readings cost a few milliseconds of
 the host and nothing of the device.
@@ -57,16 +57,16 @@ class StateReader:
         """The state now."""
         if self.nvml is None:
             return None
-        reasons = self._asked("nvmlDeviceGetCurrentClocksEventReasons")
-        milliwatts = self._asked("nvmlDeviceGetPowerUsage")
+        reasons = self._query("nvmlDeviceGetCurrentClocksEventReasons")
+        milliwatts = self._query("nvmlDeviceGetPowerUsage")
         return DeviceState(
-            sm_clock_mhz=self._asked("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),
+            sm_clock_mhz=self._query("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM"),
             power_w=None if milliwatts is None else milliwatts / 1e3,
-            temperature_c=self._asked("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
+            temperature_c=self._query("nvmlDeviceGetTemperature", "NVML_TEMPERATURE_GPU"),
             held_back=tuple(name for bit, name in _REASONS.items() if int(reasons or 0) & bit),
         )
 
-    def _asked(self, call: str, constant: str | None = None) -> float | None:
+    def _query(self, call: str, constant: str | None = None) -> float | None:
         """What NVML answers; None where this device or version has no answer."""
         function = getattr(self.nvml, call, None)
         if function is None:
@@ -79,7 +79,9 @@ class StateReader:
 
 
 def state_reader(uuid: str, nvml: Any = None) -> StateReader:
-    """For the device of this UUID ("GPU-..."); `nvml` is the module, by default `pynvml`."""
+    """Return the reader of the device of this UUID ("GPU-..."); `nvml` is the module, by default
+    `pynvml`.
+    """
     if nvml is None:
         try:
             nvml = importlib.import_module("pynvml")
@@ -93,14 +95,14 @@ def state_reader(uuid: str, nvml: Any = None) -> StateReader:
 
 
 def cuda_reader(device: "torch.device | None" = None) -> StateReader:
-    """For a CUDA device, by default the current one."""
+    """Return the reader of a CUDA device, by default the current one."""
     import torch  # readings are told where there is none
 
     return state_reader(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
 
 
 def mean_state(readings: Sequence[DeviceState]) -> DeviceState | None:
-    """Of several readings; None where there are none."""
+    """Return the mean of several readings; None where there are none."""
     if not readings:
         return None
     reasons = dict.fromkeys(reason for reading in readings for reason in reading.held_back)

@@ -24,7 +24,7 @@ class EvaluationError(TwinstreamError):
 
 @dataclass(frozen=True)
 class EvaluationBatch:
-    """What one pass takes.
+    """The inputs of one pass of an evaluation.
 
     Attributes:
         tokens: of each chunk of the pass, ids and labels, int32 [2, chunk_tokens]; a label < 0 is
@@ -72,8 +72,8 @@ def pass_losses(
 ) -> list[PassLoss]:
     """The loss, pass by pass, of the state that lies in `memory`, which is left as it is.
 
-    To be called where a training is at rest (`RunOptions.between`, after `rest()`), with that
-    training's memory and a schedule that the planner derived from the training's
+    It is called where a training stands still (`RunOptions.between`, after `synchronize()`), with
+    that training's memory and a schedule that the planner derived from the training's
     (`evaluation_of`) and that has been proven (`prove`). Of `options` those of the training do:
     how many passes, and what is between them, is set here; there are no graphs.
 
@@ -104,11 +104,11 @@ def pass_losses(
         num_targets=data.num_targets,
     )
     timed = 1 if options.timed_passes is None else options.timed_passes
-    asked = replace(
+    once = replace(
         options, num_passes=len(batches), timed_passes=timed, between=None, in_place=True
     )
     work = loop.host_work(schedule)
-    execute_in(schedule, memory, lambda arenas: None, work, asked, communications)
+    execute_in(schedule, memory, lambda arenas: None, work, once, communications)
     return [PassLoss(loss, data.counts[step]) for step, loss in enumerate(loop.losses, 1)]
 
 

@@ -17,7 +17,7 @@ from twinstream.executor.program.compiled import Work, compile_program
 from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.program.options import BackendName, Between, RunOptions
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
-from twinstream.executor.run.cuda_run import Job, run_on_cuda
+from twinstream.executor.run.cuda_run import CudaJob, run_on_cuda
 from twinstream.executor.run.measured import measured_timeline
 from twinstream.executor.run.work import Communications, bind_works
 from twinstream.executor.state.training_state import State, fill_carried, read_carried
@@ -106,13 +106,13 @@ def execute_proven(
         expand_segments()
     check_attention(schedule, options.backend)
     begun = _Begun(options.between)
-    asked = replace(options, between=begun.ask if options.between else None)
+    counted = replace(options, between=begun.between_passes if options.between else None)
     with arena_memory(schedule, options) as memory:
 
         def fill(arenas: Arenas) -> None:
             fill_carried(schedule, arenas, state)
 
-        timeline = execute_in(schedule, memory, fill, host_work, asked, communications)
+        timeline = execute_in(schedule, memory, fill, host_work, counted, communications)
         if (flush := flush_of(schedule)) is not None:
             num_passes = begun.passes if options.between else options.num_passes
             flush_in(flush, memory, host_work, num_passes, options, communications)
@@ -204,12 +204,12 @@ def execute_in(
             options.on_filled()
 
     if options.backend == "cuda":
-        job = Job(schedule, program, arenas, works, fill_all)
+        job = CudaJob(schedule, program, arenas, works, fill_all)
         return measured_timeline(schedule, *run_on_cuda(job, options))
     fill_all()
     backend = CpuBackend(program, works, options.zero_ns)
-    asked = PassOptions(options.num_passes, options.timed_passes, options.between)
-    passes = run_passes(program, backend, asked)
+    pass_options = PassOptions(options.num_passes, options.timed_passes, options.between)
+    passes = run_passes(program, backend, pass_options)
     provenance = Provenance(
         kind="measured",
         where=f"cpu {platform.machine()}",
@@ -234,8 +234,8 @@ def flush_in(
     Args:
         flush: `flush_of` the run's schedule, which has been proven, too.
         memory: of the run.
-        host_work: of the run, which is told.
-        num_passes: that have begun: what `between` is told.
+        host_work: of the run; it is notified.
+        num_passes: that have begun, as `between` gets it.
         options: of the run.
         communications: of the run.
 
@@ -245,8 +245,8 @@ def flush_in(
     once = replace(
         options, num_passes=1, timed_passes=None, between=None, graphs="off", in_place=True
     )
-    told = host_work.of_pass(num_passes)
-    execute_in(flush, memory, lambda arenas: None, told, once, communications)
+    work_of_pass = host_work.of_pass(num_passes)
+    execute_in(flush, memory, lambda arenas: None, work_of_pass, once, communications)
     host_work.flushed(num_passes)
 
 
@@ -262,8 +262,8 @@ class _Begun:
     between: Between | None
     passes: int = 1
 
-    def ask(self, number: int, rest: Callable[[], None]) -> bool:
-        assert self.between is not None, "someone is to be asked"
-        goes_on = self.between(number, rest)
+    def between_passes(self, number: int, synchronize: Callable[[], None]) -> bool:
+        assert self.between is not None, "this is called where there is one"
+        goes_on = self.between(number, synchronize)
         self.passes = number + goes_on
         return goes_on

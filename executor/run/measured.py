@@ -4,7 +4,7 @@ from itertools import pairwise
 from statistics import fmean, pstdev
 
 from twinstream.executor.replay.dispatch import Passes
-from twinstream.models.demand.attention_limits import nondeterministic_kernels
+from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.schedule.analysis.periodic import LAST_PASSES
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.timeline import Provenance, Timeline

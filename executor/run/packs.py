@@ -1,4 +1,4 @@
-"""What the host knows of the packed sequences in a slot, for calls that it enqueues after that.
+"""The packed sequences in a slot as the host knows them, for calls that it enqueues after that.
 
 Where sequences start is data of the run, on the device when attention runs. But the host has fed
 it, and a library that is told the longest launches blocks for no longer ones. The host enqueues

@@ -1,4 +1,4 @@
-"""What the host does in a training run: feed tokens and step state, take losses and norms out."""
+"""The host's work in a training run: feed tokens and step state, take losses and norms out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import torch
 from twinstream.executor.kernels.attention.implementation import Starts
 from twinstream.executor.kernels.step_state import packed_step_state
 from twinstream.executor.program.host_work import HostWork
-from twinstream.models.demand.attention_shape import lengths_text
+from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -126,7 +126,7 @@ def sequences_tensor(lengths: tuple[int, ...], most_sequences: int) -> torch.Ten
 
 
 def no_update() -> bytes:
-    """What the updates that a step begins with are told where there are none to make."""
+    """Return the step state of updates that have nothing to do, with which a run begins."""
     return packed_step_state(
         learning_rate=0.0, corrections=(1.0, 1.0), weight_decay=0.0, step=0, seed=0,
         loss_scale=0.0, skips=True,

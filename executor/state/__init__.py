@@ -1,1 +1,1 @@
-"""What a run starts from and leaves: parameters and optimizer state."""
+"""The state that a run starts from and leaves: parameters and optimizer state."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from twinstream.executor.state.training_state import State
-from twinstream.models.demand.workspace import code_blocks
+from twinstream.models.kernel_costs.workspace import code_blocks
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.lowering.sharding import Sharding
 from twinstream.models.recipe import Recipe
@@ -22,7 +22,7 @@ Sizes = Callable[[int], list[int]]  # of so many elements the bytes of each thin
 
 @dataclass(frozen=True)
 class ShardedState:
-    """How the state of a model is cut.
+    """How the state of a model is cut into the ranks' shards.
 
     Keys and values are as in `initial_state`; a rank's are as its schedule has them.
     """
@@ -32,7 +32,7 @@ class ShardedState:
     sharding: Sharding
 
     def shard(self, state: State, index: int) -> State:
-        """What rank `index` of the replicas keeps; `state` may have some of the groups only."""
+        """Return what rank `index` of the replicas keeps; `state` may lack some of the groups."""
         num_shards = self.sharding.num_shards
         found = {}
         for name, flat in state.items():

@@ -22,7 +22,7 @@ from twinstream.executor.weights.checkpoint_files import CheckpointFiles
 from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.executor.weights.peft_folder import PeftFolder
 from twinstream.models.adapters.adapter_layout import adapter_group
-from twinstream.models.demand.workspace import code_blocks, state_bytes
+from twinstream.models.kernel_costs.workspace import code_blocks, state_bytes
 from twinstream.models.layout import parameter_groups
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.recipe import OptimizerState, Recipe

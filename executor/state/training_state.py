@@ -8,8 +8,8 @@ from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.staging import Staging
 from twinstream.models.adapters.adapter_layout import adapter_group
-from twinstream.models.demand.workspace import state_bytes
-from twinstream.models.layout import Layout, group_layout, parameter_groups
+from twinstream.models.kernel_costs.workspace import state_bytes
+from twinstream.models.layout import FlatLayout, group_layout, parameter_groups
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
@@ -73,19 +73,19 @@ def fresh_parameters(spec: ModelSpec, seed: int) -> Iterator[tuple[str, torch.Te
 
 
 def steps_done(state: Mapping[str, torch.Tensor]) -> int:
-    """How many optimizer steps a state has behind it; 0 of one that does not say so.
+    """Return how many optimizer steps a state has behind it; 0 of one that does not say so.
 
     Raises:
         TwinstreamError: what it says is no whole number.
     """
-    told = state.get(STEP)
-    if told is None:
+    stored = state.get(STEP)
+    if stored is None:
         return 0
-    if told.numel() != 1 or told.is_floating_point() or told.item() < 0:
+    if stored.numel() != 1 or stored.is_floating_point() or stored.item() < 0:
         raise TwinstreamError(
-            f"the state's '{STEP}' is {told}; it counts the steps done: torch.tensor(3)"
+            f"the state's '{STEP}' is {stored}; it counts the steps done: torch.tensor(3)"
         )
-    return int(told.item())
+    return int(stored.item())
 
 
 def with_steps_done(state: State, num_steps: int) -> State:
@@ -171,7 +171,7 @@ def _carried(
     return found
 
 
-def _fresh(layout: Layout, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _fresh(layout: FlatLayout, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     flat = torch.zeros(layout.size_bytes, dtype=torch.uint8)
     for inner in layout.tensors:
         view = flat[inner.offset_bytes : inner.offset_bytes + inner.size_bytes].view(dtype)
@@ -183,7 +183,9 @@ def _fresh(layout: Layout, dtype: torch.dtype, generator: torch.Generator) -> to
     return flat
 
 
-def _drawn_adapters(layout: Layout, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _drawn_adapters(
+    layout: FlatLayout, dtype: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
     flat = torch.zeros(layout.size_bytes, dtype=torch.uint8)
     for inner in layout.tensors:
         if inner.name.endswith("_a"):

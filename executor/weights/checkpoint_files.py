@@ -13,7 +13,7 @@ from twinstream.executor.weights.model_files import tokenizer_files
 from twinstream.executor.weights.peft_writer import write_peft_folder
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.files import told
+from twinstream.schedule.files import reason_of
 
 OPTIMIZER = "optimizer"
 _SUFFIX = ".bin"
@@ -38,7 +38,7 @@ class CheckpointFiles:
             with path.open("rb") as file:
                 read_bytes = file.readinto(flat.numpy().data)
         except OSError as error:
-            raise WeightsError(path, f"cannot be read: {told(error)}") from None
+            raise WeightsError(path, f"cannot be read: {reason_of(error)}") from None
         if read_bytes != size_bytes:
             raise WeightsError(path, "has changed while it was read")
         return flat
@@ -82,7 +82,7 @@ Outline = HfOutline | AdapterOutline
 
 
 def outline_of(spec: ModelSpec, like: Path | None, lora: Lora | None, base: str | None) -> Outline:
-    """What the checkpoints of a run will be, read before it begins.
+    """Return the outline of a run's checkpoints, read before the run begins.
 
     Args:
         like: the folder whose config, tokenizer and division into files are taken over.

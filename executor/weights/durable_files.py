@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from twinstream.executor.weights.errors import WeightsError
-from twinstream.schedule.files import DocumentError, told, write_bytes
+from twinstream.schedule.files import DocumentError, reason_of, write_bytes
 
 
 @contextmanager
@@ -16,7 +16,7 @@ def writing(path: Path, needed_bytes: int) -> Iterator[None]:
     try:
         yield
     except (OSError, DocumentError) as error:
-        reason = told(error).removeprefix(f"cannot write {path}: ")
+        reason = reason_of(error).removeprefix(f"cannot write {path}: ")
         raise _cannot_write(path, reason, needed_bytes) from None
 
 

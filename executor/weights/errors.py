@@ -1,4 +1,4 @@
-"""What is wrong with a folder of weights, in the words of who has to mend it."""
+"""The errors of folders of weights, in the words of whoever has to mend them."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from twinstream.executor.weights.errors import WeightsError, some_of
-from twinstream.schedule.files import read_text, told
+from twinstream.schedule.files import read_text, reason_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -17,7 +17,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def weight_map(folder: Path) -> dict[str, str] | None:
-    """Which file has which tensor, as the index says; None where one file holds all.
+    """Return which file has which tensor, by the index; None where one file holds all.
 
     Where there are both, transformers takes the one file, and so does this.
 
@@ -31,7 +31,7 @@ def weight_map(folder: Path) -> dict[str, str] | None:
             raise WeightsError(folder, _nothing_there(folder))
         return _read_index(folder / INDEX)
     except OSError as error:
-        raise WeightsError(folder, f"cannot be read: {told(error)}") from None
+        raise WeightsError(folder, f"cannot be read: {reason_of(error)}") from None
 
 
 def _read_index(path: Path) -> dict[str, str]:

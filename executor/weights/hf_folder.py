@@ -16,7 +16,7 @@ from twinstream.executor.weights.safetensors_header import StoredTensor, read_he
 from twinstream.models.hf_weights import LM_HEAD, HfWeight, hf_weights, hf_weights_of
 from twinstream.models.layout import group_layout
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.files import told
+from twinstream.schedule.files import reason_of
 
 _STORED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _HARMLESS = ("rotary_emb.inv_freq",)  # buffers that old versions of transformers saved
@@ -94,7 +94,7 @@ def read_weights(
                     flat = destination[weight.offset_bytes : weight.end_bytes]
                     _read(file, stored[weight.name], flat.view(DTYPES[dtype]), weight.name)
         except OSError as error:
-            raise WeightsError(path, f"cannot be read: {told(error)}") from None
+            raise WeightsError(path, f"cannot be read: {reason_of(error)}") from None
 
 
 def _read(file: BufferedReader, stored: StoredTensor, values: torch.Tensor, name: str) -> None:
@@ -156,7 +156,7 @@ def stored_problems(
     stored: Mapping[str, StoredTensor],
     harmless: Collection[str] = (),
 ) -> list[str]:
-    """All that is wrong with the tensors of files; none if they are those expected.
+    """Return all that is wrong with the tensors of files; empty if they are those expected.
 
     What is `harmless` may be there too.
     """
@@ -178,10 +178,10 @@ def stored_problems(
         for weight, tensor in here
         if tensor.dtype not in _STORED_DTYPES
     ]
-    return _told_problems(missing, extra, misshapen, other_dtype)
+    return _describe_problems(missing, extra, misshapen, other_dtype)
 
 
-def _told_problems(
+def _describe_problems(
     missing: Sequence[str],
     extra: Sequence[str],
     misshapen: Sequence[str],

@@ -23,7 +23,7 @@ from twinstream.models.hf_config import Dtype, HfConfigError
 from twinstream.models.hf_weights import HfWeight, hf_weights_of
 from twinstream.models.layout import group_layout
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.files import read_bytes, told
+from twinstream.schedule.files import read_bytes, reason_of
 
 
 def merge_adapters(
@@ -86,7 +86,7 @@ def copy_adapter(source: Path, destination: Path) -> None:
             try:
                 content = read_bytes(source / name)
             except OSError as error:
-                raise WeightsError(source / name, f"cannot be read: {told(error)}") from None
+                raise WeightsError(source / name, f"cannot be read: {reason_of(error)}") from None
             write_file(folder / name, content)
 
 

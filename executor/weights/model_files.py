@@ -1,4 +1,4 @@
-"""What a Hugging Face folder has beside its weights: config.json, tokenizer, generation."""
+"""The files of a Hugging Face folder beside its weights: config.json, tokenizer, generation."""
 
 import json
 from codecs import BOM_UTF8
@@ -8,7 +8,7 @@ from typing import Any
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.models.spec import ModelSpec
 from twinstream.models.to_hf_config import to_hf_config
-from twinstream.schedule.files import read_bytes, told
+from twinstream.schedule.files import read_bytes, reason_of
 
 CONFIG = "config.json"
 COPIED = (
@@ -38,7 +38,7 @@ def model_files(spec: ModelSpec, like: Path | None) -> dict[str, bytes]:
 
 
 def tokenizer_files(like: Path | None) -> dict[str, bytes]:
-    """What a folder has of tokenizer and generation, by name.
+    """Return a folder's files of tokenizer and generation, by name.
 
     Raises:
         WeightsError: a file cannot be read.
@@ -69,4 +69,4 @@ def _read(path: Path) -> bytes:
     try:
         return read_bytes(path)
     except OSError as error:
-        raise WeightsError(path, f"cannot be read: {told(error)}") from None
+        raise WeightsError(path, f"cannot be read: {reason_of(error)}") from None

@@ -24,7 +24,7 @@ from twinstream.models.adapters.peft_weights import (
 )
 from twinstream.models.spec import ModelSpec
 from twinstream.models.trained import layer_of
-from twinstream.schedule.files import read_text, told
+from twinstream.schedule.files import read_text, reason_of
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -92,7 +92,7 @@ class PeftFolder:
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """What adapter_config.json says.
+    """Read adapter_config.json.
 
     Raises:
         WeightsError: there is none, or it is no JSON object.
@@ -101,7 +101,9 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(read_text(path, "utf-8-sig"))
     except OSError as error:
-        raise WeightsError(path, f"cannot be read: {told(error)}; give a PEFT folder") from None
+        raise WeightsError(
+            path, f"cannot be read: {reason_of(error)}; give a PEFT folder"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise WeightsError(path, f"is not valid JSON ({error}); fetch it again") from None
     if not isinstance(config, dict):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.executor.weights.errors import WeightsError
-from twinstream.schedule.files import open_file, told
+from twinstream.schedule.files import open_file, reason_of
 
 METADATA = "__metadata__"
 DTYPES = {"bfloat16": "BF16", "float32": "F32"}
@@ -59,7 +59,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             text = file.read(num_bytes) if num_bytes <= _MAX_HEADER_BYTES else b""
         file_bytes = path.stat().st_size
     except OSError as error:
-        raise WeightsError(path, f"cannot be read: {told(error)}") from None
+        raise WeightsError(path, f"cannot be read: {reason_of(error)}") from None
     if len(length) < _LENGTH_BYTES or len(text) < num_bytes:
         raise WeightsError(
             path,

@@ -1,4 +1,4 @@
-"""Which rows of a table calibrate, decided before any measured figure is seen.
+"""Choose the rows of a table that calibrate, before any measured figure is seen.
 
 Candidates are chosen by configuration: of models and lengths spread over the table's, the runs
 with the smallest caps, the largest, the smallest device cap with the largest host cap, where the
@@ -68,21 +68,23 @@ def informative_cells(
     chosen = [i for i, row in enumerate(candidates) if id(row) in first][:most]
     while len(chosen) < min(most, len(candidates)):
         left = [i for i in range(len(candidates)) if i not in chosen]
-        chosen.append(max(left, key=lambda i: _told([*chosen, i], candidates, effects)))
+        chosen.append(max(left, key=lambda i: _information_gain([*chosen, i], candidates, effects)))
     return tuple(candidates[i] for i in chosen)
 
 
 def sweep_of(row: MeasuredRow) -> str:
-    """What a run was measured together with: those of its model and length."""
+    """Return the name of the sweep that a run was measured in: its model and length."""
     return f"{row.model} {row.seq_len}"
 
 
-def _told(chosen: Sequence[int], candidates: Sequence[MeasuredRow], effects: Vector) -> float:
+def _information_gain(
+    chosen: Sequence[int], candidates: Sequence[MeasuredRow], effects: Vector
+) -> float:
     """Logarithm of how much narrower than the priors these rows make the parameters, together."""
     sweeps = tuple(sweep_of(candidates[i]) for i in chosen)
     seen, noise = effects[list(chosen)], noise_covariance(sweeps, np.ones(len(chosen)))
-    told = seen.T @ np.linalg.solve(noise, seen)
-    return float(np.linalg.slogdet(np.eye(effects.shape[1]) + told)[1])
+    information = seen.T @ np.linalg.solve(noise, seen)
+    return float(np.linalg.slogdet(np.eye(effects.shape[1]) + information)[1])
 
 
 def _first(by_sweep: dict[tuple[int, str], list[MeasuredRow]]) -> list[MeasuredRow]:

@@ -53,7 +53,7 @@ class FittedParameter:
     num_rows: int
 
     @property
-    def told(self) -> bool:
+    def identified(self) -> bool:
         """Whether the data made it narrower, or took it further than its width from the prior."""
         narrower = self.posterior_width < _UNTOLD * self.parameter.width
         return narrower or abs(log(self.factor)) > self.posterior_width
@@ -61,7 +61,7 @@ class FittedParameter:
     @property
     def at_bound(self) -> bool:
         low, high = self.parameter.low, self.parameter.high
-        return self.told and not low * 1.001 < self.value < high * 0.999
+        return self.identified and not low * 1.001 < self.value < high * 0.999
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class ErrorSummary:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a calibration found; factors are on the base, in the order of the parameters."""
+    """A calibration's result; factors are relative to the base, in the order of the parameters."""
 
     base: Machine
     parameters: tuple[FittedParameter, ...]
@@ -118,7 +118,7 @@ class Fit:
         return fitted.model_copy(update=update)
 
     def expected_error(self, source: str) -> ExpectedError:
-        """What to expect of a prediction: the errors on each group, left out of the fit."""
+        """The error to expect of a prediction: the errors on each group, left out of the fit."""
         errors = self.summary()
         return ExpectedError(
             mean=max(_LEAST_ERROR, errors.left_out_mean_error),
@@ -128,7 +128,7 @@ class Fit:
         )
 
     def unexplained(self) -> tuple[FittedObservation, ...]:
-        """What the fit leaves further off than noise explains, the furthest first."""
+        """Observations that are further off the fit than noise explains, the furthest first."""
         far = [o for o in self.observations if abs(o.error) * o.observation.weight**0.5 > FAR]
         return tuple(sorted(far, key=lambda o: -abs(o.error)))
 

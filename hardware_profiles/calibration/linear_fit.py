@@ -68,7 +68,7 @@ class LinearFit:
         return replace(self, residuals=residuals, at_logs=logs)
 
     def optimum(self) -> Vector:
-        """Where the robust cost of the linear model is least."""
+        """Return where the robust cost of the linear model is least."""
         free = self.free
         logs = np.zeros(len(free))
         if not free.any():

@@ -1,4 +1,4 @@
-"""What a calibration may change of a profile: few parameters, physical, bounded, with priors."""
+"""The parameters of a profile that a calibration fits: few, physical, bounded, with priors."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,8 +75,8 @@ def prepared(base: Machine) -> Machine:
         share = matmul.max / _TILE_CEILING
         for key in filter(_is_half_precision, base.efficiency):
             found = curves[key]
-            told = f"{found.source} ({found.max:g} of the peak, here of the sustained rate)"
-            update = {"max": min(1.5, found.max / share), "source": told}
+            note = f"{found.source} ({found.max:g} of the peak, here of the sustained rate)"
+            update = {"max": min(1.5, found.max / share), "source": note}
             curves[key] = found.model_copy(update=update)
         curves[_SUSTAINED] = Efficiency(
             max=share, half=0, of="flops", kind="assumed",
@@ -203,15 +203,15 @@ def applied(
     for target, factor in product.items():
         before = _value(base, target)
         value = before * factor
-        told = f"{meaning[target]}: {source}; was {before:.4g} in {base.name}"
+        note = f"{meaning[target]}: {source}; was {before:.4g} in {base.name}"
         if target.curve is None:
-            numbers[target.attribute] = Number(value=value, kind="fitted", source=told)
+            numbers[target.attribute] = Number(value=value, kind="fitted", source=note)
             continue
         curve = curves[target.curve]
         if curve.kind == "fitted" and curve is not base.efficiency[target.curve]:
-            told = f"{curve.source}; {target.attribute} was {before:.4g}"
+            note = f"{curve.source}; {target.attribute} was {before:.4g}"
         value = min(value, 1.5) if target.attribute == "max" else value
-        update = {target.attribute: value, "kind": "fitted", "source": told}
+        update = {target.attribute: value, "kind": "fitted", "source": note}
         curves[target.curve] = curve.model_copy(update=update)
     return base.model_copy(update={**numbers, "efficiency": curves})
 

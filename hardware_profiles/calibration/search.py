@@ -21,18 +21,18 @@ FAR = 3 * NOISE  # residuals beyond are not explained by noise
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One question to the predictor: how long takes observation `index` on this machine."""
+class TimeQuery:
+    """A question to the predictor: how long observation `index` takes on this machine."""
 
     machine: Machine
     index: int
 
 
-Predictor = Callable[[Sequence[Trial]], Sequence[float]]  # seconds, in the order of the trials
+Predictor = Callable[[Sequence[TimeQuery]], Sequence[float]]  # seconds, in the order of the trials
 
 
 @dataclass(frozen=True)
-class Found:
+class FittedFactors:
     """Log factors where the search ended, and the linear model of the residuals around it."""
 
     logs: Vector
@@ -81,7 +81,7 @@ class Problem:
     def times_at_s(self, points: Sequence[Vector]) -> Vector:
         """Predicted seconds of each observation at a point of its own."""
         machines = {point.tobytes(): self.machine(point) for point in points}
-        trials = [Trial(machines[point.tobytes()], i) for i, point in enumerate(points)]
+        trials = [TimeQuery(machines[point.tobytes()], i) for i, point in enumerate(points)]
         self.num_predictions += len(trials)
         return np.array(self._predict(trials))
 
@@ -98,7 +98,7 @@ class Problem:
         effects: Vector = np.array(slopes).T * widths
         return effects
 
-    def search(self) -> Found:
+    def search(self) -> FittedFactors:
         """Descend from the prior; where that does not end at the noise, from other points too.
 
         The late parameters stay at their priors until the others are nearly still: what is small
@@ -110,7 +110,7 @@ class Problem:
             found = min([found, *others], key=lambda one: one.cost)
         return found
 
-    def _descended(self, logs: Vector) -> Found:
+    def _descended(self, logs: Vector) -> FittedFactors:
         """Linearise, go to the linear model's robust optimum, and again until nothing moves.
 
         A step that does not lower the cost is halved, twice at most, and not made where that does
@@ -128,7 +128,7 @@ class Problem:
                 break
             if moved < _NEARLY_STILL:
                 free = np.ones(len(logs), dtype=bool)
-        return Found(logs, linear.at(self._residuals(logs), logs))
+        return FittedFactors(logs, linear.at(self._residuals(logs), logs))
 
     def _other_starts(self, linear: LinearFit) -> list[Vector]:
         """Of the points where one heavy-tailed parameter is far off alone, those of least cost."""
@@ -186,7 +186,7 @@ class Problem:
 
     def _ask(self, points: Sequence[Vector]) -> list[Vector]:
         count = len(self._measured_s)
-        trials = [Trial(m, i) for m in map(self.machine, points) for i in range(count)]
+        trials = [TimeQuery(m, i) for m in map(self.machine, points) for i in range(count)]
         times = np.array(self._predict(trials)).reshape(len(points), count)
         self.num_predictions += len(trials)
         return list(times)

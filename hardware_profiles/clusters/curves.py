@@ -66,7 +66,7 @@ class CollectiveCurve(Node):
 
     @property
     def key(self) -> tuple[str, int, int, str]:
-        """What a profile has one curve of: collective, ranks, ranks per node, dtype."""
+        """The key by which a profile has one curve: collective, ranks, ranks per node, dtype."""
         return self.collective, self.ranks, self.ranks_per_node, self.dtype or ""
 
     @property

@@ -52,7 +52,7 @@ def machine_of(cluster: Cluster) -> Machine:
 
 
 def with_fields(
-    cluster: Cluster, document: Mapping[str, Any], where: str, told: str | None = None
+    cluster: Cluster, document: Mapping[str, Any], where: str, source: str | None = None
 ) -> Cluster:
     """The cluster with the fields of a document in place of its own.
 
@@ -64,7 +64,7 @@ def with_fields(
         cluster = cluster.model_copy(update={"machine_changes": {}})
     stale_node = any(field in document for field in NODE_FIELDS)
     stale_network = stale_node or any(field in document for field in ("levels", *NETWORK_FIELDS))
-    found = changed(Cluster, {"curves": (), **document}, cluster, where, told)
+    found = changed(Cluster, {"curves": (), **document}, cluster, where, source)
     replaced = {curve.key for curve in found.curves}
     kept = tuple(
         curve

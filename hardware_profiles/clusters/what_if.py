@@ -99,7 +99,7 @@ def _scaled(curve: CollectiveCurve, faster: Mapping[str, float]) -> CollectiveCu
     lines = tuple((alpha, beta / times) for alpha, beta in curve.lines)
     start = min((ns for _, ns in curve.points), default=0.0)  # noise: not always the first
     points = tuple((size, start + (ns - start) / times) for size, ns in curve.points)
-    told = f"what-if: {field} x {times:g}; {curve.source}"
+    source = f"what-if: {field} x {times:g}; {curve.source}"
     return curve.model_copy(
-        update={"lines": lines, "points": points, "kind": "hypothetical", "source": told}
+        update={"lines": lines, "points": points, "kind": "hypothetical", "source": source}
     )

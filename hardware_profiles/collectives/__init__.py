@@ -1,1 +1,1 @@
-"""How long collectives take on a cluster: algorithms in closed form, curves from measurements."""
+"""Times of collectives on a cluster: algorithms in closed form, curves from measurements."""

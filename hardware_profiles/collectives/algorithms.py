@@ -19,7 +19,7 @@ from twinstream.hardware_profiles.clusters.curves import Collective
 
 @dataclass(frozen=True)
 class Link:
-    """What one rank has to reach the others: bytes per ns and direction, ns per step.
+    """The link from one rank to the others: bytes per ns and direction, ns per step.
 
     `in_switch_rate`: bytes per ns of a rank while switches reduce and multicast; None where they
     do not.
@@ -92,7 +92,7 @@ _IN_SWITCH: Mapping[Collective, Algorithm] = {
 
 
 def algorithms_of(collective: Collective, link: Link) -> dict[str, Algorithm]:
-    """What can carry a collective over a link, by name."""
+    """Return the algorithms that can carry a collective over a link, by name."""
     found = dict(_BY_LINK[collective])
     if link.in_switch_rate is not None and collective in _IN_SWITCH:
         found["in_switch"] = _IN_SWITCH[collective]

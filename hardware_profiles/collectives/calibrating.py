@@ -19,12 +19,12 @@ class CalibratedCluster:
 
 
 def calibrated(
-    cluster: Cluster, points: Sequence[CollectivePoint], name: str, told: str, today: date
+    cluster: Cluster, points: Sequence[CollectivePoint], name: str, source: str, today: date
 ) -> CalibratedCluster:
     """The cluster under a new name, with a curve for each series of points beside its others.
 
     Args:
-        told: what the points are called in the curves' source: a file's name.
+        source: what the points are called in the curves' source: a file's name.
 
     Raises:
         CollectiveTableError: a series has one size, or more ranks a node than the cluster has.
@@ -33,12 +33,12 @@ def calibrated(
     for point in points:
         if point.ranks_per_node > gpus:
             raise CollectiveTableError(
-                f"{told} has {point.ranks_per_node} ranks on one node, and a node of cluster "
+                f"{source} has {point.ranks_per_node} ranks on one node, and a node of cluster "
                 f"'{cluster.name}' has {gpus} GPUs: give the profile of the cluster it was "
                 "measured on"
             )
     of_gpu = f" on {points[0].gpu}" if points and points[0].gpu else ""
-    fitted = fit_curves(points, f"{told}{of_gpu}, calibrated {today.isoformat()}")
+    fitted = fit_curves(points, f"{source}{of_gpu}, calibrated {today.isoformat()}")
     replaced = {one.curve.key for one in fitted}
     kept = tuple(curve for curve in cluster.curves if curve.key not in replaced)
     curves = (*kept, *(one.curve for one in fitted))

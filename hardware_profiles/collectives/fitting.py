@@ -66,16 +66,16 @@ def by_series(points: Iterable[CollectivePoint]) -> dict[Series, list[Collective
     return {key: found[key] for key in sorted(found)}
 
 
-def fit_curves(points: Iterable[CollectivePoint], told: str) -> tuple[FittedCurve, ...]:
+def fit_curves(points: Iterable[CollectivePoint], source: str) -> tuple[FittedCurve, ...]:
     """A curve for each collective, number of ranks, placement and dtype.
 
     Args:
-        told: what was measured and when, for the source of each curve.
+        source: what was measured and when, for the source of each curve.
 
     Raises:
         CollectiveTableError: a series has a single size.
     """
-    return tuple(_fitted(key, series, told) for key, series in by_series(points).items())
+    return tuple(_fitted(key, series, source) for key, series in by_series(points).items())
 
 
 def arrays(points: Sequence[CollectivePoint]) -> tuple[Floats, Floats]:
@@ -131,7 +131,7 @@ def _left_out(name: str, sizes: Floats, size_bytes: Floats, time_ns: Floats) -> 
     return float(np.mean(errors))
 
 
-def _fitted(key: Series, series: Sequence[CollectivePoint], told: str) -> FittedCurve:
+def _fitted(key: Series, series: Sequence[CollectivePoint], source: str) -> FittedCurve:
     size_bytes, time_ns = arrays(series)
     collective, ranks, ranks_per_node, dtype = key
     if len(np.unique(size_bytes)) < LEAST_SIZES:
@@ -152,7 +152,7 @@ def _fitted(key: Series, series: Sequence[CollectivePoint], told: str) -> Fitted
         least_bytes=int(size_bytes[0]),
         most_bytes=int(size_bytes[-1]),
         kind="fitted" if form.lines else "measured",
-        source=f"{told}; {len(series)} points, mean error {error:.1%}{unseen}",
+        source=f"{source}; {len(series)} points, mean error {error:.1%}{unseen}",
     )
     return FittedCurve(curve, len(series), error, left_out)
 

@@ -1,4 +1,4 @@
-"""What a cluster's numbers give one rank of a group, inside its node and between nodes."""
+"""The links of one rank of a group, inside its node and between nodes, by a cluster's numbers."""
 
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.collectives.algorithms import Link
@@ -27,7 +27,7 @@ def require_room(cluster: Cluster, group: RankGroup) -> None:
 
 
 def node_link(cluster: Cluster) -> Link:
-    """Between GPUs of a node.
+    """Return the link between GPUs of a node.
 
     Raises:
         MissingNetworkNumberError: the profile lacks a rate, an efficiency or a latency.
@@ -42,7 +42,7 @@ def node_link(cluster: Cluster) -> Link:
 
 
 def network_link(cluster: Cluster, group: RankGroup) -> Link:
-    """Between nodes, as one of the group's ranks on a node has it.
+    """Return the link between nodes, as one of the group's ranks on a node has it.
 
     A rank has its own rail, or its equal share of the node's NICs where more ranks than NICs use
     them at once. The level that joins the group's nodes sets oversubscription and latency.

@@ -1,4 +1,4 @@
-"""What nccl-tests prints: one run after the other, each with its devices and a table of sizes.
+"""The text of nccl-tests: runs one after the other, each with its devices and a table of sizes.
 
 # Collective test starting: all_reduce_perf
 #  Rank  0 RankGroup  0 Pid  1887 on  worker-1 device  0 [0x8d] NVIDIA H100 80GB HBM3

@@ -69,8 +69,8 @@ def chosen(points: Iterable[CollectivePoint], gpu: str | None) -> tuple[Collecti
         return points
     found = [kind for kind in kinds if gpu is not None and kind.lower() == gpu.lower()]
     if not found:
-        told = "there are several kinds of GPU" if gpu is None else f"no rows are of '{gpu}'"
+        problem = "there are several kinds of GPU" if gpu is None else f"no rows are of '{gpu}'"
         raise CollectiveTableError(
-            f'{told}; say which: --only "gpu_type=...", one of {", ".join(kinds)}'
+            f'{problem}; say which: --only "gpu_type=...", one of {", ".join(kinds)}'
         )
     return tuple(point for point in points if point.gpu == found[0])

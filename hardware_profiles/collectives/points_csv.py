@@ -55,10 +55,10 @@ def _point(cells: dict[str, str], where: str) -> CollectivePoint:
     except ValueError as error:  # of pydantic, too
         if isinstance(error, ValidationError):
             first = error.errors(include_url=False)[0]
-            told = f"{first['loc'][0]}: {first['msg']}, got {first['input']!r}"
+            problem = f"{first['loc'][0]}: {first['msg']}, got {first['input']!r}"
         else:
-            told = str(error)
-        raise CollectiveTableError(f"{where}: {told}") from None
+            problem = str(error)
+        raise CollectiveTableError(f"{where}: {problem}") from None
 
 
 def _whole(text: str) -> int:

@@ -1,4 +1,4 @@
-"""How long a collective takes on a cluster: its curve where measured, else the least algorithm."""
+"""The time of a collective on a cluster: by its measured curve, else by the fastest algorithm."""
 
 from math import ceil
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""How far curves are off on sizes that they were not made of: every second size withheld."""
+"""The errors of curves on sizes that they were not made of: every second size is withheld."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from twinstream.hardware_profiles.collectives.points import CollectivePoint
 
 
 @dataclass(frozen=True)
-class SeriesErrors:
+class WithheldErrors:
     """Errors of one GPU type's curves of a collective and number of ranks, over its dtypes.
 
     Each a mean of |predicted / measured - 1|. `lines_error`: the least of up to three lines, on
@@ -34,7 +34,7 @@ class SeriesErrors:
     withheld_error: float
 
 
-def errors_of(points: Iterable[CollectivePoint]) -> tuple[SeriesErrors, ...]:
+def errors_of(points: Iterable[CollectivePoint]) -> tuple[WithheldErrors, ...]:
     """Errors by GPU type, collective and ranks, in that order; dtypes have curves of their own.
 
     Series of under four sizes are left out: with every second withheld, a curve has one at most.
@@ -49,8 +49,8 @@ def errors_of(points: Iterable[CollectivePoint]) -> tuple[SeriesErrors, ...]:
     return tuple(_errors(key, groups[key]) for key in sorted(groups))
 
 
-def mean_by_gpu(errors: Sequence[SeriesErrors], ranks: int) -> dict[str, tuple[float, float]]:
-    """For each GPU type at a number of ranks: means of `lines_error` and `withheld_error`."""
+def mean_by_gpu(errors: Sequence[WithheldErrors], ranks: int) -> dict[str, tuple[float, float]]:
+    """Return the means of `lines_error` and `withheld_error` by GPU type, at a number of ranks."""
     found = {}
     for gpu in sorted({one.gpu for one in errors if one.ranks == ranks}):
         mine = [one for one in errors if one.gpu == gpu and one.ranks == ranks]
@@ -65,7 +65,7 @@ def mean_by_gpu(errors: Sequence[SeriesErrors], ranks: int) -> dict[str, tuple[f
 
 def _errors(
     key: tuple[str, Collective, int], dtypes: Sequence[Sequence[CollectivePoint]]
-) -> SeriesErrors:
+) -> WithheldErrors:
     lines, own, withheld = [], [], []
     for series in dtypes:
         size_bytes, time_ns = arrays(series)
@@ -77,7 +77,7 @@ def _errors(
         form, _ = fit_form(size_bytes[kept], time_ns[kept])
         withheld.append(form.errors(size_bytes[~kept], time_ns[~kept]))
     every, unseen = np.concatenate(lines), np.concatenate(withheld)
-    return SeriesErrors(
+    return WithheldErrors(
         *key,
         num_points=len(every),
         lines_error=float(every.mean()),

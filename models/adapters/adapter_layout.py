@@ -7,7 +7,7 @@ that one product makes x A^T for all of them.
 from dataclasses import dataclass
 
 from twinstream.models.adapters.lora import ADAPTERS, Lora, Target
-from twinstream.models.layout import Layout, packed_layout
+from twinstream.models.layout import FlatLayout, packed_layout
 from twinstream.models.spec import ModelSpec
 
 _SITES: dict[str, tuple[Target, ...]] = {
@@ -83,7 +83,7 @@ def adapter_sites(spec: ModelSpec, lora: Lora) -> tuple[AdapterSite, ...]:
     return tuple(site for site in found if site.adapted)
 
 
-def adapter_layout(spec: ModelSpec, lora: Lora) -> Layout:
+def adapter_layout(spec: ModelSpec, lora: Lora) -> FlatLayout:
     """Return the layout of one block's LoRA matrices.
 
     `SITE_a` is [targets of the site x rank, in_features], target by target; `TARGET_b` is

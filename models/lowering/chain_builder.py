@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from twinstream.models.demand.workspace import workspace_bytes
+from twinstream.models.kernel_costs.workspace import workspace_bytes
 from twinstream.schedule.chain import Input, Output, Recompute, Task
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute, KernelCall, Label, Mode, Processor, TaskOperand

@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import prod
 
 from twinstream.models.adapters.adapter_layout import low_widths
-from twinstream.models.demand.workspace import CODE_BLOCK_ELEMENTS, state_bytes
+from twinstream.models.kernel_costs.workspace import CODE_BLOCK_ELEMENTS, state_bytes
 from twinstream.models.layout import block_layout, group_layout, parameter_groups
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.recipe import BEFORE_NEXT_USE, Recipe

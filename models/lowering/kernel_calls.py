@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from twinstream.models.demand.triton_work import TritonChunkWork
-from twinstream.models.demand.work import ChunkWork
+from twinstream.models.kernel_costs.triton_work import TritonChunkWork
+from twinstream.models.kernel_costs.work import ChunkWork
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.recipe import Recipe

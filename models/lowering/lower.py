@@ -12,8 +12,8 @@ import json
 from pydantic import ValidationError
 
 from twinstream.models.adapters.adapter_layout import adapter_group
-from twinstream.models.demand.attention_library import library_bytes
 from twinstream.models.flops import model_flops_per_step
+from twinstream.models.kernel_costs.attention_library import library_bytes
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.declarations import Shapes, carried_or_used, declare_tensors
 from twinstream.models.lowering.kernel_calls import KernelCalls, frozen_attribute

@@ -2,7 +2,7 @@
 
 import zlib
 
-from twinstream.models.demand.work import (
+from twinstream.models.kernel_costs.work import (
     adamw_work,
     gradient_norm_work,
     gradient_squares_work,

@@ -9,8 +9,8 @@ round r chunk c is chunk r x chunks_per_round + c.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from twinstream.models.demand.attention_library import library_bytes
 from twinstream.models.flops import model_flops_per_step
+from twinstream.models.kernel_costs.attention_library import library_bytes
 from twinstream.models.lowering.communication_tasks import COMMUNICATE
 from twinstream.models.lowering.declarations import declare_step, declare_tensors
 from twinstream.models.lowering.gathers import ParameterGathers

@@ -7,8 +7,8 @@ A block is one task, and the head another. Works and bytes are those of the task
 from collections import Counter
 from dataclasses import dataclass, field
 
-from twinstream.models.demand.triton_work import TritonChunkWork
-from twinstream.models.demand.work import ChunkWork
+from twinstream.models.kernel_costs.triton_work import TritonChunkWork
+from twinstream.models.kernel_costs.work import ChunkWork
 from twinstream.models.recipe import Recipe
 from twinstream.models.shapes.saved import Recompute
 from twinstream.models.shapes.work import PartWork, ShapeWork

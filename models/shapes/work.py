@@ -10,7 +10,7 @@ f the rank's widths of Q, K (= V) and FFN, V the rank's rows of the vocabulary.
 from dataclasses import replace
 from typing import NamedTuple
 
-from twinstream.models.demand.work import adamw_work
+from twinstream.models.kernel_costs.work import adamw_work
 from twinstream.models.shapes.attention_core import CoreWork, core_steps
 from twinstream.models.shapes.kernels import Kernels
 from twinstream.models.shapes.rank_sizes import RankSizes

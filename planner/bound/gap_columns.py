@@ -1,10 +1,14 @@
-"""Columns and rows of the lower bound's program for what happens in gaps."""
+"""The part of the bound's linear program that says what happens to content between two uses.
+
+Each gap gets columns for the fractions that are kept on the device, loaded and written to the host;
+rows tie them together: what is needed again is kept, loaded or recomputed.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from twinstream.planner.bound.gaps import Element, Gap, elements
-from twinstream.planner.bound.program import Program
+from twinstream.planner.bound.program import LinearProgram
 from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
 from twinstream.planner.choices import Choices
@@ -38,16 +42,16 @@ class GapColumns:
 
     @property
     def on_host(self) -> tuple[int, ...]:
-        """Columns whose sum is what is on the host at some time in the gap."""
+        """The columns whose sum is the fraction on the host at some time in the gap."""
         return (self.written,) if self.valid is None else (self.valid, self.written)
 
 
 class ChainGaps:
-    """All gaps of a chain. A key is (element, gap, whether it is the one between two middles)."""
+    """Columns and rows of all gaps, by key (element, gap, whether it joins two middle rounds)."""
 
     def __init__(
         self,
-        program: Program,
+        program: LinearProgram,
         view: ChainView,
         segments: Segments,
         rounds: RoundClasses,
@@ -360,7 +364,7 @@ class ChainGaps:
             self.program.at_most(terms, 1.0)
 
 
-def _recompute_columns(program: Program, chain: Chain, choices: Choices) -> dict[str, int]:
+def _recompute_columns(program: LinearProgram, chain: Chain, choices: Choices) -> dict[str, int]:
     """A column per recompute; where the level is fixed, all or nothing."""
     fixed = choices.recompute
     found: dict[str, int] = {}

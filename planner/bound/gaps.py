@@ -1,4 +1,8 @@
-"""What must happen between two uses of a tensor: the elements that the lower bound decides on."""
+"""Gaps between uses of a tensor: until it is used again, content is kept, moved or recomputed.
+
+Tensors that are used by the same tasks are one *element*; the lower bound decides by element and
+gap.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +21,7 @@ _CHUNKS_OF_FEW_GAPS = range(3, 9)
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """A task's use of a leaf: where, whether it reads what is there, whether it makes content."""
+    """A task's use of a leaf: its position, whether it reads old content or makes new content."""
 
     position: int
     reads: bool
@@ -26,7 +30,7 @@ class Touch:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Content that is needed again: from the task at `begin` to the one at `end`.
+    """Content that is needed again: from the task at `begin` to the task at `end`.
 
     `end` is less than or equal to `begin` where the gap goes over the boundary between passes.
     `made`: where the content was made, if no gap lies between (at `begin`, or before gaps that
@@ -47,7 +51,7 @@ class Gap:
 
 @dataclass(frozen=True)
 class Element:
-    """Leaves with the same uses, taken together: their names, bytes, uses and gaps.
+    """Leaves (tensors without parts, or parts) with the same uses: names, bytes, uses and gaps.
 
     `home`: where all of them are at home, if that is fixed.
     """
@@ -60,7 +64,7 @@ class Element:
 
 
 def elements(view: ChainView, segments: Segments, choices: Choices) -> list[Element]:
-    """All content of a chain that can be kept, moved or made again; positions are segments.
+    """Return all content of a chain that can be kept, moved or recomputed; positions are segments.
 
     Inputs, losses and scratch are left out; their bytes count only where tasks use them. Gaps
     with no task inside are left out, too: staying costs nothing there; and so are those of no more
@@ -72,7 +76,7 @@ def elements(view: ChainView, segments: Segments, choices: Choices) -> list[Elem
     sizes = {t.tensor_id: t.size_bytes for t in chain.tensors}
     roles = {t.tensor_id: t.role for t in chain.tensors}
     persistent = {leaf for root in chain.persistent for leaf in units.leaves(root, None)}
-    remade = _remade_how(view, segments)
+    remade = _recomputes_of_leaf(view, segments)
     away = _away(view, segments, choices)
     alike: dict[tuple[object, ...], list[str]] = {}
     for leaf, found in touches.items():
@@ -145,7 +149,7 @@ def _away(
 
 
 def _gaps_of(places: Sequence[int], cycle: int) -> list[tuple[int, int]]:
-    """Consecutive places, and the last with the first of the next cycle."""
+    """Return pairs of consecutive places, and the last with the first of the next cycle."""
     return list(pairwise((*places, *(place + cycle for place in places[:1]))))
 
 
@@ -154,8 +158,10 @@ def _has_inside(begin: int, end: int, gaps: Iterable[tuple[int, int]], cycle: in
     return any(begin <= a + shift and b + shift <= end for a, b in gaps for shift in (0, cycle))
 
 
-def _remade_how(view: ChainView, segments: Segments) -> dict[str, tuple[tuple[int, int], ...]]:
-    """By leaf: the recomputes that make it again, as (segment, number in its group)."""
+def _recomputes_of_leaf(
+    view: ChainView, segments: Segments
+) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Return, by leaf, the recomputes that make it again, as (segment, number in its group)."""
     numbers: dict[str, int] = {}
     found: dict[str, list[tuple[int, int]]] = {}
     for recompute in view.chain.recomputes:
@@ -169,7 +175,7 @@ def _remade_how(view: ChainView, segments: Segments) -> dict[str, tuple[tuple[in
 
 
 def _touches(chain: Chain, units: UnitMap, segments: Segments) -> dict[str, list[Touch]]:
-    """Uses of each leaf; of several in a segment, content is read if the first of them reads it."""
+    """Return the uses of each leaf, one per segment, which reads if the first use there reads."""
     found: dict[str, list[Touch]] = {}
     segment: dict[str, tuple[int, bool, bool]] = {}  # first task, whether it reads, any makes
     last = len(chain.tasks) - 1

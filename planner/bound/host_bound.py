@@ -21,7 +21,7 @@ _RATES = {
 
 
 def raised_by_host(bound: StepBound, chain: Chain, machine: Machine) -> StepBound:
-    """The larger of `bound`, which holds for the device's tasks alone, and what the host adds.
+    """Return `bound`, which counts the device's tasks alone, or what the host adds if that is more.
 
     No schedule of the chain is faster in the steady state than any of these, seconds per step:
 
@@ -58,7 +58,7 @@ def raised_by_host(bound: StepBound, chain: Chain, machine: Machine) -> StepBoun
 
 @dataclass(frozen=True)
 class _Floor:
-    """Seconds that add up, by resource."""
+    """Seconds that have to be spent one after the other, by resource."""
 
     computing_s: dict[str, float] = field(default_factory=dict)
     copying_s: dict[str, float] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class _Floor:
 
 @dataclass(frozen=True)
 class _Crossing:
-    """A leaf that one processor makes and the other reads: positions of both tasks."""
+    """A leaf that one processor makes and the other reads: the positions of both tasks."""
 
     maker: int
     reader: int

@@ -1,4 +1,4 @@
-"""Rows of the lower bound's program for host memory, left out where they cannot matter."""
+"""Rows of the bound's linear program for host memory, left out where they cannot matter."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,26 +9,26 @@ from numpy.typing import NDArray
 
 from twinstream.planner.bound.gap_columns import ChainGaps, Terms
 from twinstream.planner.bound.interval_columns import Interval
-from twinstream.planner.bound.program import Program
+from twinstream.planner.bound.program import LinearProgram
 
 Stretch = tuple[int, int, Terms]  # from one segment to another; what is there by column
 
 
 @dataclass(frozen=True)
 class Cap:
-    """The cap of a memory in GiB: a number, or a column of the program that says how many more."""
+    """The cap of a memory in GiB: a number, or a column of the program where the cap is sought."""
 
     column: int | None = None
     gib: float = 0.0
 
-    def above(self, program: Program, terms: Terms, used_gib: float = 0.0) -> int:
+    def above(self, program: LinearProgram, terms: Terms, used_gib: float = 0.0) -> int:
         """A row: the terms and what is used come to no more than the cap."""
         left = [] if self.column is None else [(self.column, -1.0)]
         return program.at_most([*terms, *left], self.gib - used_gib)
 
 
 class HostRows:
-    """What the host holds at every task, and both memories together.
+    """Rows that keep the host within its cap, and both memories together within theirs.
 
     They are as many as all others: solving without them, where all fits, takes half the time.
 
@@ -42,7 +42,7 @@ class HostRows:
 
     def __init__(
         self,
-        program: Program,
+        program: LinearProgram,
         gaps: ChainGaps,
         intervals: Sequence[Interval],
         used_gib: Sequence[float],
@@ -52,7 +52,7 @@ class HostRows:
         self._used_gib, self._all_gib = used_gib, all_gib
 
     def may_be_left_out(self, cap: Cap | None) -> bool:
-        """Whether all that could be on the host at once has room there."""
+        """Whether the host has room for all that could be there at once."""
         return not self._gaps.tied and cap is not None and self._most_gib <= cap.gib
 
     def add(

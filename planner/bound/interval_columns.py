@@ -1,4 +1,8 @@
-"""Time in the lower bound's program: an interval per task, in which copies go on."""
+"""The part of the bound's linear program that says how long a step takes.
+
+Each task has an interval, from its start to the start of the next task. It lasts at least as long
+as the task alone, and as what is copied in it at full rate; the step is the sum of all intervals.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +13,7 @@ from numpy.typing import NDArray
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound.gap_columns import GIB, ChainGaps, Terms
-from twinstream.planner.bound.program import Program
+from twinstream.planner.bound.program import LinearProgram
 from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
 from twinstream.schedule.chain import Chain
@@ -41,7 +45,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Resource:
-    """A resource's rows, one a interval, and its rate in GiB/ms."""
+    """The rows of a resource, one per interval, and its rate in GiB/ms."""
 
     name: str
     rows: list[int]
@@ -53,7 +57,7 @@ class ChainIntervals:
 
     def __init__(
         self,
-        program: Program,
+        program: LinearProgram,
         chain: Chain,
         segments: Segments,
         machine: Machine,
@@ -84,7 +88,7 @@ class ChainIntervals:
         ]
 
     def step_ms(self) -> Terms:
-        """The step: the sum of all intervals, middle rounds counted as often as there are."""
+        """The step: the sum of all intervals, each middle round counted as often as there are."""
         return [(interval.length_ms, self._weight(i)) for i, interval in enumerate(self.intervals)]
 
     def add_compute(self, recompute_columns: dict[str, int]) -> list[int]:
@@ -138,7 +142,7 @@ class ChainIntervals:
         return found
 
     def add_resources(self, shares: LinkShares | None = None) -> list[Resource]:
-        """In every interval, what is copied (and computed on HBM) takes its time.
+        """Add that what is copied in an interval (and computed on HBM) takes its time there.
 
         Of a link direction an interval gets only the share named, if any is.
         """
@@ -171,7 +175,7 @@ class ChainIntervals:
         return found
 
     def add_loads(self, gaps: ChainGaps) -> None:
-        """What a task needs has been copied before it starts; what is early lies there."""
+        """Add that what a task needs is loaded before it starts, and takes memory from then on."""
         due: list[Terms] = [[] for _ in self.intervals]
         for at, terms in gaps.loads():
             if (by := self._due_by(at)) is not None:
@@ -193,7 +197,7 @@ class ChainIntervals:
         return None if self.rounds.begins_class(after) else after
 
     def add_stores(self, gaps: ChainGaps) -> None:
-        """What leaves the device stays until it is copied; in a step everything is."""
+        """Add that offloaded content takes memory until it is copied, which it is within a step."""
         made: list[Terms] = [[] for _ in self.intervals]
         for task, terms in gaps.evictions():
             made[task] += terms

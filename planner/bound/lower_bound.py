@@ -1,5 +1,11 @@
 """A proven lower bound on the step time of every schedule of a chain; docs/bound.md has the proof.
 
+A linear program decides, for every tensor and every gap between two of its uses (cyclically, over
+the boundary between steps too), which fractions are kept on the device, kept on the host, loaded
+and recomputed. For every task it decides how long its interval is and what is copied in it. Its
+optimum is a lower bound since real schedules can only be slower: they copy whole tensors, one after
+the other.
+
 The program decides, for every tensor and every gap between two of its uses (cyclically, across the
 boundary too), which fractions stay on the device, stay valid on the host, are loaded, and are
 recomputed; and for every task how long its interval is and what is copied meanwhile.
@@ -15,7 +21,7 @@ from twinstream.planner.arena_caps import is_hopeless, with_library_memory
 from twinstream.planner.bound.gap_columns import GIB, ChainGaps, Terms
 from twinstream.planner.bound.host_rows import Cap, HostRows
 from twinstream.planner.bound.interval_columns import ChainIntervals, LinkShares, Resource
-from twinstream.planner.bound.program import Basis, Program, Solution
+from twinstream.planner.bound.program import Basis, LinearProgram, Solution
 from twinstream.planner.bound.relaxation import GapFractions, Relaxation
 from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
@@ -60,7 +66,7 @@ def lower_bound(
 
 @dataclass(frozen=True)
 class ProgramKind:
-    """What a program is of, beside the chain and the machine.
+    """Which program of a chain on a machine it is: what is fixed, how coarse, for bounds or plans.
 
     With `tied`, all crossings from round to round are decided alike, as a plan needs it.
     """
@@ -82,7 +88,7 @@ class BoundProgram:
     ) -> None:
         self.chain, self.segments = view.chain, Segments.of(view.chain, kind.most_segments)
         rounds = RoundClasses.of(self.chain, self.segments, num_rounds)
-        self.program = Program()
+        self.program = LinearProgram()
         self.gaps = ChainGaps(
             self.program, view, self.segments, rounds, kind.choices, tied=kind.tied
         )
@@ -93,7 +99,7 @@ class BoundProgram:
         )
 
     def bound(self, caps: Caps) -> Relaxation | None:
-        """As `lower_bound`."""
+        """Return the lower bound within these caps, as `lower_bound` does."""
         caps = with_library_memory(caps, self.chain)
         return None if is_hopeless(self.chain, caps) else self._solved(caps, 0.0)
 
@@ -104,7 +110,7 @@ class BoundProgram:
         start: Relaxation | None = None,
         copy_cost: float = LIMITS.copy_cost,
     ) -> Relaxation | None:
-        """Decisions near the optimum that move little: copies cost a little, too.
+        """Return decisions near the optimum that copy little: copies get a small cost.
 
         What comes back is a guide for a plan; its `step_s` is what the decisions come to, no bound.
 
@@ -119,7 +125,7 @@ class BoundProgram:
         return self._solved(caps, copy_cost, shares, basis)
 
     def least_cap_bytes(self, caps: Caps, side: Side) -> float | None:
-        """The smallest cap of one memory that the program allows, however long a step takes.
+        """Return the smallest cap of one memory that the program allows, for any step time.
 
         No schedule of the chain does with less, the other cap as it is; None where none does.
         """
@@ -233,7 +239,7 @@ class BoundProgram:
 
     @cached_property
     def _used_gib(self) -> list[float]:
-        """GiB that each task itself must have on the device; of a segment the most of any."""
+        """GiB that each task needs on the device; a segment needs the most of any of its tasks."""
         parts: dict[str, list[str]] = {}
         sizes = {t.tensor_id: t.size_bytes for t in self.chain.tensors}
         for tensor in self.chain.tensors:

@@ -1,6 +1,6 @@
-"""The linear program of the lower bound, assembled column by column.
+"""A linear program that is assembled column by column, and solved by HiGHS.
 
-Units inside: GiB and ms, so that coefficients stay near one.
+The lower bound uses it. Units inside are GiB and ms, so that coefficients are near one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ _INFEASIBLE = (
 
 @dataclass(frozen=True)
 class Basis:
-    """Where an optimum is; one of a program of the same size is soon found from it."""
+    """The basis of an optimum, from which a program of the same size is solved quickly."""
 
     size: tuple[int, int, int]  # columns, rows that are at most, rows that are equal
     statuses: highspy.HighsBasis
@@ -28,7 +28,7 @@ class Basis:
 
 @dataclass(frozen=True)
 class Solution:
-    """Column values, the safe dual objective, the duals by row that is at most; and the basis."""
+    """An optimum: column values, the safe dual objective, the duals of at-most rows, the basis."""
 
     values: NDArray[np.float64]
     dual_objective: float
@@ -64,7 +64,7 @@ class _Rows:
         return csc_matrix((self.data, (self.row, self.column)), shape=shape)
 
 
-class Program:
+class LinearProgram:
     """Minimise a sum of columns subject to linear rows; every column is bounded on both sides."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Program:
 
     @contextmanager
     def extended(self) -> Iterator[None]:
-        """What is added inside is forgotten at the end."""
+        """Forget at the end of this context what was added in it."""
         num_columns = len(self._upper)
         kept = [(rows, len(rows.right), len(rows.data)) for rows in (self._at_most, self._equal)]
         try:

@@ -1,4 +1,4 @@
-"""An optimum of the program: seconds per step, prices, and fractions to decide by."""
+"""An optimum of the bound's linear program: seconds per step, prices, and fractions."""
 
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ class GapFractions:
 
 @dataclass(frozen=True)
 class Relaxation:
-    """Seconds per step, what they hang on, and the optimum found.
+    """The optimum: seconds per step, what limits it, and the fractions of every gap.
 
     Solved without a cost for copies, `step_s` is a proven lower bound. Prices are the seconds that
     one more unit saves: a GiB of device or host memory, a GB/s of a link direction. `limits` are
@@ -45,7 +45,7 @@ class Relaxation:
     basis: Basis | None = field(default=None, compare=False, repr=False)
 
     def as_step_bound(self, family_step_s: float | None = None) -> StepBound:
-        """The bound as schedules carry it; with the least one of a family of chains."""
+        """Return the bound as schedules carry it, with the least one of a family of chains."""
         return StepBound(
             step_s=self.step_s,
             device_s_per_gib=self.device_s_per_gib,

@@ -1,4 +1,7 @@
-"""Round classes of the lower bound: the first round, the middle ones averaged, the last."""
+"""Classes of rounds in the bound's linear program: the first round, the middle ones, and the last.
+
+Middle rounds are alike, so that the program has one of them, weighted by their number.
+"""
 
 from dataclasses import dataclass
 
@@ -11,7 +14,7 @@ CLASSES = 3
 
 @dataclass(frozen=True)
 class RoundClasses:
-    """Rounds of a chain; of three, the second may stand for many."""
+    """The rounds of a chain by class; of three rounds the second may stand for many."""
 
     starts: tuple[int, ...]
     num_segments: int

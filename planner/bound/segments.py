@@ -1,4 +1,4 @@
-"""Tasks of many chunks taken together, so that the lower bound's program stays small."""
+"""Segments: consecutive tasks taken together, which keeps the program of a long chain small."""
 
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -10,7 +10,7 @@ _MOST_SEGMENTS = 450
 
 @dataclass(frozen=True)
 class Segments:
-    """Consecutive tasks as one: `of_task` numbers them, `firsts` are their first tasks."""
+    """Segments of tasks: `of_task` has the segment of each task, `firsts` their first tasks."""
 
     of_task: tuple[int, ...]
     firsts: tuple[int, ...]

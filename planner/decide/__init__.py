@@ -1,1 +1,1 @@
-"""From fractions to whole decisions: what stays, what leaves, what is recomputed, and when."""
+"""Whole decisions from the program's fractions: what is kept, offloaded or recomputed."""

@@ -1,12 +1,15 @@
-"""From the fractions of the bound's program to whole decisions on units and blocks."""
+"""Round the fractions of the bound's program to whole decisions on units and blocks.
+
+A fraction of 0.4 becomes: of any ten consecutive blocks the same four, in all rounds (dithering).
+"""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.choices import OPEN, Choices
+from twinstream.planner.lifetimes.residencies import content_gaps
 from twinstream.planner.lifetimes.rounds import Place
-from twinstream.planner.lifetimes.stays import content_gaps
 from twinstream.planner.lifetimes.uses import Unit, uses_by_unit
 from twinstream.planner.lifetimes.view import ChainView
 
@@ -18,7 +21,7 @@ _GOLDEN = 0.6180339887498949
 
 @dataclass(frozen=True)
 class Decisions:
-    """Gaps of units over which they leave the device, recompute levels, and times, by place.
+    """Over which gaps units leave the device, which blocks are recomputed, and how long tasks take.
 
     A place is (class of the round, offset in it), the same for all middle rounds; a gap's key is
     its unit and the place where it begins (`Folding.gap_place`). What is not among `kept` stays,
@@ -34,7 +37,7 @@ class Decisions:
 
     @staticmethod
     def of(solved: Relaxation, view: ChainView, choices: Choices = OPEN) -> "Decisions":
-        """From a solution for the same chain, of at most three rounds.
+        """Round a solution for the same chain, of at most three rounds.
 
         Shares hold for every stretch of the chain: what is half offloaded is offloaded every other
         time.
@@ -53,7 +56,7 @@ class Decisions:
         return replace(self, kept=kept)
 
     def recomputes(self, view: ChainView) -> dict[str, str]:
-        """The level of every group of a chain of any number of rounds."""
+        """Return the recompute level of every group of a chain of any number of rounds."""
         found: dict[str, str] = {}
         for recompute in view.chain.recomputes:
             level = self.levels.get(view.folding.place(view.position[recompute.before]))
@@ -66,11 +69,11 @@ class Decisions:
         return is_kept(unit) or self.kept.get((unit.unit_id, place), True)
 
     def is_fixed(self, unit: Unit) -> bool:
-        """Whether it is settled for good over which gaps a unit stays."""
+        """Whether the user has fixed over which gaps a unit stays."""
         return is_kept(unit) or self.choices.home(unit.tensor.role) is not None
 
     def is_away(self, unit: Unit) -> bool:
-        """Whether a unit is to be on the device around its uses only."""
+        """Whether a unit is on the device around its uses only."""
         at_home = self.choices.home(unit.tensor.role) == "host"
         return at_home and self.choices.strict_homes and not is_kept(unit)
 
@@ -81,7 +84,7 @@ def is_kept(unit: Unit) -> bool:
 
 
 class _Dither:
-    """Thresholds in (0, 1) by kind and name, evenly spread over any stretch of names as they come.
+    """Thresholds in (0, 1) by kind and name, spread evenly over any stretch of names as they come.
 
     A name's is the same in all rounds, so that what is moved in one is moved in the others where
     shares are alike, and needs one home. (Multiples of the golden ratio, modulo 1.)
@@ -121,7 +124,7 @@ def _shares(solved: Relaxation, view: ChainView) -> dict[GapKey, tuple[float, fl
 
 
 def _levels(solved: Relaxation, view: ChainView, dither: _Dither) -> dict[Place, str]:
-    """The level of each block that is recomputed."""
+    """Return the level of each block that is recomputed."""
     shares: dict[int, dict[str, float]] = {}
     for recompute in view.chain.recomputes:
         level = recompute.task.label.level or ""

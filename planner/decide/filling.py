@@ -1,4 +1,4 @@
-"""Fill the device: over which gaps content stays, so that memory is used up and not overrun.
+"""Fill the device: decide over which gaps content stays, so that memory is used up and not overrun.
 
 The program's fractions, rounded, overrun the cap in some places and leave room in others. Gaps are
 given up where too much is alive, first those that save the fewest copies for the time that they
@@ -16,13 +16,13 @@ from twinstream.planner.decide.decisions import Decisions, GapKey
 from twinstream.planner.decide.margins import Bytes, alive_bytes
 from twinstream.planner.decide.task_sequence import TaskSequence
 from twinstream.planner.lifetimes.live_bytes import align_up
-from twinstream.planner.lifetimes.stays import content_gaps
+from twinstream.planner.lifetimes.residencies import content_gaps
 from twinstream.planner.limits import SearchLimits
 
 
 @dataclass(frozen=True)
 class Pressure:
-    """How much a byte copied costs in either direction, relative to each other.
+    """How much a copied byte costs in each direction, relative to the other.
 
     `home`: what a byte costs by the same measure that has its home on the host, over the times that
     it is copied in a step.
@@ -34,7 +34,7 @@ class Pressure:
 
     @staticmethod
     def of(solved: Relaxation, num_rounds: int, limits: SearchLimits) -> "Pressure":
-        """From the program's prices of the links and of host memory."""
+        """Read the costs off the program's prices of the links and of host memory."""
         prices = solved.link_s_per_gb_per_s
         shared = prices.get("pcie", 0.0) + prices.get("host_dram", 0.0)
         load, store = prices.get("h2d", 0.0) + shared, prices.get("d2h", 0.0) + shared
@@ -52,7 +52,9 @@ class Pressure:
 def filled(
     sequence: TaskSequence, decisions: Decisions, capacity: Bytes, pressure: Pressure
 ) -> Decisions | None:
-    """Decisions whose stays fill the capacity, copies in flight not counted; None if none fit it.
+    """Return decisions whose residencies fill the capacity; None where none fit it.
+
+    Copies in flight are not counted.
 
     Args:
         sequence: of three rounds at the most.
@@ -62,7 +64,7 @@ def filled(
     """
     gaps = _Gaps.of(sequence, decisions, pressure)
     kept = np.asarray([decisions.kept.get(key, True) for key in gaps.keys], dtype=np.bool_)
-    alive = alive_bytes(sequence, sequence.stays(gaps.decided(decisions, kept)))
+    alive = alive_bytes(sequence, sequence.residencies(gaps.decided(decisions, kept)))
     left = capacity - alive
     gaps.give_up(kept, left)
     if int(left.min()) < 0:
@@ -128,7 +130,7 @@ class _Gaps:
         return decisions.with_kept(self.settled | dict(zip(self.keys, kept.tolist(), strict=True)))
 
     def give_up(self, kept: NDArray[np.bool_], left: Bytes) -> None:
-        """Give up gaps, the least worth first, wherever less than nothing is left."""
+        """Give up gaps, the least worth first, wherever more is alive than fits."""
         at_home = {self.keys[number][0] for number in np.flatnonzero(~kept)}
         homeless = np.asarray([name not in at_home for name, _ in self.keys], np.bool_)
         worth = self.worth + self.home * homeless / self.longest_ns
@@ -154,7 +156,7 @@ class _Gaps:
                 kept[numbers] = True
 
     def take_up(self, kept: NDArray[np.bool_], left: Bytes) -> None:
-        """Keep content wherever there is room, what is worth most first."""
+        """Keep content wherever there is room, the most worth first."""
         for number in np.argsort(-self.worth, kind="stable"):
             size = int(self.sizes[number])
             if kept[number] or any(int(left[a:b].min()) < size for a, b in self.ranges[number]):

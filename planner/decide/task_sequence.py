@@ -1,4 +1,4 @@
-"""A chain's tasks with chosen recomputes, and the stays that decisions on it come to."""
+"""The tasks that run, with the chosen recomputes, and the residencies that decisions imply."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from twinstream.planner.bound.gaps import passed_over
 from twinstream.planner.decide.decisions import Decisions
 from twinstream.planner.lifetimes.recomputes import with_recomputes
+from twinstream.planner.lifetimes.residencies import Residency, TaskClock, chosen_residencies
 from twinstream.planner.lifetimes.rounds import Folding, Place
-from twinstream.planner.lifetimes.stays import Stay, TaskClock, chosen_stays
 from twinstream.planner.lifetimes.uses import Unit, UnitMap, Use, uses_by_unit
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.chain import Chain, Task
@@ -15,7 +15,7 @@ from twinstream.schedule.chain import Chain, Task
 
 @dataclass(frozen=True)
 class TaskSequence:
-    """What runs, and when if the intervals of the program hold.
+    """The tasks that run, with their times if the intervals of the program hold.
 
     `index` is the chain's task that each stands for (a recompute for the one it goes before);
     `folding` is of the sequence, `chain_folding` of the chain. `away` are the units that are at
@@ -34,7 +34,7 @@ class TaskSequence:
 
     @staticmethod
     def of(view: ChainView, decisions: Decisions, call_ns: Mapping[str, float]) -> "TaskSequence":
-        """`call_ns`: how long each call takes alone."""
+        """Make the sequence of decisions; `call_ns` says how long each call takes alone."""
         chain, units = view.chain, view.units
         tasks = with_recomputes(chain, decisions.recomputes(view))
         again = {r.task.task_id: view.position[r.before] for r in chain.recomputes}
@@ -49,15 +49,15 @@ class TaskSequence:
             frozenset(u.unit_id for u in units.units.values() if decisions.is_away(u)),
         )  # fmt: skip
 
-    def stays(self, decisions: Decisions) -> list[Stay]:
-        """When each unit is on the device, without time for copies."""
+    def residencies(self, decisions: Decisions) -> list[Residency]:
+        """Return when each unit is on the device, without time for copies."""
 
         def keep(unit: Unit, before: int, after: int) -> bool:
             if unit.unit_id in self.away:
                 return self._tasks_between(before, after) <= passed_over(self.chain)
             return decisions.keeps(unit, self.gap_place(before, after))
 
-        return chosen_stays(self.uses, self.units, keep, len(self.tasks))
+        return chosen_residencies(self.uses, self.units, keep, len(self.tasks))
 
     def _tasks_between(self, before: int, after: int) -> int:
         """Tasks of the chain between two of the sequence, over the boundary where that is first."""
@@ -65,11 +65,11 @@ class TaskSequence:
         return self.index[after] + cycle - self.index[before] - 1
 
     def place(self, position: int) -> Place:
-        """Place of a task of the sequence."""
+        """Return the place of a task of the sequence."""
         return self.folding.place(position)
 
     def gap_place(self, before: int, after: int) -> Place:
-        """Place of the gap between two tasks of the sequence, as decisions name it."""
+        """Return the place of the gap between two tasks of the sequence, as decisions name it."""
         if after <= before:
             return self.chain_folding.gap_place(1, 0)
         return self.chain_folding.gap_place(self.index[before], self.index[after])

@@ -1,1 +1,1 @@
-"""From a placement to ops in issue order, their waits, and all rounds."""
+"""From a placement to ops in issue order, their waits, and all rounds of the step."""

@@ -1,4 +1,4 @@
-"""Freeze a task sequence and its stays into a schedule.
+"""Freeze a task sequence and its residencies into a schedule.
 
 The walk is in task order, as a runtime would issue: before a task the loads whose bytes become
 free there, in order of need; the task; then the offload of every content that became final. A
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.lifetimes.live_bytes import align_up
-from twinstream.planner.lifetimes.stays import Stay
+from twinstream.planner.lifetimes.residencies import Residency
 from twinstream.planner.pack.placement import Placement
 from twinstream.schedule.chain import Input, Output, Task
 from twinstream.schedule.derived.waits import derive_waits
@@ -31,20 +31,23 @@ HOST_QUEUE = Stream(queue="host")
 
 @dataclass(frozen=True)
 class Emitted:
-    """A schedule of a placement.
+    """The schedule that a placement was written out as.
 
-    `stay_of_copy` has for which stay, by number, each of its copies is; `positions` before or after
-    which task each of its ops is issued.
+    Attributes:
+        schedule: the ops and slots.
+        placement: what it was made from.
+        residency_of_copy: by the id of a copy, the number of the residency that it serves.
+        positions: by op, the position of the task before or after which it is issued.
     """
 
     schedule: Schedule
     placement: Placement
-    stay_of_copy: Mapping[str, int]
+    residency_of_copy: Mapping[str, int]
     positions: Sequence[int]
 
 
 def emitted(placement: Placement, machine: Machine, caps: Caps, policy: str) -> Emitted:
-    """The schedule of a placement, with every wait its choices imply, and what each op is for."""
+    """Write out a placement as a schedule, with every wait that its choices imply."""
     emission = _Emission(placement)
     ops = tuple(emission.run())
     slots = tuple(emission.slots.values())
@@ -64,7 +67,7 @@ def emitted(placement: Placement, machine: Machine, caps: Caps, policy: str) -> 
         machine=MachineRef(name=machine.name, content_hash=machine.content_hash),
         policy=policy,
     )
-    return Emitted(schedule, placement, emission.stay_of_copy, emission.positions)
+    return Emitted(schedule, placement, emission.residency_of_copy, emission.positions)
 
 
 class _Emission:
@@ -74,7 +77,7 @@ class _Emission:
         self.traffic = placement.traffic
         self.slots: dict[str, Slot] = {}
         self.homes: dict[str, str] = {}
-        self.stay_of_copy: dict[str, int] = {}
+        self.residency_of_copy: dict[str, int] = {}
         self.positions: list[int] = []
         self._inputs: dict[tuple[str, int], Input] = {
             (i.tensor, i.version): i for i in placement.chain.inputs
@@ -82,9 +85,9 @@ class _Emission:
         self._outputs: dict[tuple[str, int], Output] = {
             (o.tensor, o.version): o for o in placement.chain.outputs
         }
-        self._slot_of_stay = [
-            self._device_slot(stay, offset)
-            for stay, offset in zip(placement.stays, placement.offsets, strict=True)
+        self._slot_of_residency = [
+            self._device_slot(residency, offset)
+            for residency, offset in zip(placement.residencies, placement.offsets, strict=True)
         ]
         self._numbers: dict[str, int] = {}
         self._place_homes()
@@ -93,11 +96,11 @@ class _Emission:
         ops: list[Op] = []
         starting: dict[int, list[int]] = {}
         slot_at: list[dict[str, str]] = [{} for _ in self.placement.tasks]
-        for index, stay in enumerate(self.placement.stays):
-            begin = stay.begin if stay.ahead is None else stay.ahead[0]
+        for index, residency in enumerate(self.placement.residencies):
+            begin = residency.begin if residency.ahead is None else residency.ahead[0]
             starting.setdefault(begin, []).append(index)
-            for use in stay.uses:
-                slot_at[use.position][stay.unit] = self._slot_of_stay[index]
+            for use in residency.uses:
+                slot_at[use.position][residency.unit] = self._slot_of_residency[index]
         for position, task in enumerate(self.placement.tasks):
             due = starting.get(position, [])
             due.sort(key=self._due)
@@ -113,29 +116,29 @@ class _Emission:
         return ops
 
     def _due(self, index: int) -> tuple[int, int]:
-        """When a stay's content is first used, and its number."""
-        stay = self.placement.stays[index]
-        later = 0 if stay.ahead is None else len(self.placement.tasks)
-        return stay.uses[0].position + later, index
+        """Return when a residency's content is first used, and its number."""
+        residency = self.placement.residencies[index]
+        later = 0 if residency.ahead is None else len(self.placement.tasks)
+        return residency.uses[0].position + later, index
 
     def carried(self) -> list[Carried]:
-        """Persistent units: on the device where a stay leaves, at home where that is valid.
+        """Persistent units: on the device where a residency leaves, at home where that is valid.
 
         Where one is loaded for the pass after, that copy may still be on its way.
         """
-        held = {s.unit: i for i, s in enumerate(self.placement.stays) if s.leaves or s.ahead}
+        held = {s.unit: i for i, s in enumerate(self.placement.residencies) if s.leaves or s.ahead}
         found = []
         for name, unit in self.units.units.items():
             if not unit.persistent:
                 continue
             if name in held:
-                found.append(Carried(tensor=name, slot=self._slot_of_stay[held[name]]))
+                found.append(Carried(tensor=name, slot=self._slot_of_residency[held[name]]))
             if name not in held or name in self.traffic.initially_loaded:
                 found.append(Carried(tensor=name, slot=self.homes[name]))
         return found
 
-    def _device_slot(self, stay: Stay, offset: int) -> str:
-        tensor = self.units.units[stay.unit].tensor
+    def _device_slot(self, residency: Residency, offset: int) -> str:
+        tensor = self.units.units[residency.unit].tensor
         origin = tensor.offset_bytes
         slot_id = f"device.{offset}.{tensor.size_bytes}" + (f".{origin}" if origin else "")
         if slot_id not in self.slots:
@@ -166,7 +169,7 @@ class _Emission:
         return self.placement.chain.calls[task.call].processor == "host"
 
     def _host_compute(self, task: Task) -> list[Op]:
-        """The task on what is at home, and copies of what it makes into stays that go on."""
+        """The task on what is at home, and copies of what it makes into residencies that go on."""
         ops: list[Op] = []
         for operand in task.operands:
             if operand.mode == "read":
@@ -208,11 +211,11 @@ class _Emission:
         return self._copies_in(index, traffic.ahead.get(index) or traffic.loads.get(index, {}))
 
     def _copies_in(self, index: int, leaves: dict[str, int]) -> list[Op]:
-        unit = self.placement.stays[index].unit
+        unit = self.placement.residencies[index].unit
         stream = H2D_INPUTS if self.units.units[unit].tensor.role == "input" else H2D
         ops: list[Op] = []
         for tensor, version in self._copied(unit, leaves):
-            home, slot = self.homes[unit], self._slot_of_stay[index]
+            home, slot = self.homes[unit], self._slot_of_residency[index]
             ops += self._fed(tensor, version, home)
             ops.append(
                 Copy(
@@ -223,8 +226,8 @@ class _Emission:
         return ops
 
     def _store(self, index: int, leaves: dict[str, int]) -> list[Op]:
-        unit = self.placement.stays[index].unit
-        home, slot = self.homes[unit], self._slot_of_stay[index]
+        unit = self.placement.residencies[index].unit
+        home, slot = self.homes[unit], self._slot_of_residency[index]
         ops: list[Op] = []
         for tensor, version in self._copied(unit, leaves):
             ops.append(
@@ -249,8 +252,8 @@ class _Emission:
             return [(unit, versions.pop())]
         return list(leaves.items())
 
-    def _copy_id(self, direction: str, tensor: str, stay: int) -> str:
+    def _copy_id(self, direction: str, tensor: str, residency: int) -> str:
         key = f"{direction}.{tensor}"
         number = self._numbers[key] = self._numbers.get(key, -1) + 1
-        self.stay_of_copy[f"{key}.{number}"] = stay
+        self.residency_of_copy[f"{key}.{number}"] = residency
         return f"{key}.{number}"

@@ -1,10 +1,11 @@
-"""A schedule of many rounds from one of a few: middle rounds repeat, op by op.
+"""Write out all rounds of a step from a schedule of four: the middle rounds repeat, op by op.
 
-Rounds that fold onto each other have the same stays at the same offsets. So what is issued during
-a middle round is what was issued during the one before, with the versions that one more round
-makes, and waits for the same ops of the same round or of earlier ones. Only at the end of the last
-middle round others may be issued, for the last round. What is issued is compared here; that the
-waits suffice is proven of the whole, as of any schedule (`verify`).
+A step of 100 rounds is planned as one of four (first, two middle ones, last). Middle rounds have
+the same residencies at the same offsets, so each issues the ops of the middle round before it: on
+the same slots, with the versions that one more round makes, waiting for the same ops of the same
+round or of earlier ones. Only the end of the last middle round may differ, where ops for the last
+round are issued. This module compares two middle rounds before it repeats one; that the waits
+suffice is proven of the whole schedule, as of any other (`verify`).
 """
 
 from collections import Counter
@@ -15,7 +16,7 @@ from functools import cached_property
 from twinstream.planner.emit.emission import Emitted
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.lifetimes.recomputes import with_recomputes
-from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS, Folding, Place, with_rounds
+from twinstream.planner.lifetimes.rounds import SIMULATED_ROUNDS, Folding, Place, with_rounds
 from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.planner.pack.placement import Placement
 from twinstream.schedule.chain import Chain, Task
@@ -27,7 +28,7 @@ _REPEATED = 2  # the round that further ones are like; the one before it is, too
 
 
 def repeated(make: Callable[[Chain], Emitted], chain: Chain) -> Schedule:
-    """A plan of all rounds from one of a few.
+    """Plan a few rounds, and repeat the middle ones for all rounds of the chain.
 
     Args:
         make: a plan of the same step with any number of rounds.
@@ -36,14 +37,14 @@ def repeated(make: Callable[[Chain], Emitted], chain: Chain) -> Schedule:
     Raises:
         InfeasiblePlan: as `make`, with the task of the chain that the one of few rounds stands for.
     """
-    few = with_rounds(chain, JUDGED_ROUNDS)
+    few = with_rounds(chain, SIMULATED_ROUNDS)
     if few is chain:
         return make(chain).schedule
     try:
         made = make(few)
     except InfeasiblePlan as error:
         raise error.at(_stands_for(error.shortage.task, few, chain)) from None
-    whole = of_all_rounds(made, make, chain)
+    whole = with_all_rounds(made, make, chain)
     assert whole is not None, "rules make a plan of any number of rounds, or refuse"
     return whole
 
@@ -59,15 +60,15 @@ def _stands_for(task_id: str, few: Chain, chain: Chain) -> str:
     return next(task.task_id for task in likes if task.label.level == level)
 
 
-def of_all_rounds(
+def with_all_rounds(
     few: Emitted, make: Callable[[Chain], Emitted | None], chain: Chain
 ) -> Schedule | None:
-    """A plan of few rounds with all of them; made one by one where the few do not repeat.
+    """Return a plan of a few rounds with all of them, made one by one if the few do not repeat.
 
     None where they do not fit.
 
     Args:
-        few: the plan of the judged rounds.
+        few: the plan of the simulated rounds.
         make: the same plan with any number of rounds.
         chain: with all.
     """
@@ -75,7 +76,7 @@ def of_all_rounds(
         return few.schedule
     if (schedule := unrolled(few, chain)) is not None:
         return schedule
-    more = make(with_rounds(chain, JUDGED_ROUNDS + 1))
+    more = make(with_rounds(chain, SIMULATED_ROUNDS + 1))
     if more is not None and more.schedule.workload != chain.workload:
         if (schedule := unrolled(more, chain)) is not None:
             return schedule
@@ -84,7 +85,7 @@ def of_all_rounds(
 
 
 def unrolled(few: Emitted, chain: Chain) -> Schedule | None:
-    """The schedule of a chain of more rounds; None where the few do not repeat.
+    """Return the schedule of a chain of more rounds; None where the few do not repeat.
 
     Args:
         few: at least four rounds, of the same decisions; with five, what is loaded for the last
@@ -160,7 +161,7 @@ class _Shape:
         return range(self.begins[round_], self.begins[round_ + 1])
 
     def repeats(self) -> bool:
-        """Whether two middle rounds issue the same ops, and what these wait for can be told."""
+        """Whether two middle rounds issue the same ops, and it is clear what these wait for."""
         one, other = self.of_round(_REPEATED - 1), self.of_round(_REPEATED)
         if len(one) != len(other):
             return False

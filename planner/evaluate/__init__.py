@@ -1,1 +1,1 @@
-"""The schedule of an evaluation: the forward of a training schedule, in its very arenas."""
+"""The schedule of an evaluation: the forward of a training schedule, in the same arenas."""

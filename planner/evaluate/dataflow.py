@@ -1,4 +1,4 @@
-"""Who made what an op reads: the flow of content between ops, through slots."""
+"""Which op made what another op reads: the flow of content between ops, through slots."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from twinstream.schedule.proof.accesses import AccessMap
 
 
 class Dataflow:
-    """Of the first ops of a safe schedule, in issue order.
+    """The flow of content among the first ops of a safe schedule, in issue order.
 
     What an op reads was made by the last op that wrote exactly those bytes: had another cut them
     since, the schedule would not be safe. What nobody wrote is there when a pass begins.
@@ -28,5 +28,5 @@ class Dataflow:
                     written[access.tier, access.start, access.end] = position
 
     def needed_by(self, positions: Iterable[int]) -> set[int]:
-        """These ops, and all that make what they read, directly or not."""
+        """Return these ops and all that make what they read, directly or not."""
         return with_makers(positions, self._sources)

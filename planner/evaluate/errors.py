@@ -1,4 +1,4 @@
-"""What can stand in the way of an evaluation."""
+"""The error of a training schedule that has no evaluation."""
 
 from twinstream.schedule.errors import TwinstreamError
 

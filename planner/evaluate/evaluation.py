@@ -1,4 +1,4 @@
-"""Derive from a training schedule the one that evaluates, between two of its passes."""
+"""Derive, from a training schedule, the schedule that evaluates between two of its passes."""
 
 from collections.abc import Iterable, Iterator
 
@@ -19,7 +19,7 @@ from twinstream.schedule.proof.verify import require_safe
 
 
 def evaluation_of(training: Schedule) -> Schedule:
-    """The forward of a training schedule's first round, as a schedule of its own; proven.
+    """Return the forward of a training schedule's first round as a schedule of its own; proven.
 
     It has the slots of the training, finds the state where a pass of the training leaves it, and
     leaves it there: so it runs in the same arenas between any two passes, and its peak is no
@@ -50,7 +50,7 @@ def evaluation_of(training: Schedule) -> Schedule:
 
 
 def forward_of(training: Schedule, chain: Chain) -> Schedule:
-    """As `evaluation_of`, not proven; of one rank among several as well.
+    """Return the same, not proven; also for the schedule of one rank among several.
 
     Args:
         training: begins with no updates.

@@ -1,4 +1,4 @@
-"""What a training carries from pass to pass is there again when an evaluation ends."""
+"""Restore what an evaluation overwrites: the state that training carries from pass to pass."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Copy, Op, Stream
 from twinstream.schedule.proof.accesses import Access, AccessMap
-from twinstream.schedule.proof.memory_cells import GARBAGE, Cell, MemoryCells
+from twinstream.schedule.proof.memory_cells import GARBAGE, MemoryCell, MemoryCells
 from twinstream.schedule.tensors import Carried
 
 # From a kind of memory to one, where training itself copies no state so.
@@ -28,7 +28,7 @@ def with_state_kept(
     kept: Mapping[int, Op],
     results: Sequence[Op],
 ) -> tuple[Op, ...]:
-    """The kept ops and the results, with what saves and puts back what they overwrite.
+    """Return the kept ops and the results, with ops that save and restore what they overwrite.
 
     Args:
         flow: of the training's ops, up to the last one of the forward.
@@ -105,7 +105,7 @@ class _State:
         made = access.version + (access.mode == "update")
         if access.mode == "scratch":
             leaf = GARBAGE
-        self._memory[tier].replace(Cell(start, end, leaf, made, 0, 0))
+        self._memory[tier].replace(MemoryCell(start, end, leaf, made, 0, 0))
         if leaf != GARBAGE and made == 0:
             self._places.setdefault(leaf, {})[tier, start, end] = access.slot
 

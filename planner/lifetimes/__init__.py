@@ -1,1 +1,1 @@
-"""What a step uses and when: units, uses, stays, and the copies that stays imply."""
+"""What a step uses and when: units, uses, residencies, and the copies that residencies imply."""

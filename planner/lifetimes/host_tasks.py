@@ -1,4 +1,4 @@
-"""Tasks of a chain that the host CPU runs: their operands lie in host memory."""
+"""Tasks that the host CPU runs (an offloaded optimizer): their operands lie in host memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,13 +8,13 @@ from twinstream.schedule.chain import Chain, Task
 
 
 def host_tasks(chain: Chain) -> list[Task]:
-    """The tasks on the host, in chain order."""
+    """Return the tasks on the host, in chain order."""
     calls = {name for name, call in chain.calls.items() if call.processor == "host"}
     return [task for task in chain.tasks if task.call in calls] if calls else []
 
 
 def device_uses(chain: Chain, tasks: Sequence[Task], units: UnitMap) -> dict[str, list[Use]]:
-    """Uses by tasks of the device only; positions are those of the whole sequence."""
+    """Return the uses by the device's tasks alone; positions are those of the whole sequence."""
     on_device = [chain.calls[task.call].processor == "device" for task in tasks]
     found = {
         name: [use for use in used if on_device[use.position]]
@@ -24,7 +24,7 @@ def device_uses(chain: Chain, tasks: Sequence[Task], units: UnitMap) -> dict[str
 
 
 def without_host_tasks(chain: Chain) -> Chain:
-    """The chain of the device's tasks alone; what the host makes appears in it by itself."""
+    """Return the chain of the device's tasks alone; what the host makes is simply there."""
     dropped = {task.task_id for task in host_tasks(chain)}
     kept_before = [0]
     for task in chain.tasks:

@@ -1,4 +1,4 @@
-"""Aligned bytes, and how many are alive at once."""
+"""Aligned sizes, and how many bytes are alive at once."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ def align_up(size_bytes: int, alignment_bytes: int = ALIGNMENT_BYTES) -> int:
 
 
 def live_peak(intervals: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
-    """(most bytes alive at once, first position where they are), of (begin, end, size_bytes)."""
+    """Return (most bytes alive at once, first position of that) of (begin, end, size_bytes)."""
     if not intervals:
         return 0, 0
     last = max(end for _, end, _ in intervals)

@@ -1,4 +1,4 @@
-"""The task sequence that runs: the chain's tasks and the chosen recomputes."""
+"""The sequence of tasks that runs: the chain's tasks and the chosen recomputes."""
 
 from collections.abc import Mapping
 
@@ -21,12 +21,12 @@ def with_recomputes(chain: Chain, levels: Mapping[str, str]) -> list[Task]:
 
 
 def at_level(chain: Chain, level: str | None) -> list[Task]:
-    """All blocks recomputed from one level; None: nothing is recomputed."""
+    """Return levels that recompute all blocks from one level; None: nothing is recomputed."""
     groups = {r.group for r in chain.recomputes} if level else set()
     return with_recomputes(chain, dict.fromkeys(groups, level or ""))
 
 
 def declared_levels(chain: Chain) -> list[str]:
-    """Recompute levels in the order the chain declares them: the cheapest first."""
+    """Return the recompute levels as the chain declares them, the cheapest first."""
     names = [r.task.label.level for r in chain.recomputes]
     return list(dict.fromkeys(name for name in names if name is not None))

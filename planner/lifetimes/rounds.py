@@ -1,4 +1,4 @@
-"""Rounds repeat: plan few, and fold the stays of all onto the timeline of few."""
+"""Rounds of a step repeat: a few are planned, and all are folded onto the timeline of few."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Chain, Task
 
 PROGRAM_ROUNDS = 3
-JUDGED_ROUNDS = 4
+SIMULATED_ROUNDS = 4
 
 # (class, offset in its round): a position of a task sequence, the same for all middle rounds.
 Place = tuple[int, int]
@@ -23,7 +23,7 @@ _BOUNDARY = 4
 
 
 def with_rounds(chain: Chain, most: int) -> Chain:
-    """The chain itself if it has at most so many rounds, else the same step with only so many."""
+    """Return the chain, cut to so many rounds if it has more."""
     if len(chain.round_starts) <= most:
         return chain
     workload = chain.workload.model_copy(update={"rounds_per_step": most})
@@ -33,7 +33,7 @@ def with_rounds(chain: Chain, most: int) -> Chain:
 
 @dataclass(frozen=True)
 class Folding:
-    """Positions of a task sequence by round; middle rounds fold onto one.
+    """The positions of a task sequence by round; middle rounds fold onto one.
 
     `starts` has the position of each round's first task and, last, the number of tasks.
     """
@@ -51,7 +51,7 @@ class Folding:
         return len(self.starts) - 1
 
     def place(self, position: int) -> Place:
-        """Where a task is; classes are 0 first, 1 middle, 2 last."""
+        """Return where a task is: class of its round (0 first, 1 middle, 2 last), offset in it."""
         return self._places[position]
 
     @cached_property
@@ -77,7 +77,7 @@ class Folding:
         return class_, offset
 
     def intervals(self, begin: int, end: int) -> tuple[tuple[int, int], ...]:
-        """A range of positions on the folded timeline of three rounds at the most."""
+        """Return a range of positions on the folded timeline, of three rounds at most."""
         if self.num_rounds <= 3:
             return ((begin, end),)
         first = self.round_of(begin)

@@ -1,4 +1,4 @@
-"""Which placement units a task sequence uses, where and how."""
+"""Units, which are placed and moved as one, and the tasks that use them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from twinstream.schedule.tensors import Tensor
 
 
 class LeafUse(NamedTuple):
-    """What one task does to one leaf of a unit."""
+    """What one task does to one leaf (a tensor without parts, or one part) of a unit."""
 
     leaf: str
     reads: int | None
@@ -34,7 +34,7 @@ class Unit:
 
 
 class UnitMap:
-    """Groups the chain's tensors into units.
+    """Groups the tensors of a chain into units.
 
     Parts of a parent form one unit when some task names the parent or uses two of its parts;
     otherwise (optimizer state updated part by part) each part is a unit of its own.
@@ -65,7 +65,7 @@ class UnitMap:
         return self.parts.get(tensor, [tensor])[:num_parts]
 
     def touched(self, task: Task) -> dict[str, tuple[LeafUse, ...]]:
-        """What a task does to each unit it uses."""
+        """Return what a task does to each unit that it uses."""
         if task.task_id not in self._touched:
             found: dict[str, tuple[LeafUse, ...]] = {}
             for operand in task.operands:
@@ -104,7 +104,7 @@ class UnitMap:
 
 
 def uses_by_unit(tasks: Sequence[Task], units: UnitMap) -> dict[str, list[Use]]:
-    """Every unit's uses in task order."""
+    """Return the uses of every unit, in task order."""
     found: dict[str, list[Use]] = {}
     for position, task in enumerate(tasks):
         for unit, leaves in units.touched(task).items():

@@ -1,4 +1,4 @@
-"""A chain of few rounds, and what planning looks up in it again and again."""
+"""A chain of a few rounds, with what planning looks up in it again and again."""
 
 from functools import cached_property
 
@@ -31,9 +31,9 @@ class ChainView:
 
     @cached_property
     def position(self) -> dict[str, int]:
-        """Of every task, by its id."""
+        """The position of every task, by its id."""
         return {task.task_id: i for i, task in enumerate(self.chain.tasks)}
 
     def call_ns(self, machine: Machine) -> dict[str, float]:
-        """How long each call takes alone."""
+        """Return how long each kernel call takes alone."""
         return {name: cost_alone_ns(call.cost, machine) for name, call in self.chain.calls.items()}

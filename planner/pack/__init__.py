@@ -1,1 +1,1 @@
-"""From decisions to offsets within both memories."""
+"""From decisions to byte offsets within both memories."""

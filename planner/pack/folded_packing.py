@@ -1,57 +1,61 @@
-"""Pack the stays of all rounds on the timeline of few, so that steady rounds use equal slots."""
+"""Pack the residencies of all rounds onto few rounds, so that steady rounds use equal slots.
+
+Middle rounds are folded onto one: what lies there at the same time shares no bytes in any of them.
+So the cost does not grow with the number of rounds.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from twinstream.planner.lifetimes.residencies import Residency
 from twinstream.planner.lifetimes.rounds import Folding
-from twinstream.planner.lifetimes.stays import Stay
 from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.planner.limits import LIMITS
-from twinstream.planner.pack.board import Ranges, SoftItem
+from twinstream.planner.pack.address_map import Ranges, SoftItem
 from twinstream.planner.pack.soft_packing import pack_soft
 
-_FRACTIONS = (1.0, 0.5, 0.25, 0.0)  # of the time for copies that a stay would like
+_FRACTIONS = (1.0, 0.5, 0.25, 0.0)  # of the time for copies that a residency would like
 
 
 @dataclass(frozen=True)
 class FoldedPacking:
-    """Stays, some with less time for copies, their offsets, and the extent.
+    """Residencies, some with less time for copies, with their offsets and the extent of all.
 
     `over_bytes`: by how much what is alive at a folded task sticks out of the cap.
     """
 
-    stays: list[Stay]
+    residencies: list[Residency]
     offsets: list[int]
     extent_bytes: int
     over_bytes: dict[int, int]
 
 
 def pack_folded(
-    stays: Sequence[Stay],
+    residencies: Sequence[Residency],
     units: UnitMap,
     folding: Folding,
     cap_bytes: int | None,
     moves: int = LIMITS.moves,
 ) -> FoldedPacking:
-    """Offsets of stays under a cap; stays of a unit that fold onto each other share bytes.
+    """Give residencies offsets under a cap; those of a unit that fold onto each other share bytes.
 
     The cost does not grow with the number of rounds. `moves`: as `pack_soft`.
     """
-    items = _items(stays, folding)
+    items = _items(residencies, folding)
     packed = pack_soft(
         [SoftItem(item.lives, units.units[item.unit].tensor.size_bytes) for item in items],
         cap_bytes,
         moves,
     )
-    found, offsets = list(stays), [0] * len(stays)
+    found, offsets = list(residencies), [0] * len(residencies)
     over: dict[int, int] = {}
     for item, offset, life in zip(
         items, packed.offsets.tolist(), packed.lives.tolist(), strict=True
     ):
-        for index in item.stays:
+        for index in item.residencies:
             offsets[index] = offset
-            found[index] = trimmed(stays[index], _FRACTIONS[life])
+            found[index] = trimmed(residencies[index], _FRACTIONS[life])
         out = offset + units.units[item.unit].tensor.size_bytes
         if cap_bytes is not None and out > cap_bytes:
             for low, high in item.lives[-1]:
@@ -60,48 +64,57 @@ def pack_folded(
     return FoldedPacking(found, offsets, packed.extent_bytes, over)
 
 
-def trimmed(stay: Stay, share: float) -> Stay:
-    """The stay with only a share of the time before its first use and after its last."""
-    last = stay.uses[-1].position + 1
-    begin, ahead = (stay.begin, None) if stay.enters else _led(stay, share)
-    until = last + int((stay.end - last + stay.later) * share)
-    end = stay.end if stay.leaves else min(stay.end, until)
-    later = max(0, until - stay.end)
-    if (begin, end, later, ahead) == (stay.begin, stay.end, stay.later, stay.ahead):
-        return stay
-    return Stay(stay.unit, begin, end, stay.uses, stay.enters, stay.leaves, later, ahead)
+def trimmed(residency: Residency, share: float) -> Residency:
+    """Return the residency with only a share of its time for copies, before and after its uses."""
+    last = residency.uses[-1].position + 1
+    begin, ahead = (residency.begin, None) if residency.enters else _led(residency, share)
+    until = last + int((residency.end - last + residency.later) * share)
+    end = residency.end if residency.leaves else min(residency.end, until)
+    later = max(0, until - residency.end)
+    if (begin, end, later, ahead) == (
+        residency.begin,
+        residency.end,
+        residency.later,
+        residency.ahead,
+    ):
+        return residency
+    return Residency(
+        residency.unit, begin, end, residency.uses, residency.enters, residency.leaves, later, ahead
+    )
 
 
-def _led(stay: Stay, share: float) -> tuple[int, tuple[int, int] | None]:
-    """Where a stay begins with a share of its lead, and what of that is in the pass before."""
-    first, (low, high) = stay.uses[0].position, stay.ahead or (0, 0)
-    lead = int((first - stay.begin + high - low) * share)
+def _led(residency: Residency, share: float) -> tuple[int, tuple[int, int] | None]:
+    """Where a residency begins with a share of its lead, and what of that is in the pass before."""
+    first, (low, high) = residency.uses[0].position, residency.ahead or (0, 0)
+    lead = int((first - residency.begin + high - low) * share)
     before = lead - first
     return max(0, -before), (high - before, high) if before > 0 else None
 
 
 @dataclass(frozen=True)
 class _Item:
-    """Stays of a unit that share bytes, and when, folded, they are alive, by share of time."""
+    """Residencies of a unit that share bytes, and when, by share of time, they are alive."""
 
     unit: str
-    stays: tuple[int, ...]
+    residencies: tuple[int, ...]
     lives: tuple[Ranges, ...]
 
 
-def _items(stays: Sequence[Stay], folding: Folding) -> list[_Item]:
+def _items(residencies: Sequence[Residency], folding: Folding) -> list[_Item]:
     by_unit: dict[str, list[int]] = {}
-    for index, stay in enumerate(stays):
-        by_unit.setdefault(stay.unit, []).append(index)
+    for index, residency in enumerate(residencies):
+        by_unit.setdefault(residency.unit, []).append(index)
     return [
-        _Item(unit, together, _lives([stays[i] for i in together], folding))
+        _Item(unit, together, _lives([residencies[i] for i in together], folding))
         for unit, mine in by_unit.items()
-        for together in _sharing(mine, stays, folding)
+        for together in _sharing(mine, residencies, folding)
     ]
 
 
-def _sharing(mine: Sequence[int], stays: Sequence[Stay], folding: Folding) -> list[tuple[int, ...]]:
-    """A unit's stays in groups that fold onto each other, or go over the boundary."""
+def _sharing(
+    mine: Sequence[int], residencies: Sequence[Residency], folding: Folding
+) -> list[tuple[int, ...]]:
+    """A unit's residencies in groups that fold onto each other, or go over the boundary."""
     group: dict[int, list[int]] = {index: [index] for index in mine}
 
     def join(one: int, other: int) -> None:
@@ -110,11 +123,11 @@ def _sharing(mine: Sequence[int], stays: Sequence[Stay], folding: Folding) -> li
             for index in group[other]:
                 group[index] = group[one]
 
-    over = [index for index in mine if stays[index].enters or stays[index].leaves]
+    over = [index for index in mine if residencies[index].enters or residencies[index].leaves]
     for one, other in pairwise(over):
         join(one, other)
     pieces = sorted(
-        (low, high, index) for index in mine for low, high in _alive([stays[index]], folding)
+        (low, high, index) for index in mine for low, high in _alive([residencies[index]], folding)
     )
     reach, owner = -1, -1
     for low, high, index in pieces:
@@ -125,22 +138,22 @@ def _sharing(mine: Sequence[int], stays: Sequence[Stay], folding: Folding) -> li
     return sorted({tuple(sorted(found)) for found in group.values()})
 
 
-def _lives(together: Sequence[Stay], folding: Folding) -> tuple[Ranges, ...]:
-    bare = [trimmed(stay, 0.0) for stay in together]
+def _lives(together: Sequence[Residency], folding: Folding) -> tuple[Ranges, ...]:
+    bare = [trimmed(residency, 0.0) for residency in together]
     shortest = _alive(bare, folding)
     if all(a is b for a, b in zip(bare, together, strict=True)):
         return (shortest,) * len(_FRACTIONS)
-    longer = [[trimmed(stay, share) for stay in together] for share in _FRACTIONS[:-1]]
-    return (*(_alive(stays, folding) for stays in longer), shortest)
+    longer = [[trimmed(residency, share) for residency in together] for share in _FRACTIONS[:-1]]
+    return (*(_alive(residencies, folding) for residencies in longer), shortest)
 
 
-def _alive(stays: Sequence[Stay], folding: Folding) -> Ranges:
-    held = (own for stay in stays for own in stay.ranges)
+def _alive(residencies: Sequence[Residency], folding: Folding) -> Ranges:
+    held = (own for residency in residencies for own in residency.ranges)
     return _merged({piece for own in held for piece in folding.intervals(*own)})
 
 
 def _merged(intervals: set[tuple[int, int]]) -> Ranges:
-    """Disjoint intervals in order."""
+    """Return disjoint intervals in order."""
     found: list[tuple[int, int]] = []
     for low, high in sorted(intervals):
         if found and low <= found[-1][1]:

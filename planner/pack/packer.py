@@ -1,4 +1,4 @@
-"""From decisions to a placement within both memories."""
+"""From decisions to a placement: what is kept is reduced until both memories hold it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from twinstream.planner.decide.decisions import Decisions
 from twinstream.planner.decide.filling import Pressure, filled
 from twinstream.planner.decide.margins import Allowances, QueueModel, alive_bytes
 from twinstream.planner.decide.task_sequence import TaskSequence
-from twinstream.planner.lifetimes.stays import Stay, TaskClock
+from twinstream.planner.lifetimes.residencies import Residency, TaskClock
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import SearchLimits
 from twinstream.planner.pack.folded_packing import pack_folded
@@ -22,7 +22,7 @@ _SHARES_OF_COPIES = (0.5, 0.5, 0.25, 0.0)  # ever less time for copies, where al
 
 @dataclass(frozen=True)
 class Packed:
-    """Decisions that fit the device, how long their copies may take, and their placement.
+    """Decisions that fit the device, the time for their copies, and their placement.
 
     `over` has by how many bytes the placement sticks out of the device at which task, where it
     does; `missing_host_bytes` what it takes of the host beyond its cap.
@@ -41,29 +41,29 @@ class Packed:
 
 @dataclass(frozen=True)
 class Packer:
-    """Packs decisions of one chain: of the rounds that the program knows, and of those judged.
+    """Packs the decisions of one chain: decides on the program's rounds, places the simulated ones.
 
     `queues` says how long copies take.
     """
 
     small: ChainView
-    judged: ChainView
+    simulated: ChainView
     machine: Machine
     caps: Caps
     queues: QueueModel
     limits: SearchLimits
 
     def pack(self, decisions: Decisions, pressure: Pressure, room_bytes: int) -> Packed | None:
-        """What fits the device; where bytes cannot be packed, less is kept.
+        """Place the decisions; where bytes cannot be packed, keep less on the device.
 
         First at the tasks where something sticks out; if that does not help and no room was asked
         for copies in flight, everywhere. None where nothing fits the device. What does not fit the
         host comes back as it is, perhaps not packed.
         """
         device = self.caps.arena_bytes("device")
-        sequence, judged = self._sequences(decisions)
+        sequence, simulated = self._sequences(decisions)
         if device is None:
-            return self._placed(sequence, judged, decisions)
+            return self._placed(sequence, simulated, decisions)
         free = np.full(len(sequence.tasks), device, dtype=np.int64)
         shortage = 0
         for _ in range(self.limits.tries):
@@ -71,7 +71,7 @@ class Packer:
             fitting = fitting or filled(sequence, decisions, free, pressure)
             if fitting is None:
                 break
-            packed = self._placed(sequence, judged, fitting)
+            packed = self._placed(sequence, simulated, fitting)
             if not packed.over:
                 return packed
             decisions = fitting
@@ -81,30 +81,30 @@ class Packer:
         return None if room_bytes else self._packed_with_less(decisions, pressure, device)
 
     def reclocked(self, packed: Packed, clock: TaskClock) -> Packed:
-        """The same decisions, with time for copies by when tasks ran in a judged pass."""
-        sequence = TaskSequence.of(self.judged, packed.decisions, self._call_ns)
+        """Place the same decisions, with time for copies by when tasks ran in a simulated pass."""
+        sequence = TaskSequence.of(self.simulated, packed.decisions, self._call_ns)
         sequence = replace(sequence, clock=clock)
         return self._placed(sequence, sequence, packed.decisions)
 
-    def of_all_rounds(self, packed: Packed, view: ChainView) -> Packed:
-        """The same decisions, and as much time for copies, for a chain of any number of rounds."""
+    def with_all_rounds(self, packed: Packed, view: ChainView) -> Packed:
+        """Place the same decisions, with as much time for copies, for any number of rounds."""
         sequence = TaskSequence.of(view, packed.decisions, self._call_ns)
         return self._at_offsets(sequence, packed.decisions, packed.allowances)
 
     def _packed_with_less(
         self, decisions: Decisions, pressure: Pressure, device: int
     ) -> Packed | None:
-        """With ever less kept, and ever less time for copies: pieces find room more easily."""
-        sequence, judged = self._sequences(decisions)
+        """Keep ever less, with ever less time for copies, until it can be packed."""
+        sequence, simulated = self._sequences(decisions)
         most_alive = device
         for share in _SHARES_OF_COPIES:
             free = np.full(len(sequence.tasks), most_alive, dtype=np.int64)
             fitting = filled(sequence, decisions, free, pressure)
             if fitting is None:
                 return None
-            alive = int(alive_bytes(sequence, sequence.stays(fitting)).max())
+            alive = int(alive_bytes(sequence, sequence.residencies(fitting)).max())
             most_bytes = alive + round(share * (device - alive))
-            packed = self._placed(sequence, judged, fitting, most_bytes)
+            packed = self._placed(sequence, simulated, fitting, most_bytes)
             if not packed.over:
                 return packed
             most_alive = round(self.limits.less_kept * alive)
@@ -112,37 +112,37 @@ class Packer:
 
     @property
     def _call_ns(self) -> dict[str, float]:
-        return self.judged.call_ns(self.machine)
+        return self.simulated.call_ns(self.machine)
 
     def _sequences(self, decisions: Decisions) -> tuple[TaskSequence, TaskSequence]:
         call_ns = self._call_ns
         return (
             TaskSequence.of(self.small, decisions, call_ns),
-            TaskSequence.of(self.judged, decisions, call_ns),
+            TaskSequence.of(self.simulated, decisions, call_ns),
         )
 
     def _placed(
         self,
         sequence: TaskSequence,
-        judged: TaskSequence,
+        simulated: TaskSequence,
         decisions: Decisions,
         most_bytes: int | None = None,
     ) -> Packed:
-        """Decisions with time for their copies; packed, unless they overrun the host anyway."""
-        bare = _placement(judged, judged.stays(decisions), ())
+        """Place decisions with time for copies; do not pack what overruns the host anyway."""
+        bare = _placement(simulated, simulated.residencies(decisions), ())
         if missing := self._missing_host_bytes(bare):
             return Packed(decisions, Allowances({}, {}), bare, {}, missing)
         most = self.caps.arena_bytes("device") if most_bytes is None else most_bytes
-        allowances = self.queues.allowances(sequence, sequence.stays(decisions), most)
-        return self._at_offsets(judged, decisions, allowances)
+        allowances = self.queues.allowances(sequence, sequence.residencies(decisions), most)
+        return self._at_offsets(simulated, decisions, allowances)
 
     def _at_offsets(
         self, sequence: TaskSequence, decisions: Decisions, allowances: Allowances
     ) -> Packed:
-        stays = allowances.widened(sequence, sequence.stays(decisions))
+        residencies = allowances.widened(sequence, sequence.residencies(decisions))
         cap = self.caps.arena_bytes("device")
-        packing = pack_folded(stays, sequence.units, sequence.folding, cap, self.limits.moves)
-        placement = _placement(sequence, packing.stays, packing.offsets)
+        packing = pack_folded(residencies, sequence.units, sequence.folding, cap, self.limits.moves)
+        placement = _placement(sequence, packing.residencies, packing.offsets)
         missing = self._missing_host_bytes(placement)
         return Packed(decisions, allowances, placement, packing.over_bytes, missing)
 
@@ -151,5 +151,7 @@ class Packer:
         return 0 if cap is None else max(0, placement.host_bytes - cap)
 
 
-def _placement(sequence: TaskSequence, stays: Sequence[Stay], offsets: Sequence[int]) -> Placement:
-    return Placement(sequence.chain, sequence.tasks, sequence.units, stays, offsets)
+def _placement(
+    sequence: TaskSequence, residencies: Sequence[Residency], offsets: Sequence[int]
+) -> Placement:
+    return Placement(sequence.chain, sequence.tasks, sequence.units, residencies, offsets)

@@ -1,11 +1,11 @@
-"""What runs, what is where when, at which offset, and which homes that takes."""
+"""A placement: the tasks that run, the offset of each residency, and the homes on the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from twinstream.planner.lifetimes.live_bytes import align_up
-from twinstream.planner.lifetimes.stays import Stay
+from twinstream.planner.lifetimes.residencies import Residency
 from twinstream.planner.lifetimes.traffic import Traffic, traffic_of
 from twinstream.planner.lifetimes.uses import Unit, UnitMap
 from twinstream.schedule.chain import Chain, Task
@@ -13,37 +13,37 @@ from twinstream.schedule.chain import Chain, Task
 
 @dataclass(frozen=True)
 class Placement:
-    """Whole decisions, ready to be emitted once there are offsets."""
+    """Whole decisions with their offsets, from which a schedule is written out."""
 
     chain: Chain
     tasks: Sequence[Task]
     units: UnitMap
-    stays: Sequence[Stay]
+    residencies: Sequence[Residency]
     offsets: Sequence[int]
 
     def same_as(self, other: "Placement") -> bool:
-        """Whether a placement of the same chain comes to the same schedule."""
-        mine, others = (self.stays, self.offsets), (other.stays, other.offsets)
+        """Whether another placement of the same chain comes to the same schedule."""
+        mine, others = (self.residencies, self.offsets), (other.residencies, other.offsets)
         return self.tasks == other.tasks and mine == others
 
     @cached_property
     def traffic(self) -> Traffic:
-        """The copies that the stays imply."""
-        return traffic_of(self.chain, self.units, self.stays)
+        """The copies that the residencies imply."""
+        return traffic_of(self.chain, self.units, self.residencies)
 
     @cached_property
     def host_units(self) -> list[Unit]:
         """Units that need a home in host memory, in a fixed order."""
-        traffic, stays = self.traffic, self.stays
+        traffic, residencies = self.traffic, self.residencies
         loads = (*traffic.loads.items(), *traffic.ahead.items())
-        moved = {stays[i].unit for i, leaves in loads if leaves}
-        moved |= {stays[i].unit for stores in traffic.stores.values() for i in stores}
+        moved = {residencies[i].unit for i, leaves in loads if leaves}
+        moved |= {residencies[i].unit for stores in traffic.stores.values() for i in stores}
         moved |= traffic.host_units
         return [unit for name, unit in self.units.units.items() if name in moved]
 
     @property
     def host_bytes(self) -> int:
-        """Extent of the host arena."""
+        """The extent of the host arena."""
         return sum(align_up(unit.tensor.size_bytes) for unit in self.host_units)
 
     def host_overflow_task(self, cap_bytes: int) -> str:
@@ -56,7 +56,7 @@ class Placement:
         seen: set[str] = set()
         for position, stores in sorted(self.traffic.stores.items()):
             for index in stores:
-                unit = units[self.stays[index].unit]
+                unit = units[self.residencies[index].unit]
                 if not unit.persistent and unit.unit_id not in seen:
                     seen.add(unit.unit_id)
                     taken += align_up(unit.tensor.size_bytes)

@@ -1,1 +1,1 @@
-"""What a refusal says: what is proven to be needed, and what was tried and fits."""
+"""Refusals: what is proven to be needed, and what was tried and fits."""

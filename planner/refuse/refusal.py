@@ -1,4 +1,6 @@
-"""Why there is no plan within the caps: what any needs, and caps that were tried and do."""
+"""Why there is no plan within the caps: the least that any plan needs, and caps that were tried and
+do.
+"""
 
 from collections.abc import Callable, Mapping
 from math import inf
@@ -7,7 +9,7 @@ from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.bound.lower_bound import ProgramKind, Side
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS
-from twinstream.planner.search.chunking import of_few_blocks
+from twinstream.planner.search.chunking import with_few_blocks
 from twinstream.planner.search.cuts import Cuts
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
@@ -20,13 +22,13 @@ _TRIED = (1.25, 1.5, 2.0, 3.0, 8.0)  # x the cap, or x what is needed where that
 
 
 def smallest_workload(cuts: Cuts) -> Workload:
-    """The cut that takes the least memory: small rounds, then small chunks."""
-    workloads = of_few_blocks(cuts.spec, cuts.workloads, PROGRAM_ROUNDS, _MOST_BLOCKS)
+    """Return the cut that takes the least memory: small rounds, then small chunks."""
+    workloads = with_few_blocks(cuts.spec, cuts.workloads, PROGRAM_ROUNDS, _MOST_BLOCKS)
     return min(workloads, key=_size)
 
 
 def refusal(cuts: Cuts, fits: Callable[[Workload, Caps], bool]) -> InfeasiblePlan:
-    """The error for a step of which no plan was found.
+    """Return the error of a step for which no plan was found.
 
     Args:
         cuts: of the step, within the caps.
@@ -63,7 +65,7 @@ def unnamed_refusal(cuts: Cuts) -> InfeasiblePlan:
 
 
 def _needed_bytes(cuts: Cuts, cut: Workload, side: Side) -> float:
-    """What any plan of a cut takes of a memory at least, with the other cap as it is.
+    """Return what any plan of a cut needs of a memory at least, with the other cap as it is.
 
     Two rounds take no more than many. Infinite where no size of that memory would do.
     """
@@ -79,7 +81,7 @@ def _tried(
     needs: Mapping[Workload, float],
     fits: Callable[[Workload, Caps], bool],
 ) -> int | None:
-    """A cap that a cut was found to fit, the other as given; None if none was.
+    """Return a cap that a cut was found to fit, the other as given; None if none was.
 
     Of the cuts that need hardly more than the least, that of the fewest blocks is tried.
     """
@@ -101,12 +103,12 @@ def _cap(caps: Caps, side: str) -> int | None:
 
 
 def _size(workload: Workload) -> tuple[int, int]:
-    """Of a round and a chunk: the smaller, the less memory a step takes."""
+    """Return the sizes of a round and a chunk: the smaller, the less memory a step takes."""
     return workload.chunk_tokens * workload.chunks_per_round, workload.chunk_tokens
 
 
 def _largest_task(chain: Chain) -> str:
-    """The task whose operands take the most bytes."""
+    """Return the task whose operands take the most bytes."""
     sizes = {tensor.tensor_id: tensor.size_bytes for tensor in chain.tensors}
     largest = max(chain.tasks, key=lambda t: sum(sizes[o.tensor] for o in t.operands))
     return largest.task_id

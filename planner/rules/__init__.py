@@ -1,1 +1,1 @@
-"""Policies by fixed rules: our own, and models of what others do."""
+"""Policies that follow fixed rules: our own, and models of what other systems do."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.lifetimes.live_bytes import live_peak
+from twinstream.planner.lifetimes.residencies import Residency, residency_intervals
 from twinstream.planner.lifetimes.rounds import Folding
-from twinstream.planner.lifetimes.stays import Stay, stay_intervals
 from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.planner.pack.folded_packing import FoldedPacking, pack_folded
 from twinstream.planner.pack.placement import Placement
@@ -19,18 +19,18 @@ _WASTE = (1.0, 1.01, 1.03)  # x the most bytes alive at once: extents that are t
 
 @dataclass(frozen=True)
 class RulePlacement:
-    """A placement with its offsets, and what it takes of the device."""
+    """A placement with its offsets, and the device bytes that it takes."""
 
     placement: Placement
     device_bytes: int
 
     @staticmethod
     def of(
-        chain: Chain, tasks: Sequence[Task], units: UnitMap, stays: Sequence[Stay]
+        chain: Chain, tasks: Sequence[Task], units: UnitMap, residencies: Sequence[Residency]
     ) -> "RulePlacement":
-        """In as few bytes as packing finds; steady rounds use equal slots."""
-        packing = _smallest(stays, units, Folding.of(chain, tasks))
-        placement = Placement(chain, tasks, units, packing.stays, packing.offsets)
+        """Pack a placement in as few bytes as packing finds; steady rounds use equal slots."""
+        packing = _smallest(residencies, units, Folding.of(chain, tasks))
+        placement = Placement(chain, tasks, units, packing.residencies, packing.offsets)
         return RulePlacement(placement, packing.extent_bytes)
 
     def fits_device(self, caps: Caps) -> bool:
@@ -42,7 +42,7 @@ class RulePlacement:
 
 
 def first_fitting(policy: str, caps: Caps, placements: Iterable[RulePlacement]) -> Placement:
-    """The first placement that both caps hold; no later one is made.
+    """Return the first placement that both caps hold; no later one is made.
 
     Raises:
         InfeasiblePlan: none fits; the caps it names are exact for these placements.
@@ -56,13 +56,13 @@ def first_fitting(policy: str, caps: Caps, placements: Iterable[RulePlacement]) 
     raise InfeasiblePlan(_shortage(policy, caps, failed))
 
 
-def _smallest(stays: Sequence[Stay], units: UnitMap, folding: Folding) -> FoldedPacking:
-    peak, _ = live_peak(stay_intervals(units, stays))
+def _smallest(residencies: Sequence[Residency], units: UnitMap, folding: Folding) -> FoldedPacking:
+    peak, _ = live_peak(residency_intervals(units, residencies))
     for waste in _WASTE:
-        packing = pack_folded(stays, units, folding, round(waste * peak))
+        packing = pack_folded(residencies, units, folding, round(waste * peak))
         if not packing.over_bytes:
             return packing
-    return pack_folded(stays, units, folding, None)
+    return pack_folded(residencies, units, folding, None)
 
 
 def _shortage(policy: str, caps: Caps, failed: list[RulePlacement]) -> Shortage:
@@ -77,7 +77,7 @@ def _shortage(policy: str, caps: Caps, failed: list[RulePlacement]) -> Shortage:
         needed = least.placement.host_bytes
         return Shortage(policy, "host", caps.host_bytes, needed, task, least_device, needed)
     least = min(failed, key=lambda placed: placed.device_bytes)
-    at = live_peak(stay_intervals(least.placement.units, least.placement.stays))[1]
+    at = live_peak(residency_intervals(least.placement.units, least.placement.residencies))[1]
     task = least.placement.tasks[at].task_id
     assert caps.device_bytes is not None
     needed = least.device_bytes + reserve

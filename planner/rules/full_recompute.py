@@ -31,7 +31,7 @@ def plan_full_recompute(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
 
 
 def full_recompute_plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted:
-    """What `plan_full_recompute` makes of few rounds; it raises the same."""
+    """Plan a few rounds as `plan_full_recompute` does; it raises the same."""
     units = UnitMap(chain)
     level = next(reversed(declared_levels(chain)), None)
     placement = first_fitting("full_recompute", caps, [resident_placement(chain, units, level)])

@@ -10,7 +10,7 @@ from twinstream.planner.emit.emission import Emitted, emitted
 from twinstream.planner.emit.unrolling import repeated
 from twinstream.planner.lifetimes.host_tasks import HostContent, device_uses
 from twinstream.planner.lifetimes.recomputes import at_level, declared_levels
-from twinstream.planner.lifetimes.stays import Stay, chosen_stays
+from twinstream.planner.lifetimes.residencies import Residency, chosen_residencies
 from twinstream.planner.lifetimes.uses import Unit, UnitMap
 from twinstream.planner.rules.fitting import RulePlacement, first_fitting
 from twinstream.schedule.chain import Chain
@@ -81,22 +81,26 @@ def _placed(chain: Chain, units: UnitMap, level: str | None) -> RulePlacement:
     def keep(unit: Unit, before: int, after: int) -> bool:
         return unit.unit_id not in at_home
 
-    stays = chosen_stays(device_uses(chain, tasks, units), units, keep, len(tasks))
-    loads = sorted({stay.begin for stay in stays if units.units[stay.unit].persistent})
+    residencies = chosen_residencies(device_uses(chain, tasks, units), units, keep, len(tasks))
+    loads = sorted(
+        {residency.begin for residency in residencies if units.units[residency.unit].persistent}
+    )
 
-    def with_copies(stay: Stay) -> Stay:
+    def with_copies(residency: Residency) -> Residency:
         """A load comes one layer ahead, a gradient leaves while the next layer is at work."""
-        if stay.unit not in at_home:
-            return stay
-        if units.units[stay.unit].persistent:
-            ahead = loads[max(0, bisect_left(loads, stay.begin) - 1)]
-            read = [(leaf.leaf, leaf.reads) for leaf in stay.uses[0].leaves if leaf.reads]
-            return replace(stay, begin=max([ahead, *(made_at.get(key, -1) + 1 for key in read)]))
-        following = bisect_left(loads, stay.end) + 1
-        return replace(stay, end=loads[following] if following < len(loads) else len(tasks))
+        if residency.unit not in at_home:
+            return residency
+        if units.units[residency.unit].persistent:
+            ahead = loads[max(0, bisect_left(loads, residency.begin) - 1)]
+            read = [(leaf.leaf, leaf.reads) for leaf in residency.uses[0].leaves if leaf.reads]
+            return replace(
+                residency, begin=max([ahead, *(made_at.get(key, -1) + 1 for key in read)])
+            )
+        following = bisect_left(loads, residency.end) + 1
+        return replace(residency, end=loads[following] if following < len(loads) else len(tasks))
 
-    stays = [with_copies(stay) for stay in stays]
-    return RulePlacement.of(chain, tasks, units, stays)
+    residencies = [with_copies(residency) for residency in residencies]
+    return RulePlacement.of(chain, tasks, units, residencies)
 
 
 def _synchronous(schedule: Schedule) -> Schedule:

@@ -1,4 +1,4 @@
-"""Recompute levels: which saved activations of a block stay, leave, or are made again."""
+"""Recompute levels: which saved activations of a block are kept, offloaded or recomputed."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Block:
+class SavedBlock:
     """The saved activations of one forward task, the same in every round.
 
     `groups` are the chain's recompute groups, one per round; `units` what backward reads of it, and
@@ -40,15 +40,15 @@ class Block:
         return sum(size for name, size in sizes if name not in remade)
 
 
-def saved_blocks(chain: Chain, units: UnitMap, call_ns: Mapping[str, float]) -> list[Block]:
-    """Blocks in forward order, from the recomputes that the chain declares."""
+def saved_blocks(chain: Chain, units: UnitMap, call_ns: Mapping[str, float]) -> list[SavedBlock]:
+    """Return the blocks in forward order, from the recomputes that the chain declares."""
     writer, start_ns = _writers(chain, units, call_ns)
     leaf_bytes = {tensor.tensor_id: tensor.size_bytes for tensor in chain.tensors}
     tasks = {task.task_id: task for task in chain.tasks}
     by_group: dict[str, list[Recompute]] = {}
     for recompute in chain.recomputes:
         by_group.setdefault(recompute.group, []).append(recompute)
-    found: dict[tuple[str, ...], Block] = {}
+    found: dict[tuple[str, ...], SavedBlock] = {}
     for group, recomputes in by_group.items():
         backward = tasks[recomputes[0].before]
         options = [Option(None, frozenset())]
@@ -70,7 +70,9 @@ def saved_blocks(chain: Chain, units: UnitMap, call_ns: Mapping[str, float]) -> 
         end_ns = start_ns[forward.task_id] + call_ns[forward.call]
         gap_ns = start_ns[backward.task_id] - end_ns
         sizes = tuple(_own_bytes(name, forward, units, leaf_bytes) for name in saved)
-        found[saved] = Block((group,), saved, sizes, tuple(options), gap_ns, call_ns[forward.call])
+        found[saved] = SavedBlock(
+            (group,), saved, sizes, tuple(options), gap_ns, call_ns[forward.call]
+        )
     return sorted(found.values(), key=lambda block: -block.gap_ns)
 
 
@@ -124,9 +126,9 @@ def _read(task: Task, units: UnitMap) -> list[str]:
 
 
 class LevelChoice:
-    """A level for every block: kept on the device, or saved at an option of the block's."""
+    """A choice for every block: kept on the device, or saved at one of the block's options."""
 
-    def __init__(self, blocks: list[Block]) -> None:
+    def __init__(self, blocks: list[SavedBlock]) -> None:
         self._blocks = blocks
         self._option: list[int | None] = [len(block.options) - 1 for block in blocks]
 
@@ -149,8 +151,8 @@ class LevelChoice:
             for name in block.units
         }
 
-    def keep(self, rule: Callable[[Block], bool]) -> None:
-        """Blocks that the rule names stay on the device, whole."""
+    def keep(self, rule: Callable[[SavedBlock], bool]) -> None:
+        """Keep the blocks that the rule names on the device, whole."""
         for index, block in enumerate(self._blocks):
             if rule(block):
                 self._option[index] = None

@@ -10,7 +10,7 @@ from twinstream.planner.emit.emission import Emitted, emitted
 from twinstream.planner.emit.unrolling import repeated
 from twinstream.planner.lifetimes.host_tasks import HostContent, device_uses
 from twinstream.planner.lifetimes.recomputes import at_level, declared_levels
-from twinstream.planner.lifetimes.stays import Stay, TaskClock, resident_stays
+from twinstream.planner.lifetimes.residencies import Residency, TaskClock, unbroken_residencies
 from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.planner.rules.fitting import RulePlacement, first_fitting
 from twinstream.schedule.chain import Chain
@@ -62,15 +62,15 @@ def _placed(
     clock = TaskClock([call_alone_ns(chain.calls[task.call], machine) for task in tasks])
     sent = {leaf for leaf, _ in HostContent.of(chain, units).reads}
 
-    def drained(stay: Stay) -> Stay:
-        unit = units.units[stay.unit]
-        if stay.leaves or sent.isdisjoint(unit.leaves):
-            return stay
+    def drained(residency: Residency) -> Residency:
+        unit = units.units[residency.unit]
+        if residency.leaves or sent.isdisjoint(unit.leaves):
+            return residency
         copy_ns = copy_alone_ns(unit.tensor.size_bytes, "d2h", machine)
-        end = clock.position_after(stay.uses[-1].position, copies_ahead * copy_ns)
-        return replace(stay, end=min(end, len(tasks)))
+        end = clock.position_after(residency.uses[-1].position, copies_ahead * copy_ns)
+        return replace(residency, end=min(end, len(tasks)))
 
-    stays = resident_stays(device_uses(chain, tasks, units), units, len(tasks))
+    residencies = unbroken_residencies(device_uses(chain, tasks, units), units, len(tasks))
     if copies_ahead:
-        stays = [drained(stay) for stay in stays]
-    return RulePlacement.of(chain, tasks, units, stays)
+        residencies = [drained(residency) for residency in residencies]
+    return RulePlacement.of(chain, tasks, units, residencies)

@@ -11,7 +11,7 @@ from twinstream.planner.emit.emission import Emitted, emitted
 from twinstream.planner.emit.unrolling import repeated
 from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.lifetimes.recomputes import at_level, declared_levels
-from twinstream.planner.lifetimes.stays import Stay, resident_stays
+from twinstream.planner.lifetimes.residencies import Residency, unbroken_residencies
 from twinstream.planner.lifetimes.uses import UnitMap, uses_by_unit
 from twinstream.planner.pack.placement import Placement
 from twinstream.planner.rules.fitting import RulePlacement, first_fitting
@@ -32,7 +32,7 @@ def plan_resident(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
 
 
 def resident_plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted:
-    """What `plan_resident` makes of few rounds; it raises the same."""
+    """Plan a few rounds as `plan_resident` does; it raises the same."""
     units = UnitMap(chain)
     levels = (None, *declared_levels(chain))
     placement = first_fitting(
@@ -49,9 +49,9 @@ def pooled_resident_plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted 
     tasks of other streams are through with it.
     """
     units, tasks = UnitMap(chain), at_level(chain, None)
-    stays = resident_stays(uses_by_unit(tasks, units), units, len(tasks))
-    offsets, extent_bytes = _pooled(stays, units)
-    placement = Placement(chain, tasks, units, stays, offsets)
+    residencies = unbroken_residencies(uses_by_unit(tasks, units), units, len(tasks))
+    offsets, extent_bytes = _pooled(residencies, units)
+    placement = Placement(chain, tasks, units, residencies, offsets)
     placed = RulePlacement(placement, extent_bytes)
     within = with_library_memory(caps, chain)
     if not placed.fits_device(within) or not placed.fits_host(within):
@@ -59,25 +59,25 @@ def pooled_resident_plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted 
     return emitted(placement, machine, caps, "resident")
 
 
-def _pooled(stays: Sequence[Stay], units: UnitMap) -> tuple[list[int], int]:
-    """Offsets of stays, and the extent of all."""
-    offsets, extent = [0] * len(stays), 0
+def _pooled(residencies: Sequence[Residency], units: UnitMap) -> tuple[list[int], int]:
+    """Offsets of residencies, and the extent of all."""
+    offsets, extent = [0] * len(residencies), 0
     free: dict[int, deque[tuple[int, int]]] = {}  # by size: since when, and where
-    for index in sorted(range(len(stays)), key=lambda one: stays[one].begin):
-        stay = stays[index]
-        size = align_up(units.units[stay.unit].tensor.size_bytes)
+    for index in sorted(range(len(residencies)), key=lambda one: residencies[one].begin):
+        residency = residencies[index]
+        size = align_up(units.units[residency.unit].tensor.size_bytes)
         pool = free.setdefault(size, deque())
-        if pool and pool[0][0] <= stay.begin and not stay.enters:
+        if pool and pool[0][0] <= residency.begin and not residency.enters:
             offsets[index] = pool.popleft()[1]
         else:
             offsets[index], extent = extent, extent + size
-        if not stay.leaves:
-            insort(pool, (stay.end, offsets[index]))
+        if not residency.leaves:
+            insort(pool, (residency.end, offsets[index]))
     return offsets, extent
 
 
 def resident_placement(chain: Chain, units: UnitMap, level: str | None) -> RulePlacement:
     """Everything on the device, all blocks recomputed from one level (None: not at all)."""
     tasks = at_level(chain, level)
-    stays = resident_stays(uses_by_unit(tasks, units), units, len(tasks))
-    return RulePlacement.of(chain, tasks, units, stays)
+    residencies = unbroken_residencies(uses_by_unit(tasks, units), units, len(tasks))
+    return RulePlacement.of(chain, tasks, units, residencies)

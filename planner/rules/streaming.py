@@ -1,4 +1,4 @@
-"""`streaming`: all state at home on the host, windows of it on the device."""
+"""`streaming`: all state has its home on the host, and windows of it are on the device."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -12,7 +12,12 @@ from twinstream.planner.emit.unrolling import repeated
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.lifetimes.live_bytes import live_peak
 from twinstream.planner.lifetimes.recomputes import with_recomputes
-from twinstream.planner.lifetimes.stays import Margins, TaskClock, stay_intervals, streaming_stays
+from twinstream.planner.lifetimes.residencies import (
+    Margins,
+    TaskClock,
+    residency_intervals,
+    streaming_residencies,
+)
 from twinstream.planner.lifetimes.uses import Unit, UnitMap, uses_by_unit
 from twinstream.planner.pack.placement import Placement
 from twinstream.planner.rules.fitting import RulePlacement
@@ -62,7 +67,7 @@ def plan_streaming(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
 
 
 def streaming_plan(chain: Chain, machine: Machine, caps: Caps) -> Emitted:
-    """What `plan_streaming` makes of few rounds; it raises the same."""
+    """Plan a few rounds as `plan_streaming` does; it raises the same."""
     return emitted(_streaming_placement(chain, machine, caps), machine, caps, "streaming")
 
 
@@ -211,19 +216,21 @@ class _StreamingPlanner:
             return unit.unit_id in kept or gap_ns <= windows.state_gap_ns
 
         margins = Margins(lead_ns=windows.margin_ns, drain_ns=windows.margin_ns)
-        stays = streaming_stays(uses_by_unit(tasks, self.units), self.units, clock, keep, margins)
-        placement = Placement(self.chain, tasks, self.units, stays, offsets=())
-        live_bytes, _ = live_peak(stay_intervals(self.units, stays))
+        residencies = streaming_residencies(
+            uses_by_unit(tasks, self.units), self.units, clock, keep, margins
+        )
+        placement = Placement(self.chain, tasks, self.units, residencies, offsets=())
+        live_bytes, _ = live_peak(residency_intervals(self.units, residencies))
         return _Candidate(placement, live_bytes, placement.host_bytes)
 
     def _packed(self, candidate: _Candidate) -> _Candidate:
         bare = candidate.placement
-        packed = RulePlacement.of(self.chain, bare.tasks, self.units, bare.stays)
+        packed = RulePlacement.of(self.chain, bare.tasks, self.units, bare.residencies)
         return _Candidate(packed.placement, packed.device_bytes, candidate.host_bytes)
 
     def _peak(self, candidate: _Candidate) -> int:
         """Position of the task at which most device bytes are alive."""
-        return live_peak(stay_intervals(self.units, candidate.placement.stays))[1]
+        return live_peak(residency_intervals(self.units, candidate.placement.residencies))[1]
 
     def _fits_device(self, candidate: _Candidate) -> bool:
         cap = self.caps.arena_bytes("device")

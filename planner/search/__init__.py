@@ -1,1 +1,1 @@
-"""Cut the step, plan each promising cut, learn from the simulation, keep the fastest."""
+"""The search: plan each promising cut of the step, learn from simulation, keep the fastest."""

@@ -1,11 +1,11 @@
-"""Ways to cut a training step into rounds and chunks."""
+"""Ways to cut a training step into rounds, and rounds into chunks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from twinstream.models.demand.attention_shape import lengths_text
 from twinstream.models.flops import SavedLevel, saved_bytes_per_token
+from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.models.lowering.declarations import Shapes
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.limits import LIMITS, SearchLimits
@@ -17,7 +17,7 @@ _MOST_BLOCKS = 500_000  # a schedule of them takes gigabytes
 
 
 def chunkings(spec: ModelSpec, step: TrainingStep, limits: SearchLimits = LIMITS) -> list[Workload]:
-    """Admissible workloads, the preferred first, then ever smaller chunks (less memory).
+    """Return admissible workloads, the preferred first, then ever smaller chunks (less memory).
 
     Preferred are chunks of about 8,192 tokens, and as many chunks a round as make the saved
     activations of a layer about as large as its parameters. Without `tokens_per_step` a step is
@@ -54,7 +54,7 @@ def _too_large(step_tokens: int, chunk_tokens: int, num_blocks: int) -> Chunking
 def admissible(
     spec: ModelSpec, step: TrainingStep, limits: SearchLimits = LIMITS
 ) -> list[Workload]:
-    """All workloads among which `optimal` chooses, the preferred one first.
+    """Return all workloads among which `optimal` chooses, the preferred one first.
 
     Chunks of half, once and twice the preferred size (of long sequences once, twice and four
     times); 1, 2, 4 or 8 times the chunks that one sequence or one chunk takes in a round, up to 8
@@ -79,7 +79,7 @@ def admissible(
 
 
 def possible(spec: ModelSpec, step: TrainingStep, limits: SearchLimits = LIMITS) -> list[Workload]:
-    """Where none of those fits, also smaller chunks, with as many ways to cut rounds of each.
+    """Return those, and ever smaller chunks with as many ways to cut rounds of each.
 
     Raises:
         ChunkingError: as `admissible`.
@@ -91,10 +91,10 @@ def possible(spec: ModelSpec, step: TrainingStep, limits: SearchLimits = LIMITS)
     return list(dict.fromkeys(found))
 
 
-def of_few_blocks(
+def with_few_blocks(
     spec: ModelSpec, workloads: Sequence[Workload], most_rounds: int, most_blocks: int
 ) -> list[Workload]:
-    """Those of no more blocks, forward and backward, in so many rounds; the shortest if none.
+    """Return the workloads of at most so many blocks, forward and backward; the shortest if none.
 
     Planning takes time and memory by block: long sequences in small chunks have too many.
     """
@@ -107,7 +107,7 @@ def of_few_blocks(
 
 
 def _blocks(spec: ModelSpec, workload: Workload, most_rounds: float = inf) -> int:
-    """Forward and backward, in so many rounds of a step at most."""
+    """Return how many blocks are computed forward and backward, in at most so many rounds."""
     rounds = int(min(workload.rounds_per_step, most_rounds))
     return 2 * spec.num_layers * workload.chunks_per_round * rounds
 

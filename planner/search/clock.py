@@ -1,13 +1,13 @@
-"""When tasks ran in a plan that was judged."""
+"""The times at which tasks ran in a simulated plan."""
 
-from twinstream.planner.lifetimes.stays import TaskClock
+from twinstream.planner.lifetimes.residencies import TaskClock
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.timeline import PassSpans
 
 
-def judged_clock(schedule: Schedule, spans: PassSpans, pass_ns: float) -> TaskClock:
-    """Each task from its start to the start of the next: of the last, in the pass after."""
+def simulated_clock(schedule: Schedule, spans: PassSpans, pass_ns: float) -> TaskClock:
+    """Return a clock in which each task lasts from its start to the start of the next one."""
     starts_ns = [
         start
         for op, start in zip(schedule.ops, spans.start_ns, strict=True)

@@ -1,4 +1,9 @@
-"""Where compute waited for copies, in a simulated schedule: what the program is to allow for."""
+"""Where compute waited for copies in a simulated schedule, and less of the links for the program
+there.
+
+The program believes that a link can be used fully at all times. Where a real queue was late, the
+program gets a smaller share of the link beside those tasks, and decides again.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,9 +44,9 @@ def less_where_waited(
 
     Args:
         shares: those that the schedule was made with.
-        schedule: what was judged.
+        schedule: what was simulated.
         spans: of its ops.
-        views: of the judged rounds, and of the rounds of the program.
+        views: of the simulated rounds, and of the rounds of the program.
         limits: how much less.
     """
     found = [stall for stall in stalls(schedule, spans) if stall.queue in shares]
@@ -78,7 +83,7 @@ def less_where_waited(
 
 
 def stalls(schedule: Schedule, spans: PassSpans) -> list[Stall]:
-    """All waits of compute for copies, in order."""
+    """Return all waits of compute for copies, in order."""
     position = {op.op_id: i for i, op in enumerate(schedule.ops)}
     busy_since = _busy_since(schedule, spans)
     found: list[Stall] = []
@@ -113,5 +118,5 @@ def _busy_since(schedule: Schedule, spans: PassSpans) -> NDArray[np.int64]:
 
 
 def scaled(shares: Shares, factor: float) -> Shares:
-    """So much of the shares, beside every task."""
+    """Return the shares of the links scaled by one factor, beside every task."""
     return {way: tuple(factor * share for share in of) for way, of in shares.items()}

@@ -14,7 +14,7 @@ from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import SearchLimits
 from twinstream.planner.request import PlanRequest
 from twinstream.planner.reuse import Reuse
-from twinstream.planner.search.chunking import admissible, chunkings, of_few_blocks, possible
+from twinstream.planner.search.chunking import admissible, chunkings, possible, with_few_blocks
 from twinstream.schedule.document import StepBound
 from twinstream.schedule.workload import Workload
 
@@ -22,15 +22,15 @@ _SOLVERS = 2  # threads
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A way to cut the step into chunks and rounds, and what a step takes at least."""
+class StepCut:
+    """A way to cut the step into chunks and rounds, and the lower bound on the step's time."""
 
     workload: Workload
     bound: Relaxation
 
 
 class Cuts:
-    """All ways to cut a step that are possible within the caps, as far as they are asked for."""
+    """All ways to cut a step that are possible within the caps, bounded as they are asked for."""
 
     def __init__(self, request: PlanRequest, reuse: Reuse, limits: SearchLimits) -> None:
         self.request, self.reuse, self.limits = request, reuse, limits
@@ -39,18 +39,18 @@ class Cuts:
         self._bounds: dict[Workload, Relaxation | None] = {}
 
     def within(self, device_bytes: int) -> "Cuts":
-        """The same step with so much device memory."""
+        """Return the cuts of the same step with so much device memory."""
         caps = self.caps.model_copy(update={"device_bytes": device_bytes})
         return Cuts(replace(self.request, caps=caps), self.reuse, self.limits)
 
     @property
     def is_frozen(self) -> bool:
-        """Whether parameters of the model are only read."""
+        """Whether parameters of the model are frozen (only read)."""
         return bool(self.request.recipe.lora or self.request.recipe.frozen)
 
     @cached_property
-    def usual(self) -> list[Cut]:
-        """The preferred cuts, least bound first; where copies make even the best slow, others.
+    def usual(self) -> list[StepCut]:
+        """The preferred cuts, least bound first; and others where copies make even the best slow.
 
         Smaller chunks are slower to compute, and take less memory: they are bounded as long as
         each size has a bound clearly below that of all larger ones.
@@ -71,8 +71,8 @@ class Cuts:
         return usual
 
     @cached_property
-    def all(self) -> list[Cut]:
-        """The usual ones, smaller chunks, too, and whatever else is possible at all."""
+    def all(self) -> list[StepCut]:
+        """The usual cuts, smaller chunks too, and whatever else is possible at all."""
         if not self.is_possible:
             return []
         others = self._others_by_size(self.usual, self.workloads)
@@ -81,12 +81,12 @@ class Cuts:
 
     @cached_property
     def workloads(self) -> list[Workload]:
-        """All that may be possible, each once, of not too many blocks."""
-        return self._of_few_blocks(possible(self.spec, self.request.step, self.limits))
+        """All workloads that may be possible, each once, of not too many blocks."""
+        return self._with_few_blocks(possible(self.spec, self.request.step, self.limits))
 
     @cached_property
     def smallest(self) -> list[Workload]:
-        """Those that take the least memory: of no other are chunks and rounds both smaller.
+        """The workloads that take the least memory: of no other are chunks and rounds both smaller.
 
         Any other needs at least what one of these does: it has all their tasks, with tensors that
         are as large, and more. A single round is not compared with one of several, which carry
@@ -112,27 +112,29 @@ class Cuts:
         return any(self.bound(workload) is not None for workload in self.smallest)
 
     def step_bound_of(self, workload: Workload) -> StepBound:
-        """The bound of a cut of which there is a plan, and the least of all."""
+        """Return the bound of a cut that has a plan, together with the least bound of all cuts."""
         own = self.bound_of(workload)
-        least_s = min(cut.bound.step_s for cut in [Cut(workload, own), *(self.usual or self.all)])
-        return own.as_step_bound(least_s).model_copy(update={"fixed": self.choices.told})
+        least_s = min(
+            cut.bound.step_s for cut in [StepCut(workload, own), *(self.usual or self.all)]
+        )
+        return own.as_step_bound(least_s).model_copy(update={"fixed": self.choices.fixed})
 
     def bound_of(self, workload: Workload) -> Relaxation:
-        """What a step takes at least by a cut of which there is a plan."""
+        """Return the bound of a cut that has a plan."""
         bound = self.bound(workload)
         assert bound is not None, "what has a plan has a bound"
         return bound
 
     def view(self, workload: Workload, most_rounds: int) -> ChainView:
-        """The chain of a cut, of no more than so many rounds."""
+        """Return the chain of a cut, of no more than so many rounds."""
         return self.reuse.view(self.spec, workload, self.request.recipe, most_rounds)
 
     def program(self, workload: Workload, kind: ProgramKind) -> BoundProgram:
         recipe = self.request.recipe
         return self.reuse.program(self.spec, workload, recipe, self.machine, kind)
 
-    def _bounded(self, workloads: Sequence[Workload], *, every: bool) -> list[Cut]:
-        """Those of the workloads that have a bound, the least first.
+    def _bounded(self, workloads: Sequence[Workload], *, every: bool) -> list[StepCut]:
+        """Return the workloads that have a bound, as cuts, the least first.
 
         Left out, unless `every` is wanted, are those whose tasks alone take longer than the bound
         of the first; with frozen parameters, clearly longer: plans of large chunks seldom are near.
@@ -150,13 +152,13 @@ class Cuts:
         with ThreadPoolExecutor(_SOLVERS) as pool:
             bounds = [first, *pool.map(self.bound, left)]
         found = zip([workloads[0], *left], bounds, strict=True)
-        return self._least_first([Cut(w, bound) for w, bound in found if bound is not None])
+        return self._least_first([StepCut(w, bound) for w, bound in found if bound is not None])
 
-    def _least_first(self, cuts: Sequence[Cut]) -> list[Cut]:
-        """By their bounds; of nearly equal ones the shortest chain first."""
+    def _least_first(self, cuts: Sequence[StepCut]) -> list[StepCut]:
+        """Sort cuts by their bounds; of nearly equal ones the shortest chain comes first."""
         near_s = self.limits.near_equal * min((cut.bound.step_s for cut in cuts), default=0.0)
 
-        def order(cut: Cut) -> tuple[float, int]:
+        def order(cut: StepCut) -> tuple[float, int]:
             rounds = min(cut.workload.rounds_per_step, PROGRAM_ROUNDS)
             length = rounds * cut.workload.chunks_per_round
             return max(cut.bound.step_s, near_s), length if cut.bound.step_s <= near_s else 0
@@ -164,34 +166,34 @@ class Cuts:
         return sorted(cuts, key=order)
 
     def bound(self, workload: Workload) -> Relaxation | None:
-        """What a step takes at least by a cut; None where nothing fits."""
+        """Return the lower bound of a cut; None where nothing fits."""
         if workload not in self._bounds:
             kind = ProgramKind(self.choices, self.limits.bound_segments)
             self._bounds[workload] = self.program(workload, kind).bound(self.caps)
         return self._bounds[workload]
 
-    def _is_near(self, cut: Cut) -> bool:
+    def _is_near(self, cut: StepCut) -> bool:
         """Whether copies add little to what its tasks take alone."""
         return cut.bound.step_s <= self.limits.slow * self._alone_s(cut.workload)
 
     def _others_by_size(
-        self, cuts: Sequence[Cut], workloads: Iterable[Workload]
+        self, cuts: Sequence[StepCut], workloads: Iterable[Workload]
     ) -> list[list[Workload]]:
-        """What may be possible beside the cuts, by the size of chunks, the largest first."""
+        """Return what may be possible beside the cuts, by size of chunks, the largest first."""
         known = {workload for workload, bound in self._bounds.items() if bound is None}
         known.update(cut.workload for cut in cuts)
         by_size: dict[int, list[Workload]] = {}
-        for workload in self._of_few_blocks(workloads):
+        for workload in self._with_few_blocks(workloads):
             if workload not in known:
                 by_size.setdefault(workload.chunk_tokens, []).append(workload)
         return [by_size[size] for size in sorted(by_size, reverse=True)]
 
-    def _of_few_blocks(self, workloads: Iterable[Workload]) -> list[Workload]:
+    def _with_few_blocks(self, workloads: Iterable[Workload]) -> list[Workload]:
         once = list(dict.fromkeys(workloads))
-        return of_few_blocks(self.spec, once, PROGRAM_ROUNDS, self.limits.blocks)
+        return with_few_blocks(self.spec, once, PROGRAM_ROUNDS, self.limits.blocks)
 
     def _alone_s(self, workload: Workload) -> float:
-        """What the tasks of all rounds take alone."""
+        """Return the seconds that the tasks of all rounds take alone."""
         view = self.view(workload, PROGRAM_ROUNDS)
         chain, alone = view.chain, view.call_ns(self.machine)
         total_ns = sum(alone[task.call] for task in chain.tasks)

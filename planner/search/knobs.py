@@ -1,4 +1,4 @@
-"""What a plan of one cut is made with, and what came of it."""
+"""The knobs that one attempt to plan a cut turns, and what came of the attempt."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ Rule = Callable[[Chain, Machine, Caps], Emitted]
 
 
 @dataclass(frozen=True)
-class Judged:
-    """An emitted plan of few rounds, simulated.
+class SimulatedPlan:
+    """A schedule of a few rounds, with its simulated times.
 
     `step_ns` is the time of the whole step, `pass_ns` that of the few rounds, whose steady pass
     has the `spans`.
@@ -34,7 +34,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Knobs:
-    """What a plan of a cut is made with.
+    """The settings of one attempt to plan a cut.
 
     Args:
         choices: what is fixed.
@@ -42,7 +42,7 @@ class Knobs:
         shares: of each link, that the program may use beside each task.
         host_bytes: of the host, that the program may use; None: all there is.
         outlasting: whether offloads may outlast the pass, and hold their bytes in the next.
-        after: an attempt whose decisions stay, with time for copies as it was judged.
+        after: an attempt whose decisions stay, with time for copies as it was simulated.
         rule: plans instead of the program, where everything may fit the device.
     """
 
@@ -57,7 +57,7 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What came of knobs for a cut: the relaxation, what was packed of it, and how that was judged.
+    """What came of knobs for a cut: its relaxation, how that was packed, and the simulated plan.
 
     Each is None where what comes before it does not fit; or is `skipped`, where its decisions come
     to more than the best plan of other cuts.
@@ -67,15 +67,15 @@ class Attempt:
     knobs: Knobs
     relaxed: Relaxation | None = None
     packed: Packed | None = None
-    judged: Judged | None = None
+    simulated: SimulatedPlan | None = None
     skipped: bool = False
 
     @property
     def step_ns(self) -> float:
-        """Infinite where there is no plan."""
-        return inf if self.judged is None else self.judged.step_ns
+        """The time of the step; infinite where there is no plan."""
+        return inf if self.simulated is None else self.simulated.step_ns
 
     @property
     def relaxed_ns(self) -> float:
-        """What the program's decisions come to."""
+        """The time of the step by the program's decisions."""
         return inf if self.relaxed is None else self.relaxed.step_s * 1e9

@@ -1,4 +1,4 @@
-"""A plan of a chain as it is: nothing about it is to be cut, and all of it is one round."""
+"""Plan a chain as it is: it is not cut further, and all of it is one round."""
 
 from dataclasses import dataclass, field
 from itertools import islice
@@ -8,17 +8,17 @@ from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
 from twinstream.planner.bound.relaxation import Relaxation
 from twinstream.planner.choices import NO_RECOMPUTE, OPEN, Choices
 from twinstream.planner.emit.emission import Emitted
+from twinstream.planner.evaluator import Evaluator
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.judge import Judge
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import LIMITS, SearchLimits
 from twinstream.planner.rules.full_recompute import full_recompute_plan
 from twinstream.planner.rules.resident import pooled_resident_plan
 from twinstream.planner.rules.streaming import streaming_plan
-from twinstream.planner.search.cuts import Cut
+from twinstream.planner.search.cut_planner import CutPlanner
+from twinstream.planner.search.cuts import StepCut
 from twinstream.planner.search.knobs import Attempt
 from twinstream.planner.search.tuning import fastest, tuning_path
-from twinstream.planner.search.workbench import Workbench
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
@@ -26,7 +26,7 @@ from twinstream.schedule.workload import Workload
 
 @dataclass(frozen=True)
 class OneChain:
-    """What a workbench asks of the ways to cut a step, where there is one: the chain itself."""
+    """The only cut of a chain that is planned as it is, as `CutPlanner` asks for cuts."""
 
     chain: Chain
     machine: Machine
@@ -44,19 +44,19 @@ class OneChain:
         return self._view[0]
 
     def program(self, workload: Workload, kind: ProgramKind) -> BoundProgram:
-        """The program of its bound, or one that guides its plans."""
+        """Return the program of the chain's bound, or one that guides its plans."""
         if kind not in self._programs:
             view = self.view(workload, 1)
             self._programs[kind] = BoundProgram(view, self.machine, None, kind)
         return self._programs[kind]
 
     def bound(self) -> Relaxation | None:
-        """What a pass takes at least; None where nothing fits the caps."""
+        """Return the lower bound of a pass; None where nothing fits the caps."""
         kind = ProgramKind(self.choices, self.limits.guide_segments, tied=True)
         return self.program(self.chain.workload, kind).bound(self.caps)
 
     def least_bytes(self) -> tuple[float | None, float | None]:
-        """The least device cap, and host cap, that the program allows, the other as it is."""
+        """Return the least cap of either memory that the program allows, the other as it is."""
         kind = ProgramKind(self.choices, self.limits.guide_segments, tied=True)
         program = self.program(self.chain.workload, kind)
         return (
@@ -65,13 +65,13 @@ class OneChain:
         )
 
 
-def plan_of_chain(source: OneChain, judge: Judge, most_attempts: int) -> Emitted | None:
-    """The fastest plan that is found; None where none is.
+def plan_of_chain(source: OneChain, evaluator: Evaluator, most_attempts: int) -> Emitted | None:
+    """Return the fastest plan that is found; None where none is.
 
     Args:
         source: the chain, of one round.
-        judge: a simulator.
-        most_attempts: as many as are judged.
+        evaluator: a simulator.
+        most_attempts: as many as are simulated.
     """
     homes = set(source.choices.homes.values())
     if source.choices.recompute in (None, NO_RECOMPUTE) and homes <= {"device"}:
@@ -81,17 +81,17 @@ def plan_of_chain(source: OneChain, judge: Judge, most_attempts: int) -> Emitted
     bound = source.bound()
     if bound is None:
         return None
-    bench = Workbench(source, Cut(source.chain.workload, bound), judge)
+    planner = CutPlanner(source, StepCut(source.chain.workload, bound), evaluator)
     # The first attempt goes on solving from the bound.
-    tried = [Attempt(source.chain.workload, bench.first_knobs(source.choices, 0), bound)]
-    for knobs in islice(tuning_path(bench, tried, None), most_attempts):
+    tried = [Attempt(source.chain.workload, planner.first_knobs(source.choices, 0), bound)]
+    for knobs in islice(tuning_path(planner, tried, None), most_attempts):
         if knobs.rule is full_recompute_plan and not source.chain.recomputes:
             tried.append(Attempt(source.chain.workload, knobs))  # as `resident`, before it
         else:
-            tried.append(bench.attempt(knobs, tried, None))
+            tried.append(planner.attempt(knobs, tried, None))
     best = fastest(tried)
-    if best is not None and best.judged is not None:
-        return best.judged.emitted
+    if best is not None and best.simulated is not None:
+        return best.simulated.emitted
     try:
         return streaming_plan(source.chain, source.machine, source.caps)
     except InfeasiblePlan:

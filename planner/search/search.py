@@ -1,33 +1,33 @@
-"""The search: for each promising cut of the step relax, decide, pack, emit and judge."""
+"""The search: relax, decide, pack, emit and simulate each promising cut, and keep the fastest."""
 
 from collections.abc import Iterator, Sequence
 
 from twinstream.models.lowering.lower import lower
 from twinstream.planner.arena_caps import with_library_memory
-from twinstream.planner.judge import Judge
-from twinstream.planner.search.cuts import Cut, Cuts
+from twinstream.planner.evaluator import Evaluator
+from twinstream.planner.search.cut_planner import CutPlanner
+from twinstream.planner.search.cuts import Cuts, StepCut
 from twinstream.planner.search.knobs import Attempt
 from twinstream.planner.search.tuning import fastest, tuning_path
-from twinstream.planner.search.workbench import Workbench
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
 
-_Made = tuple[Attempt, Workbench]
+_Made = tuple[Attempt, CutPlanner]
 
 
-def search(cuts: Cuts, judge: Judge) -> tuple[Schedule, Chain] | None:
-    """The fastest plan found within the caps, and its chain; None where none is found."""
+def search(cuts: Cuts, evaluator: Evaluator) -> tuple[Schedule, Chain] | None:
+    """Return the fastest plan found within the caps, and its chain; None where none is found."""
     made: list[_Made] = []
     for cut in promising(cuts, made):
-        bench = Workbench(cuts, cut, judge)
-        made += [(plan, bench) for plan in _tried(bench, _fastest(made)) if plan.judged]
+        planner = CutPlanner(cuts, cut, evaluator)
+        made += [(plan, planner) for plan in _tried(planner, _fastest(made)) if plan.simulated]
     if cuts.choices.effort == "quick" and (best := _fastest(made)) is not None:
-        made += _made_of_less(cuts, judge, best)
-    for plan, bench in sorted(made, key=lambda one: one[0].step_ns):
+        made += _made_of_less(cuts, evaluator, best)
+    for plan, planner in sorted(made, key=lambda one: one[0].step_ns):
         chain = lower(cuts.spec, plan.workload, cuts.request.recipe)
-        if (schedule := bench.schedule(plan, chain)) is not None:  # all rounds fit, too
+        if (schedule := planner.schedule(plan, chain)) is not None:  # all rounds fit, too
             caps = with_library_memory(cuts.caps, chain)
             return schedule.model_copy(update={"caps": caps}), chain
     return None
@@ -37,55 +37,55 @@ def _fastest(made: Sequence[_Made]) -> Attempt | None:
     return fastest(plan for plan, _ in made)
 
 
-def _tried(bench: Workbench, best: Attempt | None) -> list[Attempt]:
-    """What came of the tuning path of a cut.
+def _tried(planner: CutPlanner, best: Attempt | None) -> list[Attempt]:
+    """Return the attempts along the tuning path of a cut.
 
     Args:
         best: the fastest of others.
     """
     tried: list[Attempt] = []
-    for knobs in tuning_path(bench, tried, best):
-        tried.append(bench.attempt(knobs, tried, best))
+    for knobs in tuning_path(planner, tried, best):
+        tried.append(planner.attempt(knobs, tried, best))
     return tried
 
 
-def _made_of_less(cuts: Cuts, judge: Judge, best: Attempt) -> Iterator[_Made]:
-    """Quick plans of the best one's cut for less device memory, as long as these may be faster.
+def _made_of_less(cuts: Cuts, evaluator: Evaluator, best: Attempt) -> Iterator[_Made]:
+    """Yield quick plans of the best one's cut for less device memory, while these may be faster.
 
-    Quick plans are judged once, so that one for more memory may be slower than one for less.
+    Quick plans are simulated once, so that one for more memory may be slower than one for less.
     """
     for device_bytes in _usual_sizes_below(_taken_bytes(best)):
         less = cuts.within(device_bytes)
         bound = less.bound(best.workload)
         if bound is None or bound.step_s * 1e9 * cuts.limits.near >= best.step_ns:
             return
-        bench = Workbench(less, Cut(best.workload, bound), judge)
-        tried = _tried(bench, best)
+        planner = CutPlanner(less, StepCut(best.workload, bound), evaluator)
+        tried = _tried(planner, best)
         if any(attempt.skipped for attempt in tried):  # its decisions are slower, and of less, too
             return
-        plans = [attempt for attempt in tried if attempt.judged is not None]
-        yield from ((plan, bench) for plan in plans)
+        plans = [attempt for attempt in tried if attempt.simulated is not None]
+        yield from ((plan, planner) for plan in plans)
         best = min([best, *plans], key=lambda plan: plan.step_ns)
 
 
 def _taken_bytes(plan: Attempt) -> int:
-    """The least cap of device memory that the plan fits; 0 where there is none."""
-    assert plan.judged is not None, "it is a plan"
-    schedule = plan.judged.emitted.schedule
+    """Return the least cap of device memory that the plan fits; 0 where there is none."""
+    assert plan.simulated is not None, "it is a plan"
+    schedule = plan.simulated.emitted.schedule
     cap, arena = schedule.caps.device_bytes, schedule.caps.arena_bytes("device")
     return 0 if cap is None or arena is None else cap - arena + arena_bytes(schedule, DEVICE)
 
 
 def _usual_sizes_below(size_bytes: int) -> Iterator[int]:
-    """Sizes of memories, the largest first: ... 24, 20, 16, 12, 10, 8 GiB and so on."""
+    """Yield sizes of memories, the largest first: ... 24, 20, 16, 12, 10, 8 GiB and so on."""
     for power in range(size_bytes.bit_length(), 3, -1):
         for quarters in (6, 5, 4):
             if (quarters << power - 2) < size_bytes:
                 yield quarters << power - 2
 
 
-def promising(cuts: Cuts, made: Sequence[_Made]) -> Iterator[Cut]:
-    """The cuts with the least bounds, while the best plan is so far above them that it may pay.
+def promising(cuts: Cuts, made: Sequence[_Made]) -> Iterator[StepCut]:
+    """Yield the cuts of the least bounds, while the best plan is far enough above them.
 
     Where nothing fits, smaller chunks and whatever else is possible, until something does.
 

@@ -1,4 +1,4 @@
-"""How many tokens a step has, where that is left open."""
+"""How many tokens a step has, where the user leaves that open."""
 
 from math import ceil
 
@@ -16,7 +16,7 @@ _SPARE_ROUNDS = 8
 
 
 def proposed_tokens(request: PlanRequest) -> int:
-    """The fewest tokens per step at which the optimizer takes at most its share of the step.
+    """Return the fewest tokens per step at which the optimizer takes at most its share of the step.
 
     The share is the step's `optimizer_overhead`. The optimizer takes what a step takes beyond its
     rounds, each as long as a further one would be; both by the lower bound within the caps, or

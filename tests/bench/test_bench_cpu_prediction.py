@@ -83,7 +83,9 @@ def test_bench_cpu_predictions_against_measured_steps(capsys: pytest.CaptureFixt
         held_out = [row for i, row in enumerate(rows) if i not in CALIBRATION_ROWS]
         for what, some in (("15 configurations", rows), ("12 not calibrated with", held_out)):
             print(f"{what}: probed {_told(some, probed)}; calibrated {_told(some, calibrated)}")
-        factors = ", ".join(f"{p.parameter.name} {p.factor:.3f}" for p in fit.parameters if p.told)
+        factors = ", ".join(
+            f"{p.parameter.name} {p.factor:.3f}" for p in fit.parameters if p.identified
+        )
         print(f"calibration: {factors}; the probe repeated after the runs: {pace:.2f} of its speed")
     for case in CASES:
         losses = {row.losses for row in rows if row.case == case}

@@ -49,18 +49,18 @@ STEPS += [
 
 @pytest.mark.parametrize(("machine", "model", "seq_len", "tokens", "device", "host"), STEPS)
 def test_seconds_to_plan(machine, model, seq_len, tokens, device, host):
-    judged, on = 0, load_machine(machine)
+    simulated, on = 0, load_machine(machine)
 
-    def judge(schedule: Schedule, machine: Machine) -> SteadyState:
-        nonlocal judged
-        judged += 1
+    def evaluator(schedule: Schedule, machine: Machine) -> SteadyState:
+        nonlocal simulated
+        simulated += 1
         return steady_state(schedule, machine)
 
     gc.collect()
     caps = caps_of(on, f"{device}GiB", f"{host}GiB")
     step = TrainingStep(seq_len=seq_len, tokens_per_step=tokens)
     start_s = time.perf_counter()
-    schedule = plan_step(load_model(model), step, on, caps, judge=judge)
+    schedule = plan_step(load_model(model), step, on, caps, evaluator=evaluator)
     seconds = time.perf_counter() - start_s
     step_s = simulate(schedule, on).step_ns / 1e9
     workload, bound = schedule.workload, schedule.bound
@@ -71,7 +71,7 @@ def test_seconds_to_plan(machine, model, seq_len, tokens, device, host):
         f"\n| {machine} {model}, {tokens // seq_len} x {seq_len:,}, {device} + {host} | "
         f"{workload.rounds_per_step} x {workload.chunks_per_round} x {workload.chunk_tokens:,} | "
         f"{tokens / step_s:,.0f} | {step_s / bound.step_s - 1:.1%} | "
-        f"{step_s / bound.family_step_s - 1:.1%} | {tasks:,} | {judged} | {seconds:.1f} s |"
+        f"{step_s / bound.family_step_s - 1:.1%} | {tasks:,} | {simulated} | {seconds:.1f} s |"
     )
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout, LayoutError
+from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
@@ -17,7 +17,7 @@ WORKLOAD = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=2, rounds_per_
 
 def planned(layout: Layout, recipe: Recipe | None = None) -> ClusterSchedule:
     stages = Stages(load_preset("tiny"), WORKLOAD, recipe or Recipe(), layout)
-    return executable(stages, load_machine("cpu"))
+    return plan_pipeline(stages, load_machine("cpu"))
 
 
 def carried_bytes(schedule: ClusterSchedule, kind: str) -> int:

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from twinstream.clusters import executable as making
+from twinstream.clusters import pipeline as making
 from twinstream.clusters.conforms import conforms_cluster
-from twinstream.clusters.executable import COMMUNICATION_BYTES, Stages, executable
 from twinstream.clusters.layout import Layout, LayoutError
+from twinstream.clusters.pipeline import COMMUNICATION_BYTES, Stages, plan_pipeline
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
@@ -26,7 +26,7 @@ Spans = dict[str, tuple[int, int]]
 
 def planned(caps: Caps | None = None, recipe: Recipe | None = None, **fields: Any) -> Any:
     stages = Stages(load_preset("tiny"), WORKLOAD, recipe or Recipe(), Layout(dp=4, **fields))
-    return executable(stages, MACHINE, caps)
+    return plan_pipeline(stages, MACHINE, caps)
 
 
 def spans_ns(schedule: ClusterSchedule) -> Spans:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.front_door.command_line import call, error_of
 from twinstream.cost.bill import CostError, Prices
-from twinstream.cost.mesh_work import Axis, Batches, BatchWork, Decoder, Mesh, PassWork
+from twinstream.cost.mesh_work import Batches, BatchWork, Decoder, PassWork, WorkAxis, WorkMesh
 from twinstream.cost.work import Counting, DecoderOptions, limits_of, work_document
 from twinstream.models.flops import model_flops_per_sequence
 from twinstream.models.presets import load_preset
@@ -26,10 +26,12 @@ ROOT = ("--num-layers", 12, "--d-model", 1024, "--dataset-size", 1e10)
 
 
 def cost(decoder: Decoder = DENSE, counting: Counting = RUN, **degrees: int) -> SimpleNamespace:
-    return SimpleNamespace(**work_document(decoder, BATCHES, Mesh(**degrees), counting, Prices()))
+    return SimpleNamespace(
+        **work_document(decoder, BATCHES, WorkMesh(**degrees), counting, Prices())
+    )
 
 
-def along(found: SimpleNamespace, axis: Axis) -> SimpleNamespace:
+def along(found: SimpleNamespace, axis: WorkAxis) -> SimpleNamespace:
     return next(SimpleNamespace(**one) for one in found.axes if one["axis"] == axis)
 
 
@@ -58,7 +60,7 @@ def test_flop_of_a_dense_model_on_one_device_are_a_product_and_an_addition_each(
 def test_replicas_move_weights_and_gradients_once_a_batch_and_nothing_else():
     found = cost(data=4)
     weights = 2 * DENSE.num_params * STEPS
-    assert busy(found) == {Axis.DATA}
+    assert busy(found) == {WorkAxis.DATA}
     assert found.sent_bytes_fwd == weights  # each value to all at once
     assert found.received_bytes_fwd == 3 * weights
     assert found.sent_bytes_bwd == found.received_bytes_bwd == 3 * weights
@@ -68,13 +70,13 @@ def test_replicas_move_weights_and_gradients_once_a_batch_and_nothing_else():
 def test_stages_hand_on_what_is_between_layers():
     found = cost(pipe=4)
     handed_on = 2 * HIDDEN * 3 / LAYERS
-    assert busy(found) == {Axis.PIPE}
+    assert busy(found) == {WorkAxis.PIPE}
     assert found.sent_bytes_fwd == pytest.approx(handed_on)
     assert found.received_bytes_bwd == pytest.approx(handed_on)
 
 
 def test_parts_of_the_inner_width_sum_the_output_of_a_layer():
-    found = along(cost(tensor_int=4, data=1), Axis.TENSOR_INTERNAL)
+    found = along(cost(tensor_int=4, data=1), WorkAxis.TENSOR_INTERNAL)
     gathered = 2 * 2 * LAYERS * WIDTH * HEAD * STEPS  # keys' and values' weights, for all heads
     assert found.sent_bytes_fwd == 2 * HIDDEN * (3 + 1) + gathered
     assert found.received_bytes_fwd == 2 * HIDDEN * (3 + 3) + 3 * gathered
@@ -82,7 +84,7 @@ def test_parts_of_the_inner_width_sum_the_output_of_a_layer():
 
 def test_tokens_go_to_other_experts_as_often_as_those_are_elsewhere():
     experts = DENSE.model_copy(update={"num_experts": 4})
-    found = along(cost(experts, exp=4), Axis.EXPERT)
+    found = along(cost(experts, exp=4), WorkAxis.EXPERT)
     keys_values = 2 * 2 * LAYERS * SEQUENCES * TOKENS * HEAD * STEPS
     assert found.sent_bytes_fwd == 2 * HIDDEN * 3 / 4 + keys_values
     assert found.received_bytes_fwd == 2 * HIDDEN * 3 / 4 + 3 * keys_values
@@ -121,10 +123,10 @@ _DEGREES = st.sampled_from((1, 2, 4, 8))
 
 @given(_DEGREES, _DEGREES, _SHARES, _SHARES)
 def test_shares_of_axes_add_up_to_the_whole(outer, inner, one, other):
-    batch = BatchWork(DENSE, BATCHES, Mesh(data=outer, tensor_int=inner))
+    batch = BatchWork(DENSE, BATCHES, WorkMesh(data=outer, tensor_int=inner))
     batch.forward, batch.backward = PassWork(), PassWork()
-    crossings = {Axis.PIPE: one, Axis.EXPERT: other}
-    batch.spread("LDK", Axis.TENSOR_INTERNAL, Axis.DATA, crossings=crossings)
+    crossings = {WorkAxis.PIPE: one, WorkAxis.EXPERT: other}
+    batch.spread("LDK", WorkAxis.TENSOR_INTERNAL, WorkAxis.DATA, crossings=crossings)
     values, parts, moved = LAYERS * WIDTH * HEAD, inner * outer, one + other
     lacking = values * (parts - 1 + moved)
     assert sum(batch.forward.sent.values()) == pytest.approx(values * (1 if parts > 1 else moved))
@@ -134,13 +136,13 @@ def test_shares_of_axes_add_up_to_the_whole(outer, inner, one, other):
 
 
 def test_steps_by_hand():
-    batch = BatchWork(DENSE, BATCHES, Mesh(data=4))
+    batch = BatchWork(DENSE, BATCHES, WorkMesh(data=4))
     batch.forward, batch.backward = PassWork(), PassWork()
     batch.add_up("BL", "B")  # four devices have a quarter of 16 sequences each
     assert batch.forward.flop == LAYERS * (SEQUENCES - 1)
-    assert batch.forward.sent[Axis.DATA] == batch.forward.received[Axis.DATA] == 3 * LAYERS
-    assert batch.backward.sent[Axis.DATA] == LAYERS
-    assert batch.backward.received[Axis.DATA] == 3 * LAYERS
+    assert batch.forward.sent[WorkAxis.DATA] == batch.forward.received[WorkAxis.DATA] == 3 * LAYERS
+    assert batch.backward.sent[WorkAxis.DATA] == LAYERS
+    assert batch.backward.received[WorkAxis.DATA] == 3 * LAYERS
     before = batch.forward.flop
     batch.multiply("BLK")
     assert batch.forward.flop - before == SEQUENCES * LAYERS * HEAD
@@ -150,7 +152,7 @@ def test_steps_by_hand():
 def test_micro_batches_are_those_that_divide_the_batch_and_keep_devices_busy():
     batches = Batches(batch_size=96, seq_len=256, dataset_tokens=1e9)
     wide = DecoderOptions(num_layers=4, d_model=2048).decoder(256)
-    limits, sizes = limits_of(wide, batches, Mesh(pipe=2, data=2))
+    limits, sizes = limits_of(wide, batches, WorkMesh(pipe=2, data=2))
     brute = [n for n in range(2, 97, 2) if 96 % n == 0 and n * 256 >= 2 * 1024 and n <= 96 // 8]
     assert list(sizes) == brute == [8, 12]
     assert all(limit["holds"] for limit in limits)
@@ -158,13 +160,13 @@ def test_micro_batches_are_those_that_divide_the_batch_and_keep_devices_busy():
 
 def test_the_least_micro_batch_is_rounded_up():
     batches = Batches(batch_size=24, seq_len=384, dataset_tokens=1e9)  # 2.67 have 1,024 tokens
-    assert limits_of(DENSE, batches, Mesh())[1] == (3, 4, 6, 8, 12, 24)
+    assert limits_of(DENSE, batches, WorkMesh())[1] == (3, 4, 6, 8, 12, 24)
 
 
 def test_the_least_micro_batch_is_exact_where_floats_are_not():
     """With 49 replicas ceil(1024 / (64 / 49) / 49) is 17 in floats; 16 have 1,024 tokens each."""
     batches = Batches(batch_size=49 * 16, seq_len=64, dataset_tokens=1e9)
-    assert limits_of(DENSE, batches, Mesh(data=49))[1] == (49 * 16,)
+    assert limits_of(DENSE, batches, WorkMesh(data=49))[1] == (49 * 16,)
 
 
 def test_widths_by_default_by_ratio_and_as_given():
@@ -204,7 +206,7 @@ def test_a_named_model_is_counted_with_its_own_heads():
 def test_grouped_heads_lie_between_one_key_head_and_as_many_as_there_are_queries():
     def keys_sent(**heads: object) -> float:
         spec = DENSE.spec.model_copy(update=heads)
-        return along(cost(Decoder(spec=spec), seq=2), Axis.SEQUENCE).sent_bytes_bwd
+        return along(cost(Decoder(spec=spec), seq=2), WorkAxis.SEQUENCE).sent_bytes_bwd
 
     one, two, eight = (keys_sent(num_kv_heads=heads) for heads in (1, 2, 8))
     assert two - one == pytest.approx((eight - one) / 7)

@@ -11,7 +11,7 @@ from tests.data.samples import paragraphs
 from twinstream.data.data_error import DataError
 from twinstream.data.encoding.block_tokens import BlockTokens
 from twinstream.data.packing import ChunkShape, chunk_of, pack
-from twinstream.data.pieces import cut, sizes_for
+from twinstream.data.spans import cut, sizes_for
 
 
 @st.composite
@@ -80,8 +80,8 @@ def test_packing_is_first_fit_decreasing(shape, data):
 @given(blocks(), shapes(), st.booleans())
 def test_each_learned_token_is_in_one_chunk_beside_its_own_document_only(tokens, shape, continuous):
     sizes = sizes_for(shape.longest, shape.chunk_tokens, is_continuous=continuous)
-    pieces = cut(tokens, sizes)
-    chunks = [chunk_of(pieces, indices, shape) for indices in pack(pieces.lengths, shape)]
+    spans = cut(tokens, sizes)
+    chunks = [chunk_of(spans, indices, shape) for indices in pack(spans.lengths, shape)]
     packed = []
     for chunk in chunks:
         assert sum(chunk.lengths) == shape.chunk_tokens == len(chunk.ids) == len(chunk.labels)
@@ -102,10 +102,10 @@ def test_each_learned_token_is_in_one_chunk_beside_its_own_document_only(tokens,
 @given(blocks(), shapes())
 def test_in_text_that_is_learned_whole_nothing_but_single_tokens_is_left_out(tokens, shape):
     whole = BlockTokens(tokens.ids, np.ones(len(tokens.ids), np.bool_), tokens.ends, tokens.rows)
-    pieces = cut(whole, (shape.longest,))
+    spans = cut(whole, (shape.longest,))
     lengths = np.diff(tokens.ends, prepend=0)
     alone = sum(int(length) % shape.longest == 1 for length in lengths)
-    assert pieces.lengths.sum() == len(tokens.ids) - alone
+    assert spans.lengths.sum() == len(tokens.ids) - alone
 
 
 @pytest.mark.parametrize(("chunk_tokens", "longest"), [(4096, 4096), (8192, 2048), (10000, 3000)])
@@ -114,9 +114,9 @@ def test_a_continuous_text_leaves_no_padding_but_in_its_last_chunk(chunk_tokens,
     num = chunk_tokens * 12 + 17
     learned = np.ones(num, np.bool_)
     tokens = BlockTokens(np.ones(num, np.int32), learned, np.array([num]), np.zeros(1, np.int64))
-    pieces = cut(tokens, sizes_for(longest, chunk_tokens, is_continuous=True))
-    chunks = pack(pieces.lengths, shape)
-    assert pieces.lengths.sum() == num
+    spans = cut(tokens, sizes_for(longest, chunk_tokens, is_continuous=True))
+    chunks = pack(spans.lengths, shape)
+    assert spans.lengths.sum() == num
     assert len(chunks) == 13
 
 

@@ -14,7 +14,7 @@ from twinstream.data.data_error import DataError
 from twinstream.data.options import Source
 from twinstream.data.reading import arrays, ranges
 from twinstream.data.reading.bins import read_bin
-from twinstream.data.reading.blocks import lay_out
+from twinstream.data.reading.blocks import split_into_blocks
 from twinstream.data.reading.files import content_hashes, find_files
 from twinstream.data.reading.ranges import text_in
 from twinstream.data.reading.rows import rows_of
@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
 
 def parts_of(path: Path, block_bytes: int):
     files = find_files(Source(path)).files
-    blocks = lay_out(files, content_hashes(files), block_bytes)
+    blocks = split_into_blocks(files, content_hashes(files), block_bytes)
     return [part for block in blocks for part in block.parts]
 
 
@@ -121,7 +121,7 @@ def test_small_files_share_a_block_and_kinds_do_not(tmp_path):
         (tmp_path / f"{index}.txt").write_text("x" * 30)
     (tmp_path / "9.jsonl").write_text("{}")
     files = find_files(Source(tmp_path)).files
-    blocks = lay_out(files, content_hashes(files), 100)
+    blocks = split_into_blocks(files, content_hashes(files), 100)
     assert [[part.path.name for part in block.parts] for block in blocks] == [
         ["0.txt", "1.txt", "2.txt"],
         ["3.txt", "4.txt", "5.txt"],

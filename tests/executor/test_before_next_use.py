@@ -16,7 +16,7 @@ from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.device_memory import DeviceMeter, MemoryReading
 from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.program.options import RunOptions
-from twinstream.executor.run.cuda_run import Job, run_on_gpu
+from twinstream.executor.run.cuda_run import CudaJob, run_on_gpu
 from twinstream.executor.run.evaluation import EvaluationBatch, pass_losses
 from twinstream.executor.run.execute import execute, execute_in, flush_in, prove
 from twinstream.executor.run.training import step_state
@@ -239,7 +239,7 @@ def test_on_a_gpu_nothing_is_warmed_up_where_the_state_is_in_place(graphs):
         gpu, program = FakeGpu(3, 0.5), compile_program(each)
         inside = Arenas(each, memory)
         works = bind_works(each, inside, host_work, poison=True, backend="cuda")
-        job = Job(each, program, inside, gpu.works(program, works, inside), fill)
+        job = CudaJob(each, program, inside, gpu.works(program, works, inside), fill)
         meter = DeviceMeter(Caps(), 0, lambda: MemoryReading(0, 0))
         said.append(run_on_gpu(gpu, job, asked, meter)[1])
     found = read_carried(schedule, arenas, start)

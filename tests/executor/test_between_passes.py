@@ -34,8 +34,8 @@ def test_at_rest_the_state_is_that_of_the_steps_so_far_and_a_run_can_end_there(p
     state = initial_state(ModelSpec.model_validate(schedule.model.spec), seed=1)
     seen = {}
 
-    def between(number, rest):
-        rest()
+    def between(number, synchronize):
+        synchronize()
         assert len(loop.losses) == number
         seen[number] = {n: take_carried(schedule, arenas, n) for n in carried_names(schedule)}
         return number < 3
@@ -57,7 +57,7 @@ def test_without_rest_passes_overlap_as_ever():
     schedule = schedule_of("streaming")
     asked = []
 
-    def between(number, rest):
+    def between(number, synchronize):
         asked.append(number)
         return True
 
@@ -71,9 +71,9 @@ def test_what_is_done_at_rest_is_no_part_of_a_step(monkeypatch):
     schedule, clock, hour_ns, at_rest = schedule_of("resident"), perf_counter_ns, 3600 * 10**9, []
     monkeypatch.setattr(dispatch, "perf_counter_ns", lambda: clock() - hour_ns * len(at_rest))
 
-    def between(number, rest):
+    def between(number, synchronize):
         if number == 2:
-            rest()
+            synchronize()
             at_rest.append(number)
         return True
 
@@ -85,8 +85,8 @@ def test_what_is_done_at_rest_is_no_part_of_a_step(monkeypatch):
 def test_on_a_gpu_too(graphs):
     schedule, numbers = schedule_of("streaming"), []
 
-    def between(number, rest):
-        rest()
+    def between(number, synchronize):
+        synchronize()
         numbers.append(number)
         return number < 3
 
@@ -105,7 +105,7 @@ def test_after_a_rest_streams_are_made_current_whatever_was_meanwhile():
     number = next(launch.stream for launch in program.launches if not launch.on_host)
     mine = backend.use(number)
     gpu.use(gpu.stream("another"))  # as another run does in between
-    backend.rest()
+    backend.synchronize()
     assert backend.use(number) is mine is gpu.current
     backend.abort()
 
@@ -114,7 +114,7 @@ def test_what_another_run_thaws_is_frozen_again(monkeypatch):
     frozen = []
     monkeypatch.setattr(dispatch.gc, "get_freeze_count", lambda: 0)
     monkeypatch.setattr(dispatch.gc, "freeze", lambda: frozen.append(1))
-    run(schedule_of("resident"), RunOptions(num_passes=3, between=lambda number, rest: True))
+    run(schedule_of("resident"), RunOptions(num_passes=3, between=lambda number, synchronize: True))
     assert len(frozen) == 3  # at the begin, and after each of two asks
 
 
@@ -129,6 +129,6 @@ def test_an_error_is_told_at_rest(monkeypatch):
 
     program = compile_program(schedule)
     backend = CpuBackend(program, [work(op) for op in schedule.ops])
-    options = dispatch.PassOptions(3, between=lambda number, rest: rest() or True)
+    options = dispatch.PassOptions(3, between=lambda number, synchronize: synchronize() or True)
     with pytest.raises(RuntimeError, match="broken"):
         dispatch.run_passes(program, backend, options)

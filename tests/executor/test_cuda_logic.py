@@ -20,7 +20,7 @@ from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.program.options import Graphs, RunOptions
 from twinstream.executor.replay.dispatch import Passes
-from twinstream.executor.run.cuda_run import Job, run_on_gpu
+from twinstream.executor.run.cuda_run import CudaJob, run_on_gpu
 from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import fill_carried, initial_state, read_carried
 from twinstream.models.spec import ModelSpec
@@ -77,7 +77,7 @@ def on_fake_gpu(
         fill_carried(schedule, arenas, state)
 
     meter = meter or DeviceMeter(Caps(), 0, lambda: MemoryReading(0, 0))
-    job = Job(schedule, program, arenas, works, fill)
+    job = CudaJob(schedule, program, arenas, works, fill)
     passes, graphs = run_on_gpu(gpu, job, options, meter)
     bits = Bits(tuple(loop.losses), read_carried(schedule, arenas, state))
     return Ran(bits, passes, graphs, gpu)

@@ -14,7 +14,7 @@ from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.program.options import RunOptions, choose_nvtx
 from twinstream.executor.replay.dispatch import Passes
 from twinstream.executor.run import cuda_run
-from twinstream.executor.run.cuda_run import Job, run_on_cuda
+from twinstream.executor.run.cuda_run import CudaJob, run_on_cuda
 from twinstream.executor.run.measured import measured_timeline
 from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import fill_carried, initial_state
@@ -38,7 +38,7 @@ def ran(gpu: FakeGpu, schedule: Schedule, options: RunOptions) -> tuple[Passes, 
     host_work = training(schedule).host_work(schedule)
     works = gpu.works(program, bind_works(schedule, arenas, host_work), arenas)
     state = initial_state(small(schedule.model.name), 1)
-    job = Job(schedule, program, arenas, works, lambda: fill_carried(schedule, arenas, state))
+    job = CudaJob(schedule, program, arenas, works, lambda: fill_carried(schedule, arenas, state))
     return run_on_cuda(job, options)
 
 
@@ -88,5 +88,5 @@ def test_every_op_and_every_graph_has_a_named_range_when_asked(gpu, schedule):
 
 def test_named_ranges_on_the_cpu_are_refused():
     with pytest.raises(TwinstreamError, match="leave --nvtx away"):
-        choose_nvtx("cpu", asked=True)
-    assert choose_nvtx("cuda", asked=True)
+        choose_nvtx("cpu", requested=True)
+    assert choose_nvtx("cuda", requested=True)

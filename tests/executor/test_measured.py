@@ -6,7 +6,7 @@ from statistics import pstdev
 import pytest
 
 from tests.helpers.sketches import op, sketch
-from twinstream.executor.backends.protocol import PassTimes
+from twinstream.executor.backends.protocol import MeasuredPass
 from twinstream.executor.program.options import choose_graphs
 from twinstream.executor.replay.dispatch import Passes
 from twinstream.executor.replay.host_cost import CostMeter
@@ -22,7 +22,7 @@ def passes(*ends: tuple[int, bool]) -> Passes:
     """(end of the pass, whether it was timed); its only op took 5 ns."""
     return Passes(
         tuple(
-            PassTimes(end, PassSpans(start_ns=(end - 5,), end_ns=(end,)) if timed else None)
+            MeasuredPass(end, PassSpans(start_ns=(end - 5,), end_ns=(end,)) if timed else None)
             for end, timed in ends
         ),
         host_cost=None,

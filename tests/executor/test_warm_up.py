@@ -14,7 +14,7 @@ from twinstream.executor.memory.device_memory import DeviceMeter, MemoryReading
 from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.replay.warm_up import kernels_compiled
-from twinstream.executor.run.cuda_run import Job, run_on_gpu
+from twinstream.executor.run.cuda_run import CudaJob, run_on_gpu
 from twinstream.executor.run.work import bind_works
 from twinstream.models.recipe import KernelChoice, OptimizerState, Recipe
 from twinstream.schedule.document import Caps
@@ -51,7 +51,7 @@ def test_no_variant_of_a_kernel_is_met_after_warm_up(
         warm.update(launched)
         launched.clear()
 
-    job = Job(schedule, program, arenas, works, fill)
+    job = CudaJob(schedule, program, arenas, works, fill)
     run_on_gpu(gpu, job, RunOptions("cuda", num_passes=2, graphs="off"), meter)
     names = {name for name, *_ in launched}
     assert {"_sums_kernel", "_adamw_kernel"} <= names

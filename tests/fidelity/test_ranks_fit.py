@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.helpers.tiny_chains import WORKLOADS, small
-from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout
+from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.running.measured import rank_names
 from twinstream.fidelity.ranks_fit import fit_ranks
 from twinstream.hardware_profiles.clusters.curves import CollectiveCurve
@@ -29,7 +29,7 @@ MESSAGE_NS, SUM_NS = 300_000.0, 900_000.0
 
 
 def schedule_of(**fields: Any) -> ClusterSchedule:
-    return executable(Stages(SPEC, WORKLOAD, Recipe(), Layout(**fields)), load_machine("cpu"))
+    return plan_pipeline(Stages(SPEC, WORKLOAD, Recipe(), Layout(**fields)), load_machine("cpu"))
 
 
 def cluster_of(num_ranks: int) -> Cluster:

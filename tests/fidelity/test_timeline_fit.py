@@ -57,7 +57,7 @@ def test_known_constants_come_back_from_a_noisy_timeline(schedule, timeline):
     found = fit_timelines(H100, [(schedule, timeline)])
     by_name = {p.parameter.name: p for p in found.parameters}
     for name, factor in TRUTH.items():
-        assert by_name[name].told
+        assert by_name[name].identified
         assert by_name[name].factor == pytest.approx(factor, abs=3 * by_name[name].posterior_width)
         assert by_name[name].posterior_width < 0.5 * by_name[name].parameter.width
     assert found.summary().mean_error < NOISE

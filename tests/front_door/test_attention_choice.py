@@ -8,8 +8,8 @@ import pytest
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream.hardware_profiles.loader import load_machine, override, save_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine
-from twinstream.models.demand import attention_limits
-from twinstream.models.demand.attention_limits import UnknownAttentionError
+from twinstream.models.kernel_costs import attention_limits
+from twinstream.models.kernel_costs.attention_limits import UnknownAttentionError
 from twinstream.models.presets import load_preset
 from twinstream.planner.kernel_choice import UnsuitableAttentionError, attention_for
 

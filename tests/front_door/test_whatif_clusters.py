@@ -10,7 +10,7 @@ from tests.front_door.command_line import call, error_of
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import predict
-from twinstream.clusters.search.question import Question
+from twinstream.clusters.search.question import LayoutSearch
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.models.presets import load_model
 from twinstream.study.many_gpus import LayoutQuery, kept_job
@@ -21,9 +21,9 @@ ON = ("--cluster", "h100_dgx", "--gpus", 16, "--pp", 1, "--zero", 1)
 ASK = ("whatif", *STEP, *ON, "--jobs", 1)
 
 
-def question(gpus=16, **fixed) -> Question:
+def question(gpus=16, **fixed) -> LayoutSearch:
     job = Job(shape=load_model("1b"), layout=Layout(), seq_len=512, global_batch=32)
-    return Question(job, gpus, load_cluster("h100_dgx"), fixed)
+    return LayoutSearch(job, gpus, load_cluster("h100_dgx"), fixed)
 
 
 @pytest.fixture(scope="module")
@@ -132,12 +132,12 @@ def test_where_less_reaches_the_target_too_the_value_is_only_a_most():
 
 def test_what_is_set_changes_together_and_a_layout_may_be_refused():
     told = call(
-        *ASK, "--set", "device_memory_bytes=3GB", "--set", "nic_bytes_per_s=1e11"
+        *ASK, "--set", "device_memory_bytes=1GB", "--set", "nic_bytes_per_s=1e11"
     )  # fmt: skip
     assert told.code == 0, told.err
     printed = " ".join(told.out.split())
-    assert "device_memory_bytes=3GB, nic_bytes_per_s=1e11" in printed
-    assert "layout kept: tp" in printed and "of a GPU's 2.8" in printed
+    assert "device_memory_bytes=1GB, nic_bytes_per_s=1e11" in printed
+    assert "layout kept: stage 0 does not fit 1000000000 bytes of device memory" in printed
     assert "fits: the leanest" in printed
     assert max(map(len, told.out.splitlines())) <= 100
 
@@ -153,9 +153,9 @@ def test_a_layout_found_with_a_change_is_tried_without_it(monkeypatch):
         one = replace(self, fixed={**self.fixed, **fixed}, num_gpus=8)
         return one_answer(one, 1)
 
-    one_answer = Question.answer
+    one_answer = LayoutSearch.answer
     eight = replace(base, num_gpus=8)
-    monkeypatch.setattr(Question, "answer", answer)
+    monkeypatch.setattr(LayoutSearch, "answer", answer)
     monkeypatch.setattr(
         "twinstream.study.processes.in_processes",
         lambda work, items, jobs, begin: [(one, work(one, None)) for one in items],
@@ -182,7 +182,7 @@ def test_replicas_of_a_kept_layout_make_up_the_gpus_and_what_is_fixed_wins():
 def test_of_one_node_the_network_is_left_out_and_narrow_peaks_change_too():
     names = [one.name for one in usual_changes(LayoutQuery(question(8)))]
     assert "network x 2" not in names and "links in a node x 2" in names
-    narrow = replace(question(), job=question().job.model_copy(update={"precision": "fp8"}))
+    narrow = question().changed({"precision": "fp8"})
     (peak,) = (one for one in usual_changes(LayoutQuery(narrow)) if one.name == "compute peak x 2")
     assert set(peak.values) == {"machine.peak_fp8_flop_per_s", "machine.peak_bf16_flop_per_s"}
     gpus = [
@@ -223,8 +223,8 @@ def test_the_page_has_a_bar_for_either_layout(answer):
         (("--target", "95"), "cannot read the target '95'"),
         (("--target", "95%", "--set", "tp=2"), "leave out it or --set"),
         (("--target", "95%", "--tokens", "1e9"), "leave out it or --tokens"),
-        (("--machine", "h100"), "--machine is of one device"),
-        (("--device-mem", "8GiB"), "--device-mem is of one device"),
+        (("--machine", "h100"), "--machine and --cluster both say where to train"),
+        (("--policy", "streaming"), "--policy is of one device"),
         (("--changes", "-200%"), "cannot read the change"),
         (("--tokens", "-1"), "--tokens needs to be greater than 0"),
         (("--checkpoint-s", "3"), "--checkpoint-s needs --tokens, or --price-per-gpu-hour"),
@@ -240,11 +240,12 @@ def test_wrong_input_is_one_message(options, said):
 @pytest.mark.parametrize("command", ["plan", "whatif"])
 def test_options_of_a_cluster_need_one(command):
     one = (command, "--model", "tiny", "--seq-len", 64)
-    machine = (*one, "--machine", "cpu")
-    assert "--tokens is of a cluster's layout" in error_of(*machine, "--tokens", 1e9)
-    assert "--gpus is of a cluster's layout" in error_of(*machine, "--gpus", 8)
-    assert f"{command} needs --machine (one device), or --cluster" in error_of(*one)
-    assert "--cluster needs --gpus" in error_of(*one, "--cluster", "h100_dgx", "--global-batch", 8)
+    machine, cluster = (*one, "--machine", "cpu"), (*one, "--cluster", "h100_dgx")
+    assert "--checkpoint-s needs --tokens" in error_of(*machine, "--checkpoint-s", 8)
+    assert "--pp is of several GPUs: add --gpus N" in error_of(*machine, "--pp", 2)
+    assert "this needs --machine (one device), or --cluster" in error_of(*one)
+    assert "pp 2 are 2 GPUs, and there are 1" in error_of(*cluster, "--global-batch", 8, "--pp", 2)
+    assert "needs --tokens-per-step, or --global-batch" in error_of(*cluster, "--gpus", 8)
 
 
 def test_plan_tells_days_and_money_of_each_layout():

@@ -10,7 +10,7 @@ from twinstream.hardware_profiles.curve_choice import curve_for, efficiency_keys
 from twinstream.hardware_profiles.loader import load_machine_text
 from twinstream.hardware_profiles.profile_files import profile_toml
 from twinstream.hardware_profiles.schema import AttentionChoice, ComputeCapability, Machine
-from twinstream.models.demand.attention_limits import attention_names
+from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.schedule.cost import Work
 
 HOPPER = ComputeCapability(value="9.0", kind="assumed", source="test")

@@ -6,8 +6,8 @@ import torch
 
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.models.layout import (
+    FlatLayout,
     InnerTensor,
-    Layout,
     block_layout,
     embedding_layout,
     head_layout,
@@ -28,7 +28,7 @@ _BLOCK_MODULES = {
 }
 
 
-def flat_layouts(spec: ModelSpec) -> dict[str, Layout]:
+def flat_layouts(spec: ModelSpec) -> dict[str, FlatLayout]:
     """The layouts of all flat tensors by name: "embedding", "layer.0", ..., "head"."""
     layers = {f"layer.{index}": block_layout(spec) for index in range(spec.num_layers)}
     return {"embedding": embedding_layout(spec), **layers, "head": head_layout(spec)}
@@ -63,7 +63,7 @@ def unpack_hf_state(spec: ModelSpec, flats: Mapping[str, torch.Tensor]) -> dict[
 
 
 def _rows_by_hf_name(
-    spec: ModelSpec, flat_name: str, layout: Layout, flat: torch.Tensor
+    spec: ModelSpec, flat_name: str, layout: FlatLayout, flat: torch.Tensor
 ) -> Iterator[tuple[str, torch.Tensor]]:
     for tensor in layout.tensors:
         values = flat[tensor.offset_bytes : tensor.offset_bytes + tensor.size_bytes]

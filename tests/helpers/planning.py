@@ -7,7 +7,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
-from twinstream.planner.judge import Judge
+from twinstream.planner.evaluator import Evaluator
 from twinstream.planner.limits import LIMITS, SearchLimits
 from twinstream.planner.planner import Planner
 from twinstream.planner.policies import plan_by_rule
@@ -43,12 +43,12 @@ def plan_step(  # noqa: PLR0913
     policy: str = "optimal",
     choices: Choices = OPEN,
     known: Sequence[Schedule] = (),
-    judge: Judge = steady_state,
+    evaluator: Evaluator = steady_state,
     limits: SearchLimits = LIMITS,
 ) -> Schedule:
     """A plan by a planner of its own."""
     request = request_of(spec, step, machine, caps, policy, choices)
-    return Planner(judge, limits).plan(request, known)
+    return Planner(evaluator, limits).plan(request, known)
 
 
 def plan_chain(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from twinstream.executor.backends.protocol import PassTimes
+from twinstream.executor.backends.protocol import MeasuredPass
 from twinstream.executor.program.compiled import Launch, Program
 from twinstream.schedule.ops import Op
 from twinstream.schedule.timeline import PassSpans
@@ -43,12 +43,12 @@ class VirtualBackend:
     def record(self, launch: Launch) -> int:
         return self._free_ns[launch.stream]
 
-    def rest(self) -> None:
+    def synchronize(self) -> None:
         return
 
-    def finish(self) -> list[PassTimes]:
+    def finish(self) -> list[MeasuredPass]:
         last = self._program.last_compute()
-        return [PassTimes(spans[last][1], spans_of(spans)) for spans in self._spans]
+        return [MeasuredPass(spans[last][1], spans_of(spans)) for spans in self._spans]
 
     def abort(self) -> None:
         return

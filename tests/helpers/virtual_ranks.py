@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from twinstream.executor.backends.protocol import PassTimes
+from twinstream.executor.backends.protocol import MeasuredPass
 from twinstream.executor.program.compiled import Launch, Program, compile_program
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
@@ -85,15 +85,15 @@ class RankClock:
     def record(self, launch: Launch) -> Moment:
         return self._free[launch.stream]
 
-    def rest(self) -> None:
+    def synchronize(self) -> None:
         return
 
-    def finish(self) -> list[PassTimes]:
+    def finish(self) -> list[MeasuredPass]:
         found = []
         for spans in self._spans:
             starts = tuple(start for start, _ in spans)
             ends = tuple(end.result(LIMIT_S) for _, end in spans)
-            found.append(PassTimes(ends[self._last], PassSpans(start_ns=starts, end_ns=ends)))
+            found.append(MeasuredPass(ends[self._last], PassSpans(start_ns=starts, end_ns=ends)))
         return found
 
     def abort(self) -> None:

@@ -5,11 +5,11 @@ from math import prod
 import pytest
 
 from tests.models.small_model import SMALL
-from twinstream.models.layout import Layout, block_layout, embedding_layout, head_layout
+from twinstream.models.layout import FlatLayout, block_layout, embedding_layout, head_layout
 from twinstream.models.presets import executable_presets, load_preset
 
 
-def rows(layout: Layout) -> list[tuple[str, tuple[int, ...], int, int]]:
+def rows(layout: FlatLayout) -> list[tuple[str, tuple[int, ...], int, int]]:
     return [(t.name, t.shape, t.offset_bytes, t.size_bytes) for t in layout.tensors]
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.helpers.tiny_chains import small
-from twinstream.models.demand.triton_work import TritonChunkWork
-from twinstream.models.demand.work import (
+from twinstream.models.kernel_costs.triton_work import TritonChunkWork
+from twinstream.models.kernel_costs.work import (
     ChunkWork,
     adamw_work,
     add_gradients_work,

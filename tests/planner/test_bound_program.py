@@ -4,13 +4,13 @@ import highspy
 import numpy as np
 import pytest
 
-from twinstream.planner.bound.program import Program
+from twinstream.planner.bound.program import LinearProgram
 
 
-def knapsack(seed: int, rows: int = 6, columns: int = 9) -> tuple[Program, dict[int, float]]:
+def knapsack(seed: int, rows: int = 6, columns: int = 9) -> tuple[LinearProgram, dict[int, float]]:
     """Shares of things with worths and weights, at least half a share of them all in all."""
     rng = np.random.default_rng(seed)
-    program = Program()
+    program = LinearProgram()
     things = [program.column() for _ in range(columns)]
     for _ in range(rows):
         weights = rng.uniform(0.1, 1.0, columns)
@@ -102,6 +102,6 @@ def test_a_solver_is_silent_before_its_callbacks_are_enabled(monkeypatch):
         enable(solver)
 
     monkeypatch.setattr(highspy.Highs, "enableCallbacks", noted)
-    program = Program()
+    program = LinearProgram()
     assert program.minimise({program.column(): 1.0}) is not None
     assert loud == [False]

@@ -10,7 +10,7 @@ from twinstream.models.presets import load_model
 from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS
 from twinstream.planner.request import TrainingStep, caps_of
-from twinstream.planner.search.cuts import Cut, Cuts
+from twinstream.planner.search.cuts import Cuts, StepCut
 from twinstream.schedule.document import Caps
 
 H100 = load_machine("h100")
@@ -23,7 +23,7 @@ def cuts() -> Cuts:
     return cuts_of(load_model("8b"), step, H100, caps_of(H100, "24GiB", "100GiB"))
 
 
-def bound_s(cuts: Cuts, cut: Cut) -> float:
+def bound_s(cuts: Cuts, cut: StepCut) -> float:
     chain = cuts.view(cut.workload, PROGRAM_ROUNDS).chain
     found = lower_bound(chain, H100, cuts.caps, num_rounds=cut.workload.rounds_per_step)
     assert found is not None

@@ -19,7 +19,7 @@ from twinstream.planner.decide.decisions import Decisions, GapKey, is_kept
 from twinstream.planner.decide.filling import Pressure, filled
 from twinstream.planner.decide.margins import Bytes, alive_bytes
 from twinstream.planner.decide.task_sequence import TaskSequence
-from twinstream.planner.lifetimes.stays import content_gaps
+from twinstream.planner.lifetimes.residencies import content_gaps
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import LIMITS
 from twinstream.schedule.chain import Chain
@@ -59,7 +59,7 @@ def gap_keys(sequence: TaskSequence) -> set[GapKey]:
 
 
 def alive(sequence: TaskSequence, decisions: Decisions, kept: Mapping[GapKey, bool]) -> Bytes:
-    return alive_bytes(sequence, sequence.stays(decisions.with_kept(kept)))
+    return alive_bytes(sequence, sequence.residencies(decisions.with_kept(kept)))
 
 
 def least_alive(sequence: TaskSequence, decisions: Decisions) -> Bytes:

@@ -1,4 +1,4 @@
-"""Stays of many rounds on the timeline of few: nothing depends on how many rounds there are."""
+"""Residencies of many rounds on the timeline of few: the number of rounds does not matter."""
 
 from functools import cache
 from itertools import combinations
@@ -12,7 +12,7 @@ from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
 from twinstream.planner.decide.decisions import Decisions
 from twinstream.planner.decide.margins import Allowances, QueueModel
 from twinstream.planner.decide.task_sequence import TaskSequence
-from twinstream.planner.lifetimes.stays import Stay
+from twinstream.planner.lifetimes.residencies import Residency
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.pack.folded_packing import FoldedPacking, pack_folded, trimmed
 from twinstream.schedule.chain import Chain
@@ -48,7 +48,7 @@ def decided(shape: str) -> tuple[Decisions, Allowances]:
     decisions = Decisions.of(solved, view)
     sequence = sequence_of(shape, 3, decisions)
     queues = QueueModel(MACHINE, LONGEST_NS)
-    return decisions, queues.allowances(sequence, sequence.stays(decisions), None)
+    return decisions, queues.allowances(sequence, sequence.residencies(decisions), None)
 
 
 def sequence_of(shape: str, rounds: int, decisions: Decisions) -> TaskSequence:
@@ -59,16 +59,16 @@ def sequence_of(shape: str, rounds: int, decisions: Decisions) -> TaskSequence:
 def packed(shape: str, rounds: int, cap: int | None) -> tuple[TaskSequence, FoldedPacking]:
     decisions, allowances = decided(shape)
     sequence = sequence_of(shape, rounds, decisions)
-    stays = allowances.widened(sequence, sequence.stays(decisions))
-    return sequence, pack_folded(stays, sequence.units, sequence.folding, cap)
+    residencies = allowances.widened(sequence, sequence.residencies(decisions))
+    return sequence, pack_folded(residencies, sequence.units, sequence.folding, cap)
 
 
 def pieces(sequence: TaskSequence, found: FoldedPacking, round_: int) -> set[Piece]:
     low, high = sequence.folding.starts[round_], sequence.folding.starts[round_ + 1]
     return {
-        (stay.unit, max(stay.begin, low) - low, min(stay.end, high) - low, offset)
-        for stay, offset in zip(found.stays, found.offsets, strict=True)
-        if stay.begin < high and stay.end > low
+        (residency.unit, max(residency.begin, low) - low, min(residency.end, high) - low, offset)
+        for residency, offset in zip(found.residencies, found.offsets, strict=True)
+        if residency.begin < high and residency.end > low
     }
 
 
@@ -98,10 +98,10 @@ def test_first_and_last_rounds_are_the_same_whatever_is_between(shape, cap):
 
 
 @pytest.mark.parametrize(("shape", "cap"), CASES)
-def test_stays_of_all_rounds_that_meet_share_no_bytes(shape, cap):
+def test_residencies_of_all_rounds_that_meet_share_no_bytes(shape, cap):
     sequence, found = packed(shape, 7, cap)
     units = sequence.units.units
-    placed = list(zip(found.stays, found.offsets, strict=True))
+    placed = list(zip(found.residencies, found.offsets, strict=True))
     assert max(o + units[s.unit].tensor.size_bytes for s, o in placed) <= found.extent_bytes
     for (one, low), (other, other_low) in combinations(placed, 2):
         if one.begin < other.end and other.begin < one.end:
@@ -112,16 +112,16 @@ def test_stays_of_all_rounds_that_meet_share_no_bytes(shape, cap):
 
 
 @pytest.mark.parametrize(("shape", "cap"), CASES)
-def test_stays_lose_time_for_copies_but_never_a_use(shape, cap):
+def test_residencies_lose_time_for_copies_but_never_a_use(shape, cap):
     decisions, allowances = decided(shape)
     sequence, found = packed(shape, 5, cap)
-    wanted = allowances.widened(sequence, sequence.stays(decisions))
+    wanted = allowances.widened(sequence, sequence.residencies(decisions))
     shorter = 0
-    for stay, before in zip(found.stays, wanted, strict=True):
-        assert (stay.unit, stay.uses) == (before.unit, before.uses)
-        assert before.begin <= stay.begin <= stay.uses[0].position
-        assert stay.uses[-1].position < stay.end <= before.end
-        shorter += stay != before
+    for residency, before in zip(found.residencies, wanted, strict=True):
+        assert (residency.unit, residency.uses) == (before.unit, before.uses)
+        assert before.begin <= residency.begin <= residency.uses[0].position
+        assert residency.uses[-1].position < residency.end <= before.end
+        shorter += residency != before
     assert (shorter > 0) == (cap is not None)
 
 
@@ -137,12 +137,12 @@ def test_what_sticks_out_is_said_by_task_of_the_folded_timeline(shape):
     assert max(tight.over_bytes) < len(three.tasks) < len(sequence.tasks)
 
 
-def test_a_stay_at_a_share_of_its_time_keeps_what_goes_over_the_boundary():
+def test_a_residency_at_a_share_of_its_time_keeps_what_goes_over_the_boundary():
     _, found = packed("packed", 3, None)
-    uses = next(stay for stay in found.stays if stay.uses[0].position > 8).uses
+    uses = next(residency for residency in found.residencies if residency.uses[0].position > 8).uses
     first, last = uses[0].position, uses[-1].position + 1
-    stay = Stay("x", first - 8, last + 8, uses)
-    assert trimmed(stay, 0.5) == Stay("x", first - 4, last + 4, uses)
-    assert trimmed(stay, 0.0) == Stay("x", first, last, uses)
-    through = Stay("x", first - 8, last + 8, uses, enters=True, leaves=True)
+    residency = Residency("x", first - 8, last + 8, uses)
+    assert trimmed(residency, 0.5) == Residency("x", first - 4, last + 4, uses)
+    assert trimmed(residency, 0.0) == Residency("x", first, last, uses)
+    through = Residency("x", first - 8, last + 8, uses, enters=True, leaves=True)
     assert trimmed(through, 0.0) is through

@@ -6,14 +6,14 @@ from tests.helpers.tiny_chains import tiny_chain
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.planner.lifetimes.uses import UnitMap
-from twinstream.planner.rules.levels import Block, LevelChoice, Option, saved_blocks
+from twinstream.planner.rules.levels import LevelChoice, Option, SavedBlock, saved_blocks
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.workload import Workload
 
 LEVELS = (None, "ATTENTION", "INPUT")
 
 
-def blocks_of(chain: Chain, call_ns: float = 1.0) -> list[Block]:
+def blocks_of(chain: Chain, call_ns: float = 1.0) -> list[SavedBlock]:
     return saved_blocks(chain, UnitMap(chain), dict.fromkeys(chain.calls, call_ns))
 
 
@@ -67,7 +67,7 @@ def test_a_block_waits_for_its_backward_while_the_tasks_in_between_run():
 # --- choosing
 
 
-def block(name: str, sizes: tuple[int, int, int], gap_ns: float = 1.0) -> Block:
+def block(name: str, sizes: tuple[int, int, int], gap_ns: float = 1.0) -> SavedBlock:
     """A block of three units, the first two of which can be made again."""
     units = (f"{name}.b", f"{name}.a", f"{name}.in")
     options = (
@@ -75,7 +75,7 @@ def block(name: str, sizes: tuple[int, int, int], gap_ns: float = 1.0) -> Block:
         Option("ATTENTION", frozenset(units[:1])),
         Option("INPUT", frozenset(units[:2])),
     )
-    return Block((f"r0.{name}", f"r1.{name}"), units, sizes, options, gap_ns, forward_ns=100.0)
+    return SavedBlock((f"r0.{name}", f"r1.{name}"), units, sizes, options, gap_ns, forward_ns=100.0)
 
 
 BLOCKS = [block("x", (50, 30, 20)), block("y", (50, 30, 20)), block("z", (500, 30, 20))]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.planning import plan_chain, request_of
 from tests.helpers.plans import MACHINE, enough_device_bytes
-from tests.helpers.stays import sequence_and_stays
+from tests.helpers.relaxed_residencies import sequence_and_residencies
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import lower
@@ -17,7 +17,7 @@ from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.decide.margins import QueueModel, _trim, alive_bytes
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.lifetimes.stays import Stay
+from twinstream.planner.lifetimes.residencies import Residency
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import SearchLimits
 from twinstream.planner.pack.folded_packing import pack_folded, trimmed
@@ -165,57 +165,59 @@ def test_what_is_loaded_for_the_next_pass_is_carried_on_the_device_and_at_home(b
 WORKLOAD = Workload(seq_len=16, chunk_tokens=32, chunks_per_round=2, rounds_per_step=3)
 VIEW = ChainView(lower(SPEC, WORKLOAD, Recipe(clips=True, optimizer=BEFORE)))
 CALL_NS = VIEW.call_ns(MACHINE)
-SEQUENCE, STAYS = sequence_and_stays(VIEW)
+SEQUENCE, RESIDENCIES = sequence_and_residencies(VIEW)
 NUM_TASKS = len(SEQUENCE.tasks)
 
 
-def widened(slower: float, most_bytes: int | None = None, *, ahead: bool = True) -> list[Stay]:
+def widened(slower: float, most_bytes: int | None = None, *, ahead: bool = True) -> list[Residency]:
     queues = QueueModel(linked(slower), 8 * max(CALL_NS.values()), ahead=ahead)
-    return queues.allowances(SEQUENCE, STAYS, most_bytes).widened(SEQUENCE, STAYS)
+    return queues.allowances(SEQUENCE, RESIDENCIES, most_bytes).widened(SEQUENCE, RESIDENCIES)
 
 
 def test_loads_for_the_first_tasks_begin_in_the_pass_before_the_slower_the_earlier():
     assert VIEW.begins_with_updates
-    assert not any(stay.ahead for stay in widened(30.0, ahead=False))
+    assert not any(residency.ahead for residency in widened(30.0, ahead=False))
     early = [sum(s.ahead[1] - s.ahead[0] for s in widened(x) if s.ahead) for x in (0.01, 10, 60)]
     assert early[0] <= early[1] < early[2]
-    for stay in widened(60.0):
-        if stay.ahead is not None:
-            assert stay.begin == 0 and not stay.enters
-            assert stay.ahead[1] == NUM_TASKS
-            assert VIEW.units.units[stay.unit].persistent
+    for residency in widened(60.0):
+        if residency.ahead is not None:
+            assert residency.begin == 0 and not residency.enters
+            assert residency.ahead[1] == NUM_TASKS
+            assert VIEW.units.units[residency.unit].persistent
 
 
 def test_a_unit_is_not_loaded_for_the_next_pass_while_it_is_still_there():
-    last = {stay.unit: stay for stay in widened(60.0)}
-    for stay in widened(60.0):
-        if stay.ahead is not None:
-            end = last[stay.unit].uses[-1].position + 1
-            assert end <= last[stay.unit].end <= stay.ahead[0]
-            assert not last[stay.unit].later
+    last = {residency.unit: residency for residency in widened(60.0)}
+    for residency in widened(60.0):
+        if residency.ahead is not None:
+            end = last[residency.unit].uses[-1].position + 1
+            assert end <= last[residency.unit].end <= residency.ahead[0]
+            assert not last[residency.unit].later
 
 
 def test_what_is_alive_counts_what_is_loaded_for_the_next_pass():
     slow = widened(60.0)
-    without = alive_bytes(SEQUENCE, [replace(stay, ahead=None) for stay in slow])
+    without = alive_bytes(SEQUENCE, [replace(residency, ahead=None) for residency in slow])
     more = alive_bytes(SEQUENCE, slow) - without
     assert more.max() > 0
-    assert not more[: min(stay.ahead[0] for stay in slow if stay.ahead)].any()
+    assert not more[: min(residency.ahead[0] for residency in slow if residency.ahead)].any()
 
 
 @pytest.mark.parametrize("share", [0.0, 1 / 3, 5 / 6])
 def test_where_too_much_is_alive_loads_for_the_next_pass_come_later(share):
-    bare, full = (alive_bytes(SEQUENCE, stays).max() for stays in (STAYS, widened(60.0)))
+    bare, full = (
+        alive_bytes(SEQUENCE, residencies).max() for residencies in (RESIDENCIES, widened(60.0))
+    )
     most = int(bare + share * (full - bare))
     found = widened(60.0, most)
     assert alive_bytes(SEQUENCE, found).max() <= most < full
 
 
 def test_what_is_due_last_is_loaded_later_first():
-    slow = [stay for stay in widened(60.0) if stay.ahead]
+    slow = [residency for residency in widened(60.0) if residency.ahead]
     assert len(slow) > 1
-    begins = np.asarray([stay.ahead[0] - NUM_TASKS for stay in slow])
-    ends = np.asarray([stay.uses[-1].position + 1 for stay in slow])
+    begins = np.asarray([residency.ahead[0] - NUM_TASKS for residency in slow])
+    ends = np.asarray([residency.uses[-1].position + 1 for residency in slow])
     bare = [replace(s, begin=s.uses[0].position, ahead=None) for s in slow]
     excess = np.zeros(NUM_TASKS, dtype=np.int64)
     excess[-1] = 1
@@ -223,16 +225,18 @@ def test_what_is_due_last_is_loaded_later_first():
     _trim(SEQUENCE, bare, cut, ends, excess)
     changed = np.flatnonzero(cut != begins)
     assert cut[changed].tolist() == [0]
-    assert bare[changed[0]].begin == max(stay.begin for stay in bare)
+    assert bare[changed[0]].begin == max(residency.begin for residency in bare)
     assert excess.max() <= 0
 
 
 @pytest.mark.parametrize("cap", [None, 260_000])
 def test_what_is_loaded_ahead_shares_its_bytes_with_nothing_there(cap):
     found = pack_folded(widened(60.0), VIEW.units, SEQUENCE.folding, cap)
-    assert any(stay.ahead for stay in found.stays)
+    assert any(residency.ahead for residency in found.residencies)
     units = VIEW.units.units
-    placed: Sequence[tuple[Stay, int]] = list(zip(found.stays, found.offsets, strict=True))
+    placed: Sequence[tuple[Residency, int]] = list(
+        zip(found.residencies, found.offsets, strict=True)
+    )
     for (one, low), (other, other_low) in combinations(placed, 2):
         meet = any(a < d and c < b for a, b in one.ranges for c, d in other.ranges)
         if meet and one.unit != other.unit:
@@ -240,10 +244,10 @@ def test_what_is_loaded_ahead_shares_its_bytes_with_nothing_there(cap):
             assert low + size <= other_low or other_low + other_size <= low
 
 
-def test_a_stay_at_a_share_of_its_time_first_gives_up_what_lies_in_the_pass_before():
-    stay = next(s for s in STAYS if 4 <= s.uses[0].position < 20 and not s.enters)
-    first = stay.uses[0].position
-    early = replace(stay, begin=0, ahead=(NUM_TASKS - first, NUM_TASKS))
+def test_a_residency_at_a_share_of_its_time_first_gives_up_what_lies_in_the_pass_before():
+    residency = next(s for s in RESIDENCIES if 4 <= s.uses[0].position < 20 and not s.enters)
+    first = residency.uses[0].position
+    early = replace(residency, begin=0, ahead=(NUM_TASKS - first, NUM_TASKS))
     assert trimmed(early, 1.0) is early
     assert trimmed(early, 0.75).ahead == (NUM_TASKS - (3 * 2 * first // 4 - first), NUM_TASKS)
     assert trimmed(early, 0.5) == replace(early, ahead=None)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinstream.planner.lifetimes.live_bytes import align_up, live_peak
-from twinstream.planner.pack.board import SoftItem
+from twinstream.planner.pack.address_map import SoftItem
 from twinstream.planner.pack.soft_packing import pack_soft
 
 ALIGNMENT = 256

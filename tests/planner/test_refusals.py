@@ -15,7 +15,7 @@ from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.request import TrainingStep
-from twinstream.planner.search.chunking import admissible, chunkings, of_few_blocks, possible
+from twinstream.planner.search.chunking import admissible, chunkings, possible, with_few_blocks
 from twinstream.schedule.document import Caps
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
@@ -148,9 +148,9 @@ def test_cuts_of_very_many_blocks_are_left_out():
     spec, step = load_model("8b"), TrainingStep(2**20, 2**20)
     found = [*admissible(spec, step), *chunkings(spec, step)]
     assert min(workload.chunk_tokens for workload in found) == 1024
-    few = of_few_blocks(spec, found, 3, 20_000)
+    few = with_few_blocks(spec, found, 3, 20_000)
     assert {workload.chunk_tokens for workload in few} == {2**15, 2**14, 2**13, 2**12}
-    (least,) = of_few_blocks(spec, found, 3, 100)
+    (least,) = with_few_blocks(spec, found, 3, 100)
     assert least.chunk_tokens == 2**15
     cuts = cuts_of(spec, step, MACHINE, Caps())
     assert {workload.chunk_tokens for workload in cuts.workloads} == {2**15, 2**14, 2**13, 2**12}
@@ -159,6 +159,6 @@ def test_cuts_of_very_many_blocks_are_left_out():
 def test_only_so_many_rounds_count():
     workload = Workload(seq_len=128, chunk_tokens=16, chunks_per_round=8, rounds_per_step=6)
     most = 3 * 8 * 2 * SPEC.num_layers
-    assert of_few_blocks(SPEC, [workload], 3, most) == [workload]
+    assert with_few_blocks(SPEC, [workload], 3, most) == [workload]
     longer = workload.model_copy(update={"chunks_per_round": 16})
-    assert of_few_blocks(SPEC, [longer, workload], 3, most) == [workload]
+    assert with_few_blocks(SPEC, [longer, workload], 3, most) == [workload]

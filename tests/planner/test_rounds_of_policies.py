@@ -14,7 +14,7 @@ from twinstream.models.recipe import Recipe
 from twinstream.planner.emit import unrolling
 from twinstream.planner.emit.emission import Emitted, emitted
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
-from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS
+from twinstream.planner.lifetimes.rounds import SIMULATED_ROUNDS
 from twinstream.planner.pack.placement import Placement
 from twinstream.planner.policies import optimizer_place
 from twinstream.schedule.chain import Chain
@@ -60,7 +60,7 @@ def test_all_rounds_are_planned_as_a_few(monkeypatch, policy, cut):
     made = rounds_made(policy, monkeypatch)
     chain, caps = chain_of(policy, cut, 9), caps_of(policy)
     schedule = plan_chain(chain, MACHINE, caps, policy)
-    assert made and max(made) <= JUDGED_ROUNDS + 1
+    assert made and max(made) <= SIMULATED_ROUNDS + 1
     made.clear()
     monkeypatch.setattr(unrolling, "unrolled", lambda *_: None)
     assert plan_chain(chain, MACHINE, caps, policy) == schedule
@@ -83,7 +83,7 @@ def test_a_refusal_says_where_all_rounds_do_not_fit(monkeypatch, policy, caps):
         return None
 
     of_few = shortage()
-    monkeypatch.setattr(unrolling, "JUDGED_ROUNDS", 9)
+    monkeypatch.setattr(unrolling, "SIMULATED_ROUNDS", 9)
     assert of_few == shortage()
 
 
@@ -113,4 +113,4 @@ def test_margins_of_whole_blocks_are_as_long_in_every_round(monkeypatch):
     workload = Workload(seq_len=8192, chunk_tokens=8192, chunks_per_round=1, rounds_per_step=6)
     caps = Caps(device_bytes=24 * 2**30, host_bytes=200 * 2**30)
     plan_chain(lower(load_preset("8b"), workload), load_machine("h100"), caps, "streaming")
-    assert max(made) <= JUDGED_ROUNDS + 1
+    assert max(made) <= SIMULATED_ROUNDS + 1

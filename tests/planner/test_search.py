@@ -29,19 +29,19 @@ SEVERAL = TrainingStep(seq_len=1024, tokens_per_step=4096)
 TIGHT = Caps(device_bytes=6 * MIB)
 
 
-def judged_cuts(
+def simulated_cuts(
     step: TrainingStep, caps: Caps, choices: Choices = OPEN, limits: SearchLimits = LIMITS
 ) -> tuple[list[Workload], dict[Workload, float]]:
     """The cuts in the order in which they are planned, and the least step time of each, in ns."""
     times: dict[Workload, float] = {}
 
-    def judge(schedule, machine):
-        verdict = steady_state(schedule, machine)
+    def evaluator(schedule, machine):
+        result = steady_state(schedule, machine)
         known = times.get(schedule.workload, float("inf"))
-        times[schedule.workload] = min(known, verdict.step_ns)
-        return verdict
+        times[schedule.workload] = min(known, result.step_ns)
+        return result
 
-    found = search(cuts_of(SPEC, step, MACHINE, caps, choices, limits), judge)
+    found = search(cuts_of(SPEC, step, MACHINE, caps, choices, limits), evaluator)
     assert found is not None
     return list(times), {**times, "found": found[0].workload}  # type: ignore[dict-item]
 
@@ -50,28 +50,28 @@ def judged_cuts(
 
 
 def test_two_cuts_at_most_are_planned_and_the_faster_is_returned():
-    """Of rounds that all are judged, so that the judge's times are those of the step."""
+    """Of rounds that all are simulated, so that the evaluator's times are those of the step."""
     worth = SearchLimits(near_equal=0.5)
-    planned, times = judged_cuts(SEVERAL, TIGHT, limits=worth)
+    planned, times = simulated_cuts(SEVERAL, TIGHT, limits=worth)
     assert len(planned) == LIMITS.cuts == 2 < len(admissible(SPEC, SEVERAL))
     assert times["found"] == min(planned, key=times.__getitem__)
-    one, _ = judged_cuts(SEVERAL, TIGHT, limits=SearchLimits(near_equal=0.5, cuts=1))
+    one, _ = simulated_cuts(SEVERAL, TIGHT, limits=SearchLimits(near_equal=0.5, cuts=1))
     assert one == planned[:1]
 
 
 def test_a_cut_whose_bound_is_not_below_the_best_plan_is_not_planned():
-    planned, _ = judged_cuts(SEVERAL, TIGHT, limits=SearchLimits(near_equal=10.0))
+    planned, _ = simulated_cuts(SEVERAL, TIGHT, limits=SearchLimits(near_equal=10.0))
     assert len(planned) == 1
 
 
-def test_quick_effort_plans_one_cut_and_judges_it_once_for_each_memory():
+def test_quick_effort_plans_one_cut_and_simulates_it_once_for_each_memory():
     asked = []
 
-    def judge(schedule, machine):
+    def evaluator(schedule, machine):
         asked.append((schedule.workload, schedule.caps.device_bytes))
         return steady_state(schedule, machine)
 
-    plan_step(SPEC, SEVERAL, MACHINE, TIGHT, choices=Choices(effort="quick"), judge=judge)
+    plan_step(SPEC, SEVERAL, MACHINE, TIGHT, choices=Choices(effort="quick"), evaluator=evaluator)
     assert len(asked) == len(set(asked)) and len({workload for workload, _ in asked}) == 1
     assert asked[0][1] == TIGHT.device_bytes
 
@@ -112,14 +112,14 @@ FIXED = Choices(homes={"activation": "device"})  # no state at home on the host
 
 
 @dataclass
-class Bench:
+class ScriptedCutPlanner:
     """A cut of many rounds on which decisions and plans take what the test says.
 
-    `decided_s` says what the decisions of knobs come to, `judged_s` what their plan takes.
+    `decided_s` says what the decisions of knobs come to, `simulated_s` what their plan takes.
     """
 
     decided_s: Callable[[Knobs], float]
-    judged_s: Callable[[Knobs], float]
+    simulated_s: Callable[[Knobs], float]
     choices: Choices = FIXED
     num_rounds: int = 9
     limits: SearchLimits = LIMITS
@@ -155,10 +155,10 @@ class Bench:
             return Attempt(WORKLOAD, knobs)
         relaxed: Any = SimpleNamespace(step_s=self.decided_s(knobs))
         emitted = SimpleNamespace(schedule=None)
-        judged: Any = SimpleNamespace(
-            step_ns=self.judged_s(knobs) * 1e9, emitted=emitted, spans=None
+        simulated: Any = SimpleNamespace(
+            step_ns=self.simulated_s(knobs) * 1e9, emitted=emitted, spans=None
         )
-        return Attempt(WORKLOAD, knobs, relaxed, None, judged)
+        return Attempt(WORKLOAD, knobs, relaxed, None, simulated)
 
 
 @pytest.fixture(autouse=True)
@@ -182,8 +182,8 @@ def shares(tried: list[Attempt]) -> list[float]:
 
 
 def test_a_plan_near_the_bound_is_the_last():
-    bench = Bench(decided_s=lambda _: 1.0, judged_s=lambda _: LIMITS.near)
-    assert len(bench.attempts()) == 1
+    planner = ScriptedCutPlanner(decided_s=lambda _: 1.0, simulated_s=lambda _: LIMITS.near)
+    assert len(planner.attempts()) == 1
 
 
 def test_room_falls_where_it_costs_more_than_waits_do():
@@ -192,70 +192,76 @@ def test_room_falls_where_it_costs_more_than_waits_do():
     def taken_s(knobs: Knobs) -> float:
         return 1.01 + 0.02 * knobs.room_bytes / ROOM
 
-    tried = Bench(decided_s=taken_s, judged_s=taken_s).attempts()
+    tried = ScriptedCutPlanner(decided_s=taken_s, simulated_s=taken_s).attempts()
     assert rooms(tried) == [ROOM, ROOM // 3, ROOM // 9]
     assert shares(tried) == [1.0] * 3
     assert fastest(tried) is tried[-1]
 
 
 def test_the_links_get_less_where_compute_waited():
-    def judged_s(knobs: Knobs) -> float:
+    def simulated_s(knobs: Knobs) -> float:
         return 1.02 - 0.005 * (1.0 - knobs.shares["h2d"][0])
 
-    tried = Bench(decided_s=lambda _: 1.0, judged_s=judged_s).attempts()
+    tried = ScriptedCutPlanner(decided_s=lambda _: 1.0, simulated_s=simulated_s).attempts()
     assert rooms(tried) == [ROOM] * LIMITS.turns
     assert shares(tried) == [1.0, 0.875, 0.75]
 
 
 def test_far_from_the_bound_more_turns_are_taken_while_they_gain():
-    def judged_s(knobs: Knobs) -> float:
+    def simulated_s(knobs: Knobs) -> float:
         return 1.2 + 0.1 * knobs.shares["h2d"][0]
 
-    tried = Bench(decided_s=lambda _: 1.0, judged_s=judged_s).attempts()
+    tried = ScriptedCutPlanner(decided_s=lambda _: 1.0, simulated_s=simulated_s).attempts()
     assert len(tried) > LIMITS.turns
     assert shares(tried) == [1.0, 0.875, 0.75, 0.625, 0.5]
 
 
 def test_less_room_is_tried_until_something_fits_and_offloads_that_end_with_the_step_at_last():
-    bench = Bench(lambda _: 1.0, lambda _: 1.0, fits=lambda knobs: knobs.room_bytes == 0)
-    assert rooms(bench.attempts()) == [ROOM, ROOM // 3, 0]
-    bench = Bench(lambda _: 1.0, lambda _: 1.0, fits=lambda _: False)
-    assert rooms(bench.attempts()) == [ROOM, ROOM // 3, 0]
+    planner = ScriptedCutPlanner(
+        lambda _: 1.0, lambda _: 1.0, fits=lambda knobs: knobs.room_bytes == 0
+    )
+    assert rooms(planner.attempts()) == [ROOM, ROOM // 3, 0]
+    planner = ScriptedCutPlanner(lambda _: 1.0, lambda _: 1.0, fits=lambda _: False)
+    assert rooms(planner.attempts()) == [ROOM, ROOM // 3, 0]
 
 
 def test_a_quick_search_stops_at_the_first_plan():
-    bench = Bench(lambda _: 1.0, lambda _: 2.0, choices=replace(FIXED, effort="quick"))
-    assert len(bench.attempts()) == 1
+    planner = ScriptedCutPlanner(
+        lambda _: 1.0, lambda _: 2.0, choices=replace(FIXED, effort="quick")
+    )
+    assert len(planner.attempts()) == 1
 
 
 def test_a_quick_search_leaves_state_on_the_device_only_where_that_is_near_the_bound():
     quick = Choices(effort="quick")
-    by_rule = Bench(lambda _: 1.0, lambda _: 1.0, choices=quick, holds_all_state=True).attempts()
+    by_rule = ScriptedCutPlanner(
+        lambda _: 1.0, lambda _: 1.0, choices=quick, holds_all_state=True
+    ).attempts()
     assert [attempt.knobs.rule is not None for attempt in by_rule] == [True]
-    far = Bench(
+    far = ScriptedCutPlanner(
         lambda _: 1.0, lambda knobs: 1.2 if knobs.rule else 1.1, choices=quick, holds_all_state=True
     )
     assert [attempt.knobs.rule is not None for attempt in far.attempts()] == [True, True, False]
 
 
 def test_a_cut_far_behind_the_best_is_left_and_begins_with_the_room_that_was_best():
-    other = Bench(lambda _: 1.0, lambda _: 1.0)
+    other = ScriptedCutPlanner(lambda _: 1.0, lambda _: 1.0)
     best = other.attempt(other.first_knobs(other.choices, ROOM // 3))
-    behind = Bench(lambda _: 1.0, lambda _: 1.03).attempts(best)
+    behind = ScriptedCutPlanner(lambda _: 1.0, lambda _: 1.03).attempts(best)
     assert rooms(behind) == [ROOM // 3]
-    near = Bench(lambda _: 1.0, lambda _: 1.01).attempts(best)
+    near = ScriptedCutPlanner(lambda _: 1.0, lambda _: 1.01).attempts(best)
     assert len(near) == LIMITS.turns
 
 
 def test_a_short_step_far_from_the_bound_is_searched_more_widely():
-    """With ever more room, then with ever less of the links; until so many tasks were judged."""
-    bench = Bench(decided_s=lambda _: 1.19, judged_s=lambda _: 1.2, num_rounds=1)
-    tried = bench.attempts()
+    """With ever more room, then with ever less of the links; until so many tasks were simulated."""
+    planner = ScriptedCutPlanner(decided_s=lambda _: 1.19, simulated_s=lambda _: 1.2, num_rounds=1)
+    tried = planner.attempts()
     assert {round(times * ROOM) for times in LIMITS.wider_rooms} <= set(rooms(tried))
     assert set(LIMITS.wider_shares) <= set(shares(tried))
-    few = replace(bench, limits=SearchLimits(wider_tasks=2)).attempts()
+    few = replace(planner, limits=SearchLimits(wider_tasks=2)).attempts()
     assert len(few) < len(tried)
-    assert len(replace(bench, num_rounds=2).attempts()) < len(few)
+    assert len(replace(planner, num_rounds=2).attempts()) < len(few)
 
 
 def test_cuts_share_what_the_limits_say():

@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinstream.planner.pack.board import Ranges, SoftItem
+from twinstream.planner.pack.address_map import Ranges, SoftItem
 from twinstream.planner.pack.soft_packing import SoftPacking, pack_soft
 
 KIB = 1024

@@ -16,8 +16,8 @@ from twinstream.planner.emit.emission import Emitted
 from twinstream.planner.emit.unrolling import unrolled
 from twinstream.planner.lifetimes.rounds import Folding
 from twinstream.planner.request import TrainingStep
+from twinstream.planner.search.cut_planner import CutPlanner
 from twinstream.planner.search.knobs import Attempt
-from twinstream.planner.search.workbench import Workbench
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy, Op
@@ -41,15 +41,15 @@ CASE = ("two chunks", 500, 60)
 
 
 @cache
-def judged(cut: str, device_kib: int, room_kib: int) -> tuple[Workbench, Attempt] | None:
+def simulated(cut: str, device_kib: int, room_kib: int) -> tuple[CutPlanner, Attempt] | None:
     """A step of nine rounds with so much room for copies in flight, where that fits."""
     of = CUTS[cut]
     tokens = 9 * of["chunk_tokens"] * of["chunks_per_round"]
     step = TrainingStep(**of, tokens_per_step=tokens)
     cuts = cuts_of(SPEC, step, SLOW, Caps(device_bytes=device_kib * KIB))
-    bench = Workbench(cuts, cuts.usual[0], steady_state)
-    attempt = bench.attempt(bench.first_knobs(OPEN, room_kib * KIB), [], None)
-    return None if attempt.judged is None else (bench, attempt)
+    planner = CutPlanner(cuts, cuts.usual[0], steady_state)
+    attempt = planner.attempt(planner.first_knobs(OPEN, room_kib * KIB), [], None)
+    return None if attempt.simulated is None else (planner, attempt)
 
 
 def sources(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -72,44 +72,44 @@ def test_it_is_the_schedule_that_all_rounds_come_to_one_by_one(
 ):
     """From four rounds in some of the cases, from five in all others."""
     unrolled_from = sources(monkeypatch)
-    cases = [found for case in CASES if (found := judged(*case)) is not None]
+    cases = [found for case in CASES if (found := simulated(*case)) is not None]
     assert len(cases) > 9
-    assert {bench.cut.workload.chunks_per_round for bench, _ in cases} == {1, 2, 3}
-    for bench, attempt in cases:
-        chain = with_rounds_of(bench, num_rounds)
-        schedule = bench.schedule(attempt, chain)
+    assert {planner.cut.workload.chunks_per_round for planner, _ in cases} == {1, 2, 3}
+    for planner, attempt in cases:
+        chain = with_rounds_of(planner, num_rounds)
+        schedule = planner.schedule(attempt, chain)
         with monkeypatch.context() as patched:
             patched.setattr(unrolling, "unrolled", lambda *_: None)
-            assert schedule == bench.schedule(attempt, chain)
+            assert schedule == planner.schedule(attempt, chain)
         assert not verify(schedule)
         assert not conforms(schedule, chain)
     assert set(unrolled_from) == from_rounds
     assert len(unrolled_from) == len(cases) or num_rounds == 5
 
 
-def with_rounds_of(bench: Workbench, num_rounds: int) -> Chain:
-    workload = bench.cut.workload.model_copy(update={"rounds_per_step": num_rounds})
+def with_rounds_of(planner: CutPlanner, num_rounds: int) -> Chain:
+    workload = planner.cut.workload.model_copy(update={"rounds_per_step": num_rounds})
     return lower(SPEC, workload)
 
 
-def test_the_judged_rounds_need_no_other_schedule():
-    bench, attempt = case()
-    assert bench.schedule(attempt, bench.few.chain) is attempt.judged.emitted.schedule
+def test_the_simulated_rounds_need_no_other_schedule():
+    planner, attempt = case()
+    assert planner.schedule(attempt, planner.few.chain) is attempt.simulated.emitted.schedule
 
 
-def case() -> tuple[Workbench, Attempt]:
-    found = judged(*CASE)
+def case() -> tuple[CutPlanner, Attempt]:
+    found = simulated(*CASE)
     assert found is not None
     return found
 
 
 def five() -> Emitted:
     """Five rounds of a case, which repeat."""
-    bench, attempt = case()
+    planner, attempt = case()
     made: list[Emitted] = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(unrolling, "unrolled", lambda few, _: made.append(few))
-        bench.schedule(attempt, with_rounds_of(bench, 9))
+        planner.schedule(attempt, with_rounds_of(planner, 9))
     return made[-1]
 
 

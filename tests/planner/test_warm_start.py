@@ -17,8 +17,8 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import Recipe
 from twinstream.planner.choices import EFFORTS, OPEN, Choices
 from twinstream.planner.evaluate.evaluation import evaluation_of
+from twinstream.planner.evaluator import Evaluator
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.judge import Judge
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import TrainingStep
 from twinstream.planner.warm_start import WarmStartError
@@ -58,12 +58,12 @@ def fastest(
     *known: Schedule,
     machine: Machine = SLOW,
     choices: Choices = OPEN,
-    judge: Judge = steady_state,
+    evaluator: Evaluator = steady_state,
 ) -> Schedule:
     """Of a new plan and known ones, as the answer to what the new one was made for."""
     caps = plan.caps.model_copy(update={"library_bytes": 0})
     request = request_of(SPEC, STEP, machine, caps, plan.policy, choices)
-    return Planner(judge).fastest_of(plan, known, request)
+    return Planner(evaluator).fastest_of(plan, known, request)
 
 
 def test_a_faster_plan_that_fits_is_the_answer_to_what_was_asked(roomy):
@@ -100,7 +100,7 @@ def test_the_bounds_are_those_of_what_was_asked_with_all_that_is_fixed(choices):
     assert found.workload == small_chunks.workload
     assert found.bound is not None and direct.bound is not None and large.bound is not None
     assert found.bound.step_s == pytest.approx(direct.bound.step_s, rel=1e-6)
-    assert found.bound.fixed == choices.told
+    assert found.bound.fixed == choices.fixed
     assert found.bound.family_step_s == pytest.approx(large.bound.family_step_s, rel=1e-6)
 
 
@@ -199,11 +199,11 @@ def test_unequal_lengths_are_those_of_the_step_however_often_a_chunk_has_them():
             asked(*lengths, known=[plan])
 
 
-def test_a_known_plan_that_is_not_safe_is_refused_before_it_is_judged(tight, roomy):
+def test_a_known_plan_that_is_not_safe_is_refused_before_it_is_simulated(tight, roomy):
     ops = [op.model_copy(update={"waits": ()}) if isinstance(op, Copy) else op for op in tight.ops]
     with pytest.raises(UnsafeSchedule):
         broken = tight.model_copy(update={"ops": tuple(ops)})
-        fastest(roomy, broken, judge=pytest.fail)
+        fastest(roomy, broken, evaluator=pytest.fail)
 
 
 @settings(max_examples=12, deadline=None)

@@ -9,7 +9,7 @@ import torch
 from tests.executor.weights.small_models import random_model, save
 from tests.training.small_runs import Seen, options, write_rows
 from twinstream.data.packing import Chunk
-from twinstream.data.pieces import NO_LABEL
+from twinstream.data.spans import NO_LABEL
 from twinstream.training.preparing import Prepared
 from twinstream.training.run.steps import StepBatches
 from twinstream.training.trainer import Trainer

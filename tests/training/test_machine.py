@@ -6,7 +6,7 @@ import torch
 from twinstream.executor.probe import device, known_gpu
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine
-from twinstream.models.demand import attention_limits
+from twinstream.models.kernel_costs import attention_limits
 from twinstream.training import machine as training_machine
 from twinstream.training.options import TrainOptions
 

@@ -11,7 +11,7 @@ from twinstream.log.metrics import (
     EvalMetrics,
     MetricsLog,
     StepMetrics,
-    of_kind,
+    events_of_kind,
     read_metrics,
 )
 from twinstream.schedule.files import DocumentError
@@ -53,8 +53,8 @@ def test_events_come_back_as_they_were(path):
         step(2),
     )  # fmt: skip
     assert read_metrics(path) == events
-    assert of_kind(events, StepMetrics) == [events[0], events[3]]
-    assert of_kind(events, EvalMetrics) == [events[1]]
+    assert events_of_kind(events, StepMetrics) == [events[0], events[3]]
+    assert events_of_kind(events, EvalMetrics) == [events[1]]
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["step", "eval", "checkpoint", "step"]
     assert lines[0]["at"].endswith("+00:00")
@@ -75,7 +75,7 @@ def test_what_is_no_finite_number_is_valid_json_and_comes_back(path):
 
     for line in path.read_text().splitlines():
         json.loads(line, parse_constant=refuse)
-    first, second = of_kind(read_metrics(path), StepMetrics)
+    first, second = events_of_kind(read_metrics(path), StepMetrics)
     assert math.isnan(first.loss)
     assert first.grad_norm == math.inf
     assert second.loss == -math.inf

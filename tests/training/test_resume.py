@@ -11,7 +11,7 @@ import pytest
 
 from tests.training.small_runs import options, state_files, trained, write_config, write_rows
 from twinstream.data.data_error import DataError
-from twinstream.log.metrics import StepMetrics, of_kind, read_metrics
+from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
 from twinstream.schedule.files import DocumentError, only_writer
 from twinstream.training.checkpoints import (
     CheckpointError,
@@ -41,7 +41,7 @@ def test_a_run_goes_on_under_another_cap_policy_and_recompute(tmp_path: Path, dt
     assert result.model is not None and result.step == 6
     assert before.losses[:done] + after.losses == straight.losses
     assert state_files(wanted.output, 6) == state_files(whole.folder, 6)
-    logged = of_kind(read_metrics(wanted.output / "metrics.jsonl"), StepMetrics)
+    logged = events_of_kind(read_metrics(wanted.output / "metrics.jsonl"), StepMetrics)
     assert [step.step for step in logged] == [1, 2, 3, 4, 5, 6]
     assert [step.loss for step in logged] == straight.losses
 
@@ -224,6 +224,6 @@ def test_sigterm_leaves_a_checkpoint(tmp_path: Path) -> None:
     told, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, told
     assert "to go on: twinstream train -o" in told
-    steps = of_kind(read_metrics(log), StepMetrics)
+    steps = events_of_kind(read_metrics(log), StepMetrics)
     names = [path.name for path in Checkpoints(tmp_path / "run").complete()]
     assert names == [f"checkpoint-{steps[-1].step}"]

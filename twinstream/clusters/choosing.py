@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout, LayoutError, stages_of
+from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import Recipe
@@ -131,7 +131,7 @@ class RanksQuestion:
             stages = Stages(self.spec, replica, self.recipe, layout)
             with gc_paused():
                 share = share_of(self.machine, self.ranks_on_a_node)
-                schedule = executable(stages, share, self.caps, self.choices)
+                schedule = plan_pipeline(stages, share, self.caps, self.choices)
         except TwinstreamError as error:
             return Candidate(layout, None, str(error))
         predicted = simulate_cluster(schedule, self.cluster, self.machine)

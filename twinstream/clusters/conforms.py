@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 
 from pydantic import ValidationError
 
-from twinstream.clusters.executable import Stages, chain_of_stage, layout_in
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.lowering.lower import lower
+from twinstream.clusters.pipeline import Stages, chain_of_stage, layout_in
 from twinstream.clusters.refusals import refusals_of
 from twinstream.models.lowering.communication_tasks import COMMUNICATE
 from twinstream.models.recipe import Recipe, megatron_recipe

@@ -6,7 +6,7 @@ from pathlib import Path
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.demand.attention_limits import (
+from twinstream.models.kernel_costs.attention_limits import (
     DeviceName,
     attention_limits,
     attention_refusal,

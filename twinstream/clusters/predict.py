@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.job import Job
 from twinstream.clusters.kernel_sets import with_kernels
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.lowering.lower import lower
 from twinstream.clusters.offloading.offload import caps_of, offloaded
+from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.refusals import require_possible
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
@@ -338,7 +338,7 @@ def _own_document(job: Job, cluster: Cluster, machine: Machine) -> ClusterSchedu
     share = share_of(machine, on_node)
     stages = Stages(job.shape, job.workload, job.recipe, job.layout)
     with gc_paused():
-        document = executable(stages, share, caps_of(share), _choices(job.layout))
+        document = plan_pipeline(stages, share, caps_of(share), _choices(job.layout))
     ref = MachineRef(name=cluster.name, content_hash=cluster.name)
     return document.model_copy(update={"machine": ref})
 

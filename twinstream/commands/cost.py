@@ -6,7 +6,7 @@ from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.options import Json
 from twinstream.commands.output import print_json, print_report
 from twinstream.cost.bill import Prices
-from twinstream.cost.mesh_work import Batches, Mesh
+from twinstream.cost.mesh_work import Batches, WorkMesh
 from twinstream.cost.time import ChipOptions, Cut, Layout, Stack, time_document
 from twinstream.cost.work import Counting, DecoderOptions, work_document
 from twinstream.screens.cost_screens import time_screen, work_screen
@@ -16,7 +16,7 @@ from twinstream.screens.cost_screens import time_screen, work_screen
 def work(
     model: DecoderOptions,
     batches: Batches,
-    mesh: Mesh,
+    mesh: WorkMesh,
     counting: Counting,
     prices: Prices,
     as_json: Json = False,

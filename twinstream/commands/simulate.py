@@ -10,7 +10,7 @@ from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.cluster_inputs import ClusterInputs, DeviceInputs, inputs_of
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.plans.planning import describe
+from twinstream.commands.plan import describe
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import prediction_notes

@@ -19,7 +19,7 @@ from twinstream.models.spec import ModelSpec, layer_parameters, norm_parameters
 from twinstream.schedule.node import Node, quantity, size
 
 
-class Axis(StrEnum):
+class WorkAxis(StrEnum):
     """An axis of the mesh, outermost (over the slowest links) first."""
 
     PIPE = "pipe"
@@ -35,7 +35,7 @@ class Axis(StrEnum):
         return f"--p-{self.value.replace('_', '-')}"
 
 
-class Mesh(Node, title="Mesh", populate_by_name=True):
+class WorkMesh(Node, title="Mesh", populate_by_name=True):
     """Devices along each axis: each is a GPU, or a cluster of them with free communication."""
 
     pipe: Annotated[int, size("Pipeline stages.", "p_pipe")] = 1
@@ -45,7 +45,7 @@ class Mesh(Node, title="Mesh", populate_by_name=True):
     tensor_ext: Annotated[int, size("Parts of the width between layers.", "p_tensor_ext")] = 1
     tensor_int: Annotated[int, size("Parts of heads and inner width.", "p_tensor_int")] = 1
 
-    def degree(self, axis: Axis) -> int:
+    def degree(self, axis: WorkAxis) -> int:
         """Devices along an axis."""
         degree: int = getattr(self, axis.value)
         return degree
@@ -53,7 +53,7 @@ class Mesh(Node, title="Mesh", populate_by_name=True):
     @property
     def num_devices(self) -> int:
         """Devices of the whole mesh."""
-        return prod(self.degree(axis) for axis in Axis)
+        return prod(self.degree(axis) for axis in WorkAxis)
 
 
 class Decoder(Node):
@@ -119,9 +119,9 @@ class Batches(Node, title="Run", populate_by_name=True):
 
 
 _AXIS_OF = {
-    "B": Axis.DATA, "L": Axis.PIPE, "E": Axis.EXPERT, "T": Axis.SEQUENCE,
-    "S": Axis.TENSOR_EXTERNAL, "D": Axis.TENSOR_EXTERNAL, "F": Axis.TENSOR_INTERNAL,
-    "H": Axis.TENSOR_INTERNAL, "G": Axis.TENSOR_INTERNAL, "J": Axis.TENSOR_INTERNAL,
+    "B": WorkAxis.DATA, "L": WorkAxis.PIPE, "E": WorkAxis.EXPERT, "T": WorkAxis.SEQUENCE,
+    "S": WorkAxis.TENSOR_EXTERNAL, "D": WorkAxis.TENSOR_EXTERNAL, "F": WorkAxis.TENSOR_INTERNAL,
+    "H": WorkAxis.TENSOR_INTERNAL, "G": WorkAxis.TENSOR_INTERNAL, "J": WorkAxis.TENSOR_INTERNAL,
 }  # fmt: skip
 _ONE_AT_A_TIME = "BL"  # a device works on one sequence and one layer at a time
 _NAMES = {
@@ -129,7 +129,7 @@ _NAMES = {
     "S": "tokens at an expert", "D": "channels of --d-model", "F": "channels of --d-ffn",
     "H": "heads", "G": "key and value heads", "J": "heads and channels of --d-ffn together",
 }  # fmt: skip
-_KEEP_PARTS = (Axis.DATA, Axis.SEQUENCE)  # of the weights, along these axes
+_KEEP_PARTS = (WorkAxis.DATA, WorkAxis.SEQUENCE)  # of the weights, along these axes
 
 
 def parts_of(whole: int, parts: int, *, what: str, by: str) -> int:
@@ -149,8 +149,8 @@ def parts_of(whole: int, parts: int, *, what: str, by: str) -> int:
     return whole // parts
 
 
-def _none() -> dict[Axis, float]:
-    return dict.fromkeys(Axis, 0.0)
+def _none() -> dict[WorkAxis, float]:
+    return dict.fromkeys(WorkAxis, 0.0)
 
 
 @dataclass
@@ -158,13 +158,13 @@ class PassWork:
     """FLOPs of one pass, and values (not bytes) by the axis that they cross, of all devices."""
 
     flop: float = 0.0
-    sent: dict[Axis, float] = field(default_factory=_none)
-    received: dict[Axis, float] = field(default_factory=_none)
+    sent: dict[WorkAxis, float] = field(default_factory=_none)
+    received: dict[WorkAxis, float] = field(default_factory=_none)
 
     def add(self, other: "PassWork", times: float = 1) -> None:
         """Count another pass, so often."""
         self.flop += times * other.flop
-        for axis in Axis:
+        for axis in WorkAxis:
             self.sent[axis] += times * other.sent[axis]
             self.received[axis] += times * other.received[axis]
 
@@ -176,7 +176,7 @@ class BatchWork:
         CostError: an index or an array does not come apart evenly along its axes.
     """
 
-    def __init__(self, decoder: Decoder, batches: Batches, mesh: Mesh) -> None:
+    def __init__(self, decoder: Decoder, batches: Batches, mesh: WorkMesh) -> None:
         spec, self.mesh = decoder.spec, mesh
         self.forward, self.backward = PassWork(), PassWork()
         tokens = parts_of(batches.seq_len, decoder.num_experts, what="tokens", by="--num-experts")
@@ -205,7 +205,7 @@ class BatchWork:
         # a token is as likely to go to one group of experts as to any other.
         to_next = (mesh.pipe - 1) / spec.num_layers
         elsewhere = (1 - to_next) * (1 - 1 / mesh.exp)
-        self._all_reduce(*last, crossings={Axis.PIPE: to_next, Axis.EXPERT: elsewhere})
+        self._all_reduce(*last, crossings={WorkAxis.PIPE: to_next, WorkAxis.EXPERT: elsewhere})
 
     def _weights(self, gated: bool) -> None:
         """Weights are kept in parts; each device gathers those it works with, once a batch."""
@@ -215,7 +215,7 @@ class BatchWork:
             if self._kv_heads:
                 self.spread("LEDGK", *_KEEP_PARTS)
             else:
-                self.spread("LEDK", *_KEEP_PARTS, Axis.TENSOR_INTERNAL)
+                self.spread("LEDK", *_KEEP_PARTS, WorkAxis.TENSOR_INTERNAL)
         for _ in range(3 if gated else 2):
             self.spread("LEDF", *_KEEP_PARTS)
 
@@ -229,7 +229,7 @@ class BatchWork:
             self.multiply(f"BLETDK{self._kv_heads}")
             self.add_up(f"BLETDK{self._kv_heads}", "D")
             # Tokens go where the summed width was; from there to all that attend to them.
-            self.spread(f"BLRSK{self._kv_heads}", Axis.EXPERT, Axis.SEQUENCE)
+            self.spread(f"BLRSK{self._kv_heads}", WorkAxis.EXPERT, WorkAxis.SEQUENCE)
         scores = "BLETHRS"
         self._matmul(f"{scores}K", "K")
         self.add_up(scores, "R")  # of the softmax
@@ -253,7 +253,7 @@ class BatchWork:
         self._all_reduce(indices, summed)
 
     def _all_reduce(
-        self, indices: str, summed: str, crossings: Mapping[Axis, float] | None = None
+        self, indices: str, summed: str, crossings: Mapping[WorkAxis, float] | None = None
     ) -> None:
         """Sum an index out, and give the sums to all along its axis."""
         self.add_up(indices, summed)
@@ -286,7 +286,7 @@ class BatchWork:
                 one.received[axis] += sums * (degree - 1)
 
     def spread(
-        self, indices: str, *over: Axis, crossings: Mapping[Axis, float] | None = None
+        self, indices: str, *over: WorkAxis, crossings: Mapping[WorkAxis, float] | None = None
     ) -> None:
         """Give all devices along some axes all values of an array that lies in parts along them.
 
@@ -302,7 +302,7 @@ class BatchWork:
         Raises:
             CostError: the array does not come apart evenly.
         """
-        along = {axis: self.mesh.degree(axis) for axis in Axis if axis in over}
+        along = {axis: self.mesh.degree(axis) for axis in WorkAxis if axis in over}
         here, parts = prod(self._local[index] for index in indices), prod(along.values())
         if here % parts:
             flags = " x ".join(axis.flag for axis, degree in along.items() if degree > 1)
@@ -333,7 +333,7 @@ class BatchWork:
         """Values of an array, each counted once."""
         return prod(self._size[index] for index in indices)
 
-    def _copies(self, indices: str, also: Mapping[Axis, int] | None = None) -> int:
+    def _copies(self, indices: str, also: Mapping[WorkAxis, int] | None = None) -> int:
         """Devices that hold the same values: along axes of none of its indices, nor of `also`."""
         axes = {_AXIS_OF[index] for index in indices if index in _AXIS_OF} | {*(also or {})}
-        return prod(self.mesh.degree(axis) for axis in Axis if axis not in axes)
+        return prod(self.mesh.degree(axis) for axis in WorkAxis if axis not in axes)

@@ -4,12 +4,12 @@ from typing import Annotated, Any
 
 from twinstream.cost.bill import Bill, CostError, Prices, bill_of
 from twinstream.cost.mesh_work import (
-    Axis,
     Batches,
     BatchWork,
     Decoder,
-    Mesh,
     PassWork,
+    WorkAxis,
+    WorkMesh,
     parts_of,
 )
 from twinstream.models.flops import model_flops_per_sequence
@@ -157,7 +157,7 @@ class Counting(Node, title="How it is counted", populate_by_name=True):
 
 
 def limits_of(
-    decoder: Decoder, batches: Batches, mesh: Mesh
+    decoder: Decoder, batches: Batches, mesh: WorkMesh
 ) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
     """Rules of thumb for a run whose sizes come apart evenly on its mesh, in the order of asking.
 
@@ -175,7 +175,7 @@ def limits_of(
     largest, of_a_replica = batch // least_of_pipe, batch // mesh.data
     possible = (mesh.data * divisor for divisor in _divisors(of_a_replica))
     sizes = tuple(one for one in possible if smallest <= one <= largest)
-    tensor_int, tensor_ext = Axis.TENSOR_INTERNAL, Axis.TENSOR_EXTERNAL
+    tensor_int, tensor_ext = WorkAxis.TENSOR_INTERNAL, WorkAxis.TENSOR_EXTERNAL
     found = [
         ("gradient noise", "tokens of a batch at an expert", batch * tokens, "at most",
          _MOST_TOKENS_PER_EXPERT, "lower --batch-size"),
@@ -215,7 +215,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def work_document(
-    decoder: Decoder, batches: Batches, mesh: Mesh, counting: Counting, prices: Prices
+    decoder: Decoder, batches: Batches, mesh: WorkMesh, counting: Counting, prices: Prices
 ) -> dict[str, Any]:
     """Count a run: all figures in full, under the names of davidsj/ml_par_sim, too.
 
@@ -260,7 +260,7 @@ def work_document(
         {"axis": axis.value, "degree": mesh.degree(axis)}
         | {f"{way}_bytes_{which}": getattr(passes[which], way)[axis] * per_value
            for way in ("sent", "received") for which in ("fwd", "bwd")}
-        for axis in Axis
+        for axis in WorkAxis
     ]  # fmt: skip
     model, spec = None, decoder.spec
     if spec.vocab_size > 1:
@@ -288,7 +288,7 @@ def work_document(
     }  # fmt: skip
 
 
-def _timed(timed: PassWork, mesh: Mesh, counting: Counting, prices: Prices) -> dict[str, Any]:
+def _timed(timed: PassWork, mesh: WorkMesh, counting: Counting, prices: Prices) -> dict[str, Any]:
     """What a device and all of them do a second, in the time that the flop rate gives; the bill."""
     each, num_devices = counting.device_flop_per_s, mesh.num_devices
     if each is None:

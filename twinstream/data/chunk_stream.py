@@ -11,10 +11,10 @@ from typing import Self
 from twinstream.data.data_error import DataError
 from twinstream.data.encoding.block_tokeniser import document_place
 from twinstream.data.encoding.block_tokens import BlockTokens
-from twinstream.data.order import Order, Position, Visit, shuffled
+from twinstream.data.order import BlockSlice, Order, Position, shuffled
 from twinstream.data.packing import Chunk, ChunkShape, chunk_of, pack
-from twinstream.data.pieces import Pieces, cut, first_too_long, joined, sizes_for
-from twinstream.data.reading.blocks import Block
+from twinstream.data.reading.blocks import DataBlock
+from twinstream.data.spans import Spans, cut, first_too_long, joined, sizes_for
 from twinstream.data.token_feed import TokenFeed
 
 _READY_CHUNKS = 8
@@ -29,19 +29,19 @@ class SkippedRows:
     """
 
     def __init__(self, most: int) -> None:
-        self._most, self._blocks = most, set[Block]()
-        self.told: list[str] = []
+        self._most, self._blocks = most, set[DataBlock]()
+        self.problems: list[str] = []
 
-    def add(self, block: Block, tokens: BlockTokens) -> None:
-        """Raises DataError if there are too many."""
+    def add(self, block: DataBlock, tokens: BlockTokens) -> None:
+        """Add the skipped rows of a block; raises DataError if there are too many."""
         if block in self._blocks:
             return
         self._blocks.add(block)
-        self.told += tokens.skipped
-        if len(self.told) > self._most:
+        self.problems += tokens.skipped
+        if len(self.problems) > self._most:
             raise DataError(
-                f"{len(self.told)} rows cannot be used, and {self._most} may be skipped "
-                f"(skip_bad_rows); the last: {self.told[-1]}"
+                f"{len(self.problems)} rows cannot be used, and {self._most} may be skipped "
+                f"(skip_bad_rows); the last: {self.problems[-1]}"
             )
 
 
@@ -57,7 +57,7 @@ class ChunkMaker:
     skipped: SkippedRows
 
     def chunks(self, start: Position) -> Iterator[tuple[Chunk, Position]]:
-        """From a position on, each with the position after it.
+        """Yield the chunks from a position on, each with the position after it.
 
         Raises:
             DataError: a file or row cannot be used; nothing can be learned from any of them.
@@ -92,35 +92,35 @@ class ChunkMaker:
             here = Position(start.epoch, index, 0, self.name)
             is_last = index + 1 == len(groups)
             after = after_all if is_last else replace(here, group=index + 1)
-            pieces = self._pieces(groups[index])
+            spans = self._spans(groups[index])
             following = self.order.groups(after.epoch)[:1] if is_last else [groups[index + 1]]
-            self.feed.ask(visit.block for group in following for visit in group)
-            for chunk, number in self._packed(pieces, here, behind):
+            self.feed.prefetch(block_slice.block for group in following for block_slice in group)
+            for chunk, number in self._packed(spans, here, behind):
                 yield chunk, replace(here, chunk=number) if number else after
             behind = 0
 
-    def _packed(self, pieces: Pieces, here: Position, behind: int) -> Iterator[tuple[Chunk, int]]:
+    def _packed(self, spans: Spans, here: Position, behind: int) -> Iterator[tuple[Chunk, int]]:
         """Chunks of a group, each with how many of it are behind then; 0 after the last."""
         key = (self.order.seed, here.epoch, here.group)
-        pieces = pieces.chosen(shuffled(len(pieces.lengths), "group", *key))
-        bins = pack(pieces.lengths, self.shape)
+        spans = spans.chosen(shuffled(len(spans.lengths), "group", *key))
+        bins = pack(spans.lengths, self.shape)
         for number, index in enumerate(shuffled(len(bins), "chunks", *key)[behind:], behind + 1):
-            yield chunk_of(pieces, bins[index], self.shape), number % len(bins)
+            yield chunk_of(spans, bins[index], self.shape), number % len(bins)
 
-    def _pieces(self, group: list[Visit]) -> Pieces:
-        self.feed.ask(visit.block for visit in group)
+    def _spans(self, group: list[BlockSlice]) -> Spans:
+        self.feed.prefetch(block_slice.block for block_slice in group)
         known = {}
-        for visit in group:
-            if visit.block not in known:
-                known[visit.block] = self._cut(visit)
+        for block_slice in group:
+            if block_slice.block not in known:
+                known[block_slice.block] = self._cut(block_slice)
         parts = []
-        for visit in group:
-            pieces = known[visit.block]
-            parts.append(pieces.chosen(visit.share(len(pieces.lengths), self.order.seed)))
+        for block_slice in group:
+            spans = known[block_slice.block]
+            parts.append(spans.chosen(block_slice.share(len(spans.lengths), self.order.seed)))
         return joined(parts)
 
-    def _cut(self, visit: Visit) -> Pieces:
-        block, shape = visit.block, self.shape
+    def _cut(self, block_slice: BlockSlice) -> Spans:
+        block, shape = block_slice.block, self.shape
         tokens = self.feed.take(block)
         self.skipped.add(block, tokens)
         continuous = block.is_continuous
@@ -146,7 +146,7 @@ class ChunkStream:
     """
 
     def __init__(self, maker: ChunkMaker, start: Position, *, ahead: bool) -> None:
-        self.position, self.skipped = start, maker.skipped.told
+        self.position, self.skipped = start, maker.skipped.problems
         self.waited_s = self.first_wait_s = 0.0
         self._num_tokens = self._num_padding = self._num_chunks = 0
         self._chunks = maker.chunks(start)

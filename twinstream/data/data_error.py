@@ -1,4 +1,4 @@
-"""What is wrong with training data."""
+"""The error of training data."""
 
 from twinstream.schedule.errors import TwinstreamError
 

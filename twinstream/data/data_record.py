@@ -1,4 +1,4 @@
-"""What a run has read its data from, so that it can go on where a file was mended meanwhile.
+"""A record of the data that a run reads, so that it can go on where a file was mended meanwhile.
 
 A run that met a row that it could not use goes on with the mended file, in the blocks and groups
 that it began with, if nothing has changed of what it has read.
@@ -8,13 +8,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from twinstream.data.reading.blocks import Block, Part
+from twinstream.data.reading.blocks import DataBlock, FileRange
 from twinstream.data.reading.files import DataFile
 from twinstream.schedule.node import Node
 
 
 class PartRecord(Node):
-    """A part of a block, as `Part`, of file number `file` of its source."""
+    """A part of a block, as `FileRange`, of file number `file` of its source."""
 
     file: int
     first: int
@@ -24,9 +24,9 @@ class PartRecord(Node):
     rows_before: int
     digest: str
 
-    def part(self, file: DataFile, content_hash: str) -> Part:
-        """Of the file as it is now."""
-        return Part(
+    def part(self, file: DataFile, content_hash: str) -> FileRange:
+        """Return the range of the file as it is now."""
+        return FileRange(
             file.path, file.kind, self.first, self.end, self.size_bytes, file.size_bytes,
             file.mtime_ns, content_hash, self.row_group, self.rows_before, self.digest,
         )  # fmt: skip
@@ -48,7 +48,7 @@ class SourceRecord(Node):
 
     @classmethod
     def of(
-        cls, files: Sequence[DataFile], hashes: Sequence[str], blocks: Sequence[Block]
+        cls, files: Sequence[DataFile], hashes: Sequence[str], blocks: Sequence[DataBlock]
     ) -> "SourceRecord":
         """As they are now."""
         numbers = {file.path: number for number, file in enumerate(files)}
@@ -72,7 +72,7 @@ class SourceRecord(Node):
 
     def blocks_of(
         self, files: Sequence[DataFile], hashes: Sequence[str]
-    ) -> list[tuple[Block, bool]] | None:
+    ) -> list[tuple[DataBlock, bool]] | None:
         """The same blocks of the files as they are now, and which have changed.
 
         None where there are other files, or one changed whose parts are not known again.
@@ -82,7 +82,7 @@ class SourceRecord(Node):
         by_file: dict[int, list[PartRecord]] = defaultdict(list)
         for part in (part for block in self.blocks for part in block):
             by_file[part.file].append(part)
-        found: dict[int, list[tuple[Part, bool]]] = {}
+        found: dict[int, list[tuple[FileRange, bool]]] = {}
         for number, (was, file, content_hash) in enumerate(
             zip(self.files, files, hashes, strict=True)
         ):
@@ -96,7 +96,7 @@ class SourceRecord(Node):
         taken = {number: iter(parts) for number, parts in found.items()}
         blocks = [[next(taken[part.file]) for part in block] for block in self.blocks]
         return [
-            (Block(tuple(part for part, _ in block)), any(changed for _, changed in block))
+            (DataBlock(tuple(part for part, _ in block)), any(changed for _, changed in block))
             for block in blocks
         ]
 
@@ -115,14 +115,14 @@ class DataRecord(Node):
     sources: tuple[SourceRecord, ...]
 
 
-def _found_again(parts: Sequence[Part], longer_bytes: int) -> list[tuple[Part, bool]]:
+def _found_again(parts: Sequence[FileRange], longer_bytes: int) -> list[tuple[FileRange, bool]]:
     """Parts of a file that was changed in one place, and whether they are in that place.
 
     Those before it begin where they did, those behind it so many bytes later; what is between is
     cut evenly into as many parts as there were. Empty if it has too few bytes for that.
     """
 
-    def is_same(part: Part) -> bool:
+    def is_same(part: FileRange) -> bool:
         return part.with_digest().digest == part.digest
 
     most, before = len(parts) - 1, 0

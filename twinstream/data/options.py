@@ -1,4 +1,4 @@
-"""What a user says about training data."""
+"""The user's options of training data."""
 
 from dataclasses import dataclass
 from datetime import date

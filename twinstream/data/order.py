@@ -1,4 +1,4 @@
-"""In which order a run sees its data: a seeded shuffle for each epoch."""
+"""The order in which a run sees its data: a seeded shuffle for each epoch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from math import ceil, floor
 
 import numpy as np
 
-from twinstream.data.pieces import Ints
-from twinstream.data.reading.blocks import Block
+from twinstream.data.reading.blocks import DataBlock
+from twinstream.data.spans import Ints
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,15 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Visit:
-    """A block in an epoch, or a share of its documents: those from `first` to `end` of 1.
+class BlockSlice:
+    """What one epoch takes of a block: all of it, or documents from `first` to `end` of 1.
 
-    The documents are in the order of a shuffle named `shuffle`, the same for all shares.
+    Where a source's weight is no whole number, an epoch may end within a block: with weight 0.5 and
+    one block it takes half of the documents, and the next epoch the others. `shuffle` names the
+    shuffle of the documents that both slices are cut from.
     """
 
-    block: Block
+    block: DataBlock
     shuffle: tuple[int, ...]
     first: Fraction = Fraction(0)
     end: Fraction = Fraction(1)
@@ -46,7 +48,7 @@ class Visit:
         return ceil(self.block.size_bytes * (self.end - self.first))
 
     def share(self, count: int, seed: int) -> Ints:
-        """Indices of its documents, of so many of the block."""
+        """Return the indices of the slice's documents, of the `count` in the block."""
         if self.first == 0 and self.end == 1:
             return np.arange(count)
         order = shuffled(count, "documents", seed, *self.shuffle)
@@ -55,7 +57,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class Order:
-    """The blocks of each source, its weight, and the seed.
+    """The order of all data of a run: the blocks of each source, its weight, and the seed.
 
     Each source goes through its blocks in one shuffled pass after another; an epoch takes the next
     `weight` passes of each. The blocks of an epoch, of all sources, are shuffled and cut into
@@ -63,31 +65,33 @@ class Order:
     blocks of one group are tokenised before its first chunk.
     """
 
-    sources: tuple[tuple[Block, ...], ...]
+    sources: tuple[tuple[DataBlock, ...], ...]
     weights: tuple[float, ...]
     seed: int
     group_bytes: int
 
     @property
     def most_epochs_of_nothing(self) -> int:
-        """After so many a document has come, if there is one."""
+        """How many epochs in a row may have no document, although the data has one."""
         return 1 + ceil(1 / max(self.weights))
 
-    def groups(self, epoch: int) -> list[list[Visit]]:
-        """Visits of an epoch in order; no group is empty."""
-        visits = [
-            visit
+    def groups(self, epoch: int) -> list[list[BlockSlice]]:
+        """Return the slices of an epoch in order, in groups of which none is empty."""
+        slices = [
+            block_slice
             for source, (blocks, weight) in enumerate(zip(self.sources, self.weights, strict=True))
-            for visit in self._visits(source, blocks, Fraction(weight).limit_denominator(), epoch)
+            for block_slice in self._slices(
+                source, blocks, Fraction(weight).limit_denominator(), epoch
+            )
         ]
-        order = shuffled(len(visits), "blocks", self.seed, epoch)
-        return _grouped([visits[index] for index in order], self.group_bytes)
+        order = shuffled(len(slices), "blocks", self.seed, epoch)
+        return _grouped([slices[index] for index in order], self.group_bytes)
 
-    def _visits(
-        self, source: int, blocks: Sequence[Block], weight: Fraction, epoch: int
-    ) -> list[Visit]:
+    def _slices(
+        self, source: int, blocks: Sequence[DataBlock], weight: Fraction, epoch: int
+    ) -> list[BlockSlice]:
         begin, end = epoch * weight * len(blocks), (epoch + 1) * weight * len(blocks)
-        visits: list[Visit] = []
+        slices: list[BlockSlice] = []
         a_pass, order = -1, np.empty(0, np.int64)
         for position in range(floor(begin), ceil(end)):
             if position // len(blocks) != a_pass:
@@ -96,11 +100,11 @@ class Order:
             index = int(order[position % len(blocks)])
             name = (source, a_pass, index)
             if begin <= position and position + 1 <= end:
-                visits.append(Visit(blocks[index], name))
+                slices.append(BlockSlice(blocks[index], name))
             else:
                 first, last = max(begin - position, Fraction(0)), min(end - position, Fraction(1))
-                visits.append(Visit(blocks[index], name, first, last))
-        return visits
+                slices.append(BlockSlice(blocks[index], name, first, last))
+        return slices
 
 
 def shuffled(count: int, *key: str | int) -> Ints:
@@ -110,13 +114,13 @@ def shuffled(count: int, *key: str | int) -> Ints:
     return np.argsort(draws, kind="stable").astype(np.int64)
 
 
-def _grouped(visits: Sequence[Visit], group_bytes: int) -> list[list[Visit]]:
+def _grouped(slices: Sequence[BlockSlice], group_bytes: int) -> list[list[BlockSlice]]:
     """Cut into groups of about equal sizes, so that the last is not a small one."""
-    total = sum(visit.size_bytes for visit in visits)
+    total = sum(block_slice.size_bytes for block_slice in slices)
     count = max(1, round(total / group_bytes))
-    groups: list[list[Visit]] = [[] for _ in range(count)]
+    groups: list[list[BlockSlice]] = [[] for _ in range(count)]
     before = 0
-    for visit in visits:
-        groups[min(before * count // total, count - 1)].append(visit)
-        before += visit.size_bytes
+    for block_slice in slices:
+        groups[min(before * count // total, count - 1)].append(block_slice)
+        before += block_slice.size_bytes
     return [group for group in groups if group]

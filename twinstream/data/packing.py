@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.data.data_error import DataError
-from twinstream.data.pieces import NO_LABEL, Ints, Pieces
+from twinstream.data.spans import NO_LABEL, Ints, Spans
 
 _PADDING_ID = 0  # any that each model has: nothing attends to it, and it has no label
 
@@ -120,15 +120,15 @@ class _Bins:
         return placed
 
 
-def chunk_of(pieces: Pieces, indices: Ints, shape: ChunkShape) -> Chunk:
+def chunk_of(spans: Spans, indices: Ints, shape: ChunkShape) -> Chunk:
     """The chunk of these pieces, in this order."""
-    starts, lengths = pieces.starts[indices].tolist(), pieces.lengths[indices].tolist()
+    starts, lengths = spans.starts[indices].tolist(), spans.lengths[indices].tolist()
     ids = np.full(shape.chunk_tokens, _PADDING_ID, np.int32)
     labels = np.full(shape.chunk_tokens, NO_LABEL, np.int32)
     at = 0
     for start, length in zip(starts, lengths, strict=True):
-        ids[at : at + length] = pieces.ids[start : start + length]
-        labels[at : at + length - 1] = pieces.labels[start : start + length - 1]
+        ids[at : at + length] = spans.ids[start : start + length]
+        labels[at : at + length - 1] = spans.labels[start : start + length - 1]
         at += length
     num_padding = shape.chunk_tokens - at
     return Chunk(ids, labels, (*lengths, *_padding(num_padding, shape.longest)), num_padding)
@@ -137,7 +137,7 @@ def chunk_of(pieces: Pieces, indices: Ints, shape: ChunkShape) -> Chunk:
 def empty_chunk(shape: ChunkShape) -> Chunk:
     """Nothing but padding."""
     no_ids, none = np.empty(0, np.int32), np.empty(0, np.int64)
-    return chunk_of(Pieces(no_ids, no_ids, none, none), none, shape)
+    return chunk_of(Spans(no_ids, no_ids, none, none), none, shape)
 
 
 def _padding(num_tokens: int, longest: int) -> Sequence[int]:

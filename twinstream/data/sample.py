@@ -13,8 +13,8 @@ from twinstream.data.encoding.block_tokens import BlockTokens
 from twinstream.data.encoding.conversation import THOUGHTS
 from twinstream.data.encoding.passages import Passage
 from twinstream.data.order import shuffled
-from twinstream.data.pieces import Ints, cut
-from twinstream.data.reading.blocks import Block
+from twinstream.data.reading.blocks import DataBlock
+from twinstream.data.spans import Ints, cut
 
 _BLOCKS = 8
 _BLOCK_BYTES = 1 << 16  # of each its beginning
@@ -70,7 +70,7 @@ class _Tally:
         self.bytes = np.zeros(self.num_sources)
 
     def look_at_rows(
-        self, block: Block, tokens: BlockTokens, passages: Sequence[Passage], longest: int
+        self, block: DataBlock, tokens: BlockTokens, passages: Sequence[Passage], longest: int
     ) -> None:
         """Count what is cut, and what is not learned."""
         start = 0
@@ -91,7 +91,7 @@ class _Tally:
 
 
 def take_sample(
-    blocks: Sequence[Sequence[Block]],
+    blocks: Sequence[Sequence[DataBlock]],
     weights: Sequence[float],
     tokeniser: BlockTokeniser,
     longest: int,
@@ -128,15 +128,15 @@ def take_sample(
         raise DataError(_nothing_learned(tally.num_documents, changed))
     epoch_tokens = round(float((epoch_bytes * tally.tokens / tally.bytes).sum()))
     warnings = [*changed, *_stop_warnings(tally, bool(stops))]
-    if skipped.told:
-        count = len(skipped.told)
-        warnings.append(f"{count} sampled rows are skipped (skip_bad_rows): {skipped.told[0]}")
+    if skipped.problems:
+        count = len(skipped.problems)
+        warnings.append(f"{count} sampled rows are skipped (skip_bad_rows): {skipped.problems[0]}")
     return Sample(lengths, epoch_tokens, tuple(warnings))
 
 
 def _looked_at(
-    blocks: Sequence[Block], source: int, count: int, tokeniser: BlockTokeniser
-) -> Iterator[tuple[Block, Block, BlockTokens, list[Passage]]]:
+    blocks: Sequence[DataBlock], source: int, count: int, tokeniser: BlockTokeniser
+) -> Iterator[tuple[DataBlock, DataBlock, BlockTokens, list[Passage]]]:
     """Blocks of a source, what was looked at of each, its tokens, and the texts of its rows.
 
     A block in which no line begins, as those in the midst of a very long one, is not counted.
@@ -153,7 +153,7 @@ def _looked_at(
             return
 
 
-def _lengths(tokens: BlockTokens, block: Block, head: Block, longest: int) -> Ints:
+def _lengths(tokens: BlockTokens, block: DataBlock, head: DataBlock, longest: int) -> Ints:
     """Of pieces; of a continuous text of which only the beginning was looked at, as if of all."""
     last = len(head.parts) - 1
     if not block.is_continuous or head.parts[last] == block.parts[last]:

@@ -1,4 +1,4 @@
-"""Tokens of blocks, made in processes beside the training or in the caller's own."""
+"""Where tokens of blocks are made: in processes beside the training, or in the caller's own."""
 
 import os
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from typing import Protocol
 from twinstream.data.data_error import DataError
 from twinstream.data.encoding.block_tokeniser import BlockTokeniser, Encoding
 from twinstream.data.encoding.block_tokens import BlockTokens
-from twinstream.data.reading.blocks import Block
+from twinstream.data.reading.blocks import DataBlock
 from twinstream.schedule.worker_processes import (
     WorkerContext,
     end_with_parent,
@@ -19,28 +19,28 @@ from twinstream.schedule.worker_processes import (
 
 
 class TokenFeed(Protocol):
-    """Gives the tokens of blocks, which may be asked for ahead of need."""
+    """Gives the tokens of blocks, which may be prefetched."""
 
-    def ask(self, blocks: Iterable[Block]) -> None:
-        """These will be taken; each is made once, however often it is asked for until then."""
+    def prefetch(self, blocks: Iterable[DataBlock]) -> None:
+        """Start making the tokens of blocks that will be taken; each is made once until then."""
 
-    def take(self, block: Block) -> BlockTokens:
-        """Raises DataError if it cannot be made."""
+    def take(self, block: DataBlock) -> BlockTokens:
+        """Return the tokens of a block; raises DataError if they cannot be made."""
 
     def close(self) -> None:
-        """Nothing more will be taken."""
+        """End: nothing more will be taken."""
 
 
 class InlineTokenFeed:
-    """Makes tokens when they are taken."""
+    """Makes tokens in the caller's process, when they are taken."""
 
     def __init__(self, tokeniser: BlockTokeniser) -> None:
         self._tokeniser = tokeniser
 
-    def ask(self, blocks: Iterable[Block]) -> None:
+    def prefetch(self, blocks: Iterable[DataBlock]) -> None:
         pass
 
-    def take(self, block: Block) -> BlockTokens:
+    def take(self, block: DataBlock) -> BlockTokens:
         return self._tokeniser.tokens(block)
 
     def close(self) -> None:
@@ -48,7 +48,7 @@ class InlineTokenFeed:
 
 
 class ProcessTokenFeed:
-    """Makes tokens in processes of its own, in the order they are asked for.
+    """Makes tokens in processes of its own, in the order in which they are prefetched.
 
     The processes end with this one, even if it is killed.
     """
@@ -57,15 +57,15 @@ class ProcessTokenFeed:
         self._pool = ProcessPoolExecutor(
             num_workers, WorkerContext(), initializer=_begin, initargs=(encoding, cache)
         )
-        self._asked: dict[Block, Future[BlockTokens]] = {}
+        self._pending: dict[DataBlock, Future[BlockTokens]] = {}
 
-    def ask(self, blocks: Iterable[Block]) -> None:
+    def prefetch(self, blocks: Iterable[DataBlock]) -> None:
         for block in blocks:
-            if block not in self._asked:
-                self._asked[block] = self._submit(block)
+            if block not in self._pending:
+                self._pending[block] = self._submit(block)
 
-    def take(self, block: Block) -> BlockTokens:
-        future = self._asked.pop(block, None) or self._submit(block)
+    def take(self, block: DataBlock) -> BlockTokens:
+        future = self._pending.pop(block, None) or self._submit(block)
         try:
             return future.result()
         except DataError as error:
@@ -74,10 +74,10 @@ class ProcessTokenFeed:
             raise _died() from None
 
     def close(self) -> None:
-        self._asked.clear()
+        self._pending.clear()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _submit(self, block: Block) -> Future[BlockTokens]:
+    def _submit(self, block: DataBlock) -> Future[BlockTokens]:
         try:
             return self._pool.submit(_tokens, block)
         except BrokenProcessPool:
@@ -100,5 +100,5 @@ def _begin(encoding: Encoding, cache: Path | None) -> None:
     _TOKENISERS[:] = [BlockTokeniser(encoding, cache)]
 
 
-def _tokens(block: Block) -> BlockTokens:
+def _tokens(block: DataBlock) -> BlockTokens:
     return _TOKENISERS[0].tokens(block)

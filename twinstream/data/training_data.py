@@ -13,8 +13,7 @@ from twinstream.data.encoding.template import find_template
 from twinstream.data.options import DataOptions, Source
 from twinstream.data.order import Order, Position
 from twinstream.data.packing import ChunkShape
-from twinstream.data.pieces import Ints
-from twinstream.data.reading.blocks import Block, lay_out
+from twinstream.data.reading.blocks import DataBlock, split_into_blocks
 from twinstream.data.reading.files import (
     DataFile,
     are_hashed_whole,
@@ -23,6 +22,7 @@ from twinstream.data.reading.files import (
     find_files,
 )
 from twinstream.data.sample import Sample, take_sample
+from twinstream.data.spans import Ints
 from twinstream.data.token_feed import InlineTokenFeed, ProcessTokenFeed, TokenFeed
 
 _BLOCK_BYTES = 1 << 19
@@ -56,12 +56,12 @@ class TrainingData:
     options: DataOptions
     cache: Path | None
     encoding: Encoding
-    blocks: tuple[tuple[Block, ...], ...]
+    blocks: tuple[tuple[DataBlock, ...], ...]
     weights: tuple[float, ...]
     sample: Sample
     files: tuple[tuple[DataFile, ...], ...]
     record: DataRecord
-    changed: frozenset[Block] = frozenset()
+    changed: frozenset[DataBlock] = frozenset()
 
     @classmethod
     def open(
@@ -159,7 +159,9 @@ class TrainingData:
             "longest document or an option changed; give what there was, or start a new run"
         )
 
-    def _with_blocks(self, fingerprint: str, found: Sequence[Sequence[tuple[Block, bool]]]) -> Self:
+    def _with_blocks(
+        self, fingerprint: str, found: Sequence[Sequence[tuple[DataBlock, bool]]]
+    ) -> Self:
         """In other blocks than it was opened with; with each whether it has changed."""
         blocks = tuple(tuple(block for block, _ in source) for source in found)
         sources = [
@@ -230,7 +232,7 @@ class TrainingData:
         if not self.changed:
             return
         groups = groups[: start.group + (start.chunk > 0)]
-        read = {visit.block for group in groups for visit in group}
+        read = {block_slice.block for group in groups for block_slice in group}
         for block in self.changed & read if start.epoch == 0 else self.changed:
             raise DataError(
                 f"{block.parts[0].path} has changed where this run has read it: mend only what it "
@@ -245,14 +247,14 @@ class TrainingData:
 
 def _laid_out(
     files: Sequence[Sequence[DataFile]], longest: int
-) -> tuple[list[list[str]], tuple[tuple[Block, ...], ...]]:
+) -> tuple[list[list[str]], tuple[tuple[DataBlock, ...], ...]]:
     """Of each source, a hash of each file, and its blocks."""
     all_files = [file for its_files in files for file in its_files]
     hashes = iter(content_hashes(all_files))
     by_source = [[next(hashes) for _ in its_files] for its_files in files]
     block_bytes = _block_bytes(sum(file.size_bytes for file in all_files), longest)
     laid_out = [
-        lay_out(its_files, its_hashes, block_bytes)
+        split_into_blocks(its_files, its_hashes, block_bytes)
         for its_files, its_hashes in zip(files, by_source, strict=True)
     ]
     if are_hashed_whole(all_files):

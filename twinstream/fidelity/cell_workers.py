@@ -8,7 +8,7 @@ from typing import Self, TypeVar
 
 from twinstream.fidelity.cells import Cell, cell_of
 from twinstream.fidelity.predict import step_s
-from twinstream.hardware_profiles.calibration.search import Trial
+from twinstream.hardware_profiles.calibration.search import TimeQuery
 from twinstream.hardware_profiles.calibration.timelines import works_of
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow
@@ -58,7 +58,7 @@ class CellWorkers:
         for pool in self._pools:
             pool.shutdown(cancel_futures=True)
 
-    def seconds(self, trials: Sequence[Trial]) -> list[float]:
+    def seconds(self, trials: Sequence[TimeQuery]) -> list[float]:
         """Predicted seconds of a step of each trial's row on its machine."""
         asked = [self._pool(t.index).submit(_seconds, t.index, t.machine) for t in trials]
         return _answers(asked, self._on_prediction)

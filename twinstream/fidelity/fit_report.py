@@ -105,7 +105,7 @@ def ending(fit: Fit) -> str:
 
 
 def _remark(found: FittedParameter) -> str:
-    if not found.told:
+    if not found.identified:
         return "nearly the prior's: the data say too little"
     return "at its bound" if found.at_bound else ""
 
@@ -121,6 +121,6 @@ def _parameter_json(found: FittedParameter) -> dict[str, object]:
         "rows": found.num_rows,
         "low": found.parameter.low,
         "high": found.parameter.high,
-        "identified": found.told,
+        "identified": found.identified,
         "at_bound": found.at_bound,
     }

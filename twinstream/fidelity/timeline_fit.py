@@ -15,7 +15,7 @@ from twinstream.hardware_profiles.calibration.parameters import (
     declared_parameters,
     prepared,
 )
-from twinstream.hardware_profiles.calibration.search import Trial
+from twinstream.hardware_profiles.calibration.search import TimeQuery
 from twinstream.hardware_profiles.calibration.timelines import (
     OpClasses,
     mean_seconds,
@@ -53,7 +53,7 @@ def fit_timelines(
         places += [(replays, index) for index in range(len(found))]
         works += works_of(schedule)
 
-    def seconds(trials: Sequence[Trial]) -> list[float]:
+    def seconds(trials: Sequence[TimeQuery]) -> list[float]:
         found = []
         for trial in trials:
             replays, index = places[trial.index]

@@ -1,1 +1,1 @@
-"""What a training run writes of its steps, and under which names its folder has them."""
+"""The log of a training run: what it writes of its steps, and the names of its files."""

@@ -1,4 +1,4 @@
-"""What a run tells of its steps, evaluations and checkpoints: a line of JSON each, in one file."""
+"""The log of steps, evaluations and checkpoints: a line of JSON each, in one file."""
 
 import os
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from pydantic import (
     ValidationError,
 )
 
-from twinstream.schedule.files import DocumentError, told, write_bytes
+from twinstream.schedule.files import DocumentError, reason_of, write_bytes
 from twinstream.schedule.node import Node
 
 FILE = "metrics.jsonl"
@@ -168,7 +168,7 @@ def read_metrics(path: Path) -> list[AnyEvent]:
     return [event for _, event in _lines(path)]
 
 
-def of_kind(events: list[AnyEvent], kind: type[_Kind]) -> list[_Kind]:
+def events_of_kind(events: list[AnyEvent], kind: type[_Kind]) -> list[_Kind]:
     """The steps, the evaluations or the checkpoints among events, in order."""
     return [event for event in events if isinstance(event, kind)]
 
@@ -180,7 +180,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, AnyEvent]]:
                 if line.endswith(b"\n"):
                     yield line, _event(line, f"{path}:{number}")
     except OSError as error:
-        raise DocumentError(f"cannot read {path}: {told(error)}") from None
+        raise DocumentError(f"cannot read {path}: {reason_of(error)}") from None
 
 
 def _event(line: bytes, place: str) -> AnyEvent:
@@ -211,6 +211,6 @@ def _whole_bytes(path: Path) -> int:
 
 def _unwritable(path: Path, error: OSError) -> DocumentError:
     return DocumentError(
-        f"cannot write {path}: {told(error)}; the events before are kept, and the last checkpoint "
-        "can be gone on from once there is room"
+        f"cannot write {path}: {reason_of(error)}; the events before are kept, and the last "
+        "checkpoint can be gone on from once there is room"
     )

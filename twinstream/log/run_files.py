@@ -4,7 +4,7 @@ from pathlib import Path
 
 from twinstream.hardware_profiles.clusters.loader import node_file
 from twinstream.log.metrics import FILE
-from twinstream.schedule.files import DocumentError, is_leftover, told
+from twinstream.schedule.files import DocumentError, is_leftover, reason_of
 
 PLAN, OPTIONS, COMPARISON, MACHINE = "plan.json", "run.toml", "comparison.json", "machine.toml"
 # Where several ranks train: in place of plan.json, and what it was predicted with and measured.
@@ -30,7 +30,7 @@ class RunFiles:
 
     @property
     def read(self) -> tuple[Path, ...]:
-        """What the page of a run is made from."""
+        """The files that the page of a run is made from."""
         return (
             self.metrics, self.options, self.plan, self.comparison, *self._of_ranks
         )  # fmt: skip
@@ -70,4 +70,6 @@ class RunFiles:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DocumentError(f"cannot make the folder {self.folder}: {told(error)}") from None
+            raise DocumentError(
+                f"cannot make the folder {self.folder}: {reason_of(error)}"
+            ) from None

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from twinstream.log.metrics import AnyEvent, CheckpointMetrics, EvalMetrics
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.files import DocumentError, told
+from twinstream.schedule.files import DocumentError, reason_of
 
 _OF_A_STEP = ("loss", "learning_rate", "grad_norm", "tokens_per_s")
 _OF_AN_EVALUATION = ("loss", "perplexity")
@@ -31,7 +31,7 @@ class TensorBoardLog:
         try:
             self._writer = _writer_class()(str(folder), purge_step=purge_step)
         except OSError as error:
-            raise DocumentError(f"cannot write {folder}: {told(error)}") from None
+            raise DocumentError(f"cannot write {folder}: {reason_of(error)}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +57,7 @@ def require_tensorboard() -> None:
 
 
 def scalars_of(event: AnyEvent) -> dict[str, float]:
-    """What TensorBoard shows of an event, by tag; what is unknown is left out."""
+    """Return what TensorBoard shows of an event, by tag; what is unknown is left out."""
     if isinstance(event, CheckpointMetrics):
         return {}
     evaluated = isinstance(event, EvalMetrics)

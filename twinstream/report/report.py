@@ -120,7 +120,9 @@ def _page_of_ranks(part: RanksPart) -> Page:
 
 
 def _provenance(lines: Mapping[str, AnyTimeline]) -> str:
-    return " ".join(f"{name.capitalize()}: {line.provenance.told}." for name, line in lines.items())
+    return " ".join(
+        f"{name.capitalize()}: {line.provenance.description}." for name, line in lines.items()
+    )
 
 
 def _details(lines: Mapping[str, AnyTimeline]) -> str:

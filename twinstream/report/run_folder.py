@@ -14,12 +14,12 @@ from twinstream.log.metrics import (
     CheckpointMetrics,
     EvalMetrics,
     StepMetrics,
-    of_kind,
+    events_of_kind,
     read_metrics,
 )
 from twinstream.log.run_files import CLUSTER, COMPARISON, OPTIONS, PLAN
 from twinstream.schedule.analysis.comparison import Comparison
-from twinstream.schedule.files import DocumentError, read_document, told
+from twinstream.schedule.files import DocumentError, read_document, reason_of
 from twinstream.schedule.node import Node
 
 _NUM_NAMED = 8
@@ -39,15 +39,15 @@ class RunFolder:
 
     @cached_property
     def steps(self) -> list[StepMetrics]:
-        return of_kind(self.events, StepMetrics)
+        return events_of_kind(self.events, StepMetrics)
 
     @cached_property
     def evals(self) -> list[EvalMetrics]:
-        return of_kind(self.events, EvalMetrics)
+        return events_of_kind(self.events, EvalMetrics)
 
     @cached_property
     def checkpoints(self) -> list[CheckpointMetrics]:
-        return of_kind(self.events, CheckpointMetrics)
+        return events_of_kind(self.events, CheckpointMetrics)
 
 
 class RunSummary(Node):
@@ -114,7 +114,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise DocumentError(f"cannot read {path}: {told(error)}") from None
+        raise DocumentError(f"cannot read {path}: {reason_of(error)}") from None
 
 
 def _no_run(folder: Path) -> str:
@@ -123,7 +123,7 @@ def _no_run(folder: Path) -> str:
         names = sorted(f"{one.name}/" if one.is_dir() else one.name for one in folder.iterdir())
         runs = sorted(one.parent for one in folder.glob(f"*/{FILE}"))
     except OSError as error:
-        return f"cannot read {folder}: {told(error)}"
+        return f"cannot read {folder}: {reason_of(error)}"
     has = ", ".join(names[:_NUM_NAMED]) or "nothing"
     if len(names) > _NUM_NAMED:
         has += f" and {len(names) - _NUM_NAMED:,} more"

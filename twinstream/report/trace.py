@@ -100,8 +100,8 @@ class _Writer:
         )  # fmt: skip
         total = sum(len(one.ops) for one in classes)
         return (
-            f"{self._view.timeline.provenance.told}; {of}{sum(map(len, self._shown))} of {total} "
-            "ops of the last pass"
+            f"{self._view.timeline.provenance.description}; "
+            f"{of}{sum(map(len, self._shown))} of {total} ops of the last pass"
         )
 
     def events(self, origin_ns: int) -> Iterator[Event]:
@@ -110,7 +110,7 @@ class _Writer:
             pid = self._pid(number)
             name = f"{self._label}{one.name}, {one.num_ranks:,} rank{'s' * (one.num_ranks > 1)}"
             if one.is_device:
-                name = f"{one.world}: {self._view.timeline.provenance.told}"
+                name = f"{one.world}: {self._view.timeline.provenance.description}"
             yield named(pid, 0, "process_name", name)
             yield in_place(pid, 0, "process_sort_index", pid)
             for stream, tid in self._threads[number].items():

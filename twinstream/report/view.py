@@ -14,8 +14,8 @@ from twinstream.schedule.analysis.idle import (
     TRANSFER,
     AnySchedule,
     AnyTimeline,
+    ExchangeTimes,
     IdleInterval,
-    Meetings,
     cause_of,
 )
 from twinstream.schedule.analysis.occupancy import MemorySample, memory_over_time
@@ -75,22 +75,24 @@ class View:
     for them. `world` is `predicted` or `measured`, and the name of one device.
     """
 
-    def __init__(self, world: str, meetings: Meetings, timeline: Timeline, number: int) -> None:
-        self.world, self._meetings, self._number = world, meetings, number
+    def __init__(
+        self, world: str, exchanges: ExchangeTimes, timeline: Timeline, number: int
+    ) -> None:
+        self.world, self._meetings, self._number = world, exchanges, number
         self.timeline = timeline
-        self.rank_class = meetings.schedule.classes[number]
-        self.num_ranks = meetings.schedule.num_ranks(self.rank_class)
-        self.schedule: Schedule = meetings.schedule.of(self.rank_class)
+        self.rank_class = exchanges.schedule.classes[number]
+        self.num_ranks = exchanges.schedule.num_ranks(self.rank_class)
+        self.schedule: Schedule = exchanges.schedule.of(self.rank_class)
         self.is_device = self.rank_class.name == THE_DEVICE
         self.name = world if self.is_device else self.rank_class.name
-        spans, last = meetings.passes[number][-1], len(meetings.passes[number]) - 1
+        spans, last = exchanges.passes[number][-1], len(exchanges.passes[number]) - 1
         came = np.asarray(spans.start_ns, np.int64)
         self.start_ns: Times = came.copy()
         self.end_ns: Times = np.asarray(spans.end_ns, np.int64)
         for at, op in enumerate(self.ops):
             if isinstance(op, Communicate):
                 # Measured, a message may be on its way before its receiver has come.
-                begun_ns = meetings.begun_ns(last, (number, at))
+                begun_ns = exchanges.begun_ns(last, (number, at))
                 self.start_ns[at] = min(begun_ns, spans.end_ns[at])
         self.waited_ns: Times = self.start_ns - came
         self.lane = tuple(map(lane_of, self.ops))
@@ -187,9 +189,9 @@ class MeshView:
     def __init__(self, world: str, schedule: AnySchedule, timeline: AnyTimeline) -> None:
         self.world = world
         self.schedule, self.timeline = as_cluster(schedule), as_cluster_timeline(timeline)
-        meetings = Meetings(self.schedule, self.timeline)
+        exchanges = ExchangeTimes(self.schedule, self.timeline)
         self.classes = [
-            View(world, meetings, self.timeline.classes[one.name], number)
+            View(world, exchanges, self.timeline.classes[one.name], number)
             for number, one in enumerate(self.schedule.classes)
         ]
 

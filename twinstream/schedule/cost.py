@@ -1,4 +1,4 @@
-"""What an operation demands of a machine: counts, never seconds."""
+"""The work of an operation: counts of FLOPs and bytes, never seconds."""
 
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import Count, Flops, Size

@@ -26,11 +26,11 @@ class Caps(Node):
 
     @property
     def outside_arena_bytes(self) -> int:
-        """What is taken of the device beside its arena."""
+        """The device memory that is taken beside its arena."""
         return self.device_reserve_bytes + self.library_bytes
 
     def arena_bytes(self, tier_kind: str) -> int | None:
-        """How large the tier's arena may be."""
+        """Return how large the tier's arena may be."""
         if tier_kind == "device" and self.device_bytes is not None:
             return max(0, self.device_bytes - self.outside_arena_bytes)
         return self.host_bytes if tier_kind == "host" else None

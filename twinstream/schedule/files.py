@@ -92,7 +92,7 @@ def read_document(kind: type[Document], path: Path) -> Document:
     try:
         text = read_bytes(path)
     except OSError as error:
-        raise DocumentError(f"cannot read {path}: {told(error)}") from None
+        raise DocumentError(f"cannot read {path}: {reason_of(error)}") from None
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
@@ -106,7 +106,7 @@ def read_document(kind: type[Document], path: Path) -> Document:
 
 
 def called(kind: type[Node]) -> str:
-    """How people call a kind of document.
+    """Return what people call a kind of document.
 
     >>> called(type("ClusterSchedule", (Node,), {}))
     'cluster schedule'
@@ -165,7 +165,7 @@ def write_bytes(content: bytes, path: str | Path) -> None:
         finally:
             partial.unlink(missing_ok=True)
     except (OSError, ValueError) as error:  # a ValueError is of a name that can be no file's
-        raise DocumentError(f"cannot write {path}: {told(error)}") from None
+        raise DocumentError(f"cannot write {path}: {reason_of(error)}") from None
 
 
 def is_leftover(path: Path) -> bool:
@@ -198,7 +198,7 @@ def only_writer(folder: Path) -> Iterator[None]:
             f"{folder} cannot be a folder: there is a file of that name on the way; choose another"
         ) from None
     except OSError as error:
-        raise DocumentError(f"cannot make the folder {folder}: {told(error)}") from None
+        raise DocumentError(f"cannot make the folder {folder}: {reason_of(error)}") from None
     with file:
         if _is_locked(file):
             raise _held(folder, file)
@@ -241,15 +241,15 @@ def require_folder(folder: Path) -> None:
         with TemporaryFile(dir=folder):
             pass
     except (OSError, ValueError) as error:
-        raise DocumentError(f"cannot make the folder {folder}: {told(error)}") from None
+        raise DocumentError(f"cannot make the folder {folder}: {reason_of(error)}") from None
     finally:
         for one in reversed(made):
             with suppress(OSError):  # someone else has put something there
                 one.rmdir()
 
 
-def told(error: Exception) -> str:
-    """What went wrong, in the system's words."""
+def reason_of(error: Exception) -> str:
+    """Return what went wrong, in the system's words."""
     return getattr(error, "strerror", None) or str(error)
 
 

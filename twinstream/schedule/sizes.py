@@ -60,7 +60,7 @@ def whole_bytes_of(name: str, number: int) -> int:
 
 
 def brief(size_bytes: int) -> str:
-    """For narrow columns, two digits: `5.1 MiB`, `64 KiB`, `4 B`.
+    """Format a size for narrow columns, in two digits: `5.1 MiB`, `64 KiB`, `4 B`.
 
     >>> brief(5 * 2**20), brief(640 * 2**10), brief(4)
     ('5.0 MiB', '640 KiB', '4 B')
@@ -83,7 +83,7 @@ def as_cap(size_bytes: int) -> str:
 
 
 def gib(size_bytes: float) -> str:
-    """For people: `12.34 GiB`, small sizes in MiB or KiB.
+    """Format a size for people: `12.34 GiB`, small sizes in MiB or KiB.
 
     >>> gib(2**33), gib(3 * 2**20), gib(2048)
     ('8.00 GiB', '3.00 MiB', '2.00 KiB')

@@ -1,4 +1,4 @@
-"""What both worlds return: when every op ran."""
+"""Timelines, which both worlds return: when every op ran."""
 
 from typing import Literal, Self
 
@@ -97,12 +97,12 @@ class Provenance(Node):
     clock_error_ns: Count | None = None
 
     @property
-    def told(self) -> str:
-        """Where it is from, and whether another run would have other bits."""
-        said = f"{self.kind} on {self.where}"
+    def description(self) -> str:
+        """Where the timeline is from, and whether another run would have other bits."""
+        text = f"{self.kind} on {self.where}"
         if self.nondeterministic:
-            said += f" (not deterministic: {', '.join(self.nondeterministic)})"
-        return said
+            text += f" (not deterministic: {', '.join(self.nondeterministic)})"
+        return text
 
 
 class PassSpans(Node):

@@ -1,4 +1,4 @@
-"""What one training step processes, and which model and machine a document is about."""
+"""The workload of one training step, and the model and machine that a document is about."""
 
 from typing import Annotated, Any, Self
 
@@ -37,7 +37,7 @@ class Packing(Node):
 
     @property
     def tokens(self) -> int:
-        """Of all expected sequences together."""
+        """The tokens of all expected sequences together."""
         return sum(self.expected_lengths)
 
     @property
@@ -46,7 +46,7 @@ class Packing(Node):
         return max(self.expected_lengths)
 
     def times(self, count: int) -> "Packing":
-        """So many of it, one behind the other."""
+        """Return so many of these packings, one behind the other."""
         return Packing(
             most_sequences=count * self.most_sequences,
             expected_lengths=count * self.expected_lengths,
@@ -54,7 +54,7 @@ class Packing(Node):
 
     @classmethod
     def of(cls, lengths: tuple[int, ...]) -> "Packing":
-        """These lengths, and room for no more sequences."""
+        """Return the packing of these lengths, with room for no more sequences."""
         return cls(most_sequences=max(1, len(lengths)), expected_lengths=lengths)
 
 
@@ -150,7 +150,7 @@ class Workload(Node):
 
     @property
     def sequences_per_step(self) -> int:
-        """With `packing` as many as are expected."""
+        """The sequences of a step; with `packing`, as many as are expected."""
         chunks = self.chunks_per_round * self.rounds_per_step
         if self.packing is not None:
             return chunks * len(self.packing.expected_lengths)

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.kernel_sets import recipe_text, why_not_here
-from twinstream.clusters.search.search import Found, Searched
+from twinstream.clusters.search.search import RankedLayout, SearchResult
 from twinstream.clusters.search.space import told
 from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.schema import Cluster
@@ -22,7 +22,7 @@ _GIB = 2**30
 def layouts_screen(
     job: Job,
     cluster: Cluster,
-    found: Searched,
+    found: SearchResult,
     errors: Sequence[Uncertainty],
     seconds: float,
 ) -> Group:
@@ -73,7 +73,7 @@ def layouts_screen(
     )
 
 
-def runs_here_line(found: Searched) -> str:
+def runs_here_line(found: SearchResult) -> str:
     """Whether `run` runs the best layout, or why not; and which of the others it does."""
     best, *others = found.best
     why = why_not_here(best.job.shape, best.job.recipe, best.layout)
@@ -86,22 +86,21 @@ def runs_here_line(found: Searched) -> str:
     return f"twinstream does not run the first layout: {why}.{alternative}"
 
 
-def parts_text(one: Found) -> str:
+def parts_text(one: RankedLayout) -> str:
     """Where a layout's step goes: compute, and what compute waits for, mean over ranks."""
     shares = one.prediction.shares
     return ", ".join(f"{cause_name(name)} {share:.1%}" for name, share in shares.items())
 
 
-def bills_screen(found: Searched, bills: Sequence[Bill | None], num_tokens: float) -> Group:
-    """What a run of so many tokens comes to with each layout."""
+def bills_screen(names: Sequence[str], bills: Sequence[Bill], num_tokens: float) -> Group:
+    """What a run of so many tokens comes to, with each layout or on one device."""
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("layout")
     for name in ("training days", "goodput", "days", "GPU-hours", "money"):
         table.add_column(name, justify="right")
-    for one, bill in zip(found.best, bills, strict=True):
-        assert bill is not None
+    for name, bill in zip(names, bills, strict=True):
         table.add_row(
-            told(one.layout),
+            name,
             f"{bill.run_days:,.4g}",
             "-" if bill.goodput is None else f"{bill.goodput:.1%}",
             f"{bill.wall_days:,.4g}",

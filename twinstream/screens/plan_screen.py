@@ -12,7 +12,7 @@ from twinstream.measures.metrics import Summary, rate_text, summarize
 from twinstream.measures.policies_compared import PolicyOutcome
 from twinstream.measures.residence import STATE, Residence, RoleResidence
 from twinstream.measures.uncertainty import Uncertainty, prediction_notes, uncertainty_of
-from twinstream.models.demand.attention_limits import nondeterministic_kernels
+from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Caps, Schedule

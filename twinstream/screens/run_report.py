@@ -1,5 +1,7 @@
 """What a run came to, for people: predicted beside measured, host time, device memory."""
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Group
 
@@ -18,6 +20,8 @@ from twinstream.screens.tables import (
     seconds,
     workload_line,
 )
+
+_MAX_LOSSES = 20
 
 
 def run_table(
@@ -104,3 +108,12 @@ def _memory_line(memory: DeviceMemory) -> str:
             "the machine's profile and plan again, or give a smaller --device-mem."
         )
     return line
+
+
+def losses_line(losses: Sequence[float]) -> str:
+    """Losses of the steps, the middle ones left out where there are many."""
+    shown = [f"{loss:.4f}" for loss in losses]
+    if len(shown) > _MAX_LOSSES:
+        half = _MAX_LOSSES // 2
+        shown = [*shown[:half], "...", *shown[-half:]]
+    return f"loss of {len(losses):,} step{'' if len(losses) == 1 else 's'}: {' '.join(shown)}"

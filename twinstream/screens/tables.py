@@ -14,8 +14,8 @@ from twinstream.hardware_profiles.collectives.fitting import FittedCurve
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine, Number
 from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import Uncertainty, usual_uncertainties
-from twinstream.models.demand.attention_limits import nondeterministic_kernels
-from twinstream.models.demand.attention_shape import lengths_text
+from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
+from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.analysis.comparison import Comparison, GroupComparison, Pair
 from twinstream.schedule.document import Schedule
@@ -43,7 +43,6 @@ _CAUSE_NAMES = {
     "late_ranks": "other ranks are late",
     "latency": "latency of launches and waits",
 }
-_MAX_LOSSES = 20
 
 
 def readable(name: str) -> str:
@@ -213,15 +212,6 @@ def utilization_table(timeline: Timeline) -> Group:
     for resource, share in sorted(timeline.utilization.items(), key=lambda item: -item[1]):
         table.add_row(resource, f"{share:.1%}")
     return Group("Utilization of the machine's resources", table)
-
-
-def losses_line(losses: Sequence[float]) -> str:
-    """Losses of the steps, the middle ones left out where there are many."""
-    shown = [f"{loss:.4f}" for loss in losses]
-    if len(shown) > _MAX_LOSSES:
-        half = _MAX_LOSSES // 2
-        shown = [*shown[:half], "...", *shown[-half:]]
-    return f"loss of {_counted(len(losses), 'step')}: {' '.join(shown)}"
 
 
 def comparison_tables(

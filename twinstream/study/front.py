@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.cost.bill import Bill, Prices, bill_of
-from twinstream.cost.mesh_work import Batches, Mesh
+from twinstream.cost.mesh_work import Batches, WorkMesh
 from twinstream.cost.time import ChipOptions, Cut, Layout, Stack, time_document
 from twinstream.cost.work import Counting, DecoderOptions, work_document
 from twinstream.schedule.errors import ArgumentError, did_you_mean
@@ -122,7 +122,7 @@ def cost_work(**options: Any) -> dict[str, Any]:
         TwinstreamError: an option is unknown or wrong.
     """
     model, batches, mesh, counting, prices = _groups(
-        options, DecoderOptions, Batches, Mesh, Counting, Prices
+        options, DecoderOptions, Batches, WorkMesh, Counting, Prices
     )
     return work_document(model.decoder(batches.seq_len), batches, mesh, counting, prices)
 

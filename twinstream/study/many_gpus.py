@@ -14,11 +14,11 @@ from twinstream.clusters.refusals import require_possible
 from twinstream.clusters.search.question import (
     COUNTS,
     NAMES,
-    Question,
+    LayoutSearch,
     full_name,
     value_fault,
 )
-from twinstream.clusters.search.search import Searched
+from twinstream.clusters.search.search import SearchResult
 from twinstream.clusters.search.space import told
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
@@ -52,11 +52,11 @@ class LaidOutStep(Answer):
 
     job: Job
     cluster: Cluster
-    searched: Searched | None
+    searched: SearchResult | None
 
     @staticmethod
     def predicted(
-        job: Job, cluster: Cluster, found: Prediction, searched: Searched | None = None, *,
+        job: Job, cluster: Cluster, found: Prediction, searched: SearchResult | None = None, *,
         is_known: bool = True,
     ) -> "LaidOutStep":  # fmt: skip
         """Its figures; without a search there is no bound."""
@@ -115,7 +115,7 @@ class LaidOutStep(Answer):
 class LayoutQuery(Query):
     """Which layout is the fastest; `keep` of the best looking ones are simulated whole."""
 
-    question: Question
+    question: LayoutSearch
     keep: int = 3
 
     names = (*_PLACE, *NAMES)
@@ -138,7 +138,7 @@ class LayoutQuery(Query):
             shape=shape, layout=Layout(), recipe=Recipe(), seq_len=seq_len,
             global_batch=global_batch,
         )  # fmt: skip
-        base = Question(job, int(values["gpus"]), load.cluster(str(values["cluster"])), {})
+        base = LayoutSearch(job, int(values["gpus"]), load.cluster(str(values["cluster"])), {})
         return cls(base.changed(values))
 
     @classmethod
@@ -250,7 +250,7 @@ class LayoutQuery(Query):
         return LaidOutStep.predicted(job, cluster, prediction)
 
 
-def kept_job(asked: Question, layout: Layout) -> Job:
+def kept_job(asked: LayoutSearch, layout: Layout) -> Job:
     """Of a changed question, with a layout from before; its replicas are as many as GPUs allow."""
     kept = layout.model_copy(update=dict(asked.fixed))
     each = kept.tp * kept.cp * kept.pp

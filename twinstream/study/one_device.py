@@ -11,8 +11,8 @@ from twinstream.hardware_profiles.link import D2H, DUPLEX, H2D, LINK_FIELDS
 from twinstream.hardware_profiles.overrides import override
 from twinstream.hardware_profiles.profile_files import nearest
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
-from twinstream.models.demand.attention_limits import attention_names
 from twinstream.models.freezing import trained_of
+from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.lowering.lower import model_ref
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec

@@ -17,7 +17,7 @@ from twinstream.models.adapters.lora import ADAPTERS
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.files import read_document, told, write_document, write_text
+from twinstream.schedule.files import read_document, reason_of, write_document, write_text
 from twinstream.schedule.node import Node
 from twinstream.schedule.workload import Workload
 from twinstream.training.options import OptionsError, TrainOptions, fixed_options
@@ -187,7 +187,7 @@ class Checkpoints:
         try:
             checkpoint.require_whole()
         except OSError as error:
-            raise CheckpointError(f"cannot read {checkpoint.path}: {told(error)}") from None
+            raise CheckpointError(f"cannot read {checkpoint.path}: {reason_of(error)}") from None
         return checkpoint
 
     def write(self, state: TrainingState, write_tensors: Callable[[Path], None]) -> Checkpoint:
@@ -215,7 +215,7 @@ class Checkpoints:
             sync(path)
         except OSError as error:
             self._remove(partial)
-            raise CheckpointError(f"cannot write {path}: {told(error)}") from None
+            raise CheckpointError(f"cannot write {path}: {reason_of(error)}") from None
         except BaseException:
             self._remove(partial)
             raise

@@ -14,12 +14,12 @@ from twinstream.hardware_profiles.errors import ProfileError
 from twinstream.hardware_profiles.loader import load_machine, machine_names, save_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import MACHINE
-from twinstream.models.demand.attention_limits import attention_limits, attention_names
+from twinstream.models.kernel_costs.attention_limits import attention_limits, attention_names
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.options import TrainOptions
 
 if TYPE_CHECKING:
-    from twinstream.executor.ranks.gpus import GpusHere
+    from twinstream.executor.ranks.gpus import LocalGpus
 
 Tell = Callable[[str], None]
 """Takes a line about what is going on."""
@@ -146,7 +146,7 @@ def _cache_folder() -> Path:
 
 
 def _free(
-    options: TrainOptions, machine: Machine, backend: str, gpus: "GpusHere | None"
+    options: TrainOptions, machine: Machine, backend: str, gpus: "LocalGpus | None"
 ) -> tuple[str | int | None, str | int | None]:
     """Caps: those given, else what is free now, and no more than the profile has.
 
@@ -169,12 +169,12 @@ def _free(
     )
 
 
-def _gpus_of_ranks(options: TrainOptions) -> "GpusHere | None":
+def _gpus_of_ranks(options: TrainOptions) -> "LocalGpus | None":
     """None for one rank."""
-    from twinstream.executor.ranks.gpus import gpus_here
+    from twinstream.executor.ranks.gpus import detect_gpus
 
     num_ranks = options.ranks or 1
-    return gpus_here(num_ranks) if num_ranks > 1 else None
+    return detect_gpus(num_ranks) if num_ranks > 1 else None
 
 
 def _free_on_gpu() -> int:

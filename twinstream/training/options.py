@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from twinstream.log.run_files import OPTIONS
 from twinstream.schedule.errors import ArgumentError, did_you_mean
-from twinstream.schedule.files import parse_toml, read_text, told, write_text
+from twinstream.schedule.files import parse_toml, read_text, reason_of, write_text
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Reduction
 from twinstream.training.rates import Cooldown, Decay
@@ -251,7 +251,7 @@ def read_options(path: Path) -> dict[str, Any]:
     try:
         return parse_toml(read_text(path))
     except OSError as error:
-        raise OptionsError(f"cannot read {path}: {told(error)}") from None
+        raise OptionsError(f"cannot read {path}: {reason_of(error)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionsError(f"{path} is not valid TOML: {error}") from None
 

@@ -16,7 +16,7 @@ from twinstream.log.metrics import (
     CheckpointMetrics,
     EvalMetrics,
     StepMetrics,
-    of_kind,
+    events_of_kind,
     read_metrics,
 )
 
@@ -73,9 +73,9 @@ def _write(path: Path, documents: list[str], num_bytes: int) -> None:
 
 
 def _found(run: Path) -> TrainFound:
-    steps = of_kind(read_metrics(run / "metrics.jsonl"), StepMetrics)
-    evaluations = of_kind(read_metrics(run / "metrics.jsonl"), EvalMetrics)
-    checkpoints = of_kind(read_metrics(run / "metrics.jsonl"), CheckpointMetrics)
+    steps = events_of_kind(read_metrics(run / "metrics.jsonl"), StepMetrics)
+    evaluations = events_of_kind(read_metrics(run / "metrics.jsonl"), EvalMetrics)
+    checkpoints = events_of_kind(read_metrics(run / "metrics.jsonl"), CheckpointMetrics)
     if not steps or len(evaluations) < 2 or not checkpoints:
         raise JobFailed(
             f"`twinstream train` told of {len(steps)} steps, {len(evaluations)} evaluations and "

@@ -11,11 +11,11 @@ from twinstream.executor.kernels.attention.registry import (
     attention_implementation,
     require_attention,
 )
-from twinstream.executor.kernels.attention.trial import Trial
-from twinstream.models.demand.attention_limits import DeviceName
-from twinstream.models.demand.attention_shape import AttentionShape
-from twinstream.models.demand.attributes import typed_attribute
-from twinstream.models.demand.workspace import attention_shape
+from twinstream.executor.kernels.attention.trial import AttentionTrial
+from twinstream.models.kernel_costs.attention_limits import DeviceName
+from twinstream.models.kernel_costs.attention_shape import AttentionShape
+from twinstream.models.kernel_costs.attributes import typed_attribute
+from twinstream.models.kernel_costs.workspace import attention_shape
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 
@@ -58,7 +58,7 @@ def check_shape(name: str, shape: AttentionShape, device: DeviceName) -> None:
     Raises:
         AttentionCanaryError: results are not finite, with ordinary or with low scores.
     """
-    trial = Trial(attention_implementation(name), shape, torch.device(device))
+    trial = AttentionTrial(attention_implementation(name), shape, torch.device(device))
     bad = trial.results().not_finite()
     if not bad:
         trial.lower_scores()

@@ -1,4 +1,4 @@
-"""What libraries want beside the tensors: a dense log-sum-exp."""
+"""A dense log-sum-exp, which libraries want beside the tensors."""
 
 import torch
 

@@ -55,7 +55,7 @@ class FlashCall:
 
 
 class Flash(AttentionImplementation):
-    """What those that write into slots and mask bottom-right share."""
+    """Common parts of the libraries that write into slots and mask bottom-right."""
 
     takes_packed = True
 

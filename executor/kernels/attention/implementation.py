@@ -1,4 +1,4 @@
-"""What every attention implementation is called with, and what it says of itself.
+"""The interface of attention implementations: their inputs, and what they say of themselves.
 
 Causal attention of equally long sequences, aligned bottom-right: with fewer queries than keys,
 the queries are the last positions. Packed sequences of any lengths lie one behind the other in a
@@ -16,15 +16,15 @@ import torch
 
 from twinstream.executor.kernels.operand import Pack
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.attention_limits import attention_limits
-from twinstream.models.demand.attention_shape import room_for_longest, room_for_sequences
+from twinstream.models.kernel_costs.attention_limits import attention_limits
+from twinstream.models.kernel_costs.attention_shape import room_for_longest, room_for_sequences
 
 ALL_TOKENS = slice(None)
 
 
 @dataclass(frozen=True)
 class Starts:
-    """Where packed sequences start, as libraries are told it: 0, and the sums of their lengths.
+    """The starts of packed sequences as libraries take them: 0, and the sums of their lengths.
 
     The last sum, that of all tokens, is repeated to the end of `cu_seqlens`. None is longer than
     `longest`. `pack` is asked at a call for what the host knows of them then.
@@ -101,7 +101,7 @@ class AttentionImplementation(ABC):
     """One way to compute attention.
 
     What it computes, and whether it gives the same bits from run to run, is in
-    `twinstream.models.demand.attention_limits`. Where it does not take packed sequences it is
+    `twinstream.models.kernel_costs.attention_limits`. Where it does not take packed sequences it is
     called for one after the other, whose lengths the host then reads from the device.
     """
 
@@ -109,7 +109,7 @@ class AttentionImplementation(ABC):
     takes_packed: ClassVar[bool] = False
 
     def missing(self) -> str | None:
-        """What of the library is not installed and how to install it; imports nothing."""
+        """Return what of the library is not installed, and how to install it; imports nothing."""
         library = attention_limits(self.name).library
         return None if library is None else library.missing()
 

@@ -7,8 +7,8 @@ from twinstream.executor.kernels.attention.eager import EagerAttention
 from twinstream.executor.kernels.attention.flash import Flash2, Flash3, Flash4
 from twinstream.executor.kernels.attention.implementation import AttentionImplementation
 from twinstream.executor.kernels.attention.sdpa import SdpaCpu, SdpaCudnn, SdpaFlash
-from twinstream.models.demand.attention_limits import DeviceName, attention_limits
-from twinstream.models.demand.attention_shape import MOST_MULTIPROCESSORS, AttentionShape
+from twinstream.models.kernel_costs.attention_limits import DeviceName, attention_limits
+from twinstream.models.kernel_costs.attention_shape import MOST_MULTIPROCESSORS, AttentionShape
 from twinstream.schedule.errors import TwinstreamError
 
 _KINDS: tuple[type[AttentionImplementation], ...] = (

@@ -25,7 +25,7 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionResult,
 )
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.attention_scratch import MERGE_BLOCK_ELEMENTS
+from twinstream.models.kernel_costs.attention_scratch import MERGE_BLOCK_ELEMENTS
 
 
 @dataclass(frozen=True)
@@ -105,21 +105,21 @@ def _put(into: torch.Tensor, gradient: torch.Tensor, *, add: bool) -> None:
 
 
 def _merge(
-    past: AttentionResult, own: AttentionResult, result: AttentionResult, workspace: Workspace
+    past: AttentionResult, current: AttentionResult, result: AttentionResult, workspace: Workspace
 ) -> None:
     """The result over the keys of both parts, in float32, rounded once."""
-    _, num_queries, num_heads, head_dim = own.out.shape
-    torch.logaddexp(past.lse, own.lse, out=result.lse)
-    share_BHS = workspace.take(tuple(own.lse.shape), torch.float32)
-    torch.sub(own.lse, result.lse, out=share_BHS).exp_()
+    _, num_queries, num_heads, head_dim = current.out.shape
+    torch.logaddexp(past.lse, current.lse, out=result.lse)
+    share_BHS = workspace.take(tuple(current.lse.shape), torch.float32)
+    torch.sub(current.lse, result.lse, out=share_BHS).exp_()
     step = max(1, min(num_queries, MERGE_BLOCK_ELEMENTS // (num_heads * head_dim)))
     shape = (step, num_heads, head_dim)
-    past_block, own_block = (workspace.take(shape, torch.float32) for _ in range(2))
-    for index in range(own.out.shape[0]):
+    past_block, current_block = (workspace.take(shape, torch.float32) for _ in range(2))
+    for index in range(current.out.shape[0]):
         for start in range(0, num_queries, step):
             rows = slice(start, min(start + step, num_queries))
             count = rows.stop - rows.start
             share_SH1 = share_BHS[index, :, rows].t()[:, :, None]
             merged = past_block[:count].copy_(past.out[index, rows])
-            merged.lerp_(own_block[:count].copy_(own.out[index, rows]), share_SH1)
+            merged.lerp_(current_block[:count].copy_(current.out[index, rows]), share_SH1)
             result.out[index, rows].copy_(merged)

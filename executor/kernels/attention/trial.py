@@ -19,8 +19,8 @@ from twinstream.executor.kernels.attention.implementation import (
 )
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.attention_scratch import attention_scratch_bytes
-from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
+from twinstream.models.kernel_costs.attention_scratch import attention_scratch_bytes
+from twinstream.models.kernel_costs.attention_shape import AttentionPass, AttentionShape
 
 # Scores this far below zero have shown padding that is scored 0: exp(0 - lse) overflows float32.
 _LOW_SCORE = -120.0
@@ -28,7 +28,7 @@ _LOW_SCORE = -120.0
 
 @dataclass(frozen=True)
 class Results:
-    """What a forward and a backward wrote."""
+    """What a forward and a backward have written."""
 
     out: torch.Tensor  # [B, S, H, D]
     lse: torch.Tensor  # [B, H, S]
@@ -47,7 +47,7 @@ class Results:
         return all(torch.equal(a, b) for a, b in zip(mine, others, strict=True))
 
 
-class Trial:
+class AttentionTrial:
     """Random operands of a shape, and an implementation that is called on them."""
 
     def __init__(
@@ -113,7 +113,7 @@ class Trial:
 
 
 def mixed_lengths(shape: AttentionShape) -> tuple[int, ...]:
-    """Of packed sequences that fill the shape: the longest there may be, one token, and between."""
+    """Return packed lengths that fill the shape: the longest, one token, and between."""
     lengths: list[int] = []
     left, wanted = shape.num_queries, cycle((shape.longest_tokens, 1, shape.longest_tokens // 2))
     while left:
@@ -124,7 +124,7 @@ def mixed_lengths(shape: AttentionShape) -> tuple[int, ...]:
 
 
 def starts_of(shape: AttentionShape, device: torch.device) -> Starts | None:
-    """Where packed sequences of mixed lengths start; None where lengths are fixed."""
+    """Return the starts of packed sequences of mixed lengths; None where lengths are fixed."""
     if not shape.most_packed:
         return None
     cu_seqlens = Starts.cumulative(mixed_lengths(shape), shape.most_packed)

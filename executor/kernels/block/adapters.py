@@ -21,7 +21,7 @@ from twinstream.executor.kernels.vector.gradients import (
 )
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.adapters.adapter_layout import AdapterSite, adapter_layout, adapter_sites
-from twinstream.models.demand.attributes import Attributes
+from twinstream.models.kernel_costs.attributes import Attributes
 from twinstream.schedule.ops import Mode
 
 

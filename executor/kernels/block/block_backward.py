@@ -24,7 +24,7 @@ from twinstream.executor.kernels.vector.vector_ops import (
     VectorGradient,
     VectorOps,
 )
-from twinstream.models.demand.attributes import Attributes
+from twinstream.models.kernel_costs.attributes import Attributes
 from twinstream.schedule.ops import Mode
 
 
@@ -166,7 +166,7 @@ def _attention_backward(
             d_kv=torch.unflatten(sums, 0, (block.call.num_sequences, -1)),
             accumulate=block.call.sliced,
         ),
-        block.workspace.rest(),
+        block.workspace.remaining(),
     )
     if block.call.sliced:
         block.calls.add(d_kv_T2KE.copy_, sums[block.call.chunk_start :])
@@ -196,7 +196,7 @@ def _qkv_backward(block: BlockOperands, gradients: _Gradients, d_qkv_TN: torch.T
     _head_backward(block, gradients, "q_norm", d_outputs["q"], block.q)
     _head_backward(block, gradients, "k_norm", d_outputs["k"], k_TK)
     if (bias := gradients.vector("qkv_bias")) is not None:
-        block.calls.add(block.vector.add_column_sums, d_qkv_TN, bias, block.workspace.rest())
+        block.calls.add(block.vector.add_column_sums, d_qkv_TN, bias, block.workspace.remaining())
     gradients.add_matmul("qkv_proj", d_qkv_TN, normed_TD)
     _input_gradient(block, gradients, "qkv", d_outputs, d_qkv_TN, normed_TD)
     _norm_backward(block, gradients, "attention_norm", normed_TD)
@@ -210,7 +210,7 @@ def _head_backward(
     norm, backward = block.head_norm(name), None
     if norm is not None and before_norm is not None:
         backward = HeadNormBackward(norm, block.by_head(before_norm), gradients.vector(name))
-    d_THE, workspace = block.by_head(d_heads), block.workspace.rest()
+    d_THE, workspace = block.by_head(d_heads), block.workspace.remaining()
     block.calls.add(block.vector.rotated_backward, d_THE, block.rope, backward, workspace)
 
 
@@ -222,5 +222,5 @@ def _norm_backward(
         block.vector.rms_norm_backward,
         block.norm(name),
         NormGradients(d_normed_TD, gradients.d_hidden, gradients.vector(name), accumulate=True),
-        block.workspace.rest(),
+        block.workspace.remaining(),
     )

@@ -7,14 +7,14 @@ import torch
 
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.models.adapters.lora import Lora, lora_of_attributes
-from twinstream.models.demand.attributes import (
+from twinstream.models.kernel_costs.attributes import (
     Attributes,
     is_frozen,
     most_packed,
     required_attributes,
     typed_attribute,
 )
-from twinstream.models.layout import Layout, block_layout
+from twinstream.models.layout import FlatLayout, block_layout
 from twinstream.models.rope import ROPE_SCALING, RopeScaling
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.ops import Attribute
@@ -86,7 +86,7 @@ class BlockCall:
         return DTYPES[self.spec.dtype]
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> FlatLayout:
         return block_layout(self.spec)
 
 

@@ -10,7 +10,7 @@ from twinstream.executor.kernels.block.block_operands import BlockOperands
 from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
-from twinstream.models.demand.attributes import Attributes
+from twinstream.models.kernel_costs.attributes import Attributes
 
 
 def block_forward(
@@ -41,7 +41,7 @@ def block_forward(
 def block_recompute_attention(
     operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
 ) -> None:
-    """From level ATTENTION: write the projections."""
+    """Recompute from level ATTENTION: write the projections."""
     block = BlockOperands.of(operands, attributes, vector, calls)
     _rewrite_q(block)
     _write_x_o_and_gate_up(block, eps=None)
@@ -50,7 +50,7 @@ def block_recompute_attention(
 def block_recompute_input(
     operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
 ) -> None:
-    """From level INPUT: write attention and the projections."""
+    """Recompute from level INPUT: write attention and the projections."""
     block = BlockOperands.of(operands, attributes, vector, calls)
     _rewrite_q(block)
     _write_attention(block)
@@ -68,7 +68,7 @@ def _write_attention(block: BlockOperands) -> None:
         rotated = block.take(block.call.spec.d_q)
         write_rotated_q(block, rotated)
         forward = attention_implementation(block.call.attention).forward
-        inputs, workspace = block.attention_inputs(rotated), block.workspace.rest()
+        inputs, workspace = block.attention_inputs(rotated), block.workspace.remaining()
         block.calls.add(forward, inputs, block.attention_result, workspace)
 
 

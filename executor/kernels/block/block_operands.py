@@ -25,7 +25,7 @@ from twinstream.executor.kernels.vector.gradients import weight_views
 from twinstream.executor.kernels.vector.rope import Rope
 from twinstream.executor.kernels.vector.vector_ops import HeadNorm, RmsNorm, VectorOps
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.attributes import Attributes
+from twinstream.models.kernel_costs.attributes import Attributes
 
 
 @dataclass(frozen=True)

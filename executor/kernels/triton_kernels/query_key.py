@@ -19,7 +19,7 @@ from twinstream.executor.kernels.triton_kernels.rounding import rounded
 from twinstream.executor.kernels.vector.rope import Rope
 from twinstream.executor.kernels.vector.vector_ops import HeadNorm, HeadNormBackward
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.workspace import partial_sums
+from twinstream.models.kernel_costs.workspace import partial_sums
 
 # A program rotates so many tokens, whose frequencies it computes once, where so many programs are
 # left to occupy a device.

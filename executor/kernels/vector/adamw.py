@@ -23,14 +23,14 @@ from twinstream.executor.kernels.vector.vector_ops import (
     Scales,
     VectorOps,
 )
-from twinstream.models.demand.attributes import (
+from twinstream.models.kernel_costs.attributes import (
     Attributes,
     may_skip,
     optimizer_state,
     typed_attribute,
     undecayed_ranges,
 )
-from twinstream.models.demand.workspace import CODE_BLOCK_ELEMENTS, code_blocks
+from twinstream.models.kernel_costs.workspace import CODE_BLOCK_ELEMENTS, code_blocks
 
 # A float32 temporary is 1 MiB, one of random numbers 2 MiB; no more than ten are alive, and four of
 # what an update that may be skipped has found.

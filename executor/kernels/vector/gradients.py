@@ -11,8 +11,8 @@ from twinstream.executor.kernels.operand import DTYPES, KernelOperand
 from twinstream.executor.kernels.vector.row_blocks import row_blocks
 from twinstream.executor.kernels.vector.vector_ops import VectorGradient
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.attributes import Attributes, gradient_dtype_name
-from twinstream.models.layout import Layout
+from twinstream.models.kernel_costs.attributes import Attributes, gradient_dtype_name
+from twinstream.models.layout import FlatLayout
 from twinstream.schedule.ops import Mode
 
 
@@ -21,7 +21,7 @@ def gradient_dtype(attributes: Attributes) -> torch.dtype:
 
 
 def weight_views(
-    operand: KernelOperand, layout: Layout, dtype: torch.dtype
+    operand: KernelOperand, layout: FlatLayout, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     """The inner tensors of a flat operand of the model's dtype, by name."""
     return {
@@ -31,7 +31,7 @@ def weight_views(
 
 
 def gradient_views(
-    operand: KernelOperand, layout: Layout, attributes: Attributes, calls: Calls
+    operand: KernelOperand, layout: FlatLayout, attributes: Attributes, calls: Calls
 ) -> dict[str, torch.Tensor]:
     """The inner tensors of a flat gradient; calls zero the padding between them on `write`.
 

@@ -1,4 +1,4 @@
-"""From a Q or K projection to what attention takes: an RMSNorm of each head (Qwen3), then RoPE.
+"""From a Q or K projection to attention's input: an RMSNorm of each head (Qwen3), then RoPE.
 
 In float32 throughout, rounded once. Legend: T tokens, H heads, E head_dim.
 """

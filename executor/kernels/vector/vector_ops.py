@@ -1,4 +1,4 @@
-"""What the kernels compute beside matmuls and attention, as one interface.
+"""One interface for all that kernels compute beside matmuls and attention.
 
 Blocks, head, embedding and optimizer are composed once, of torch's matmuls, an attention
 implementation and the operations here; "eager" and "triton" are two ways to do these. Math is

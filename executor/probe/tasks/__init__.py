@@ -1,1 +1,1 @@
-"""What is timed: kernels of task chains, matrix products, attention; and the curves they give."""
+"""What the probe times: kernels of task chains, matmuls, attention; and curves of the times."""

@@ -16,12 +16,12 @@ from twinstream.executor.kernels.attention.registry import (
     attention_implementation,
     attention_reason,
 )
-from twinstream.executor.kernels.attention.trial import Results, Trial
+from twinstream.executor.kernels.attention.trial import AttentionTrial, Results
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
-from twinstream.models.demand.attention_library import attention_library_bytes
-from twinstream.models.demand.attention_limits import DeviceName
-from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
-from twinstream.models.demand.work import ChunkWork
+from twinstream.models.kernel_costs.attention_library import attention_library_bytes
+from twinstream.models.kernel_costs.attention_limits import DeviceName
+from twinstream.models.kernel_costs.attention_shape import AttentionPass, AttentionShape
+from twinstream.models.kernel_costs.work import ChunkWork
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import Workload
@@ -50,8 +50,8 @@ class AttentionCase:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """What was found of one implementation; `refused` says why it cannot be chosen.
+class AttentionCandidate:
+    """An implementation that was tried; `refused` says why it cannot be chosen.
 
     `time_ns` is of forward and backward of every case. `excess_bytes` of device memory are taken
     beyond what is declared, by the worst call.
@@ -73,8 +73,8 @@ def attention_cases(spec: ModelSpec, workload: Workload) -> tuple[AttentionCase,
 
 def try_attention(
     name: str, cases: Sequence[AttentionCase], device: DeviceName, timer: Timer | None = None
-) -> Candidate:
-    """Whether an implementation is right on every case, and how fast.
+) -> AttentionCandidate:
+    """Try an implementation on every case: whether it is right, and how fast.
 
     Args:
         name: of the implementation.
@@ -85,17 +85,17 @@ def try_attention(
     timer = timer or DeviceTimer(torch.device(device)).mean_ns
     with torch.no_grad():
         if refused := _refusal(name, cases, device):
-            return Candidate(name, refused)
+            return AttentionCandidate(name, refused)
         implementation = attention_implementation(name)
         time_ns, excess_bytes = 0.0, 0
         for case in cases:
-            trial = Trial(implementation, case.shape, torch.device(device))
+            trial = AttentionTrial(implementation, case.shape, torch.device(device))
             if refused := _fault(trial, implementation, case.shape, device):
-                return Candidate(name, refused)
+                return AttentionCandidate(name, refused)
             if device == "cuda":
                 excess_bytes = max(excess_bytes, _excess_bytes(name, trial, case.shape))
             time_ns += timer(trial.forward) + timer(trial.backward)
-    return Candidate(name, None, time_ns, excess_bytes, implementation.deterministic)
+    return AttentionCandidate(name, None, time_ns, excess_bytes, implementation.deterministic)
 
 
 def _refusal(name: str, cases: Sequence[AttentionCase], device: DeviceName) -> str | None:
@@ -112,7 +112,7 @@ def _refusal(name: str, cases: Sequence[AttentionCase], device: DeviceName) -> s
 
 
 def _fault(
-    trial: Trial, tried: AttentionImplementation, shape: AttentionShape, device: DeviceName
+    trial: AttentionTrial, tried: AttentionImplementation, shape: AttentionShape, device: DeviceName
 ) -> str | None:
     """What is wrong at the size asked for, or None."""
     try:
@@ -124,7 +124,7 @@ def _fault(
     return None
 
 
-def _excess_bytes(name: str, trial: Trial, shape: AttentionShape) -> int:
+def _excess_bytes(name: str, trial: AttentionTrial, shape: AttentionShape) -> int:
     """What the pass that takes most beyond what it declares takes so, but for rounding."""
     calls: dict[AttentionPass, Callable[[], object]] = {
         "forward": trial.forward, "backward": trial.backward,
@@ -137,7 +137,7 @@ def _excess_bytes(name: str, trial: Trial, shape: AttentionShape) -> int:
 
 
 def taken_bytes(call: Callable[[], object]) -> int:
-    """What a call allocates on the CUDA device at most, beside what was there before."""
+    """Return the most that a call allocates on the CUDA device, beside what was there before."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -168,9 +168,9 @@ def reduced(shape: AttentionShape) -> AttentionShape:
 def _error(name: str, shape: AttentionShape, device: DeviceName) -> float:
     """The largest difference from eager attention in float32, over the largest value."""
     where = torch.device(device)
-    trial = Trial(attention_implementation(name), shape, where)
+    trial = AttentionTrial(attention_implementation(name), shape, where)
     exact = replace(shape, dtype="float32")
-    reference = Trial(attention_implementation("eager"), exact, where)
+    reference = AttentionTrial(attention_implementation("eager"), exact, where)
     for into, operand in (
         (reference.q, trial.q),
         (reference.kv, trial.kv),

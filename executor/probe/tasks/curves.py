@@ -41,7 +41,7 @@ class Ceilings:
 
 
 @dataclass(frozen=True)
-class Fit:
+class CurveFit:
     """Curves by efficiency key, and measured over fitted time of each sample."""
 
     curves: dict[str, Efficiency]
@@ -58,7 +58,7 @@ def fit_curves(
     source: str,
     *,
     attention_starts: bool = False,
-) -> Fit:
+) -> CurveFit:
     """Curves that give the samples' times best, by relative error.
 
     With `attention_starts` a call of attention has a fixed cost beside its depth's: many small
@@ -91,7 +91,7 @@ def fit_curves(
         for s in samples
     ]
     ratios = {s.name: s.time_ns / ns for s, ns in zip(samples, predicted, strict=True) if ns}
-    return Fit(_curves(samples, found, ceilings, source), ratios)
+    return CurveFit(_curves(samples, found, ceilings, source), ratios)
 
 
 def _terms(works: Sequence[Work], starts: tuple[str, ...]) -> dict[str, float]:

@@ -18,8 +18,8 @@ from twinstream.executor.kernels.vector.vector_ops import (
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.executor.probe.tasks.task_samples import TaskSample
 from twinstream.executor.probe.timing.timing import median_ns
-from twinstream.models.demand.work import ChunkWork, adamw_work
-from twinstream.models.demand.workspace import workspace_bytes
+from twinstream.models.kernel_costs.work import ChunkWork, adamw_work
+from twinstream.models.kernel_costs.workspace import workspace_bytes
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute, Mode

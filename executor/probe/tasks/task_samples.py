@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from twinstream.executor.kernels.attention.registry import attention_implementation
-from twinstream.executor.kernels.attention.trial import Trial
+from twinstream.executor.kernels.attention.trial import AttentionTrial
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.probe.tasks.chain_memory import ChainMemory, in_order
 from twinstream.executor.probe.timing.device_timing import DeviceTimer, Timing
 from twinstream.executor.run.device_state import DeviceState
-from twinstream.models.demand.workspace import attention_shape
+from twinstream.models.kernel_costs.workspace import attention_shape
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import KernelCall
@@ -118,12 +118,14 @@ def _attention(call: KernelCall, timer: DeviceTimer) -> Iterator[TaskSample]:
     queries, keys, _, _, sequences = backward.shape
     name = str(call.attributes["attention"])
     implementation = attention_implementation(name)
-    trial = Trial(implementation, attention_shape(call.attributes), timer.device, seed=keys)
+    trial = AttentionTrial(
+        implementation, attention_shape(call.attributes), timer.device, seed=keys
+    )
     with torch.no_grad():
         for unit, flops, run in (
             ("attention_forward", backward.flops * 4 // 10, trial.forward),
             ("attention_backward", backward.flops, trial.backward),
         ):
             work = backward.model_copy(update={"unit": unit, "flops": flops})
-            told = f"{unit} {name} {queries}/{keys}x{sequences}"
-            yield TaskSample.of(told, (work,), timer.timed(run))
+            sample_name = f"{unit} {name} {queries}/{keys}x{sequences}"
+            yield TaskSample.of(sample_name, (work,), timer.timed(run))

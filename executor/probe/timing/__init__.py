@@ -1,1 +1,1 @@
-"""How a call is timed, on a GPU under load and on a CPU, and lines through times."""
+"""Timing of a call, on a GPU under load and on a CPU, and lines through times."""

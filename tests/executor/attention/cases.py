@@ -17,8 +17,8 @@ from twinstream.executor.kernels.attention.implementation import (
 from twinstream.executor.kernels.attention.registry import attention_implementation
 from twinstream.executor.kernels.attention.trial import mixed_lengths, starts_of
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.demand.attention_scratch import attention_scratch_bytes
-from twinstream.models.demand.attention_shape import AttentionShape
+from twinstream.models.kernel_costs.attention_scratch import attention_scratch_bytes
+from twinstream.models.kernel_costs.attention_shape import AttentionShape
 
 # Largest difference over largest value. float32: rounding of sums over a few hundred keys. bf16:
 # probabilities, score gradients and results are rounded to 2**-9 relative, score gradients are

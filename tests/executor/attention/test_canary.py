@@ -19,8 +19,8 @@ from twinstream.executor.kernels.attention.registry import (
     available_attention,
     require_attention,
 )
-from twinstream.models.demand import attention_limits
-from twinstream.models.demand.attention_shape import AttentionShape
+from twinstream.models.kernel_costs import attention_limits
+from twinstream.models.kernel_costs.attention_shape import AttentionShape
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.document import Caps, Schedule
 
@@ -51,7 +51,9 @@ def test_nan_is_told_with_the_shape_and_what_to_do(monkeypatch, of_scores):
 def test_low_scores_are_below_where_float32_overflows():
     """exp(88.8) is infinite in float32; a log-sum-exp below -88.7 is where cuDNN has failed."""
     shape = AttentionShape(1, 64, 64, 4, 2, 16, "bfloat16", sliced=False)
-    trial = canary.Trial(attention_implementation("eager"), shape, canary.torch.device("cpu"))
+    trial = canary.AttentionTrial(
+        attention_implementation("eager"), shape, canary.torch.device("cpu")
+    )
     trial.lower_scores()
     lse = trial.results().lse
     assert lse[:, :2].max() < -88.8 < lse[:, 2:].min()

@@ -10,11 +10,11 @@ from twinstream.executor.kernels.attention.registry import (
     attention_implementation,
     attention_reason,
 )
-from twinstream.executor.kernels.attention.trial import Trial
+from twinstream.executor.kernels.attention.trial import AttentionTrial
 from twinstream.executor.probe.tasks.attention import attention_cases, taken_bytes, try_attention
-from twinstream.models.demand.attention_library import attention_library_bytes
-from twinstream.models.demand.attention_limits import attention_names
-from twinstream.models.demand.attention_shape import AttentionShape
+from twinstream.models.kernel_costs.attention_library import attention_library_bytes
+from twinstream.models.kernel_costs.attention_limits import attention_names
+from twinstream.models.kernel_costs.attention_shape import AttentionShape
 from twinstream.models.presets import load_preset
 from twinstream.schedule.workload import Workload
 
@@ -79,7 +79,7 @@ def test_what_says_it_is_deterministic_has_the_same_bits_from_run_to_run(name, l
     require(name, shape)
     if not attention_implementation(name).deterministic:
         pytest.skip(f"{name} does not say so")
-    trial = Trial(attention_implementation(name), shape, torch.device("cuda"))
+    trial = AttentionTrial(attention_implementation(name), shape, torch.device("cuda"))
     with torch.no_grad():
         first = trial.results()
         assert all(trial.results().same_bits(first) for _ in range(3))
@@ -101,7 +101,7 @@ def test_a_library_takes_at_most_the_memory_declared(name, heads, lengths):
     """The second call: the first may compile, and keep what it made."""
     shape = of_bf16(lengths, heads)
     require(name, shape)
-    trial = Trial(attention_implementation(name), shape, torch.device("cuda"))
+    trial = AttentionTrial(attention_implementation(name), shape, torch.device("cuda"))
     with torch.no_grad():
         trial.results()
         taken = [taken_bytes(trial.forward), taken_bytes(trial.backward)]

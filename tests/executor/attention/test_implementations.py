@@ -7,7 +7,7 @@ from tests.executor.attention import cases
 from tests.executor.attention.cases import PACKED, SLICED, TOLERANCES, UNEQUAL
 from twinstream.executor.kernels.attention import returning
 from twinstream.executor.kernels.attention.registry import attention_implementation
-from twinstream.models.demand import attention_scratch
+from twinstream.models.kernel_costs import attention_scratch
 
 ON_CPU = ("eager", "sdpa_cpu")
 ALL = PACKED + SLICED + UNEQUAL

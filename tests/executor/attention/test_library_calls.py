@@ -13,7 +13,7 @@ from twinstream.executor.kernels.attention import registry
 from twinstream.executor.kernels.attention.cudnn_frontend import CudnnFrontend, CudnnGraphError
 from twinstream.executor.kernels.attention.implementation import Starts
 from twinstream.executor.kernels.operand import Pack
-from twinstream.models.demand import attention_limits
+from twinstream.models.kernel_costs import attention_limits
 
 LIBRARIES = ("sdpa_flash", "sdpa_cudnn", "flash2", "flash3", "flash4", "cudnn_frontend")
 

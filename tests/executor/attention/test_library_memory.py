@@ -10,7 +10,7 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionResult,
 )
 from twinstream.executor.kernels.attention.registry import attention_implementation
-from twinstream.models.demand.attention_library import attention_library_bytes
+from twinstream.models.kernel_costs.attention_library import attention_library_bytes
 
 MIB = 2**20
 # Attention of 8B at 8,192 tokens: 32 query heads, 8 key heads of 128.

@@ -15,7 +15,7 @@ from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.kernels.step_state import packed_step_state
 from twinstream.executor.run.training import sequences_tensor
 from twinstream.models.adapters.lora import Lora
-from twinstream.models.demand.workspace import workspace_bytes
+from twinstream.models.kernel_costs.workspace import workspace_bytes
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.rope import ROPE_SCALING, RopeScaling

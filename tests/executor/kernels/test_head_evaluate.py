@@ -7,7 +7,7 @@ from tests.executor.kernels import driver
 from tests.executor.kernels.driver import buffer, run
 from tests.executor.kernels.test_head_loss import DTYPES, Head
 from twinstream.executor.kernels.workspace import WorkspaceExhaustedError
-from twinstream.models.demand.workspace import workspace_bytes
+from twinstream.models.kernel_costs.workspace import workspace_bytes
 from twinstream.models.layout import ALIGNMENT_BYTES
 
 KERNELS = ("head_evaluate", "head_loss")

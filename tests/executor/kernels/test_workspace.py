@@ -12,7 +12,7 @@ from tests.helpers.hf_weights import flat_layouts
 from twinstream.executor.kernels.registry import kernel_keys
 from twinstream.executor.kernels.workspace import Workspace, WorkspaceExhaustedError
 from twinstream.models.adapters.lora import lora_of
-from twinstream.models.demand.workspace import workspace_bytes
+from twinstream.models.kernel_costs.workspace import workspace_bytes
 from twinstream.models.layout import ALIGNMENT_BYTES
 from twinstream.schedule.errors import TwinstreamError
 

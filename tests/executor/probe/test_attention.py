@@ -11,8 +11,8 @@ from twinstream.executor.kernels.attention.registry import attention_implementat
 from twinstream.executor.kernels.attention.trial import mixed_lengths
 from twinstream.executor.probe.tasks import attention as probe
 from twinstream.executor.probe.tasks.attention import attention_cases, reduced, try_attention
-from twinstream.models.demand.attention_library import attention_library_bytes
-from twinstream.models.demand.attention_limits import attention_limits
+from twinstream.models.kernel_costs.attention_library import attention_library_bytes
+from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.presets import load_preset
 from twinstream.schedule.workload import Packing, Workload
 
@@ -39,8 +39,8 @@ def tried(workload: Workload):
 
 
 def test_one_that_is_right_has_the_time_of_both_passes_of_every_case():
-    assert tried(PACKED) == probe.Candidate("sdpa_cpu", None, 2e6)
-    assert tried(SLICED) == probe.Candidate("sdpa_cpu", None, 4e6)
+    assert tried(PACKED) == probe.AttentionCandidate("sdpa_cpu", None, 2e6)
+    assert tried(SLICED) == probe.AttentionCandidate("sdpa_cpu", None, 4e6)
 
 
 def test_implementations_are_compared_on_unequal_lengths(monkeypatch):

@@ -15,8 +15,8 @@ from twinstream.executor.probe.choosing import (
     kernels_fault,
 )
 from twinstream.executor.probe.process import JobFailed, JobTimeout
-from twinstream.executor.probe.tasks.attention import Candidate
-from twinstream.models.demand.attention_limits import attention_names
+from twinstream.executor.probe.tasks.attention import AttentionCandidate
+from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.recipe import KernelChoice
 
 PRESETS = ("8b",)
@@ -26,7 +26,7 @@ PRESETS = ("8b",)
 class FakeProcess:
     """Answers every try after a second; `instead` are errors of attention by name."""
 
-    attention: Mapping[str, Candidate]
+    attention: Mapping[str, AttentionCandidate]
     faults: Mapping[str, str] = field(default_factory=dict)
     instead: Mapping[str, Exception] = field(default_factory=dict)
     now_s: float = 0.0
@@ -49,16 +49,20 @@ class FakeProcess:
         return Tries(self, lambda: total_s - self.now_s)
 
 
-def process(*known: Candidate, **more: Any) -> FakeProcess:
-    absent = {name: Candidate(name, "it is not installed") for name in attention_names()}
+def process(*known: AttentionCandidate, **more: Any) -> FakeProcess:
+    absent = {name: AttentionCandidate(name, "it is not installed") for name in attention_names()}
     return FakeProcess(absent | {candidate.name: candidate for candidate in known}, **more)
 
 
-FLASH = Candidate("sdpa_flash", None, 9e6)
+FLASH = AttentionCandidate("sdpa_flash", None, 9e6)
 
 
 def test_the_fastest_attention_that_is_right_is_chosen_and_the_others_explained():
-    found = process(FLASH, Candidate("flash4", None, 7e6), Candidate("flash2", "it is wrong", 1e6))
+    found = process(
+        FLASH,
+        AttentionCandidate("flash4", None, 7e6),
+        AttentionCandidate("flash2", "it is wrong", 1e6),
+    )
     chosen = choose_kernels(found.tries(), PRESETS)
     assert chosen.kernels == KernelChoice(vector="triton", attention="flash4")
     assert "attention flash2 is left out: it is wrong" in chosen.notes
@@ -87,13 +91,13 @@ def test_what_is_asked_for_is_not_replaced():
 
 
 def test_attention_that_is_wrong_everywhere_chooses_nothing():
-    found = process(Candidate("sdpa_flash", "it is 3.0e-01 off"))
+    found = process(AttentionCandidate("sdpa_flash", "it is 3.0e-01 off"))
     with pytest.raises(JobFailed, match=r"no attention is right here.*3.0e-01 off"):
         choose_kernels(found.tries(), PRESETS)
 
 
 def test_memory_beyond_what_is_declared_is_told_and_kept_for_the_reserve():
-    found = process(Candidate("sdpa_flash", None, 9e6, excess_bytes=2**25))
+    found = process(AttentionCandidate("sdpa_flash", None, 9e6, excess_bytes=2**25))
     chosen = choose_kernels(found.tries(), PRESETS)
     assert chosen.kernels.attention == "sdpa_flash"
     assert chosen.excess_bytes == 2**25
@@ -101,7 +105,7 @@ def test_memory_beyond_what_is_declared_is_told_and_kept_for_the_reserve():
 
 
 def test_attention_that_is_right_but_not_deterministic_is_never_chosen_and_named():
-    cudnn = Candidate("sdpa_cudnn", None, 4e6, 2**25, deterministic=False)
+    cudnn = AttentionCandidate("sdpa_cudnn", None, 4e6, 2**25, deterministic=False)
     chosen = choose_kernels(process(FLASH, cudnn).tries(), PRESETS)
     assert chosen.kernels.attention == "sdpa_flash"
     assert chosen.others == ("sdpa_cudnn",)

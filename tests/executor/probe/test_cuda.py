@@ -18,7 +18,7 @@ from twinstream.executor.probe.timing.fit import Line
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Efficiency, Machine
-from twinstream.models.demand.work import ChunkWork
+from twinstream.models.kernel_costs.work import ChunkWork
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice

@@ -5,10 +5,10 @@ import pytest
 from twinstream.executor.probe import known_gpu
 from twinstream.executor.probe.known_gpu import candidates, measured_attention, with_attention
 from twinstream.executor.probe.process import JobFailed
-from twinstream.executor.probe.tasks.attention import Candidate
+from twinstream.executor.probe.tasks.attention import AttentionCandidate
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.demand import attention_limits
+from twinstream.models.kernel_costs import attention_limits
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice
 from twinstream.planner.kernel_choice import attention_for
@@ -51,7 +51,7 @@ class Device:
         if name == "flash3":
             raise JobFailed("the device's process died (exit code -11)")
         if name == "flash2":
-            return Candidate(name, "its results differ from run to run"), []
+            return AttentionCandidate(name, "its results differ from run to run"), []
         samples = []
         for chain in known_gpu.probe_chains(KernelChoice(attention=name), ("8b", "1b")):
             for call in chain.calls.values():
@@ -61,7 +61,7 @@ class Device:
                         told = f"{work.unit} {name} {work.shape}"
                         samples.append(known_gpu.TaskSample(told, (work,), ns))
         time_ns = sum(sample.time_ns for sample in samples)
-        return Candidate(name, None, time_ns, excess_bytes=2**20 * len(name)), samples
+        return AttentionCandidate(name, None, time_ns, excess_bytes=2**20 * len(name)), samples
 
 
 def test_the_profile_names_the_fastest_that_is_right_and_has_rates_of_each(monkeypatch):

@@ -19,7 +19,7 @@ from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.device_memory import DeviceMeter, MemoryReading
 from twinstream.executor.program.compiled import Program, Work, compile_program
 from twinstream.executor.program.options import RunOptions
-from twinstream.executor.run.cuda_run import Job, run_on_gpu
+from twinstream.executor.run.cuda_run import CudaJob, run_on_gpu
 from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import State, fill_carried, read_carried
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
@@ -110,7 +110,7 @@ def _train(part: RankPart, state: State, options: RunOptions, link: Link, seed: 
     )
     works = _with_messages(part, program, gpu.works(program, works, arenas), arenas, gpu, link)
     held = {name: flat for name, flat in state.items() if name in _carried(part)}
-    job = Job(schedule, program, arenas, works, lambda: fill_carried(schedule, arenas, held))
+    job = CudaJob(schedule, program, arenas, works, lambda: fill_carried(schedule, arenas, held))
     meter = DeviceMeter(Caps(), 0, lambda: MemoryReading(0, 0))
     _, graphs = run_on_gpu(gpu, job, options, meter)
     return Ran(tuple(loop.losses), read_carried(schedule, arenas, held), graphs)

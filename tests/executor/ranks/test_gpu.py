@@ -13,8 +13,8 @@ from tests.executor.ranks.test_pipelines import SPEC, WORKLOAD, given
 from tests.executor.ranks.trained import Case, train_ranks
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import run
-from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout
+from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.errors import RanksError
@@ -45,8 +45,10 @@ def test_sums_have_the_bits_of_the_cpu():
 def test_pipelines_have_the_bits_of_one_gpu(order, virtual, graphs):
     layout = Layout(pp=2, pipeline=order, virtual_stages=virtual)
     stages = Stages(SPEC, WORKLOAD, Recipe(), layout)
-    used = max(arena_bytes(part, DEVICE) for part in executable(stages, MACHINE).schedules.values())
-    schedule = executable(stages, MACHINE, Caps(device_bytes=used * 6 // 10))
+    used = max(
+        arena_bytes(part, DEVICE) for part in plan_pipeline(stages, MACHINE).schedules.values()
+    )
+    schedule = plan_pipeline(stages, MACHINE, Caps(device_bytes=used * 6 // 10))
     options = RunOptions("cuda", num_passes=4, graphs=graphs, refuses_excess=False)
     with RankProcesses(2) as processes:
         outcomes = processes.execute(schedule, partial(given), options)

@@ -8,8 +8,8 @@ import torch
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import bits_of, training
 from tests.helpers.tiny_chains import WORKLOADS, small
-from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout
+from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.rank_run import RankInputs
@@ -59,7 +59,7 @@ def num_ops(schedule: ClusterSchedule, kind: type) -> int:
 )
 def test_four_stages_have_the_bits_of_one_device(four: RankProcesses, order, virtual):
     layout = Layout(pp=4, pipeline=order, virtual_stages=virtual)
-    schedule = executable(Stages(SPEC, WORKLOAD, Recipe(), layout), MACHINE)
+    schedule = plan_pipeline(Stages(SPEC, WORKLOAD, Recipe(), layout), MACHINE)
     assert_one_device_s_bits(four, schedule)
 
 
@@ -70,13 +70,13 @@ def test_four_stages_have_the_bits_of_one_device(four: RankProcesses, order, vir
 def test_stages_that_offload_and_recompute_have_them_too(four, order, virtual, host):
     """Each with 60 % of the device memory that it would use, and less of the host's."""
     stages = Stages(SPEC, WORKLOAD, Recipe(), Layout(pp=4, pipeline=order, virtual_stages=virtual))
-    ample = executable(stages, MACHINE)
+    ample = plan_pipeline(stages, MACHINE)
     used = [arena_bytes(part, DEVICE) for part in ample.schedules.values()]
     caps = {
         stage: Caps(device_bytes=size * 6 // 10, host_bytes=int(size * host))
         for stage, size in enumerate(used)
     }
-    schedule = executable(stages, MACHINE, caps)
+    schedule = plan_pipeline(stages, MACHINE, caps)
     assert num_ops(schedule, Copy) > 2 * num_ops(ample, Copy)
     assert num_ops(schedule, Compute) > num_ops(ample, Compute)
     assert_one_device_s_bits(four, schedule)

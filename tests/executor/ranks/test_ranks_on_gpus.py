@@ -18,9 +18,8 @@ from tests.helpers.fake_gpu import FakeGpu
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import bits_of
 from tests.helpers.waiting import comes
-from twinstream.api import RunSettings
-from twinstream.clusters.executable import Stages, executable
 from twinstream.clusters.layout import Layout
+from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.running.run_ranks import options_of
 from twinstream.executor.backends import cuda
 from twinstream.executor.launch.rank_processes import RankProcesses, execute_ranks
@@ -36,6 +35,7 @@ from twinstream.executor.replay.graph_segments import cut_segments
 from twinstream.executor.state.training_state import initial_state
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
+from twinstream.run_settings import RunSettings
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import RankPart, rank_part
 from twinstream.schedule.document import Caps
@@ -48,12 +48,12 @@ def pipeline(order: str, virtual: int, share: float = 1.0) -> ClusterSchedule:
     """Of four stages, each in a share of the memory that it would use."""
     layout = Layout(pp=4, pipeline=order, virtual_stages=virtual)
     stages = Stages(SPEC, WORKLOAD, Recipe(), layout)
-    ample = executable(stages, MACHINE)
+    ample = plan_pipeline(stages, MACHINE)
     if share == 1.0:
         return ample
     used = [arena_bytes(part, DEVICE) for part in ample.schedules.values()]
     caps = {stage: Caps(device_bytes=int(size * share)) for stage, size in enumerate(used)}
-    return executable(stages, MACHINE, caps)
+    return plan_pipeline(stages, MACHINE, caps)
 
 
 @pytest.mark.parametrize("graphs", ["off", "on"])
@@ -171,7 +171,7 @@ def test_all_ranks_open_their_groups_and_meet_in_one_order(monkeypatch):
         met.append((len(made), *sorted(members)))
 
     monkeypatch.setattr(dist, "new_group", new_group)
-    monkeypatch.setattr(groups, "meet_first", meet)
+    monkeypatch.setattr(groups, "connect_group", meet)
     of_all = []
     for rank in range(4):
         made.clear()
@@ -190,10 +190,10 @@ def meeting(part: RankPart) -> RankInputs:
     device, size = torch.device("cpu"), dist.get_world_size()
     for _ in range(2):
         group = dist.new_group()
-        gpus.meet_first(group, tuple(range(size)), device, is_message=False)
+        gpus.connect_group(group, tuple(range(size)), device, is_message=False)
         pair = dist.new_group([0, size - 1])
         if part.rank in (0, size - 1):
-            gpus.meet_first(pair, (size - 1, 0), device, is_message=True)
+            gpus.connect_group(pair, (size - 1, 0), device, is_message=True)
     return fed(part)
 
 

@@ -7,8 +7,8 @@ import torch
 
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import WORKLOADS, small
-from twinstream.clusters.executable import Stages, executable, sharding_of
 from twinstream.clusters.layout import Layout
+from twinstream.clusters.pipeline import Stages, plan_pipeline, sharding_of
 from twinstream.clusters.running.run_ranks import TextInputs
 from twinstream.data.text import TextBatches
 from twinstream.executor.ranks.rank_run import RankInputs
@@ -24,7 +24,7 @@ TEXT = np.random.default_rng(1).integers(0, SPEC.vocab_size, 5000, dtype=np.int3
 
 def made(**fields: Any) -> list[tuple[RankPart, RankInputs]]:
     layout = Layout(**fields)
-    schedule = executable(Stages(SPEC, WORKLOAD, Recipe(), layout), MACHINE)
+    schedule = plan_pipeline(Stages(SPEC, WORKLOAD, Recipe(), layout), MACHINE)
     parts = [rank_part(schedule, rank) for rank in range(schedule.mesh.size)]
     inputs = TextInputs(SPEC, layout, TEXT, 1e-3, seed=3)
     return [(part, inputs(part)) for part in parts]

@@ -7,8 +7,8 @@ from functools import cache, partial
 import torch
 
 from tests.executor.ranks.one_process import Reference, train_replicas
-from twinstream.clusters.executable import Stages, executable, sharding_of
 from twinstream.clusters.layout import Layout
+from twinstream.clusters.pipeline import Stages, plan_pipeline, sharding_of
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.rank_run import RankInputs, RankOutcome
@@ -91,7 +91,7 @@ def inputs(case: Case, part: RankPart) -> RankInputs:
 def planned_ranks(case: Case) -> ClusterSchedule:
     """Proven safe."""
     stages = Stages(case.spec, WORKLOAD, case.recipe, case.layout)
-    schedule = executable(stages, load_machine("cpu"), case.caps)
+    schedule = plan_pipeline(stages, load_machine("cpu"), case.caps)
     require_safe_cluster(schedule)
     return schedule
 

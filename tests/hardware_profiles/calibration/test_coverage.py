@@ -12,7 +12,7 @@ from twinstream.hardware_profiles.calibration.parameters import (
     declared_parameters,
     prepared,
 )
-from twinstream.hardware_profiles.calibration.search import Trial
+from twinstream.hardware_profiles.calibration.search import TimeQuery
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cost import Work
@@ -44,7 +44,7 @@ def seconds(machine: Machine, index: int) -> float:
     return sum(work_time(work, machine).alone_ns for work in works) / 1e9 + both_ways / dram
 
 
-def predict(trials: list[Trial]) -> list[float]:
+def predict(trials: list[TimeQuery]) -> list[float]:
     return [seconds(trial.machine, trial.index) for trial in trials]
 
 

@@ -17,7 +17,7 @@ from twinstream.hardware_profiles.calibration.parameters import (
     declared_parameters,
     prepared,
 )
-from twinstream.hardware_profiles.calibration.search import Trial
+from twinstream.hardware_profiles.calibration.search import TimeQuery
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
@@ -56,13 +56,13 @@ def fitted(
     steps = [(length, share) for length, shares in recomputed.items() for share in shares]
     works = [step(length, share) for length, share in steps]
 
-    def predict(trials: list[Trial]) -> list[float]:
+    def predict(trials: list[TimeQuery]) -> list[float]:
         return [cost_alone_ns(works[trial.index], trial.machine) / 1e9 for trial in trials]
 
     observations = [
         Observation(str(i), str(i), seconds * PACES[length], sweep=str(length))
         for i, ((length, _), seconds) in enumerate(
-            zip(steps, predict([Trial(machine, i) for i in range(len(steps))]), strict=True)
+            zip(steps, predict([TimeQuery(machine, i) for i in range(len(steps))]), strict=True)
         )
     ]
     return fit(base, declared_parameters(base, step(512, 0.0)), observations, predict)
@@ -81,7 +81,7 @@ def test_attention_four_times_off_is_told_by_one_sweep(forward, backward):
     for name, factor in truth.items():
         one = by_name[name]
         assert abs(math.log(one.factor / factor)) < 2 * one.posterior_width, name
-    assert any(by_name[name].told for name in truth)
+    assert any(by_name[name].identified for name in truth)
 
 
 def test_without_rows_that_recompute_differently_the_width_says_so():

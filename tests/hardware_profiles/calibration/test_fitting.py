@@ -13,7 +13,7 @@ from twinstream.hardware_profiles.calibration.parameters import (
     declared_parameters,
     prepared,
 )
-from twinstream.hardware_profiles.calibration.search import Trial
+from twinstream.hardware_profiles.calibration.search import TimeQuery
 from twinstream.hardware_profiles.cost import copy_alone_ns, work_time
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.schema import Machine
@@ -46,7 +46,7 @@ def seconds(machine: Machine, index: int) -> float:
     return copy_alone_ns(COPIES[index - len(WORKS)], "h2d", machine) / 1e9
 
 
-def predict(trials: list[Trial]) -> list[float]:
+def predict(trials: list[TimeQuery]) -> list[float]:
     return [seconds(trial.machine, trial.index) for trial in trials]
 
 
@@ -87,12 +87,12 @@ def test_what_no_time_depends_on_stays_at_its_prior_and_is_reported():
     _, found = factors_of(measured())
     by_name = {p.parameter.name: p for p in found.parameters}
     for name in ("d2h", "host_dram", "launch_latency"):
-        assert not by_name[name].told
+        assert not by_name[name].identified
         assert by_name[name].factor == 1.0
         assert by_name[name].value == by_name[name].prior_value
         assert by_name[name].posterior_width == pytest.approx(by_name[name].parameter.width)
     for name in TRUTH:
-        assert by_name[name].told
+        assert by_name[name].identified
 
 
 def test_one_wild_time_hardly_moves_the_fit():

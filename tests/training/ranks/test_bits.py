@@ -6,7 +6,7 @@ import pytest
 
 from tests.training.ranks.rank_runs import STEPS, one_device, rank_options
 from tests.training.small_runs import state_files, trained
-from twinstream.log.metrics import StepMetrics, of_kind, read_metrics
+from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.ops import Copy
@@ -40,7 +40,7 @@ def test_a_pipeline_has_the_bits_of_one_device(
     assert result.step == STEPS and result.model is not None
     assert seen.losses == losses
     assert state_files(result.folder, STEPS) == state
-    logged = of_kind(read_metrics(result.folder / "metrics.jsonl"), StepMetrics)
+    logged = events_of_kind(read_metrics(result.folder / "metrics.jsonl"), StepMetrics)
     assert [step.loss for step in logged] == losses
     assert all(step.predicted_tokens_per_s for step in logged)
     assert all((step.grad_norm is None) == ("max_grad_norm" in layout) for step in logged)

@@ -145,7 +145,7 @@ def test_ranks_are_told_to_run_on_gpus(
 
 def test_gpus_that_cannot_be_looked_at_are_said_so() -> None:
     with pytest.raises(GpusError, match="2 GPUs cannot be looked at: "):
-        gpus.gpus_here(2)  # there are none here
+        gpus.detect_gpus(2)  # there are none here
 
 
 def test_gpus_of_different_kinds_are_refused(

@@ -22,7 +22,7 @@ Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all",
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class BufferSlot:
     """A slot, with who used it last: the writer, and by queue the last reader since."""
 
     slot: str
@@ -35,18 +35,18 @@ class Place:
 
 
 @dataclass(eq=False, slots=True)
-class Held:
+class Buffer:
     """A tensor in a slot, and its newest version."""
 
     tensor: str
-    place: Place
+    place: BufferSlot
     version: int = 0
 
 
 _MOST_QUEUES = 16
-Use = tuple[str, Held, Mode]
+Use = tuple[str, Buffer, Mode]
 Over = tuple[tuple[str, ...], str]  # axes of the mesh, and the queue
-Ends = tuple[Held, Held, Held]  # what a chunk was given, its output's gradient, its input's
+Ends = tuple[Buffer, Buffer, Buffer]  # what a chunk was given, its output's gradient, its input's
 
 
 class StageBuilder:
@@ -62,27 +62,27 @@ class StageBuilder:
         self.calls: dict[str, KernelCall] = {}
         self.ops: list[Op] = []
         self.carried: list[Carried] = []
-        self.places: list[Place] = []
-        self._free: dict[str, deque[Place]] = {}
+        self.places: list[BufferSlot] = []
+        self._free: dict[str, deque[BufferSlot]] = {}
         self._queues: dict[str, int] = {}
         self._streams: list[Stream] = []
         self._queue_of: list[int] = []
         self._clocks: list[list[int]] = []
         self._done: list[list[int]] = []
         self._sequence: dict[tuple[object, ...], int] = {}
-        self._known: dict[str, Held] = {}
+        self._known: dict[str, Buffer] = {}
         self._labels: dict[tuple[object, ...], Label] = {}
 
-    def keep(self, tensor: str, size_bytes: int, role: Role, dtype: str) -> Held:
+    def persist(self, tensor: str, size_bytes: int, role: Role, dtype: str) -> Buffer:
         """A tensor carried from step to step, in a slot of its own."""
         held = self._new(tensor, self._slot(tensor, size_bytes, role), dtype)
         self.carried.append(Carried(tensor=tensor, slot=held.place.slot))
         return held
 
-    def take(
+    def allocate(
         self, pool: str, size_bytes: int, role: Role, dtype: str, tensor: str | None = None,
         spare: int = 0,
-    ) -> Held:  # fmt: skip
+    ) -> Buffer:  # fmt: skip
         """A slot of a pool; with a `tensor` of its own, else the slot's.
 
         A free one is taken only if `spare` more are free: what was given back last may still be
@@ -95,7 +95,7 @@ class StageBuilder:
             place = self._slot(f"{pool}.{self._count(pool)}", size_bytes, role)
         return self._new(tensor or place.slot, place, dtype)
 
-    def give_back(self, pool: str, held: Held) -> None:
+    def free(self, pool: str, held: Buffer) -> None:
         """The tensor is not needed any more."""
         self._free[pool].append(held.place)
 
@@ -173,8 +173,8 @@ class StageBuilder:
             end += -(-place.size_bytes // DEVICE.alignment_bytes) * DEVICE.alignment_bytes
         return tuple(found)
 
-    def _slot(self, slot: str, size_bytes: int, role: Role) -> Place:
-        place = Place(slot, max(1, size_bytes), role)
+    def _slot(self, slot: str, size_bytes: int, role: Role) -> BufferSlot:
+        place = BufferSlot(slot, max(1, size_bytes), role)
         self.places.append(place)
         return place
 
@@ -183,11 +183,11 @@ class StageBuilder:
         self._sequence[key] = self._sequence.get(key, -1) + 1
         return self._sequence[key]
 
-    def _new(self, tensor: str, place: Place, dtype: str) -> Held:
+    def _new(self, tensor: str, place: BufferSlot, dtype: str) -> Buffer:
         held = self._known.get(tensor)
         if held is not None and held.place is place:
             return held
-        known, held = held, Held(tensor, place)
+        known, held = held, Buffer(tensor, place)
         self._known[tensor] = held
         if known is None:
             self.tensors.append(

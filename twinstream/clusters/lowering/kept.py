@@ -1,11 +1,11 @@
 """What layers keep of a microbatch between forward and backward."""
 
 from twinstream.clusters.job import Job
-from twinstream.clusters.lowering.builder import Held, StageBuilder, Use
+from twinstream.clusters.lowering.builder import Buffer, StageBuilder, Use
 from twinstream.clusters.lowering.parts import LayerParts, Part
 
 
-class Kept:
+class SavedActivations:
     """Slots of what layers keep, by layer, part and microbatch, taken in forward.
 
     Of a chunk's first layer the input is not among them: it is the chunk's.
@@ -13,7 +13,7 @@ class Kept:
 
     def __init__(self, builder: StageBuilder, job: Job, parts: LayerParts) -> None:
         self._b, self._dtype, self._parts = builder, job.dtype, parts
-        self._held: dict[tuple[int, str, int], tuple[str, Held]] = {}
+        self._held: dict[tuple[int, str, int], tuple[str, Buffer]] = {}
 
     def keep(self, layer: int, part: Part, j: int, *, first: bool) -> list[Use]:
         """A slot for what a part keeps, as an operand that is written."""
@@ -24,7 +24,7 @@ class Kept:
         if size <= 0:
             return []
         pool = f"saved.{part.name}" + (".first" if without_input else "")
-        held = self._b.take(pool, size, "activation", self._dtype)
+        held = self._b.allocate(pool, size, "activation", self._dtype)
         self._held[layer, part.name, j] = pool, held
         return [(f"saved.{layer}.{part.name}", held, "write")]
 
@@ -32,7 +32,7 @@ class Kept:
         """Of all parts of a layer."""
         return [use for part in self._parts.parts for use in self.keep(layer, part, j, first=first)]
 
-    def of(self, layer: int, part: str, j: int) -> Held | None:
+    def of(self, layer: int, part: str, j: int) -> Buffer | None:
         """What a part has kept, if anything."""
         found = self._held.get((layer, part, j))
         return None if found is None else found[1]
@@ -48,4 +48,4 @@ class Kept:
         for part in self._parts.parts:
             found = self._held.pop((layer, part.name, j), None)
             if found is not None:
-                self._b.give_back(*found)
+                self._b.free(*found)

@@ -4,16 +4,16 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from twinstream.clusters.job import Job
-from twinstream.clusters.lowering.builder import Collective, Ends, Held, StageBuilder, Use
-from twinstream.clusters.lowering.kept import Kept
+from twinstream.clusters.lowering.builder import Buffer, Collective, Ends, StageBuilder, Use
+from twinstream.clusters.lowering.kept import SavedActivations
 from twinstream.clusters.lowering.layer_weights import LayerWeights
 from twinstream.clusters.lowering.parts import (
-    Compute,
+    CollectiveElement,
     Element,
+    LayerCompute,
     LayerParts,
     Part,
     Ring,
-    Talk,
     whole,
 )
 from twinstream.clusters.lowering.ring import RingOps
@@ -29,23 +29,30 @@ class LayerChain:
         self, builder: StageBuilder, job: Job, parts: LayerParts, weights: LayerWeights
     ) -> None:
         self._b, self._job, self._parts, self._weights = builder, job, parts, weights
-        self._kept = Kept(builder, job, parts)
+        self._kept = SavedActivations(builder, job, parts)
         self._rings = RingOps(builder, job)
-        self._late = job.layout.pipeline == "zero_bubble"
-        self._put_off: dict[tuple[int, str, int], Held] = {}
-        self._again: dict[tuple[int, int], dict[str, Held]] = {}
+        self._zero_bubble = job.layout.pipeline == "zero_bubble"
+        self._deferred: dict[tuple[int, str, int], Buffer] = {}
+        self._again: dict[tuple[int, int], dict[str, Buffer]] = {}
         self._out, self._back = _stops(job, parts, "forward"), _stops(job, parts, "backward")
 
     def forward(
-        self, layer: int, j: int, source: Held, target: Held, *, first: bool, again: bool = False
-    ) -> dict[str, Held]:
+        self,
+        layer: int,
+        j: int,
+        source: Buffer,
+        target: Buffer,
+        *,
+        first: bool,
+        again: bool = False,
+    ) -> dict[str, Buffer]:
         """All elements. Again: of what parts then keep, by their names, backward disposes."""
         tag = f"{layer}.{j}" + (".again" if again else "")
-        made: dict[str, Held] = {}
+        made: dict[str, Buffer] = {}
         flow = _Flow(self._b, self._job.dtype, source, target, self._out)
         seen: set[str] = set()
         for at, part, element, _, _ in flow:
-            if isinstance(element, Talk):
+            if isinstance(element, CollectiveElement):
                 self._said(element, element.forward, f"{tag}.{at}", flow)
                 continue
             uses: list[Use] = [("hidden", flow.current, "read"), ("output", flow.to, "write")]
@@ -58,22 +65,24 @@ class LayerChain:
     def backward(self, layer: int, j: int, ends: Ends, *, first: bool) -> None:
         """From the gradient of a layer's output to that of its input."""
         entered, gradient, target = ends
-        again: dict[str, Held] = {}
+        again: dict[str, Buffer] = {}
         if self._parts.full_recompute:
             kept = None if first else self._kept.of(layer, "attention", j)
-            end = self._b.take("again.end", self._parts.input_bytes, "activation", self._job.dtype)
+            end = self._b.allocate(
+                "again.end", self._parts.input_bytes, "activation", self._job.dtype
+            )
             again = self.forward(layer, j, kept or entered, end, first=first, again=True)
-            self._b.give_back("again.end", end)
+            self._b.free("again.end", end)
         flow = _Flow(self._b, self._job.dtype, gradient, target, self._back)
         for at, part, element, _, _ in flow:
-            if isinstance(element, Talk):
+            if isinstance(element, CollectiveElement):
                 self._said(element, element.backward, f"b{layer}.{j}.{at}", flow)
                 continue
             kept_uses = self._saved(layer, part, j, again)
             if first and part is self._parts.parts[0]:
                 kept_uses.append(("entered", entered, "read"))
             self._backward(layer, part, element, (flow.current, flow.to), kept_uses, j)
-        if self._late:
+        if self._zero_bubble:
             self._again[layer, j] = again
         else:
             self._release(layer, j, again)
@@ -83,17 +92,17 @@ class LayerChain:
         again = self._again.pop((layer, j))
         for part in self._parts.parts[::-1]:
             for element in part.elements[::-1]:
-                if not isinstance(element, Compute) or not element.gradient_bytes:
+                if not isinstance(element, LayerCompute) or not element.gradient_bytes:
                     continue
-                held = self._put_off.pop((layer, element.name, j))
+                held = self._deferred.pop((layer, element.name, j))
                 kept = self._saved(layer, part, j, again)
                 gathered = self._gather_again(layer, part, element, kept, j)
                 self._weight(layer, element, [("d_output", held, "read"), *kept], gathered, j)
-                self._b.give_back(f"put_off.{element.name}", held)
+                self._b.free(f"put_off.{element.name}", held)
         self._release(layer, j, again)
 
     def _forward(
-        self, layer: int, element: Compute | Ring, tag: str, uses: list[Use], j: int
+        self, layer: int, element: LayerCompute | Ring, tag: str, uses: list[Use], j: int
     ) -> None:
         if isinstance(element, Ring):
             self._rings.emit(element, layer, tag, element.step.forward, uses, j)
@@ -105,8 +114,8 @@ class LayerChain:
             self._b.compute(f"{name}.{tag}", name, works, uses, label)
 
     def _backward(
-        self, layer: int, part: Part, element: Compute | Ring,
-        flow: tuple[Held, Held], kept: list[Use], j: int,
+        self, layer: int, part: Part, element: LayerCompute | Ring,
+        flow: tuple[Buffer, Buffer], kept: list[Use], j: int,
     ) -> None:  # fmt: skip
         """The gradient of the input; then, beside what follows, that of the weights."""
         current, to = flow
@@ -115,37 +124,37 @@ class LayerChain:
             self._rings.emit(element, layer, f"b{layer}.{j}", element.step.backward, uses, j)
             return
         uses.append(self._weights.read_of(layer, element.weights))
-        if self._late and (size := element.gradient_bytes):
+        if self._zero_bubble and (size := element.gradient_bytes):
             pool = f"put_off.{element.name}"
-            put = self._b.take(pool, size, "activation", self._job.dtype)
-            self._put_off[layer, element.name, j] = put
+            put = self._b.allocate(pool, size, "activation", self._job.dtype)
+            self._deferred[layer, element.name, j] = put
             uses.append(("put_off", put, "write"))
-        gathered = None if self._late else self._gather_again(layer, part, element, kept, j)
+        gathered = None if self._zero_bubble else self._gather_again(layer, part, element, kept, j)
         name = f"backward.{element.name}"
         label = self._b.label(f"{element.name}_backward", layer, microbatch=j)
         self._b.compute(f"{name}.{layer}.{j}", name, element.work.backward_input, uses, label)
-        if not self._late:
+        if not self._zero_bubble:
             self._weight(layer, element, [("d_output", current, "read"), *kept], gathered, j)
 
     def _gather_again(
-        self, layer: int, part: Part, element: Compute, kept: list[Use], j: int
-    ) -> Held | None:
+        self, layer: int, part: Part, element: LayerCompute, kept: list[Use], j: int
+    ) -> Buffer | None:
         """What a column-parallel product read, gathered once more for its weights' gradient."""
         if not (part.gathered_bytes and element.name in _COLUMN_PARALLEL and kept):
             return None
         b, tag = self._b, f"{element.name}.{layer}.{j}"
-        gathered = b.take("gathered_again", part.gathered_bytes, "activation", self._job.dtype)
-        given = b.take("gathered_part", self._parts.input_bytes, "activation", self._job.dtype)
+        gathered = b.allocate("gathered_again", part.gathered_bytes, "activation", self._job.dtype)
+        given = b.allocate("gathered_part", self._parts.input_bytes, "activation", self._job.dtype)
         told: list[Use] = [kept[0], ("part", given, "write")]
         b.compute(f"part.{tag}", "part", (), told, b.label("part", layer, microbatch=j))
         uses: list[Use] = [("part", given, "read"), ("hidden", gathered, "write")]
         label = b.label("tp", layer, microbatch=j)
         b.communicate(f"gather.{tag}", "all_gather", (("tp",), "tp"), uses, label)
-        b.give_back("gathered_part", given)
+        b.free("gathered_part", given)
         return gathered
 
     def _weight(
-        self, layer: int, element: Compute, uses: list[Use], gathered: Held | None, j: int
+        self, layer: int, element: LayerCompute, uses: list[Use], gathered: Buffer | None, j: int
     ) -> None:
         """The gradient of an element's weights, beside what follows in backward."""
         if element.work.backward_weight:
@@ -157,27 +166,29 @@ class LayerChain:
             works = element.work.backward_weight
             self._b.compute(f"{name}.{layer}.{j}", name, works, uses, label)
         if gathered is not None:
-            self._b.give_back("gathered_again", gathered)
+            self._b.free("gathered_again", gathered)
 
     def _keep(
-        self, layer: int, part: Part, j: int, made: dict[str, Held], *, first: bool, again: bool
+        self, layer: int, part: Part, j: int, made: dict[str, Buffer], *, first: bool, again: bool
     ) -> list[Use]:
         if not again:
             return self._kept.keep(layer, part, j, first=first)
         pool = f"again.{part.name}"
-        made[part.name] = self._b.take(pool, part.full_bytes, "activation", self._job.dtype)
+        made[part.name] = self._b.allocate(pool, part.full_bytes, "activation", self._job.dtype)
         return [(pool, made[part.name], "write")]
 
-    def _release(self, layer: int, j: int, again: dict[str, Held]) -> None:
+    def _release(self, layer: int, j: int, again: dict[str, Buffer]) -> None:
         for name, held in again.items():
-            self._b.give_back(f"again.{name}", held)
+            self._b.free(f"again.{name}", held)
         self._kept.release(layer, j)
 
-    def _saved(self, layer: int, part: Part, j: int, again: dict[str, Held]) -> list[Use]:
+    def _saved(self, layer: int, part: Part, j: int, again: dict[str, Buffer]) -> list[Use]:
         held = again.get(part.name) or self._kept.of(layer, part.name, j)
         return [] if held is None else [("saved", held, "read")]
 
-    def _said(self, talk: Talk, collective: Collective | None, tag: str, flow: "_Flow") -> None:
+    def _said(
+        self, talk: CollectiveElement, collective: Collective | None, tag: str, flow: "_Flow"
+    ) -> None:
         assert collective is not None
         uses: list[Use] = [("hidden", flow.current, "update")]
         if collective != "all_reduce":
@@ -205,7 +216,12 @@ class _Flow:
     """
 
     def __init__(
-        self, builder: StageBuilder, dtype: str, source: Held, target: Held, stops: Sequence[_Stop]
+        self,
+        builder: StageBuilder,
+        dtype: str,
+        source: Buffer,
+        target: Buffer,
+        stops: Sequence[_Stop],
     ) -> None:
         self._b, self._dtype, self._target, self._stops = builder, dtype, target, stops
         self._pool = ""
@@ -218,10 +234,10 @@ class _Flow:
                 continue
             self.to = self._target
             if pool:
-                self.to = self._b.take(pool, stop.size_bytes, "activation", self._dtype)
+                self.to = self._b.allocate(pool, stop.size_bytes, "activation", self._dtype)
             yield stop
             if self._pool:
-                self._b.give_back(self._pool, self.current)
+                self._b.free(self._pool, self.current)
             self.current, self._pool = self.to, pool
 
 
@@ -231,14 +247,14 @@ def _stops(job: Job, parts: LayerParts, phase: Phase) -> tuple[_Stop, ...]:
         (part, element)
         for part in parts.parts
         for element in part.elements
-        if not isinstance(element, Talk) or getattr(element, phase) is not None
+        if not isinstance(element, CollectiveElement) or getattr(element, phase) is not None
     ]
     if phase == "backward":
         moves = moves[::-1]
     found: list[_Stop] = []
     after: Element | None = None
     for at, (part, element) in reversed(list(enumerate(moves))):
-        if isinstance(element, Talk) and getattr(element, phase) == "all_reduce":
+        if isinstance(element, CollectiveElement) and getattr(element, phase) == "all_reduce":
             found.append(_Stop(at, part, element, None, 0))
             continue
         size = 0 if after is None else _bytes(job, element, after, phase)
@@ -251,6 +267,6 @@ def _bytes(job: Job, element: Element, after: Element, phase: Phase) -> int:
     """Of what an element makes: what the next one takes, or all hidden states."""
     forward = phase == "forward"
     for one, into in ((element, False), (after, True)):
-        if isinstance(one, Talk):
+        if isinstance(one, CollectiveElement):
             return one.out_bytes if forward != into else one.in_bytes
     return whole(job)

@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Literal
 
 from twinstream.clusters.job import Job
-from twinstream.clusters.lowering.builder import Ends, Held, StageBuilder, Use
+from twinstream.clusters.lowering.builder import Buffer, Ends, StageBuilder, Use
 from twinstream.clusters.lowering.layer_chain import LayerChain
 from twinstream.clusters.lowering.layer_weights import LayerWeights
-from twinstream.clusters.lowering.parts import LayerParts, Talk, layer_parts
+from twinstream.clusters.lowering.parts import CollectiveElement, LayerParts, layer_parts
 from twinstream.clusters.lowering.plain_layers import PlainLayers
 from twinstream.clusters.lowering.weights import StageWeights
 
@@ -25,12 +25,12 @@ class LayerOps:
         self._weights = LayerWeights(job, weights)
         self._plain = PlainLayers(builder, job, self._parts, self._weights)
         self._chain = LayerChain(builder, job, self._parts, self._weights)
-        self._late = job.layout.pipeline == "zero_bubble"
+        self._zero_bubble = job.layout.pipeline == "zero_bubble"
         scattered = job.layout.zero >= 2  # so that few layers' gradients are whole at a time
         self.alone = not self._parts.plain or scattered or job.layout.offload
 
     def forward(
-        self, span: range, chunk: int, j: int, source: Held, target: Held, *, fine: bool
+        self, span: range, chunk: int, j: int, source: Buffer, target: Buffer, *, fine: bool
     ) -> None:
         """From a chunk's input to its output; what backward needs stays."""
         if not span:
@@ -47,7 +47,7 @@ class LayerOps:
             else:
                 self._chain.forward(unit[0], j, source, out, first=number == 0)
             if number:
-                self._b.give_back("stream", source)
+                self._b.free("stream", source)
             self._weights.drop(unit)
             source = out
 
@@ -71,14 +71,14 @@ class LayerOps:
             else:
                 self._chain.backward(unit[0], j, (entered, gradient, out), first=first)
             if number:
-                self._b.give_back("stream", gradient)
+                self._b.free("stream", gradient)
             self._weights.drop(unit)
-            if not self._late:
+            if not self._zero_bubble:
                 self._weights.after_backward(unit, f"{chunk}.{j}", last=last)
             gradient = out
 
     def weight(
-        self, span: range, chunk: int, j: int, entered: Held, *, fine: bool, last: bool
+        self, span: range, chunk: int, j: int, entered: Buffer, *, fine: bool, last: bool
     ) -> None:
         """The gradients of weights that backward has put off."""
         for unit in _units(span, fine)[::-1] if span else ():
@@ -92,16 +92,16 @@ class LayerOps:
         """Of what a chunk leaves: one, or two where the last op is a sum over tp in its place."""
         parts = self._parts.parts
         end = parts[-1].elements[-1] if phase == "forward" else parts[0].elements[0]
-        summed = isinstance(end, Talk) and getattr(end, phase) == "all_reduce"
+        summed = isinstance(end, CollectiveElement) and getattr(end, phase) == "all_reduce"
         return 2 if span and summed else 1
 
-    def _pass_on(self, op_id: str, source: Held, target: Held, kind: str, j: int) -> None:
+    def _pass_on(self, op_id: str, source: Buffer, target: Buffer, kind: str, j: int) -> None:
         """All that a chunk without layers does."""
         uses: list[Use] = [("given", source, "read"), ("made", target, "write")]
         self._b.compute(op_id, "pass_on", (), uses, self._b.label(kind, microbatch=j))
 
-    def _stream(self) -> Held:
-        return self._b.take("stream", self._parts.input_bytes, "activation", self._job.dtype)
+    def _stream(self) -> Buffer:
+        return self._b.allocate("stream", self._parts.input_bytes, "activation", self._job.dtype)
 
 
 def _units(span: range, fine: bool) -> list[tuple[int, ...]]:

@@ -14,7 +14,7 @@ Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
 
 
 @dataclass(frozen=True)
-class Compute:
+class LayerCompute:
     """Work of a part; `weights` are of the group whose parameters it reads: layer or experts.
 
     The gradients of its weights need `gradient_bytes`: the gradients of its products' outputs.
@@ -38,13 +38,13 @@ class Ring:
     num_steps: int
     size_bytes: int
 
-    def told_bytes(self, *, backward: bool) -> int:
+    def sent_bytes(self, *, backward: bool) -> int:
         """Of what goes on in a step."""
         return self.size_bytes * (2 if backward else 1)
 
 
 @dataclass(frozen=True)
-class Talk:
+class CollectiveElement:
     """A collective between computations, forward and, in backward, its transpose."""
 
     axis: str
@@ -54,7 +54,7 @@ class Talk:
     in_bytes: int
 
 
-Element = Compute | Ring | Talk
+Element = LayerCompute | Ring | CollectiveElement
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class LayerParts:
     def gradient_bytes(self) -> int:
         """What the gradients of all weights need beside that."""
         elements = [element for part in self.parts for element in part.elements]
-        return sum(one.gradient_bytes for one in elements if isinstance(one, Compute))
+        return sum(one.gradient_bytes for one in elements if isinstance(one, LayerCompute))
 
     def work(self) -> tuple[PartWork, ...]:
         """All computation, in order."""
@@ -104,7 +104,7 @@ class LayerParts:
             element.work
             for part in self.parts
             for element in part.elements
-            if isinstance(element, Compute)
+            if isinstance(element, LayerCompute)
         )
 
 
@@ -115,7 +115,7 @@ def layer_parts(job: Job) -> LayerParts:
     if isinstance(work, OwnWork):
         size = stored_hidden_bytes(work)
         saved, most = work.block_saved_bytes(recompute), work.block_saved_bytes("none")
-        block = Part("block", (Compute("block", work.block()),), saved, most, 0)
+        block = Part("block", (LayerCompute("block", work.block()),), saved, most, 0)
         again = work.recomputes().get(recompute, ())
         return LayerParts((block,), True, size, bool(again), again)
     parts = [_part(job, "attention", _attention(job))]
@@ -137,11 +137,11 @@ def around(job: Job, elements: Sequence[Element]) -> tuple[Element, ...]:
         return tuple(elements)
     full, kept = whole(job), stored_hidden_bytes(job.work)
     if job.layout.sequence_parallel:
-        before = Talk("tp", "all_gather", "reduce_scatter", full, kept)
-        after = Talk("tp", "reduce_scatter", "all_gather", kept, full)
+        before = CollectiveElement("tp", "all_gather", "reduce_scatter", full, kept)
+        after = CollectiveElement("tp", "reduce_scatter", "all_gather", kept, full)
     else:
-        before = Talk("tp", None, "all_reduce", full, full)
-        after = Talk("tp", "all_reduce", None, full, full)
+        before = CollectiveElement("tp", None, "all_reduce", full, full)
+        after = CollectiveElement("tp", "all_reduce", None, full, full)
     return (before, *elements, after)
 
 
@@ -160,16 +160,16 @@ def _attention(job: Job) -> tuple[Element, ...]:
     if cp == 1:
         whole_part = work.attention()
         size = _gradient_bytes(job, work.tokens, work.d_qkv + job.shape.d_model)
-        return around(job, [Compute("attention", _repeating(whole_part, again), size)])
+        return around(job, [LayerCompute("attention", _repeating(whole_part, again), size)])
     (step, *_) = work.core_attention_steps()
     repeated = step.forward if again else ()
     ring = Ring(
         "core", PartWork(step.forward, (*repeated, *step.backward)), cp,
         2 * work.tokens * work.d_kv * work.itemsize,
     )  # fmt: skip
-    before = Compute("attention_before", work.attention_before_core(),
+    before = LayerCompute("attention_before", work.attention_before_core(),
                      _gradient_bytes(job, work.tokens, work.d_qkv))  # fmt: skip
-    after = Compute("attention_after", work.attention_after_core(),
+    after = LayerCompute("attention_after", work.attention_after_core(),
                     _gradient_bytes(job, work.tokens, job.shape.d_model))  # fmt: skip
     return around(job, [before, ring, after])
 
@@ -186,7 +186,7 @@ def _dense(job: Job) -> tuple[Element, ...]:
         again = work.mlp_again()
         size += sum(one.size_bytes for one in saved_tensors(work, "mlp", "selective"))
         size -= sum(one.size_bytes for one in saved_tensors(work, "mlp", "mlp"))
-    return around(job, [Compute("mlp", _repeating(work.mlp(), again), size)])
+    return around(job, [LayerCompute("mlp", _repeating(work.mlp(), again), size)])
 
 
 def _gradient_bytes(job: Job, rows: int, width: int) -> int:
@@ -205,20 +205,28 @@ def _experts(job: Job) -> tuple[Element, ...]:
     routed = work.routed_tokens * d_bytes
     assert job.shape.experts is not None
     count = job.shape.experts.count
-    router = Compute("router", work.router(), _gradient_bytes(job, work.local_tokens, count))
+    router = LayerCompute("router", work.router(), _gradient_bytes(job, work.local_tokens, count))
     ffn_bytes = _ffn_gradient_bytes(job, work.expert_tokens, work.expert_d_ff)
     if work.shared_d_ff:
         ffn_bytes += _ffn_gradient_bytes(job, work.tokens, work.shared_d_ff)
-    to = [Talk("ep", "all_to_all", "all_to_all", routed, routed)] if layout.ep > 1 else []
+    to = (
+        [CollectiveElement("ep", "all_to_all", "all_to_all", routed, routed)]
+        if layout.ep > 1
+        else []
+    )
     gather, scatter = [], []
     if layout.tp > 1 and work.sequence_parallel:
-        gather = [Talk("tp", "all_gather", "reduce_scatter", routed * layout.tp, routed)]
-        scatter = [Talk("tp", "reduce_scatter", "all_gather", routed, routed * layout.tp)]
+        gather = [
+            CollectiveElement("tp", "all_gather", "reduce_scatter", routed * layout.tp, routed)
+        ]
+        scatter = [
+            CollectiveElement("tp", "reduce_scatter", "all_gather", routed, routed * layout.tp)
+        ]
     elif layout.tp > 1:
         summed = whole(job)  # once each token's experts are put together
-        gather = [Talk("tp", None, "all_reduce", summed, summed)]
-        scatter = [Talk("tp", "all_reduce", None, summed, summed)]
-    experts = Compute("experts", work.experts(), ffn_bytes, "experts")
+        gather = [CollectiveElement("tp", None, "all_reduce", summed, summed)]
+        scatter = [CollectiveElement("tp", "all_reduce", None, summed, summed)]
+    experts = LayerCompute("experts", work.experts(), ffn_bytes, "experts")
     back = to or (layout.tp > 1 and work.sequence_parallel)
-    combine = [Compute("combine", PartWork())] if back else []  # the experts have its work
+    combine = [LayerCompute("combine", PartWork())] if back else []  # the experts have its work
     return (router, *to, *gather, experts, *scatter, *to, *combine)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from twinstream.clusters.job import Job
-from twinstream.clusters.lowering.builder import Ends, Held, StageBuilder, Use
-from twinstream.clusters.lowering.kept import Kept
+from twinstream.clusters.lowering.builder import Buffer, Ends, StageBuilder, Use
+from twinstream.clusters.lowering.kept import SavedActivations
 from twinstream.clusters.lowering.layer_weights import LayerWeights
 from twinstream.clusters.lowering.parts import LayerParts
 from twinstream.models.shapes.kernels import times
@@ -18,11 +18,13 @@ class PlainLayers:
         self, builder: StageBuilder, job: Job, parts: LayerParts, weights: LayerWeights
     ) -> None:
         self._b, self._job, self._parts, self._weights = builder, job, parts, weights
-        self._kept = Kept(builder, job, parts)
-        self._late = job.layout.pipeline == "zero_bubble"
-        self._put_off: dict[tuple[int, int], Held] = {}
+        self._kept = SavedActivations(builder, job, parts)
+        self._zero_bubble = job.layout.pipeline == "zero_bubble"
+        self._deferred: dict[tuple[int, int], Buffer] = {}
 
-    def forward(self, unit: Sequence[int], j: int, source: Held, out: Held, *, first: bool) -> None:
+    def forward(
+        self, unit: Sequence[int], j: int, source: Buffer, out: Buffer, *, first: bool
+    ) -> None:
         """From the input of the first to the output of the last; `first` of the chunk."""
         uses: list[Use] = [("hidden", source, "read"), ("output", out, "write")]
         for layer in unit:
@@ -37,33 +39,33 @@ class PlainLayers:
         if first:
             uses.append(("entered", entered, "read"))
         again = None
-        if self._parts.full_recompute and not self._late:
-            again = self._b.take("again", self._parts.full_bytes, "activation", self._job.dtype)
+        if self._parts.full_recompute and not self._zero_bubble:
+            again = self._b.allocate("again", self._parts.full_bytes, "activation", self._job.dtype)
             uses.append(("again", again, "write"))
         for layer in unit:
             uses += [*self._weights.read(layer), *self._kept.all_of(layer, j)]
-            uses += [self._put(layer, j)] if self._late else self._weights.gradients(layer)
+            uses += [self._put(layer, j)] if self._zero_bubble else self._weights.gradients(layer)
         works = self._works("backward_input")
         if self._parts.full_recompute:
             works = (*self._parts.recomputed, *works)
-        if not self._late:
+        if not self._zero_bubble:
             works = (*works, *self._works("backward_weight"))
         self._op("backward", "layer_backward", unit, j, works, uses)
         if again is not None:
-            self._b.give_back("again", again)
-        if not self._late:
+            self._b.free("again", again)
+        if not self._zero_bubble:
             for layer in unit:
                 self._kept.release(layer, j)
 
-    def weight(self, unit: Sequence[int], j: int, entered: Held) -> None:
+    def weight(self, unit: Sequence[int], j: int, entered: Buffer) -> None:
         """The gradients of weights that backward has put off."""
         uses: list[Use] = [("entered", entered, "read")]
         for layer in unit:
-            uses.append((f"put_off.{layer}", self._put_off[layer, j], "read"))
+            uses.append((f"put_off.{layer}", self._deferred[layer, j], "read"))
             uses += [*self._kept.all_of(layer, j), *self._weights.gradients(layer)]
         self._op("weight", "weight", unit, j, self._works("backward_weight"), uses)
         for layer in unit:
-            self._b.give_back("put_off.all", self._put_off.pop((layer, j)))
+            self._b.free("put_off.all", self._deferred.pop((layer, j)))
             self._kept.release(layer, j)
 
     def _put(self, layer: int, j: int) -> Use:
@@ -71,8 +73,8 @@ class PlainLayers:
         size = self._parts.gradient_bytes
         if self._parts.full_recompute:
             size += self._parts.full_bytes
-        held = self._b.take("put_off.all", size, "activation", self._job.dtype)
-        self._put_off[layer, j] = held
+        held = self._b.allocate("put_off.all", size, "activation", self._job.dtype)
+        self._deferred[layer, j] = held
         return (f"put_off.{layer}", held, "write")
 
     def _works(self, kind: str) -> tuple[Work, ...]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import stages_of
-from twinstream.clusters.lowering.builder import Held, StageBuilder, Use
+from twinstream.clusters.lowering.builder import Buffer, StageBuilder, Use
 from twinstream.clusters.lowering.groups import (
     Group,
     embedding_group,
@@ -40,8 +40,8 @@ class StageOps:
         self.weights = StageWeights(self.b, job, self._groups())
         self.layers = LayerOps(self.b, job, self.weights, folded=folded)
         self.hidden = stored_hidden_bytes(job.work)
-        self._inputs: dict[tuple[int, int], Held] = {}
-        self._tops: dict[int, Held] = {}
+        self._inputs: dict[tuple[int, int], Buffer] = {}
+        self._tops: dict[int, Buffer] = {}
         self._last = self._last_of("weight" if layout.pipeline == "zero_bubble" else "backward")
 
     def lower(self) -> StageBuilder:
@@ -89,7 +89,7 @@ class StageOps:
         self.layers.forward(self.chunks[chunk], chunk, j, entered, out, fine=fine)
         if place < self.num_stages - 1:
             self._send("boundary", place + 1, j, out, 1)
-            self.b.give_back("sending", out)
+            self.b.free("sending", out)
 
     def _backward(self, action: Action) -> None:
         _, chunk, j = action
@@ -109,14 +109,14 @@ class StageOps:
         self.layers.backward(
             self.chunks[chunk], chunk, j, (entered, gradient, out), fine=fine, last=last
         )
-        self.b.give_back("head_gradient" if top else "receiving", gradient)
+        self.b.free("head_gradient" if top else "receiving", gradient)
         if not late:
-            self.b.give_back("boundary", self._inputs.pop((chunk, j)))
+            self.b.free("boundary", self._inputs.pop((chunk, j)))
         if place == 0:
             self._embed_backward(j, out, last=last)
         else:
             self._send("d_boundary", place, j, out, -1)
-        self.b.give_back("sending_back", out)
+        self.b.free("sending_back", out)
 
     def _weight(self, action: Action) -> None:
         _, chunk, j = action
@@ -125,9 +125,9 @@ class StageOps:
         self.layers.weight(
             self.chunks[chunk], chunk, j, self._inputs[chunk, j], fine=fine, last=last
         )
-        self.b.give_back("boundary", self._inputs.pop((chunk, j)))
+        self.b.free("boundary", self._inputs.pop((chunk, j)))
 
-    def _enter(self, place: int, j: int) -> Held:
+    def _enter(self, place: int, j: int) -> Buffer:
         held = self._take("boundary", f"boundary.{place}.{j}", spare=1 if place else 0)
         if place:
             held.version = self.layers.versions_made(self.spans[place - 1], "forward") - 1
@@ -144,21 +144,21 @@ class StageOps:
             self._compute(f"embed_forward.{j}", works, [read, ("output", held, "write")], label)
             self._talk(f"embed_reduce.{j}", "all_reduce", [("hidden", held, "update")])
         else:
-            part = b.take("whole", whole(job), "activation", job.dtype)
+            part = b.allocate("whole", whole(job), "activation", job.dtype)
             self._compute(f"embed_forward.{j}", works, [read, ("output", part, "write")], label)
             self._talk(
                 f"embed_scatter.{j}", "reduce_scatter",
                 [("hidden", part, "read"), ("part", held, "write")],
             )  # fmt: skip
-            b.give_back("whole", part)
+            b.free("whole", part)
         self.weights.drop("embedding")
         return held
 
-    def _embed_backward(self, j: int, gradient: Held, *, last: bool) -> None:
+    def _embed_backward(self, j: int, gradient: Buffer, *, last: bool) -> None:
         job, b = self.job, self.b
         source = gradient
         if job.layout.tp > 1 and job.layout.sequence_parallel:
-            source = b.take("whole", whole(job), "activation", job.dtype)
+            source = b.allocate("whole", whole(job), "activation", job.dtype)
             self._talk(
                 f"embed_gather.{j}", "all_gather",
                 [("part", gradient, "read"), ("hidden", source, "write")],
@@ -167,11 +167,11 @@ class StageOps:
         self._compute(f"embed_backward.{j}", job.work.embedding().backward, uses,
                       b.label("embed_backward", microbatch=j))  # fmt: skip
         if source is not gradient:
-            b.give_back("whole", source)
+            b.free("whole", source)
         if not (last and self._ties):
             self.weights.after_backward("embedding", f"backward.{j}", last=last)
 
-    def _head(self, j: int, *, last: bool) -> Held:
+    def _head(self, j: int, *, last: bool) -> Buffer:
         """Forward, loss and backward of the head; gives the gradient of the last hidden state."""
         job, b, weights = self.job, self.b, self.weights
         layout = job.layout
@@ -182,10 +182,10 @@ class StageOps:
             weights.gather("embedding", f"head.{j}")
         hidden = top
         if split:
-            hidden = b.take("whole", whole(job), "activation", job.dtype)
+            hidden = b.allocate("whole", whole(job), "activation", job.dtype)
             self._talk(f"head_gather.{j}", "all_gather",
                        [("part", top, "read"), ("hidden", hidden, "write")])  # fmt: skip
-        logits = b.take("logits", head_peak_bytes(job.work), "scratch", "float32")
+        logits = b.allocate("logits", head_peak_bytes(job.work), "scratch", "float32")
         work = job.work.head()
         read = [weights.read("head")]
         grads = [weights.gradient("head")]
@@ -198,14 +198,14 @@ class StageOps:
             b.label("head_forward", microbatch=j),
         )  # fmt: skip
         if layout.tp > 1:
-            sums = b.take("loss_sums", 12 * job.work.tokens, "scratch", "float32")
+            sums = b.allocate("loss_sums", 12 * job.work.tokens, "scratch", "float32")
             uses: list[Use] = [("logits", logits, "read"), ("sums", sums, "write")]
             self._compute(f"loss_sums.{j}", (), uses, b.label("loss", microbatch=j))
             self._talk(f"loss_reduce.{j}", "all_reduce", [("sums", sums, "update")])
             read.append(("sums", sums, "read"))
-            b.give_back("loss_sums", sums)
-        out = b.take("head_gradient", self.hidden, "activation", job.dtype, spare=1)
-        whole_out = b.take("whole", whole(job), "activation", job.dtype) if split else out
+            b.free("loss_sums", sums)
+        out = b.allocate("head_gradient", self.hidden, "activation", job.dtype, spare=1)
+        whole_out = b.allocate("whole", whole(job), "activation", job.dtype) if split else out
         self._compute(
             f"head_backward.{j}", work.backward,
             [("hidden", hidden, "read"), *read, ("logits", logits, "update"),
@@ -215,12 +215,12 @@ class StageOps:
         if split:
             self._talk(f"head_scatter.{j}", "reduce_scatter",
                        [("hidden", whole_out, "read"), ("part", out, "write")])  # fmt: skip
-            b.give_back("whole", whole_out)
-            b.give_back("whole", hidden)
+            b.free("whole", whole_out)
+            b.free("whole", hidden)
         elif layout.tp > 1:
             self._talk(f"head_reduce.{j}", "all_reduce", [("hidden", out, "update")])
-        b.give_back("logits", logits)
-        b.give_back("boundary", top)
+        b.free("logits", logits)
+        b.free("boundary", top)
         weights.drop("head")
         if job.shape.tied_embeddings and layout.pp == 1:
             weights.drop("embedding")
@@ -241,8 +241,8 @@ class StageOps:
         b, own = self.b, "embedding" if stage == 0 else "head"
         group = embedding_group(self.job)
         dtype = self.job.gradient_dtype
-        told = b.take("tied_told", group.gradient_bytes, "gradient", dtype, f"tied.{stage}")
-        heard = b.take(
+        told = b.allocate("tied_told", group.gradient_bytes, "gradient", dtype, f"tied.{stage}")
+        heard = b.allocate(
             "tied_heard", group.gradient_bytes, "gradient", dtype, f"tied.{pp - 1 - stage}"
         )
         label = b.label("tied_gradients")
@@ -276,17 +276,17 @@ class StageOps:
             return max(1, self.job.num_microbatches - layout.pp + 1)
         return 1
 
-    def _take(self, pool: str, tensor: str, spare: int = 0) -> Held:
-        return self.b.take(pool, self.hidden, "activation", self.job.dtype, tensor, spare)
+    def _take(self, pool: str, tensor: str, spare: int = 0) -> Buffer:
+        return self.b.allocate(pool, self.hidden, "activation", self.job.dtype, tensor, spare)
 
-    def _send(self, what: str, place: int, j: int, held: Held, shift: int) -> None:
+    def _send(self, what: str, place: int, j: int, held: Buffer, shift: int) -> None:
         queue = "send.next" if shift > 0 else "send.prev"
         self.b.communicate(
             f"send.{what}.{place}.{j}", "send", (("pp",), queue), [("hidden", held, "read")],
             self.b.label("send", microbatch=j), shift,
         )  # fmt: skip
 
-    def _receive(self, what: str, place: int, j: int, held: Held, shift: int) -> None:
+    def _receive(self, what: str, place: int, j: int, held: Buffer, shift: int) -> None:
         queue = "recv.next" if shift > 0 else "recv.prev"
         self.b.communicate(
             f"recv.{what}.{place}.{j}", "recv", (("pp",), queue), [("hidden", held, "write")],

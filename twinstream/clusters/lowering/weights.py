@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from twinstream.clusters.job import Job
-from twinstream.clusters.lowering.builder import Held, StageBuilder, Use
+from twinstream.clusters.lowering.builder import Buffer, StageBuilder, Use
 from twinstream.clusters.lowering.groups import Group
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.cost import Work
@@ -22,11 +22,11 @@ class _State:
 
     group: Group
     index: int | None
-    parameters: Held | None
-    shard: Held | None
-    gradient: Held | None
-    gradient_shard: Held | None
-    optimizer: tuple[tuple[Held, int], ...]
+    parameters: Buffer | None
+    shard: Buffer | None
+    gradient: Buffer | None
+    gradient_shard: Buffer | None
+    optimizer: tuple[tuple[Buffer, int], ...]
     begun: bool = False
     summed: bool = False
 
@@ -42,10 +42,10 @@ class StageWeights:
         self._b, self._job = builder, job
         self._zero = job.layout.zero
         self._states = {name: self._declare(name, group) for name, group in groups.items()}
-        self._late: list[str] = []
-        self._pending: tuple[_State, str, str, Held] | None = None
+        self._zero_bubble: list[str] = []
+        self._pending: tuple[_State, str, str, Buffer] | None = None
         self._unsquared: list[str] = []
-        self._squares: Held | None = None
+        self._squares: Buffer | None = None
 
     def sharded(self, name: str) -> bool:
         """Whether a group's parameters are gathered for every use."""
@@ -58,7 +58,7 @@ class StageWeights:
         if not self.sharded(name) or state.parameters is not None:
             return
         shard = state.shard or self._cast(state, name, tag)
-        state.parameters = self._b.take(
+        state.parameters = self._b.allocate(
             f"gathered.{state.group.name}", state.group.bytes, "parameter", self._job.dtype, spare=1
         )
         uses: list[Use] = [
@@ -70,13 +70,13 @@ class StageWeights:
             f"gather.{name}.{tag}", "all_gather", (state.group.axes, "dp.gather"), uses, label
         )
         if state.shard is None:
-            self._b.give_back(f"cast.{state.group.name}", shard)
+            self._b.free(f"cast.{state.group.name}", shard)
 
-    def _cast(self, state: _State, name: str, tag: str) -> Held:
+    def _cast(self, state: _State, name: str, tag: str) -> Buffer:
         """A shard in the model's dtype, made of its float32 master for each gathering."""
         group, dtype = state.group, self._job.dtype
         size = group.shard * group.itemsize
-        shard = self._b.take(f"cast.{group.name}", size, "parameter", dtype, spare=1)
+        shard = self._b.allocate(f"cast.{group.name}", size, "parameter", dtype, spare=1)
         cast = Work(unit="cast", shape=(group.shard,), flops=0, hbm_bytes=3 * size, launches=1,
                     dtype=dtype)  # fmt: skip
         master: Use = ("optimizer_state", state.optimizer[0][0], "read")
@@ -89,7 +89,7 @@ class StageWeights:
         """Gathered parameters are not needed any more."""
         state = self._states[name]
         if self.sharded(name) and state.parameters is not None:
-            self._b.give_back(f"gathered.{state.group.name}", state.parameters)
+            self._b.free(f"gathered.{state.group.name}", state.parameters)
             state.parameters = None
 
     def read(self, name: str) -> Use:
@@ -102,7 +102,7 @@ class StageWeights:
         """The gradient that a backward pass adds to, as an operand."""
         state = self._states[name]
         if state.gradient is None:
-            state.gradient = self._b.take(
+            state.gradient = self._b.allocate(
                 f"gradient.{state.group.name}", state.group.gradient_bytes, "gradient",
                 self._job.gradient_dtype, spare=1,
             )  # fmt: skip
@@ -121,7 +121,7 @@ class StageWeights:
             if self._job.layout.dp_overlap:
                 self._reduce(state, name)
             else:
-                self._late.append(name)
+                self._zero_bubble.append(name)
                 return
         if last and self._job.layout.offload and self._job.recipe.clips:
             self._unsquared.append(name)
@@ -147,11 +147,11 @@ class StageWeights:
 
     def _reduce_late(self) -> None:
         """No gradient before all of them are complete."""
-        uses = [self.gradient(name) for name in self._late]
+        uses = [self.gradient(name) for name in self._zero_bubble]
         if uses:
             label = self._b.label("gradients_complete")
             self._b.compute("gradients_complete", "gradients_complete", (), uses, label)
-        for name in self._late:
+        for name in self._zero_bubble:
             self._reduce(self._states[name], name)
 
     def _all_gathered(self) -> None:
@@ -174,16 +174,23 @@ class StageWeights:
         if self._zero == 3 and split:
             if self._job.layout.offload or not group.has_master:  # or it may be on the host
                 size = group.shard * group.itemsize
-                shard = b.keep(f"parameter.{name}.shard", size, "parameter", dtype)
+                shard = b.persist(f"parameter.{name}.shard", size, "parameter", dtype)
         else:
-            parameters = b.keep(f"parameter.{name}", group.bytes, "parameter", dtype)
+            parameters = b.persist(f"parameter.{name}", group.bytes, "parameter", dtype)
         if self._scattered(group):
             size = group.trained_shard * ITEMSIZE_BYTES[gradient_dtype]
-            gradient_shard = b.take(f"gradient.{name}", size, "gradient", gradient_dtype)
+            gradient_shard = b.allocate(f"gradient.{name}", size, "gradient", gradient_dtype)
         else:
-            gradient = b.take(f"gradient.{name}", group.gradient_bytes, "gradient", gradient_dtype)
+            gradient = b.allocate(
+                f"gradient.{name}", group.gradient_bytes, "gradient", gradient_dtype
+            )
         state = tuple(
-            (b.keep(f"optimizer.{name}{part}", group.state_of(n), "optimizer_state", "float32"), n)
+            (
+                b.persist(
+                    f"optimizer.{name}{part}", group.state_of(n), "optimizer_state", "float32"
+                ),
+                n,
+            )
             for part, n in _parts(
                 group, group.trained_shard if split else group.num_trained, self._job
             )
@@ -197,11 +204,11 @@ class StageWeights:
         once = self._job.num_microbatches == 1
         pool = f"scattered.{group.name}"
         size = group.trained_shard * ITEMSIZE_BYTES[dtype]
-        part = state.gradient_shard if once else b.take(pool, size, "gradient", dtype, spare=1)
+        part = state.gradient_shard if once else b.allocate(pool, size, "gradient", dtype, spare=1)
         label = b.label("reduce_gradients", state.index)
         uses: list[Use] = [("gradient", state.gradient, "read"), ("shard", part, "write")]
         b.communicate(f"reduce.{name}.{tag}", "reduce_scatter", (group.axes, "dp"), uses, label)
-        b.give_back(f"gradient.{group.name}", state.gradient)
+        b.free(f"gradient.{group.name}", state.gradient)
         state.gradient = None
         self._add_pending()
         if not once:
@@ -229,7 +236,7 @@ class StageWeights:
         sums: list[Use] = [("part", part, "read"), ("sum", state.gradient_shard, mode)]
         b.compute(f"add.{name}.{tag}", f"add.{group.name}.{mode}", (added,), sums,
                   b.label("accumulate", state.index))  # fmt: skip
-        b.give_back(f"scattered.{group.name}", part)
+        b.free(f"scattered.{group.name}", part)
         state.summed = True
 
     def _reduce(self, state: _State, name: str) -> None:
@@ -246,19 +253,19 @@ class StageWeights:
             return
         dtype = self._job.gradient_dtype
         size = group.trained_shard * group.gradient_itemsize
-        shard = state.gradient_shard = b.take(f"reduced.{group.name}", size, "gradient", dtype)
+        shard = state.gradient_shard = b.allocate(f"reduced.{group.name}", size, "gradient", dtype)
         uses = [("gradient", state.gradient, "read"), ("shard", shard, "write")]
         b.communicate(f"reduce.{name}", "reduce_scatter", (group.axes, "dp"), uses, label)
         summed: list[Use] = [("shard", shard, "update")]
         b.communicate(f"reduce_outer.{name}", "all_reduce", (group.outer, "dp"), summed, label)
 
-    def _norm(self) -> Held:
+    def _norm(self) -> Buffer:
         """Over all ranks: clipping needs it, so that no update is before all gradients."""
         b, work = self._b, self._job.work
-        norm = b.take("norm", 256, "scratch", "float32", tensor="gradient_norm")
+        norm = b.allocate("norm", 256, "scratch", "float32", tensor="gradient_norm")
         uses: list[Use] = [("norm", norm, "write")]
         if self._job.layout.offload:
-            for name in (*self._unsquared, *self._late):
+            for name in (*self._unsquared, *self._zero_bubble):
                 self._square(name)
             works: tuple[Work, ...] = ()
             uses += [] if self._squares is None else [("squares", self._squares, "read")]
@@ -273,7 +280,7 @@ class StageWeights:
         b, state = self._b, self._states[name]
         mode: Mode = "write" if self._squares is None else "update"
         if self._squares is None:
-            self._squares = b.take("squares", 256, "scratch", "float32", tensor="squares")
+            self._squares = b.allocate("squares", 256, "scratch", "float32", tensor="squares")
         count = self._owned(state.group)
         works = self._job.work.gradient_norm(count)
         uses: list[Use] = [
@@ -287,12 +294,12 @@ class StageWeights:
     def _owned(self, group: Group) -> int:
         return group.trained_shard if self._zero else group.num_trained
 
-    def _summed(self, state: _State) -> Held:
+    def _summed(self, state: _State) -> Buffer:
         found = state.gradient if state.gradient_shard is None else state.gradient_shard
         assert found is not None
         return found
 
-    def _update(self, state: _State, name: str, norm: Held | None) -> None:
+    def _update(self, state: _State, name: str, norm: Buffer | None) -> None:
         b, group = self._b, state.group
         target = state.shard or state.parameters  # or the master alone, which is in the state
         for number, (held, count) in enumerate(state.optimizer):

@@ -8,7 +8,7 @@ from twinstream.clusters.offloading.errors import OffloadError, bytes_by_role
 from twinstream.clusters.offloading.movable import Places, StageTimes, places_of
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.emit.emission import Emitted
-from twinstream.planner.judge import Judge
+from twinstream.planner.evaluator import Evaluator
 from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.search.one_chain import OneChain, plan_of_chain
 from twinstream.schedule.derived.waits import derive_waits
@@ -17,7 +17,7 @@ from twinstream.schedule.ops import Communicate, Compute, Op
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, Slot
 
-_JUDGED_TASKS = 5000  # in all plans of a stage that are simulated
+_SIMULATED_TASKS = 5000  # in all plans of a stage that are simulated
 _MOST_ATTEMPTS = 8
 _MOST_BLOCKS = 450  # of a stage: of larger ones layers are planned together
 _WORKING_SET = 0.2  # of the device, that layers planned together may take
@@ -25,11 +25,11 @@ _WORKING_SET = 0.2  # of the device, that layers planned together may take
 
 @dataclass(frozen=True)
 class Within:
-    """What a stage is planned for: the node's share of one GPU, its caps, and who judges plans."""
+    """What a stage is planned for: the node's share of one GPU, its caps, and the evaluator."""
 
     machine: Machine
     caps: Caps
-    judge: Judge
+    evaluator: Evaluator
 
 
 def planned(name: str, schedule: Schedule, times: StageTimes, within: Within) -> Schedule:
@@ -52,8 +52,8 @@ def planned(name: str, schedule: Schedule, times: StageTimes, within: Within) ->
         chain = chain_of(schedule, blocks, places, times, within.machine)
         fixed_bytes = _fixed_bytes(schedule, places)
         source = OneChain(chain, within.machine, _less(within.caps, fixed_bytes))
-        attempts = min(_MOST_ATTEMPTS, max(2, _JUDGED_TASKS // len(blocks)))
-        emitted = plan_of_chain(source, within.judge, attempts)
+        attempts = min(_MOST_ATTEMPTS, max(2, _SIMULATED_TASKS // len(blocks)))
+        emitted = plan_of_chain(source, within.evaluator, attempts)
         if emitted is not None:
             return _written_out(schedule, blocks, places, emitted, within.caps)
     least_device, least_host = source.least_bytes()

@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from twinstream.api import RunSettings
 from twinstream.clusters.conforms import is_executable
-from twinstream.clusters.executable import layout_in, sharding_of
 from twinstream.clusters.kernel_sets import run_refusal
 from twinstream.clusters.layout import Layout
+from twinstream.clusters.pipeline import layout_in, sharding_of
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.data.text import TextBatches, check_vocabulary
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.run_settings import RunSettings
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import RankPart
@@ -224,7 +224,7 @@ def options_of(settings: RunSettings) -> RunOptions:
     return RunOptions(
         backend, settings.num_steps, settings.poison, settings.timed_steps,
         choose_graphs(settings.graphs, backend),
-        nvtx=choose_nvtx(backend, asked=settings.nvtx),
+        nvtx=choose_nvtx(backend, requested=settings.nvtx),
     )  # fmt: skip
 
 

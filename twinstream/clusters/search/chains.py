@@ -4,7 +4,13 @@ from dataclasses import dataclass
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.groups import mesh_of
-from twinstream.clusters.lowering.parts import Compute, LayerParts, Ring, Talk, layer_parts
+from twinstream.clusters.lowering.parts import (
+    CollectiveElement,
+    LayerCompute,
+    LayerParts,
+    Ring,
+    layer_parts,
+)
 from twinstream.hardware_profiles.clusters.curves import Collective
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.collectives.rank_group import RankGroup
@@ -98,10 +104,12 @@ def layer_times(job: Job, pricing: Pricing) -> LayerTimes:
         again = pricing.work(parts.recomputed)
     backward, weight = clock.backward(parts, late=late)
     chained = forward + again + sum(clock.chained(element) for element in elements)
-    if again and isinstance(elements[-1], Talk):
+    if again and isinstance(elements[-1], CollectiveElement):
         # backward does not wait for the repeated output, nor what is repeated for the first one
         chained -= 2 * clock.forward(elements[-1])
-    once = sum(clock.forward(element) for element in elements if not isinstance(element, Talk))
+    once = sum(
+        clock.forward(element) for element in elements if not isinstance(element, CollectiveElement)
+    )
     repeated = again if parts.plain else once * bool(again)
     computed = once + repeated + clock.inputs(elements) + weight
     talk = clock.outside * (2 if job.work.sequence_parallel else 1)
@@ -125,34 +133,34 @@ class _Clock:
         kind: Collective = "all_gather" if split else "all_reduce"
         self.outside = pricing.talk(mesh, ("tp",), kind, hidden, self._dtype)
 
-    def forward(self, element: Compute | Ring | Talk) -> float:
-        if isinstance(element, Talk):
+    def forward(self, element: LayerCompute | Ring | CollectiveElement) -> float:
+        if isinstance(element, CollectiveElement):
             return self._said(element, element.forward)
         if isinstance(element, Ring):
             return self._ring(element, backward=False)
         return self.pricing.work(element.work.forward)
 
-    def computed(self, element: Compute | Ring | Talk) -> float:
+    def computed(self, element: LayerCompute | Ring | CollectiveElement) -> float:
         """Of backward what the weights' gradients take."""
         return (
             0.0
-            if not isinstance(element, Compute)
+            if not isinstance(element, LayerCompute)
             else self.pricing.work(element.work.backward_weight)
         )
 
-    def inputs(self, elements: list[Compute | Ring | Talk]) -> float:
+    def inputs(self, elements: list[LayerCompute | Ring | CollectiveElement]) -> float:
         """Of backward what the inputs' gradients take."""
         return sum(
             self.pricing.work(e.work.backward_input)
-            if isinstance(e, Compute)
+            if isinstance(e, LayerCompute)
             else self._ring(e, backward=True)
             for e in elements
-            if not isinstance(e, Talk)
+            if not isinstance(e, CollectiveElement)
         )
 
-    def chained(self, element: Compute | Ring | Talk) -> float:
+    def chained(self, element: LayerCompute | Ring | CollectiveElement) -> float:
         """Of backward what follows one another: inputs' gradients and what is said of them."""
-        if isinstance(element, Talk):
+        if isinstance(element, CollectiveElement):
             return self._said(element, element.backward)
         return self.inputs([element])
 
@@ -166,7 +174,7 @@ class _Clock:
                     self.mesh, ("tp",), "all_gather", part.gathered_bytes, self._dtype
                 )
             for element in part.elements[::-1]:
-                if isinstance(element, Talk):
+                if isinstance(element, CollectiveElement):
                     if element.backward is not None:
                         chain = talk = max(chain, talk) + self._said(element, element.backward)
                     continue
@@ -178,7 +186,7 @@ class _Clock:
                     compute = max(compute, talk if again else 0.0) + own
         return max(chain, compute), weight
 
-    def _said(self, element: Talk, collective: Collective | None) -> float:
+    def _said(self, element: CollectiveElement, collective: Collective | None) -> float:
         if collective is None:
             return 0.0
         size = max(element.in_bytes, element.out_bytes)
@@ -187,6 +195,6 @@ class _Clock:
     def _ring(self, ring: Ring, *, backward: bool) -> float:
         works = ring.step.backward_input if backward else ring.step.forward
         step = self.pricing.work(works)
-        size = ring.told_bytes(backward=backward)
+        size = ring.sent_bytes(backward=backward)
         message = self.pricing.message(self.mesh, size, axis="cp")
         return step + (ring.num_steps - 1) * max(step, message)

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, LayoutError
-from twinstream.clusters.search.search import Searched, search_layouts
+from twinstream.clusters.search.search import SearchResult, search_layouts
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import CLUSTER_NUMBERS, Cluster
 from twinstream.hardware_profiles.clusters.what_if import with_numbers
@@ -32,7 +32,7 @@ _NOT_CONTENT = ("name", "description", "machine", "machine_changes")
 
 
 @dataclass(frozen=True)
-class Question:
+class LayoutSearch:
     """Which layout of a job is the fastest on so many GPUs; fields in `fixed` are not open."""
 
     job: Job
@@ -42,7 +42,7 @@ class Question:
 
     def answer(
         self, keep: int = 3, progress: Callable[[str], None] = lambda text: None
-    ) -> Searched:
+    ) -> SearchResult:
         """
         Raises:
             NoLayoutError: none is possible, or none fits.
@@ -61,7 +61,7 @@ class Question:
         told = {"gpus": self.num_gpus, "fixed": dict(self.fixed)}
         return {**told, "job": job, "cluster": cluster, "machine": machine}
 
-    def changed(self, values: Mapping[str, Value]) -> "Question":
+    def changed(self, values: Mapping[str, Value]) -> "LayoutSearch":
         """The question with values of `NAMES`, `cluster.<number>` or `machine.<number>` instead.
 
         They are checked by `value_fault` before.

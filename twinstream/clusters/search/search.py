@@ -22,7 +22,7 @@ from twinstream.clusters.search.bounds import Bounds, BoundTables, Recomputed
 from twinstream.clusters.search.chains import Pricing
 from twinstream.clusters.search.folded import folded_step_s
 from twinstream.clusters.search.shortage import Memory, none_fits
-from twinstream.clusters.search.space import Asked, require_axes, told
+from twinstream.clusters.search.space import SearchSpace, require_axes, told
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.schedule.document import Schedule
@@ -34,7 +34,7 @@ _MOST_SIMULATED = 60  # with layers as single ops; the next one's bound then is 
 
 
 @dataclass(frozen=True)
-class Found:
+class RankedLayout:
     """A layout that was simulated whole, its job with the kernels that compute it; of one GPU with
     the schedule."""
 
@@ -50,14 +50,14 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchResult:
     """The best layouts, fastest first, and what was looked at.
 
     `least_bound_s`: what no layout that fits can beat, of those in the space. `num_simulated` with
     layers as single ops.
     """
 
-    best: tuple[Found, ...]
+    best: tuple[RankedLayout, ...]
     least_bound_s: float
     num_layouts: int
     num_fit: int
@@ -76,7 +76,7 @@ def search_layouts(
     fixed: Mapping[str, Any] | None = None,
     keep: int = 3,
     progress: Callable[[str], None] = lambda text: None,
-) -> Searched:
+) -> SearchResult:
     """Bound all layouts, simulate the best looking ones, best first, until none can be better.
 
     Args:
@@ -94,12 +94,12 @@ def search_layouts(
     cluster = cluster if job.network_reduction else without_reduction(cluster)
     machine = machine_of(cluster)
     pricing = Pricing(cluster, machine)
-    asked = Asked(job, num_gpus, cluster, pricing, fixed)
+    asked = SearchSpace(job, num_gpus, cluster, pricing, fixed)
     possible = asked.possible()
     progress(f"bounds of {len(possible):,} layouts")
     bounds = BoundTables(job, pricing).of(possible)
     offload = fixed.get("offload")  # None: where nothing fits without
-    found: Searched | None = None
+    found: SearchResult | None = None
     for allowed in (False, True) if offload is None else (bool(offload),):
         memory = Memory.of(cluster, machine, num_gpus, offload=allowed)
         found = _ranked(asked, possible, bounds, memory, keep, progress)
@@ -109,9 +109,9 @@ def search_layouts(
 
 
 def _ranked(
-    asked: Asked, possible: list[Layout], bounds: Bounds, memory: Memory, keep: int,
+    asked: SearchSpace, possible: list[Layout], bounds: Bounds, memory: Memory, keep: int,
     progress: Callable[[str], None],
-) -> Searched | None:  # fmt: skip
+) -> SearchResult | None:  # fmt: skip
     """The best of what fits a memory; None where nothing does."""
     job, pricing = asked.job, asked.pricing
     fits = np.flatnonzero(bounds.memory_bytes <= memory.most_bytes)
@@ -140,7 +140,7 @@ def _ranked(
     best = _whole(job, layouts, asked.cluster, keep, progress)
     if not best:
         return None
-    return Searched(best, float(step_s[order[0]]), len(possible), len(fits), len(simulated))
+    return SearchResult(best, float(step_s[order[0]]), len(possible), len(fits), len(simulated))
 
 
 def _alone(fixed: Mapping[str, Any]) -> Layout:
@@ -150,7 +150,7 @@ def _alone(fixed: Mapping[str, Any]) -> Layout:
     return Layout(**found | {name: fixed[name] for name in names if name in fixed})
 
 
-def _search_alone(job: Job, cluster: Cluster, fixed: Mapping[str, Any]) -> Searched:
+def _search_alone(job: Job, cluster: Cluster, fixed: Mapping[str, Any]) -> SearchResult:
     """One GPU is a mesh of one: its plan is that of the machine, which cuts the step itself."""
     machine = machine_of(cluster)
     job = with_kernels(job.model_copy(update={"layout": _alone(fixed)}), machine)
@@ -162,16 +162,16 @@ def _search_alone(job: Job, cluster: Cluster, fixed: Mapping[str, Any]) -> Searc
     layout = job.layout.model_copy(update={"micro_batch": micro_batch})
     job = job.model_copy(update={"layout": layout})
     bound_s = schedule.bound.step_s if schedule.bound is not None else 0.0
-    found = Found(job, bound_s, predicted_alone(job, schedule, machine), schedule)
-    return Searched((found,), bound_s, 1, 1, 1)
+    found = RankedLayout(job, bound_s, predicted_alone(job, schedule, machine), schedule)
+    return SearchResult((found,), bound_s, 1, 1, 1)
 
 
 def _whole(
     job: Job, ranked: list[tuple[Layout, float]], cluster: Cluster, keep: int,
     progress: Callable[[str], None],
-) -> tuple[Found, ...]:  # fmt: skip
+) -> tuple[RankedLayout, ...]:  # fmt: skip
     """The best of what was simulated folded, whole; what then does not fit is left out."""
-    found: list[Found] = []
+    found: list[RankedLayout] = []
     tries = num_offloaded = 0
     for layout, bound_s in ranked:
         if len(found) >= keep or num_offloaded >= _MOST_OFFLOADED or tries >= keep + _MOST_MISFITS:
@@ -184,6 +184,6 @@ def _whole(
         except (OffloadError, LayoutError):
             continue
         if prediction.fits:
-            found.append(Found(one, bound_s, prediction))
+            found.append(RankedLayout(one, bound_s, prediction))
             num_offloaded += prediction.is_offloaded
     return tuple(sorted(found, key=lambda one: one.prediction.step_s))

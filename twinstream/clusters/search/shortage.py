@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import Prepared
 from twinstream.clusters.search.bounds import Bounds, BoundTables
-from twinstream.clusters.search.space import Asked, NoLayoutError, told
+from twinstream.clusters.search.space import NoLayoutError, SearchSpace, told
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.simulator.network_costs import share_of
@@ -44,7 +44,7 @@ class Memory:
 
 
 def none_fits(
-    asked: Asked, possible: Sequence[Layout], bounds: Bounds, memory: Memory
+    asked: SearchSpace, possible: Sequence[Layout], bounds: Bounds, memory: Memory
 ) -> NoLayoutError:
     """Which layout needs least, its bytes by class of tensor, and what would do."""
     least = int(np.argmin(bounds.memory_bytes))
@@ -67,7 +67,7 @@ def none_fits(
     )
 
 
-def _gpus_that_would_do(asked: Asked, memory: Memory) -> int | None:
+def _gpus_that_would_do(asked: SearchSpace, memory: Memory) -> int | None:
     """The first doubling of the GPUs on which the least bytes of some layout fit."""
     times = 2
     while times <= _MOST_TIMES:

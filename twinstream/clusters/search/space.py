@@ -77,7 +77,7 @@ class NoLayoutError(LayoutError):
 
 
 @dataclass(frozen=True)
-class Asked:
+class SearchSpace:
     """A search: model and batch (the job's layout is not looked at), GPUs, and what is fixed."""
 
     job: Job

@@ -7,7 +7,7 @@ import typer
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, LayoutError, Pipeline, Recompute
-from twinstream.clusters.search.question import Question
+from twinstream.clusters.search.question import LayoutSearch
 from twinstream.clusters.shared_machine import cores_here, place_here
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.requests import lengths_of, recipe_of, require_known, spec_of
@@ -16,7 +16,7 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.clusters.what_if import with_numbers
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.demand.attention_limits import attention_names
+from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice
 from twinstream.models.spec import ModelSpec, executor_refusal
 from twinstream.planner.kernel_choice import kernels_named
@@ -179,7 +179,7 @@ class ClusterOptions(RanksOptions):
         assert wanted.machine is not None
         return wanted, load_machine(wanted.machine)
 
-    def question(self, wanted: PlanOptions) -> Question:
+    def question(self, wanted: PlanOptions) -> LayoutSearch:
         """What is searched: the model, its step and recipe on GPUs of a cluster or machine.
 
         Raises:
@@ -187,7 +187,7 @@ class ClusterOptions(RanksOptions):
         """
         num_gpus = self.gpus or 1
         cluster = self.profile(wanted, num_gpus)
-        return Question(self._job(wanted, cluster), num_gpus, cluster, self.fixed(wanted))
+        return LayoutSearch(self._job(wanted, cluster), num_gpus, cluster, self.fixed(wanted))
 
     def profile(self, wanted: PlanOptions, num_gpus: int) -> Cluster:
         """The cluster, or the machine as one of so many devices, with the caps of a device."""

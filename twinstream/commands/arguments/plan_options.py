@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from twinstream.measures.policies_compared import ALL
-from twinstream.models.demand.attention_limits import attention_names
+from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.presets import model_notes
 from twinstream.planner.policies import policy_names
 from twinstream.planner.request import DEFAULT_POLICY
@@ -201,7 +201,7 @@ class PlanOptions:
     effort: Annotated[
         str | None,
         _option(
-            _FIXED, "NAME", "quick (one cut of the step, judged once) or normal (the default)."
+            _FIXED, "NAME", "quick (one cut of the step, simulated once) or normal (the default)."
         ),
     ] = None
 

@@ -11,8 +11,8 @@ from twinstream.commands.arguments.inputs import checked_schedule, read_timeline
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.cluster_inputs import holds_cluster
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.ranks.calibrating import calibrate_ranks
 from twinstream.commands.runs.calibrating_collectives import calibrate_collectives
+from twinstream.commands.runs.calibrating_ranks import calibrate_ranks
 from twinstream.commands.runs.calibrating_steps import calibrate_steps
 from twinstream.fidelity.fit_report import (
     ending,

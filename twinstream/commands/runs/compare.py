@@ -16,7 +16,7 @@ from twinstream.commands.cluster_inputs import (
     read_cluster,
 )
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.plans.planning import describe
+from twinstream.commands.plan import describe
 from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
 from twinstream.planner.planner import gc_paused

@@ -10,7 +10,7 @@ from twinstream.commands.arguments import options
 from twinstream.commands.arguments.backends import backend_named
 from twinstream.commands.arguments.outputs import check_folder
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.plans.planning import describe
+from twinstream.commands.plan import describe
 from twinstream.commands.runs.compare import comparison_json
 from twinstream.demo import (
     ALL_ON_DEVICE,
@@ -24,9 +24,9 @@ from twinstream.demo_loop import Loop
 from twinstream.fidelity.fit_report import fit_json
 from twinstream.measures.uncertainty import uncertainty_of
 from twinstream.screens.fitted_table import FittedTable
+from twinstream.screens.run_report import losses_line
 from twinstream.screens.tables import (
     groups_table,
-    losses_line,
     seconds,
     side_by_side_table,
     workload_line,

@@ -27,16 +27,16 @@ from twinstream.commands.arguments.requests import request_of
 from twinstream.commands.arguments.tokens import token_stream
 from twinstream.commands.cluster_inputs import holds_cluster
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.plans.planning import describe, planned
-from twinstream.commands.ranks.running import HowToRun, run_cluster_file, run_planned_ranks
+from twinstream.commands.plan import describe, planned
+from twinstream.commands.runs.run_ranks import HowToRun, run_cluster_file, run_planned_ranks
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
+from twinstream.run_settings import RunSettings
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_document
-from twinstream.screens.run_report import prediction_json, provenance_lines, run_table
-from twinstream.screens.tables import losses_line
+from twinstream.screens.run_report import losses_line, prediction_json, provenance_lines, run_table
 
 
 class RunOptionsError(TwinstreamError):
@@ -91,12 +91,12 @@ class RunOptions:
     ] = None
 
     @property
-    def settings(self) -> api.RunSettings:
+    def settings(self) -> RunSettings:
         if self.timed_steps is not None and self.timed_steps > self.steps:
             raise RunOptionsError(
                 f"--timed-steps {self.timed_steps} of --steps {self.steps}: time fewer"
             )
-        return api.RunSettings(
+        return RunSettings(
             backend_named(self.backend), self.steps, self.learning_rate, self.seed, self.poison,
             graphs=self.graphs, timed_steps=self.timed_steps, nvtx=self.nvtx, keeps_state=False,
         )  # fmt: skip
@@ -226,7 +226,7 @@ def _refuse_to_plan(path: Path, given: Sequence[str]) -> None:
 
 
 def _trained(
-    schedule: Schedule, settings: api.RunSettings, tokens: NDArray[np.int32], *, quiet: bool
+    schedule: Schedule, settings: RunSettings, tokens: NDArray[np.int32], *, quiet: bool
 ) -> api.Run:
     """The run; where it is stopped, stderr gets the losses so far."""
     losses: list[float] = []
@@ -263,7 +263,7 @@ def _report(outcome: _Outcome, *, as_json: bool) -> None:
             schedule, outcome.predicted, summary, peak.name if peak else None, outcome.uncertainty
         ),
         losses_line(outcome.run.losses),
-        f"{timeline.provenance.told.capitalize()}, {timeline.provenance.detail}.",
+        f"{timeline.provenance.description.capitalize()}, {timeline.provenance.detail}.",
         *provenance_lines(timeline.provenance),
     )
     if peak is None:

@@ -17,7 +17,7 @@ from twinstream.log.metrics import (
     CheckpointMetrics,
     EvalMetrics,
     StepMetrics,
-    of_kind,
+    events_of_kind,
     read_metrics,
 )
 from twinstream.log.run_files import OPTIONS, RunFiles
@@ -165,7 +165,7 @@ def _report(result: TrainResult, *, as_json: bool) -> None:
         return
     folder = result.folder
     log = RunFiles(folder).metrics  # which is gone where someone has removed the folder
-    steps = of_kind(read_metrics(log), StepMetrics) if log.exists() else []
+    steps = events_of_kind(read_metrics(log), StepMetrics) if log.exists() else []
     lines = [f"fill {result.fill:.1%}; steps waited {result.waited_s:.2f} s for data"]
     if result.skipped:
         lines.append(f"{len(result.skipped):,} rows were skipped; the first: {result.skipped[0]}")

@@ -1,6 +1,6 @@
 """`validate`: how far predictions are from speeds that someone measured."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +10,10 @@ import typer
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.outputs import check_output, output_option
 from twinstream.commands.output import print_json, print_report, progress
+from twinstream.fidelity.clusters import report as of_clusters
+from twinstream.fidelity.clusters.measured_steps import read_measured_steps
+from twinstream.fidelity.clusters.predicting import RowPredictors
+from twinstream.fidelity.clusters.scoring import score
 from twinstream.fidelity.report import rows_csv, validation_screen
 from twinstream.fidelity.rows import rows_that
 from twinstream.fidelity.validation import Validation
@@ -68,7 +72,7 @@ def validate(  # noqa: PLR0913
     if cluster is not None:
         if machine or measured or only or html:
             raise CalibrationError("--cluster goes with --jobs, -o and --json alone")
-        from twinstream.commands.runs.validating_clusters import validate_clusters
+        from twinstream.commands.runs.validate import validate_clusters
 
         validate_clusters([cluster, *(tables or [])], jobs, output, as_json=as_json)
         return
@@ -126,3 +130,31 @@ def validation_json(validation: Validation) -> dict[str, object]:
         "without_rows": validation.without_rows,
         "unknown": validation.unknown,
     }
+
+
+def validate_clusters(
+    tables: Sequence[Path], jobs: int | None, output: Path | None, *, as_json: bool
+) -> None:
+    """Predict every row of published tables, print errors, scaling, ratios and what fits.
+
+    Raises:
+        ClusterTableError: a file is none of the known tables.
+        NothingScoredError: no row can be predicted.
+    """
+    rows = read_measured_steps(tables)
+    with (
+        progress(f"predicting {len(rows)} rows", len(rows), quiet=as_json) as step,
+        RowPredictors(jobs, step) as predictors,
+    ):
+        predicted = predictors.predicted(rows, [None] * len(rows))
+    validation = score(rows, predicted)
+    try:
+        if output is not None:
+            write_text(of_clusters.rows_csv(validation), output)
+    finally:  # what was found is told, on a full disk too
+        if as_json:
+            print_json(of_clusters.validation_json(validation))
+        else:
+            print_report(of_clusters.validation_screen(validation))
+    if output is not None and not as_json:
+        print_report(f"Wrote {output}.")

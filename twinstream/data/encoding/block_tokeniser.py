@@ -15,12 +15,12 @@ from twinstream.data.encoding.block_tokens import BlockTokens
 from twinstream.data.encoding.cache import TokenCache
 from twinstream.data.encoding.passages import Passage, PassageMaker
 from twinstream.data.encoding.template import ChatTemplate
-from twinstream.data.encoding.tokenizer import Ids, around, load_tokenizer
+from twinstream.data.encoding.tokenizer import Ids, load_tokenizer, missing_affixes
 from twinstream.data.reading.bins import read_bin
-from twinstream.data.reading.blocks import Block, Part, digest_of, unchanged
+from twinstream.data.reading.blocks import DataBlock, FileRange, digest_of, unchanged
 from twinstream.data.reading.files import combined_hash
 from twinstream.data.reading.ranges import text_in
-from twinstream.data.reading.rows import Row, rows_of
+from twinstream.data.reading.rows import DataRow, rows_of
 
 _MOST_TOLD = 300  # characters of why a row is skipped
 _FORMAT = 2  # of what the cache keeps; another one when tokens of the same content change
@@ -54,8 +54,8 @@ class BlockTokeniser:
             (_FORMAT, self.tokenizer.identity, encoding.template, encoding.loss_on, encoding.today)
         )
 
-    def tokens(self, block: Block) -> BlockTokens:
-        """Of all documents of a block.
+    def tokens(self, block: DataBlock) -> BlockTokens:
+        """Return the tokens of all documents of a block.
 
         Raises:
             DataError: a row or a file cannot be used or has changed, or has ids that the model
@@ -72,18 +72,18 @@ class BlockTokeniser:
             self._check_ids(block, tokens)
         return tokens
 
-    def fresh(self, block: Block) -> BlockTokens:
-        """As `tokens`, without the cache."""
+    def fresh(self, block: DataBlock) -> BlockTokens:
+        """Return the same, without the cache."""
         return self.sampled(block)[0]
 
-    def sampled(self, block: Block) -> tuple[BlockTokens, list[Passage]]:
-        """As `fresh`, with the texts of the documents, if they are of rows."""
+    def sampled(self, block: DataBlock) -> tuple[BlockTokens, list[Passage]]:
+        """Return fresh tokens with the texts of the documents, if these are rows."""
         with unchanged(block):
             tokens, passages = self._made(block)
             self._check_ids(block, tokens)
         return tokens, passages
 
-    def _made(self, block: Block) -> tuple[BlockTokens, list[Passage]]:
+    def _made(self, block: DataBlock) -> tuple[BlockTokens, list[Passage]]:
         if not block.is_continuous:
             skipped: list[str] = []
             by_row = [self._passages(row, skipped) for row in _rows(block)]
@@ -98,7 +98,7 @@ class BlockTokeniser:
         masks = [np.ones(len(run), np.bool_) for run in runs]
         return _joined(runs, masks, range(len(runs))), []
 
-    def _passages(self, row: Row, skipped: list[str]) -> list[Passage]:
+    def _passages(self, row: DataRow, skipped: list[str]) -> list[Passage]:
         """Of a row that cannot be used and is skipped one that is empty."""
         try:
             return self._maker.passages(row)
@@ -108,12 +108,12 @@ class BlockTokeniser:
             skipped.append(f"{error!s:.{_MOST_TOLD}}")
             return [Passage("", None, is_chat=True)]
 
-    def _of_text(self, part: Part) -> Ids:
+    def _of_text(self, part: FileRange) -> Ids:
         """A piece of a text file: what goes around a document goes around the whole file."""
         text, start = text_in(part.path, part.first, part.end)
         (ids,) = self.tokenizer.encode([text]) if text else (np.empty(0, np.int32),)
         reaches_end = start + len(text.encode()) >= part.file_bytes
-        before, after = around(self.tokenizer, ids)
+        before, after = missing_affixes(self.tokenizer, ids)
         parts = [before[: None if part.first == 0 else 0], ids]
         return np.concatenate([*parts, after] if text and reaches_end else parts)
 
@@ -132,7 +132,7 @@ class BlockTokeniser:
                 for start, end in passage.learned:
                     learned |= (tokens.ends > start) & (tokens.starts < end)
             if not passage.is_chat:
-                before, after = around(self.tokenizer, ids)
+                before, after = missing_affixes(self.tokenizer, ids)
                 masks_before = [np.full(len(before), passage.learned is None), learned]
                 learned = np.concatenate([*masks_before, np.ones(len(after), np.bool_)])
                 ids = np.concatenate([before, ids, after])
@@ -140,11 +140,11 @@ class BlockTokeniser:
             masks.append(learned)
         return _joined(runs, masks, rows)
 
-    def _key(self, block: Block) -> str:
+    def _key(self, block: DataBlock) -> str:
         """Of the content of its parts, and of the encoding."""
         return combined_hash((self.identity, block.kind, *map(_content, block.parts)))
 
-    def _check_ids(self, block: Block, tokens: BlockTokens) -> None:
+    def _check_ids(self, block: DataBlock, tokens: BlockTokens) -> None:
         if self._vocab_size is None or not len(tokens.ids):
             return
         largest = int(tokens.ids.max())
@@ -158,7 +158,7 @@ class BlockTokeniser:
         )
 
 
-def document_place(block: Block, tokens: BlockTokens, document: int) -> str:
+def document_place(block: DataBlock, tokens: BlockTokens, document: int) -> str:
     """File and line, or row, of a document of a block; of a text or .bin its file."""
     row = int(tokens.rows[document])
     if block.is_continuous:
@@ -166,11 +166,11 @@ def document_place(block: Block, tokens: BlockTokens, document: int) -> str:
     return next(islice(_rows(block), row, None)).where()
 
 
-def _rows(block: Block) -> Iterator[Row]:
+def _rows(block: DataBlock) -> Iterator[DataRow]:
     return chain.from_iterable(rows_of(part) for part in block.parts)
 
 
-def _content(part: Part) -> object:
+def _content(part: FileRange) -> object:
     """
     Raises:
         DataError: it is not what it was when the data was opened.

@@ -30,7 +30,7 @@ class BlockTokens:
     skipped: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """With a digest, by which damage is seen."""
+        """Return the tokens as bytes with a digest, by which damage is seen."""
         sizes = np.array([len(self.ids), len(self.ends)], "<i8").tobytes()
         body = b"".join(
             (
@@ -46,7 +46,7 @@ class BlockTokens:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "BlockTokens | None":
-        """None if they are damaged."""
+        """Return the tokens of such bytes; None if they are damaged."""
         start = len(_MAGIC) + _DIGEST_BYTES
         body = content[start:]
         digest = blake2b(body, digest_size=_DIGEST_BYTES).digest()

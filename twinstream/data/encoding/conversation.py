@@ -68,7 +68,7 @@ def conversation_of(fields: Mapping[str, Any], name: str) -> Conversation:
 
 def alpaca_conversation(fields: Mapping[str, Any]) -> Conversation:
     """Of an instruction with its output, and the pairs of `history` before it."""
-    turns = [*(fields.get("history") or []), [_asked(fields), text_of(fields, "output")]]
+    turns = [*(fields.get("history") or []), [_instruction(fields), text_of(fields, "output")]]
     if not all(isinstance(turn, list) and len(turn) == 2 for turn in turns):
         raise DataError(
             "`history` needs to be a list of pairs, what was asked and what was answered, and is "
@@ -95,9 +95,9 @@ def alpaca_prompt(fields: Mapping[str, Any]) -> str:
     )
 
 
-def _asked(fields: Mapping[str, Any]) -> str:
-    asked = text_of(fields, "instruction")
-    return f"{asked}\n{text_of(fields, 'input')}" if fields.get("input") else asked
+def _instruction(fields: Mapping[str, Any]) -> str:
+    instruction = text_of(fields, "instruction")
+    return f"{instruction}\n{text_of(fields, 'input')}" if fields.get("input") else instruction
 
 
 def forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
@@ -116,32 +116,32 @@ def forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def left_out(message: Message, text: str) -> str | None:
-    """What of a message does not stand in a text, apart from white space; None if all does.
+    """Return what of a message is missing in a text, apart from white space; None if nothing is.
 
     It is `CONTENT`, `CALLS` or `THOUGHTS`, the first of which is missing.
     """
     squeezed = "".join(text.split())
-    for name, said in _said(message):
-        if not any("".join(spelling.split()) in squeezed for spelling in _spellings(said)):
+    for name, part_text in _parts_of(message):
+        if not any("".join(spelling.split()) in squeezed for spelling in _spellings(part_text)):
             return name
     return None
 
 
-def _spellings(said: str) -> Iterator[str]:
+def _spellings(part_text: str) -> Iterator[str]:
     """As it is, and as a template that prints JSON has it."""
-    yield said
-    yield json.dumps(said)[1:-1]
-    yield json.dumps(said, ensure_ascii=False)[1:-1]
+    yield part_text
+    yield json.dumps(part_text)[1:-1]
+    yield json.dumps(part_text, ensure_ascii=False)[1:-1]
 
 
-def _said(message: Message) -> Iterator[tuple[str, str]]:
+def _parts_of(message: Message) -> Iterator[tuple[str, str]]:
     """All that a message says, each with its name."""
     thought, _, answer = _as_text(message.get("content")).rpartition("</think>")
     yield CONTENT, answer
     for call in message.get("tool_calls") or []:
         function = call.get("function", call) if isinstance(call, dict) else {}
-        for said in _leaves([function.get("name"), _as_object(function.get("arguments"))]):
-            yield CALLS, said
+        for part_text in _leaves([function.get("name"), _as_object(function.get("arguments"))]):
+            yield CALLS, part_text
     yield THOUGHTS, thought.replace("<think>", "")
     yield from ((THOUGHTS, message[key]) for key in _THOUGHTS if isinstance(message.get(key), str))
 
@@ -275,7 +275,7 @@ def _json(value: Any, name: str) -> object:
 
 
 def kind(value: object) -> str:
-    """Of a value of JSON, in words."""
+    """Return the kind of a value of JSON, in words."""
     names = {dict: "an object", list: "a list", str: "text", type(None): "null"}
     return names.get(type(value), type(value).__name__)
 

@@ -18,7 +18,7 @@ from twinstream.data.encoding.conversation import (
 )
 from twinstream.data.encoding.template import ChatTemplate, Span, TemplateLimitError
 from twinstream.data.reading.parquet import ROWS
-from twinstream.data.reading.rows import Row
+from twinstream.data.reading.rows import DataRow
 
 _EVERYTHING = 'train on everything (loss_on="all")'
 
@@ -51,7 +51,7 @@ class PassageMaker:
     loss_on: Literal["completions", "all"]
     stops: tuple[str, ...]
 
-    def passages(self, row: Row) -> list[Passage]:
+    def passages(self, row: DataRow) -> list[Passage]:
         """One, or one for each of the assistant's turns that the template renders differently
         once more follows.
 
@@ -107,12 +107,12 @@ class PassageMaker:
         def rendered(form: list[Message]) -> list[Passage]:
             template, tools = self._needed_template(), prompt.tools
             whole = template.render(form, tools).text
-            said = [form[index] for index in learned]
+            learned_messages = [form[index] for index in learned]
             if self.loss_on == "all":
-                return [Passage(whole, None, True, _left_out(said, whole))]
+                return [Passage(whole, None, True, _left_out(learned_messages, whole))]
             start = self._start(form, tools, behind, whole)
             span = self._to_the_stop(whole, start, len(whole))
-            return [Passage(whole, (span,), True, _left_out(said, whole[start:]))]
+            return [Passage(whole, (span,), True, _left_out(learned_messages, whole[start:]))]
 
         return _in_the_best_form(messages, rendered)
 
@@ -129,11 +129,11 @@ class PassageMaker:
     def _whole(self, form: list[Message], of: Conversation) -> Passage:
         """All of a conversation, learned but for some turns, or where the template marks it."""
         whole = self._needed_template().render(form, of.tools)
-        said = [form[index] for index in of.learned]
+        learned_messages = [form[index] for index in of.learned]
         if self.loss_on == "all":
             taken_out = [self._turn(form, of.tools, index, whole.text) for index in of.unlearned]
             learned = _between(taken_out, len(whole.text)) if taken_out else None
-            return Passage(whole.text, learned, True, _left_out(said, whole.text))
+            return Passage(whole.text, learned, True, _left_out(learned_messages, whole.text))
         spans = whole.generated
         if of.unlearned:
             speaks = sorted((*of.learned, *of.unlearned))
@@ -144,7 +144,7 @@ class PassageMaker:
                 )
             spans = tuple(span for span, i in zip(spans, speaks, strict=True) if i in of.learned)
         generated = "".join(whole.text[start:end] for start, end in spans)
-        return Passage(whole.text, spans, True, _left_out(said, generated))
+        return Passage(whole.text, spans, True, _left_out(learned_messages, generated))
 
     def _by_turns(self, form: list[Message], of: Conversation) -> Iterator[Passage]:
         """Each turn of the assistant as it is generated, those together that one text shows.
@@ -192,9 +192,9 @@ class PassageMaker:
             return len(before)
         behind = template.render(form, tools, count=index).text
         _require_prefix(behind, after, f"what comes before message {index + 1}")
-        said = after.find(str(form[index]["content"] or "").strip(), len(behind))
+        content_start = after.find(str(form[index]["content"] or "").strip(), len(behind))
         parted = _same_chars(before, after)
-        return parted if said < 0 else min(parted, said)
+        return parted if content_start < 0 else min(parted, content_start)
 
     def _to_the_stop(self, text: str, start: int, end: int) -> Span:
         """Without the white space after the token at which generation stops."""
@@ -234,8 +234,8 @@ def _in_the_best_form(
     return best
 
 
-def _left_out(said: Sequence[Message], text: str) -> str | None:
-    return _first([left_out(message, text) for message in said])
+def _left_out(learned_messages: Sequence[Message], text: str) -> str | None:
+    return _first([left_out(message, text) for message in learned_messages])
 
 
 def _first(found: Sequence[str | None]) -> str | None:

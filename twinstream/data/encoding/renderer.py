@@ -49,12 +49,12 @@ def serve(connection: Connection) -> None:
     tools, size_bytes = None, 0
     while True:
         received = connection.recv_bytes()
-        asked = pickle.loads(received)
-        if asked[0] == "messages":
-            _, messages, tools = asked
+        request = pickle.loads(received)
+        if request[0] == "messages":
+            _, messages, tools = request
             size_bytes = len(received)
             continue
-        _, count, prompts = asked
+        _, count, prompts = request
         try:
             _limit(size_bytes, *limits)
             if template is None:

@@ -44,7 +44,7 @@ class SpecialTokens:
 class Tokenizer(Protocol):
     """What turns text into ids; `before` and `after` go around a document of plain text.
 
-    See `around` for a text that has them already.
+    See `missing_affixes` for a text that has them already.
     """
 
     before: Ids
@@ -53,10 +53,10 @@ class Tokenizer(Protocol):
     identity: bytes
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """Without `before` and `after`."""
+        """Encode texts, without `before` and `after`."""
 
     def locate(self, texts: Sequence[str]) -> list[Located]:
-        """As `encode`, with where each token is."""
+        """Encode texts, and say where each token is."""
 
     def is_space(self, token: int) -> bool:
         """Whether a token's text is white space."""
@@ -148,8 +148,8 @@ class FileTokenizer:
         return stops
 
 
-def around(tokenizer: Tokenizer, ids: Ids) -> tuple[Ids, Ids]:
-    """What is to go before and after a text with these ids: what it does not have there already.
+def missing_affixes(tokenizer: Tokenizer, ids: Ids) -> tuple[Ids, Ids]:
+    """Return the ids to put before and after a text, where it does not have them already.
 
     White space behind an end token, as chat templates put it, does not hide that token.
     """
@@ -168,7 +168,7 @@ def _same(some: Ids, others: Ids) -> bool:
 
 
 def load_tokenizer(path: Path | None) -> Tokenizer:
-    """Of a folder or a tokenizer.json; bytes without one.
+    """Load the tokenizer of a folder or a tokenizer.json; without one, tokens are bytes.
 
     Raises:
         DataError: it cannot be read, or `tokenizers` is not installed.
@@ -177,7 +177,7 @@ def load_tokenizer(path: Path | None) -> Tokenizer:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """What lies in tokenizer_config.json, over special_tokens_map.json; empty without them."""
+    """Read tokenizer_config.json, over special_tokens_map.json; empty without them."""
     return _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
 
 

@@ -1,1 +1,1 @@
-"""What lies in people's files: which files there are, their blocks, and the rows in a block."""
+"""Reading people's files: which files there are, their blocks, and the rows in a block."""

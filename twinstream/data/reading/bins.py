@@ -38,7 +38,7 @@ class BinLayout:
 
 
 def bin_layout(path: Path) -> BinLayout:
-    """From the header, the .idx beside it, or what its first bytes can only be.
+    """Find the layout from the header, the .idx beside it, or what its first bytes can only be.
 
     Raises:
         DataError: the header or the .idx is of another file or version, or does not fit the size.

@@ -1,4 +1,4 @@
-"""Files cut into blocks: what one process tokenises at a time, and the cache keeps."""
+"""Blocks of data: what one process tokenises at a time, and the cache keeps."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,14 +21,14 @@ _SLICES_OF_A_ROW_GROUP = 16  # each reads all of it
 
 
 @dataclass(frozen=True)
-class Part:
-    """A range of one file.
+class FileRange:
+    """A range of one file, from `first` to `end`.
 
-    Of text and rows of JSON in bytes: it has the lines or rows that begin in it. Of .bin in tokens,
-    of parquet in rows of a row group, whose `size_bytes` are about those of its share without
-    compression. Of parquet and of an array `rows_before` are those of the file before `first`.
-    `mtime_ns` is when the file was changed before it was opened; `digest`, if known, is of what
-    belongs to the part.
+    The unit depends on the kind. Text and rows of JSON are counted in bytes, and the range has the
+    lines or rows that begin in it; .bin files are counted in tokens; parquet in rows of a row
+    group, and there `size_bytes` is about the size without compression. `rows_before` (parquet and
+    arrays) is how many rows of the file come before the range. `mtime_ns` is when the file was last
+    changed before it was opened; `digest`, if known, is that of the range's content.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class Part:
     digest: str = ""
 
     def content(self) -> tuple[bytes, int]:
-        """Of text and lines, the bytes that belong to it, and where in the file they begin.
+        """Return the bytes of a range of text or lines, and where in the file they begin.
 
         Raises:
             DataError: the file cannot be read.
@@ -52,14 +52,14 @@ class Part:
         read = lines_in if self.kind == "lines" else text_bytes_in
         return read(self.path, self.first, self.end)
 
-    def with_digest(self) -> "Part":
-        """With the digest of its content, by which it is known when it is read; of text, lines."""
+    def with_digest(self) -> "FileRange":
+        """Return the range with its content's digest (text and lines only), to know it again."""
         if self.kind not in ("text", "lines"):
             return self
         return replace(self, digest=digest_of(self.content()[0]))
 
-    def head(self, most_bytes: int, most_rows: int) -> "Part":
-        """Its beginning, of at least one row."""
+    def head(self, most_bytes: int, most_rows: int) -> "FileRange":
+        """Return the beginning of the range, of at least one row."""
         units = self.end - self.first
         taken = units
         if self.size_bytes > most_bytes:
@@ -72,18 +72,18 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Block:
-    """Parts of one kind, of about the same size in all blocks of a data set."""
+class DataBlock:
+    """Ranges of files of one kind; all blocks of a data set have about the same size."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[FileRange, ...]
 
     @cached_property
     def size_bytes(self) -> int:
         return sum(part.size_bytes for part in self.parts)
 
-    def with_digests(self) -> "Block":
-        """Of its parts."""
-        return Block(tuple(part.with_digest() for part in self.parts))
+    def with_digests(self) -> "DataBlock":
+        """Return the block with the digests of its ranges."""
+        return DataBlock(tuple(part.with_digest() for part in self.parts))
 
     @property
     def kind(self) -> Kind:
@@ -94,20 +94,20 @@ class Block:
         """Whether its documents are long texts that may be cut anywhere."""
         return self.kind in ("text", "bin")
 
-    def head(self, most_bytes: int, most_rows: int) -> "Block":
-        """The beginnings of its parts, as many as have room; only of the last one not all."""
-        taken: list[Part] = []
+    def head(self, most_bytes: int, most_rows: int) -> "DataBlock":
+        """Return the beginning of the block: its first ranges, the last of them cut."""
+        taken: list[FileRange] = []
         for part in self.parts:
             taken.append(part.head(most_bytes, most_rows))
             most_bytes -= taken[-1].size_bytes
             if most_bytes <= 0 or taken[-1] != part:
                 break
-        return Block(tuple(taken))
+        return DataBlock(tuple(taken))
 
 
 @contextmanager
-def unchanged(block: Block) -> Iterator[None]:
-    """Around all that is read of a block.
+def unchanged(block: DataBlock) -> Iterator[None]:
+    """Check, after all that is read of a block in this context, that its files have not changed.
 
     Raises:
         DataError: a file is not as it was when the data was opened.
@@ -120,7 +120,7 @@ def unchanged(block: Block) -> Iterator[None]:
     _require_unchanged(block)
 
 
-def _require_unchanged(block: Block) -> None:
+def _require_unchanged(block: DataBlock) -> None:
     for part in block.parts:
         try:
             found = part.path.stat()
@@ -137,26 +137,28 @@ def digest_of(content: bytes) -> str:
     return blake2b(content, digest_size=16).hexdigest()
 
 
-def lay_out(files: Sequence[DataFile], hashes: Sequence[str], block_bytes: int) -> list[Block]:
-    """The blocks of a source: large files in ranges, small ones together."""
-    blocks: list[Block] = []
-    together: list[Part] = []
+def split_into_blocks(
+    files: Sequence[DataFile], hashes: Sequence[str], block_bytes: int
+) -> list[DataBlock]:
+    """Split the files of a source into blocks: large ones in ranges, small ones together."""
+    blocks: list[DataBlock] = []
+    together: list[FileRange] = []
     held_bytes = 0
     for file, content_hash in zip(files, hashes, strict=True):
         for part in _parts(file, content_hash, block_bytes):
             is_full = held_bytes + part.size_bytes > block_bytes
             if together and (is_full or together[-1].kind != part.kind):
-                blocks.append(Block(tuple(together)))
+                blocks.append(DataBlock(tuple(together)))
                 together, held_bytes = [], 0
             together.append(part)
             held_bytes += part.size_bytes
     if together:
-        blocks.append(Block(tuple(together)))
+        blocks.append(DataBlock(tuple(together)))
     return blocks
 
 
-def _parts(file: DataFile, content_hash: str, block_bytes: int) -> Iterator[Part]:
-    whole = Part(file.path, file.kind, 0, 0, 0, file.size_bytes, file.mtime_ns, content_hash)
+def _parts(file: DataFile, content_hash: str, block_bytes: int) -> Iterator[FileRange]:
+    whole = FileRange(file.path, file.kind, 0, 0, 0, file.size_bytes, file.mtime_ns, content_hash)
     if file.kind == "parquet":
         yield from _parts_of_parquet(whole, block_bytes)
         return
@@ -171,7 +173,7 @@ def _parts(file: DataFile, content_hash: str, block_bytes: int) -> Iterator[Part
         yield replace(whole, first=first, end=end, size_bytes=(end - first) * unit_bytes)
 
 
-def _parts_of_parquet(whole: Part, block_bytes: int) -> Iterator[Part]:
+def _parts_of_parquet(whole: FileRange, block_bytes: int) -> Iterator[FileRange]:
     before = 0
     for index, (num_rows, size_bytes) in enumerate(row_groups(whole.path)):
         slices = max(1, min(_SLICES_OF_A_ROW_GROUP, -(-size_bytes // block_bytes), num_rows))
@@ -181,8 +183,8 @@ def _parts_of_parquet(whole: Part, block_bytes: int) -> Iterator[Part]:
         before += num_rows
 
 
-def _parts_of_array(whole: Part, block_bytes: int) -> Iterator[Part]:
-    """Each begins where a row begins, as nothing else shows where one does."""
+def _parts_of_array(whole: FileRange, block_bytes: int) -> Iterator[FileRange]:
+    """Cut an array of JSON where rows begin; finding that takes reading it from the start."""
     first = before = count = 0
     for byte, _ in rows_within(whole.path, 0, whole.file_bytes + 1):
         first = first or byte

@@ -1,4 +1,4 @@
-"""Which files a source has, and what tells one content from another."""
+"""The files of a source, and hashes that tell one content from another."""
 
 import os
 from collections import Counter
@@ -36,15 +36,15 @@ class DataFile:
 
 
 @dataclass(frozen=True)
-class Found:
+class SourceFiles:
     """Files of a source in the order of their paths, and a line on what was left out, if any."""
 
     files: tuple[DataFile, ...]
     left_out: str | None = None
 
 
-def find_files(source: Source) -> Found:
-    """The file itself, or all files below the folder that are of a known kind.
+def find_files(source: Source) -> SourceFiles:
+    """Return the source's file, or all files of a known kind below its folder.
 
     Hidden and empty files are left out, and in a folder those of other kinds.
 
@@ -64,16 +64,16 @@ def find_files(source: Source) -> Found:
         )
     if not found.st_size:
         raise DataError(f"{source.path} is empty (0 bytes): there is nothing to train on")
-    return Found((DataFile(source.path, kind, found.st_size, found.st_mtime_ns),))
+    return SourceFiles((DataFile(source.path, kind, found.st_size, found.st_mtime_ns),))
 
 
 def _kind(path: Path) -> Kind | None:
-    """By the ending; a .json is lines of objects or one array of them."""
+    """Return the kind by the ending; a .json has lines of objects, or one array of them."""
     ending = path.suffix.lower()
     return "array" if ending == ".json" and begins_an_array(path) else KINDS.get(ending)
 
 
-def _in_folder(folder: Path) -> Found:
+def _in_folder(folder: Path) -> SourceFiles:
     files, others = [], Counter[str]()
     for path in _visible_files(folder):
         kind, found = _kind(path), path.stat()
@@ -89,7 +89,7 @@ def _in_folder(folder: Path) -> Found:
             f"{folder} has no file to train on{f', but others: {shown}' if shown else ''}. {_READS}"
         )
     left_out = f"{folder}: {others.total()} file(s) of other kinds are left out: {shown}"
-    return Found(tuple(files), left_out if others else None)
+    return SourceFiles(tuple(files), left_out if others else None)
 
 
 def _visible_files(folder: Path) -> list[Path]:
@@ -104,7 +104,7 @@ def _visible_files(folder: Path) -> list[Path]:
 
 
 def content_hashes(files: Sequence[DataFile]) -> list[str]:
-    """One hash a file, of its size and its bytes; names and places do not count.
+    """Return a hash of each file, of its size and bytes; its name and folder do not count.
 
     Up to 4 GiB of all files together are read. Of more, so many pieces of 1 MiB of each file,
     evenly spaced, its first and last among them.
@@ -132,7 +132,7 @@ def _content_hash(file: DataFile, every: int) -> str:
 
 
 def combined_hash(parts: Iterable[object]) -> str:
-    """Of the representations of some values."""
+    """Return one hash of several values, by what `repr` shows of each."""
     digest = blake2b(digest_size=16)
     for part in parts:
         shown = part if isinstance(part, bytes) else repr(part).encode()

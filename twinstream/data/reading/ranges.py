@@ -36,7 +36,7 @@ def text_in(path: Path, first: int, end: int) -> tuple[str, int]:
 
 
 def text_bytes_in(path: Path, first: int, end: int) -> tuple[bytes, int]:
-    """As `text_in`, as yet undecoded."""
+    """Return the bytes of what `text_in` returns, not decoded yet."""
     try:
         with path.open("rb") as file:
             start, stop = _text_cut(file, first), _text_cut(file, end)
@@ -58,7 +58,7 @@ def decoded(content: bytes, path: Path, first_byte: int) -> str:
 
 
 def line_number(path: Path, byte: int) -> int:
-    """Of the line that begins at a byte, from 1."""
+    """Return the number of the line that begins at a byte, from 1."""
     lines, left = 1, byte
     with path.open("rb") as file:
         while left and (content := file.read(min(left, 1 << 20))):

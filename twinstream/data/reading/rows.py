@@ -1,4 +1,4 @@
-"""The rows of a part of a file of rows."""
+"""The rows in a range of a file of rows."""
 
 import json
 from collections.abc import Iterator
@@ -8,64 +8,64 @@ from typing import Any
 
 from twinstream.data.data_error import DataError
 from twinstream.data.reading.arrays import rows_within
-from twinstream.data.reading.blocks import Part
+from twinstream.data.reading.blocks import FileRange
 from twinstream.data.reading.parquet import read_rows
 from twinstream.data.reading.ranges import decoded, line_number, lines_in
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row; `index` is its line, or its row, from the part's first one.
+class DataRow:
+    """One row; `index` is the number of its line or row, from the range's first one.
 
-    `found` is the line as it stands in the file, from byte `start`, or what a table has.
+    `found` is the line as it stands in the file, from byte `start`, or the fields of a table's row.
     """
 
     found: bytes | dict[str, Any]
-    part: Part
+    part: FileRange
     index: int
     start: int = 0
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """Raises DataError where the line is no JSON object."""
+        """The row's fields; raises DataError where the line is no JSON object."""
         if isinstance(self.found, dict):
             return self.found
         return _object(self.found, self.start, self.part, self.index)
 
     def where(self) -> str:
-        """File and line, or row: both from 1."""
+        """Return the file and the line or row, counted from 1."""
         return place(self.part, self.index)
 
 
-def rows_of(part: Part) -> Iterator[Row]:
-    """In order; what is in them is looked at later.
+def rows_of(part: FileRange) -> Iterator[DataRow]:
+    """Yield the rows in order, not parsed yet.
 
     Raises:
         DataError: the file cannot be read.
     """
     if part.kind == "parquet":
         rows = read_rows(part.path, part.row_group, part.first, part.end)
-        yield from (Row(fields, part, index) for index, fields in enumerate(rows))
+        yield from (DataRow(fields, part, index) for index, fields in enumerate(rows))
         return
     if part.kind == "array":
         found = rows_within(part.path, part.first, part.end)
-        yield from (Row(fields, part, index) for index, (_, fields) in enumerate(found))
+        yield from (DataRow(fields, part, index) for index, (_, fields) in enumerate(found))
         return
     content, start = lines_in(part.path, part.first, part.end)
     for index, line in enumerate(content.split(b"\n")):
         if line.strip():
-            yield Row(line, part, index, start)
+            yield DataRow(line, part, index, start)
         start += len(line) + 1
 
 
-def place(part: Part, index: int) -> str:
+def place(part: FileRange, index: int) -> str:
     if part.kind != "lines":
         return f"{part.path}, row {part.rows_before + index + 1}"
     _, start = lines_in(part.path, part.first, part.end)
     return f"{part.path}:{line_number(part.path, start) + index}"
 
 
-def _object(line: bytes, start: int, part: Part, index: int) -> dict[str, Any]:
+def _object(line: bytes, start: int, part: FileRange, index: int) -> dict[str, Any]:
     lead = len(line) - len(line.lstrip())
     text = decoded(line.strip(), part.path, start + lead)
     try:
@@ -78,7 +78,7 @@ def _object(line: bytes, start: int, part: Part, index: int) -> dict[str, Any]:
     return found
 
 
-def _not_json(text: str, problem: str, part: Part, index: int) -> str:
+def _not_json(text: str, problem: str, part: FileRange, index: int) -> str:
     if text.startswith("["):
         remedy = "if the file is one array, give it the ending .json"
     else:

@@ -9,7 +9,7 @@ from twinstream.fidelity.clusters.scoring import ScoredRow
 from twinstream.schedule.node import Node
 
 
-class Comparison(Node):
+class SpeedComparison(Node):
     """How much faster a row is than the base of its set, as measured and as predicted.
 
     `points` is the difference of the two in percent of the base's speed; `ratio_error` the error of
@@ -35,7 +35,7 @@ class Comparison(Node):
         return self.predicted / self.measured - 1
 
 
-def comparisons(rows: Sequence[ScoredRow]) -> tuple[Comparison, ...]:
+def comparisons(rows: Sequence[ScoredRow]) -> tuple[SpeedComparison, ...]:
     """Every row of a set but its base, sets in order of first appearance."""
     sets: dict[tuple[str, str], list[tuple[int, ScoredRow]]] = {}
     for each in rows:
@@ -50,8 +50,8 @@ def comparisons(rows: Sequence[ScoredRow]) -> tuple[Comparison, ...]:
     return tuple(found)
 
 
-def _against(kind: str, name: str, base: ScoredRow, row: ScoredRow) -> Comparison:
-    return Comparison(
+def _against(kind: str, name: str, base: ScoredRow, row: ScoredRow) -> SpeedComparison:
+    return SpeedComparison(
         kind=kind,
         set=name,
         base=base.row.row_id,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.console import Group
 
-from twinstream.fidelity.clusters.comparing import Comparison, comparisons
+from twinstream.fidelity.clusters.comparing import SpeedComparison, comparisons
 from twinstream.fidelity.clusters.scoring import ScoredRow, SeriesErrors, Validation
 from twinstream.screens.fitted_table import FittedTable
 
@@ -82,7 +82,7 @@ def _series_table(series: Sequence[SeriesErrors]) -> Group:
     return Group("Errors of step times by series", table, told)
 
 
-def _comparison_table(kind: str, found: Sequence[Comparison]) -> Group:
+def _comparison_table(kind: str, found: Sequence[SpeedComparison]) -> Group:
     table = _table(("set", "row"), ("GPUs", "measured", "predicted", "points", "ratio error"))
     for one in found:
         table.add_row(

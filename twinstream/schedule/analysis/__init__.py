@@ -1,1 +1,1 @@
-"""What a schedule's timeline shows: step time, idle time, memory, bytes moved, critical path."""
+"""Analysis of a schedule's timeline: step time, idle time, memory, bytes moved, critical path."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
-from twinstream.schedule.analysis.idle import AnySchedule, AnyTimeline, Meetings
+from twinstream.schedule.analysis.idle import AnySchedule, AnyTimeline, ExchangeTimes
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, as_cluster
 from twinstream.schedule.cluster.cluster_timeline import (
     ClusterTimeline,
@@ -91,7 +91,7 @@ class Comparison(Node):
 
 
 def busy_note(shares: Sequence[float]) -> str | None:
-    """How much of their time kernels had a core; None where it was nearly all.
+    """Return how much of their time kernels had a core; None where it was nearly all.
 
     >>> busy_note([0.95]), busy_note([0.5, 0.5])
     (None, 'The machine was busy: kernels had a core for 50% of their time')
@@ -99,8 +99,8 @@ def busy_note(shares: Sequence[float]) -> str | None:
     low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
     if min(shares) >= BUSY_BELOW:
         return None
-    told = low if low == high else f"{low} to {high}"
-    return f"The machine was busy: kernels had a core for {told} of their time"
+    share = low if low == high else f"{low} to {high}"
+    return f"The machine was busy: kernels had a core for {share} of their time"
 
 
 def compare(schedule: AnySchedule, predicted: AnyTimeline, measured: AnyTimeline) -> Comparison:
@@ -239,7 +239,7 @@ def _silent(one: RankComparison) -> list[GroupComparison]:
 
 def _said(schedule: ClusterSchedule, timeline: ClusterTimeline) -> list[tuple[float, float]]:
     """By class: ns of a pass that it waited in its exchanges, and that they then took."""
-    begun = Meetings(schedule, timeline)
+    begun = ExchangeTimes(schedule, timeline)
     found = []
     for number, one in enumerate(schedule.classes):
         waited = said = 0

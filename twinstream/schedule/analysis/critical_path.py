@@ -57,7 +57,7 @@ def _last_op(schedule: Schedule, timeline: Timeline) -> int:
 
 
 class Releases:
-    """What each op of a schedule is released by: the op before it on its stream, and its waits."""
+    """What releases each op of a schedule: the op before it on its stream, and its waits."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._ops = schedule.ops
@@ -72,7 +72,7 @@ class Releases:
             before[stream] = i
 
     def of(self, at: int) -> list[tuple[int, int]]:
-        """Of one op: (passes back, position)."""
+        """Return what releases one op, as (passes back, position)."""
         op = self._ops[at]
         waits = [(0, self._position[wait]) for wait in op.waits]
         return [self._before[at], *waits, *((1, self._position[w]) for w in op.waits_previous)]

@@ -68,7 +68,7 @@ class IdleInterval(NamedTuple):
 
     @property
     def tensor(self) -> str | None:
-        """What that op moved or made: the first tensor that it writes; None without operands."""
+        """The tensor that the op moved or made: the first that it writes; None without operands."""
         op = self.op
         if op is None or not isinstance(op, Compute | Communicate):
             return None if op is None else op.tensor
@@ -98,7 +98,7 @@ class ExposedTime(Node):
 
 
 def cause_of(op: Op) -> str:
-    """What waiting for an op counts as while it is under way.
+    """Return the cause that waiting for an op counts as while it is under way.
 
     A collective belongs to its axis. Along several, all of which hold copies or shards of the same
     weights, it is of `dp`; if it crosses the ranks of a stage or of a layer it is of all ranks.
@@ -113,7 +113,7 @@ def cause_of(op: Op) -> str:
 
 
 def exposed_times(schedule: AnySchedule, timeline: AnyTimeline) -> tuple[ExposedTime, ...]:
-    """Of every class's last pass, every ns in which its compute queue was idle, by cause.
+    """Return, of every class's last pass, each ns in which its compute queue was idle, by cause.
 
     A gap is followed back from the compute op that ends it: by what ended last of all that
     released it, what had released that, and so on until the gap began. While a collective was
@@ -123,16 +123,16 @@ def exposed_times(schedule: AnySchedule, timeline: AnyTimeline) -> tuple[Exposed
     Raises:
         TimelineMismatch: the timeline is not of this schedule.
     """
-    meetings = Meetings.of(schedule, timeline)
-    numbers = range(len(meetings.schedule.classes))
-    return tuple(meetings.gaps(number).exposed() for number in numbers)
+    exchanges = ExchangeTimes.of(schedule, timeline)
+    numbers = range(len(exchanges.schedule.classes))
+    return tuple(exchanges.gaps(number).exposed() for number in numbers)
 
 
 def idle_intervals(
     schedule: AnySchedule, timeline: AnyTimeline, stream: Stream = _COMPUTE, number: int = 0
 ) -> list[IdleInterval]:
     """Gaps of a stream in the last pass of a class, by its number, in order."""
-    return list(Meetings.of(schedule, timeline).gaps(number).of(stream))
+    return list(ExchangeTimes.of(schedule, timeline).gaps(number).of(stream))
 
 
 def idle_by_queue(intervals: Sequence[IdleInterval]) -> dict[str, int]:
@@ -152,7 +152,7 @@ def mean_fractions(found: Sequence[ExposedTime]) -> dict[str, float]:
 def shares_of(
     schedules: Sequence[AnySchedule], timelines: Sequence[AnyTimeline], further: float = 0.0
 ) -> dict[str, float]:
-    """Where a step goes, mean over all ranks; the shares add up to 1.
+    """Return where a step's time goes, mean over all ranks; the shares add up to 1.
 
     Args:
         schedules, timelines: of the step, or of two that have fewer microbatches.
@@ -186,8 +186,8 @@ def exposed_communication(shares: Mapping[str, float]) -> float:
     return sum(shares.get(name, 0.0) for name in (*AXES, ALL_RANKS))
 
 
-class Meetings:
-    """When exchanges were under way: as soon as the last of their sides had come."""
+class ExchangeTimes:
+    """When exchanges were under way: from the moment at which the last of their sides came."""
 
     def __init__(self, schedule: ClusterSchedule, timeline: ClusterTimeline) -> None:
         require_timeline_of_cluster(schedule, timeline)
@@ -207,12 +207,12 @@ class Meetings:
         self._releases: dict[str, Releases] = {}
 
     @classmethod
-    def of(cls, schedule: AnySchedule, timeline: AnyTimeline) -> "Meetings":
-        """Of one device's schedule, too, which meets nobody."""
+    def of(cls, schedule: AnySchedule, timeline: AnyTimeline) -> "ExchangeTimes":
+        """Return those of any schedule; one device has no exchanges."""
         return cls(as_cluster(schedule), as_cluster_timeline(timeline))
 
     def releases(self, number: int) -> Releases:
-        """What releases the ops of a class; classes may share a schedule."""
+        """Return what releases the ops of a class; classes may share a schedule."""
         name = self.schedule.classes[number].schedule
         if name not in self._releases:
             self._releases[name] = Releases(self.schedule.schedules[name])
@@ -226,30 +226,30 @@ class Meetings:
         return self.passes[at[0]][number].start_ns[at[1]]
 
     def begun_ns(self, number: int, at: _Place) -> int:
-        """In a pass (a number from 0) the moment from which the exchange of a side runs."""
+        """Return the moment in a pass (a number from 0) from which a side's exchange runs."""
         return max(self.start_ns(number, side) for side in self.sides(at))
 
     def own_last(self, number: int, at: _Place) -> int:
-        """Of the sides of the class itself (it may both send and receive), which came last."""
+        """Return which of the class's own sides (it may both send and receive) came last."""
         own = [side for side in self.sides(at) if side[0] == at[0]]
         return max(own, key=lambda side: (self.start_ns(number, side), side))[1]
 
     def sides(self, at: _Place) -> tuple[_Place, ...]:
-        """All that meet with a side, itself too; it alone if the order does not have it."""
+        """Return all sides of a side's exchange; only itself if the order does not have it."""
         return self._sides.get(at, (at,))
 
 
 class Gaps:
     """The gaps of one class's streams, put down to causes."""
 
-    def __init__(self, meetings: Meetings, number: int) -> None:
-        schedule = meetings.schedule
+    def __init__(self, exchanges: ExchangeTimes, number: int) -> None:
+        schedule = exchanges.schedule
         self._class = schedule.classes[number]
         self._num_ranks = schedule.num_ranks(self._class)
         self._ops = schedule.of(self._class).ops
-        self._meetings, self._number = meetings, number
-        self._passes: Sequence[PassSpans] = meetings.passes[number]
-        self._releases = meetings.releases(number)
+        self._exchanges, self._number = exchanges, number
+        self._passes: Sequence[PassSpans] = exchanges.passes[number]
+        self._releases = exchanges.releases(number)
 
     def of(self, stream: Stream) -> Iterator[IdleInterval]:
         """In order. Two passes are needed to know of the time before the first op of a stream."""
@@ -290,7 +290,7 @@ class Gaps:
         """The end of a stream in the pass before; else the first op of any class."""
         if len(self._passes) > 1 and mine:
             return self._passes[0].end_ns[mine[-1]]
-        return min(min(one[-1].start_ns, default=0) for one in self._meetings.passes)
+        return min(min(one[-1].start_ns, default=0) for one in self._exchanges.passes)
 
     def _follow(self, at: int, from_ns: int, to_ns: int) -> Iterator[IdlePiece]:
         """What a gap before an op is made of, from its end to its beginning."""
@@ -312,7 +312,7 @@ class Gaps:
                 if start_ns < now_ns:
                     yield IdlePiece(cause, start_ns, now_ns, self._ops[at])
                 now_ns = start_ns
-            at = self._meetings.own_last(number, (self._number, at))
+            at = self._exchanges.own_last(number, (self._number, at))
 
     def _stages(self, number: int, at: int) -> list[tuple[str, int]]:
         """Causes and since when, the last first, of the time that an op took."""
@@ -320,9 +320,9 @@ class Gaps:
         if not isinstance(op, Communicate):
             return [(cause_of(op), start_ns)]
         place = self._number, at
-        own = self._meetings.own_last(number, place)
+        own = self._exchanges.own_last(number, place)
         waiting = BUBBLE if _PIPELINE in op.axes else LATE_RANKS
         return [
-            (cause_of(op), self._meetings.begun_ns(number, place)),
-            (waiting, self._meetings.start_ns(number, (self._number, own))),
+            (cause_of(op), self._exchanges.begun_ns(number, place)),
+            (waiting, self._exchanges.start_ns(number, (self._number, own))),
         ]

@@ -6,7 +6,7 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import require
 from twinstream.schedule.node import Node
 from twinstream.schedule.proof.accesses import AccessMap
-from twinstream.schedule.proof.memory_cells import GARBAGE, Cell, MemoryCells
+from twinstream.schedule.proof.memory_cells import GARBAGE, MemoryCell, MemoryCells
 from twinstream.schedule.tensors import Role, Tier
 from twinstream.schedule.timeline import PassSpans
 
@@ -69,7 +69,7 @@ def _lifetimes(
         if role is not None:
             number = len(lives)
             lives.append(_Life(role, end - start, now_ns))
-        memory.replace(Cell(start, end, number, 0, 0, -1))
+        memory.replace(MemoryCell(start, end, number, 0, 0, -1))
 
     for item in schedule.carried:
         number, ranges = access_map.ranges(item.tensor, item.slot, None)

@@ -1,4 +1,4 @@
-"""What ops draw of links and memories over time, by the ends that a timeline gives them."""
+"""The use of links and memories over time, by the ends that a timeline gives the ops."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What one schedule says to others: its Communicate ops by communicator, and what they claim."""
+"""The claims of one schedule to others: its Communicate ops by communicator."""
 
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -9,7 +9,7 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Communicate, Op
 from twinstream.schedule.proof.accesses import AccessMap
 
-Told = tuple[str, int, str, int]  # of an operand: tensor, version, dtype, bytes
+OperandClaim = tuple[str, int, str, int]  # of an operand: tensor, version, dtype, bytes
 
 
 class Communicator(NamedTuple):
@@ -58,8 +58,8 @@ class Side(NamedTuple):
 
     position: int
     op: Communicate
-    does: tuple[str, ...]
-    tells: tuple[Told, ...]
+    operation: tuple[str, ...]
+    operands: tuple[OperandClaim, ...]
 
 
 class Communication:
@@ -77,13 +77,13 @@ class Communication:
                 known.append(self._side(position, op))
 
     def _side(self, position: int, op: Communicate) -> Side:
-        tells = tuple(
+        operands = tuple(
             [(o.tensor, o.version, *self._type(o.tensor, o.num_parts)) for o in op.operands]
         )
         if op.shift:
-            return Side(position, op, (), tells)
-        does = (op.collective, op.reduction, *[o.mode for o in op.operands])
-        return Side(position, op, does, tells)
+            return Side(position, op, (), operands)
+        operation = (op.collective, op.reduction, *[o.mode for o in op.operands])
+        return Side(position, op, operation, operands)
 
     def _type(self, tensor: str, num_parts: int | None) -> tuple[str, int]:
         """Data type, and bytes."""
@@ -128,7 +128,7 @@ def _unsuited(side: Side, num_ranks: int) -> str | None:
     """What is wrong with an op's operands, among so many ranks."""
     collective = side.op.collective
     modes = [operand.mode for operand in side.op.operands]
-    sizes = [told[3] for told in side.tells]
+    sizes = [told[3] for told in side.operands]
     has = ", ".join(f"{m} of {s} bytes" for m, s in zip(modes, sizes, strict=True))
     every = {"all_reduce": "update", "send": "read", "recv": "write"}.get(collective)
     if every is not None:

@@ -37,13 +37,13 @@ class MeetingGraph:
     """
 
     def __init__(
-        self, cells: ClassCells, spoken: list[Communication], meetings: list[Meeting]
+        self, cells: ClassCells, communications: list[Communication], meetings: list[Meeting]
     ) -> None:
         self.cells = cells
-        self.spoken = spoken
+        self.communications = communications
         self.first: list[int] = []  # the number of a class's first op
         num_ops = 0
-        for communication in spoken:
+        for communication in communications:
             self.first.append(num_ops)
             num_ops += len(communication.schedule.ops)
         self.node_of = list(range(num_ops))
@@ -55,7 +55,7 @@ class MeetingGraph:
                 self.node_of[op] = ops[0]
         # Per op the one before it on its stream, -1 if none, and per class what it waits for.
         self.predecessor: list[int] = []
-        for number, communication in enumerate(spoken):
+        for number, communication in enumerate(communications):
             self._add_predecessors(self.first[number], communication)
 
     def _add_predecessors(self, first: int, communication: Communication) -> None:
@@ -66,9 +66,9 @@ class MeetingGraph:
             latest[stream] = first + position
 
     def before(self, op: int) -> list[int]:
-        """What an op waits for in its pass: the one before it on its stream, and its waits."""
+        """Return what an op waits for in its pass: the op before on its stream, and its waits."""
         number = self.number_of(op)
-        first, communication = self.first[number], self.spoken[number]
+        first, communication = self.first[number], self.communications[number]
         waits = communication.schedule.ops[op - first].waits
         found = [first + communication.position[wait] for wait in waits]
         return found if self.predecessor[op] < 0 else [self.predecessor[op], *found]
@@ -80,7 +80,7 @@ class MeetingGraph:
         older: list[int] = []
         target: list[int] = []
         op = 0
-        for first, communication in zip(self.first, self.spoken, strict=True):
+        for first, communication in zip(self.first, self.communications, strict=True):
             place = communication.position
             for one in communication.schedule.ops:
                 node, predecessor = node_of[op], self.predecessor[op]
@@ -125,18 +125,18 @@ class MeetingGraph:
     def place(self, op: int) -> tuple[str, str]:
         """The class of an op, and its id."""
         number = self.number_of(op)
-        schedule = self.spoken[number].schedule
+        schedule = self.communications[number].schedule
         return self.cells.names[number], schedule.ops[op - self.first[number]].op_id
 
 
 def deadlocks(
-    cells: ClassCells, spoken: list[Communication], meetings: list[Meeting]
+    cells: ClassCells, communications: list[Communication], meetings: list[Meeting]
 ) -> list[Deadlock]:
     """One violation that shows one cycle, if there is any. Schedules must be safe in themselves.
 
     Linear in ops, waits and sides.
     """
-    graph = MeetingGraph(cells, spoken, meetings)
+    graph = MeetingGraph(cells, communications, meetings)
     left = graph.stuck()
     if not any(left):
         return []

@@ -1,4 +1,4 @@
-"""Which ops meet: the lines of classes that a group crosses, and the two ends of a message.
+"""Which ops meet: those of the classes on a group's lines, and the two ends of a message.
 
 What is found for classes holds for ranks. Where a line is sound, every rank of one of its classes
 has a group that crosses the same classes, and every class that shares a coordinate with it on the
@@ -32,13 +32,13 @@ class End(NamedTuple):
 class Meetings:
     """Finds all meetings; says what is wrong where sides do not fit. Axes must be known."""
 
-    def __init__(self, cells: ClassCells, spoken: list[Communication]) -> None:
+    def __init__(self, cells: ClassCells, communications: list[Communication]) -> None:
         self.cells = cells
-        self.spoken = spoken
+        self.communications = communications
         self.found: list[Meeting] = []
         self.violations: list[ClusterViolation] = []
         users: dict[Communicator, list[int]] = {}
-        for number, communication in enumerate(spoken):
+        for number, communication in enumerate(communications):
             for communicator in communication.sides:
                 users.setdefault(communicator, []).append(number)
         for communicator, numbers in users.items():
@@ -56,7 +56,7 @@ class Meetings:
             self._meet([self._end(number, communicator) for number in line])
 
     def _end(self, number: int, communicator: Communicator) -> End:
-        return End(number, communicator, self.spoken[number].sides.get(communicator, []))
+        return End(number, communicator, self.communications[number].sides.get(communicator, []))
 
     def _check_lines(self, communicator: Communicator, speaking: set[int]) -> None:
         """No class shares a coordinate on the other axes with a line that it is not in."""
@@ -121,8 +121,8 @@ class Meetings:
         names = self.cells.names[one.number], self.cells.names[other.number]
         sides = one.sides[at], other.sides[at]
         texts = [
-            f"op '{side.op.op_id}' of class '{name}' ({told})"
-            for name, side, told in zip(names, sides, _told_apart(*sides), strict=True)
+            f"op '{side.op.op_id}' of class '{name}' ({claim})"
+            for name, side, claim in zip(names, sides, _differing_claims(*sides), strict=True)
         ]
         ops = sides[0].op.op_id, sides[1].op.op_id
         return SidesDiffer(f"{texts[0]} meets {texts[1]}", ops, classes=names)
@@ -132,17 +132,17 @@ def _first_difference(one: End, other: End) -> int | None:
     if one.sides is other.sides:
         return None
     for at, (a, b) in enumerate(zip(one.sides, other.sides, strict=False)):
-        if a.tells != b.tells or a.does != b.does:
+        if a.operands != b.operands or a.operation != b.operation:
             return at
     return None
 
 
-def _told_apart(one: Side, other: Side) -> Iterator[str]:
+def _differing_claims(one: Side, other: Side) -> Iterator[str]:
     """The first thing that each says otherwise."""
-    for a, b in zip(one.does, other.does, strict=False):
+    for a, b in zip(one.operation, other.operation, strict=False):
         if a != b:
             return iter((a, b))
-    for x, y in zip(one.tells, other.tells, strict=False):
+    for x, y in zip(one.operands, other.operands, strict=False):
         if x != y:
             return iter([f"version {v} of '{t}', {size} bytes of {d}" for t, v, d, size in (x, y)])
-    return iter([f"{len(side.tells)} operands" for side in (one, other)])
+    return iter([f"{len(side.operands)} operands" for side in (one, other)])

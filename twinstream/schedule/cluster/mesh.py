@@ -40,7 +40,7 @@ class Mesh(Node):
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return prod(axis.size for axis in self.axes)
 
     @property
@@ -52,7 +52,7 @@ class Mesh(Node):
         return {axis.name: axis.size for axis in self.axes}[name]
 
     def stride(self, name: str) -> int:
-        """How far apart, in ranks, two neighbours along an axis are."""
+        """Return how far apart, in ranks, two neighbours along an axis are."""
         place = self.names.index(name)
         return prod(axis.size for axis in self.axes[place + 1 :])
 
@@ -61,11 +61,11 @@ class Mesh(Node):
         return sum(coordinates[axis.name] * self.stride(axis.name) for axis in self.axes)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where a rank is along every axis."""
+        """Return where a rank is along every axis."""
         return {a.name: rank // self.stride(a.name) % a.size for a in self.axes}
 
     def ranks_on_a_node(self, names: Sequence[str]) -> int:
-        """Of the group of rank 0 along these axes, how many are on its node.
+        """Return how many of rank 0's group along these axes are on its node.
 
         Other groups are alike where axes and nodes divide one another.
         """

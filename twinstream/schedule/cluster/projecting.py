@@ -1,4 +1,4 @@
-"""What one rank of a cluster does, and with whom: an ordinary schedule, and the ranks it meets."""
+"""The part of one rank of a cluster: an ordinary schedule, and the ranks it meets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class RankPart:
 
     @property
     def place(self) -> str:
-        """Where the rank is, for people: `rank 3 (pp 1, dp 1)`."""
+        """The rank's place in words: `rank 3 (pp 1, dp 1)`."""
         return f"rank {self.rank} ({', '.join(f'{a} {i}' for a, i in self.coordinates.items())})"
 
 
@@ -90,7 +90,7 @@ def _with_shards(part: Schedule, mesh: Mesh, coordinates: Mapping[str, int]) -> 
 
 
 def shard_call(call: KernelCall, index: int) -> KernelCall:
-    """What the rank of shard `index` is told.
+    """Return the kernel call on shard `index`.
 
     >>> told = {"shard_axes": "dp", "num_elements": 8, "element_offset": 0, "undecayed": (6, 10)}
     >>> call = KernelCall(kernel="adamw_step/eager", attributes=told, cost=())
@@ -118,7 +118,7 @@ def _whole(told: Mapping[str, Attribute], name: str) -> int:
 
 
 def channel_of(mesh: Mesh, op: Communicate, coordinates: Mapping[str, int]) -> Channel:
-    """Whom the rank at these coordinates meets in an op."""
+    """Return whom the rank at these coordinates meets in an op."""
     if not op.shift:
         communicator = Communicator(op.axes, 0, op.stream.queue)
         return Channel(communicator, _line(mesh, op.axes, coordinates))

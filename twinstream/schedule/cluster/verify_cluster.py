@@ -26,7 +26,7 @@ from twinstream.schedule.proof.violations import UnsafeSchedule, Violation
 
 
 def verify_cluster(schedule: ClusterSchedule) -> list[Violation]:
-    """All violations found; an empty list is a proof that every rank is safe and none is stuck.
+    """Return all violations; an empty list is a proof that every rank is safe and none is stuck.
 
     Every step needs what the steps before have shown, so only the first that finds anything
     reports: schedules and partition; axes; sequences and operands; what meets; order and deadlock.
@@ -38,20 +38,22 @@ def verify_cluster(schedule: ClusterSchedule) -> list[Violation]:
     if found:
         return found
     names = _names(schedule)
-    said = {name: Communication(schedule.schedules[name]) for name in names}
-    found += _each(said, names, UnknownAxis, lambda one: one.axes_wrong(schedule.mesh))
+    by_schedule = {name: Communication(schedule.schedules[name]) for name in names}
+    found += _each(by_schedule, names, UnknownAxis, lambda one: one.axes_wrong(schedule.mesh))
     if found:
         return found
-    found += _each(said, names, SequenceWrong, Communication.sequences_wrong)
-    found += _each(said, names, OperandsUnsuited, lambda one: one.operands_wrong(schedule.mesh))
+    found += _each(by_schedule, names, SequenceWrong, Communication.sequences_wrong)
+    found += _each(
+        by_schedule, names, OperandsUnsuited, lambda one: one.operands_wrong(schedule.mesh)
+    )
     if found:
         return found
-    spoken = [said[one.schedule] for one in schedule.classes]
-    meetings = Meetings(cells, spoken)
+    communications = [by_schedule[one.schedule] for one in schedule.classes]
+    meetings = Meetings(cells, communications)
     if meetings.violations:
         return [*meetings.violations]
-    order = OrderCheck(cells, spoken, meetings.found)
-    return [*deadlocks(cells, spoken, meetings.found), *order.run(schedule.order)]
+    order = OrderCheck(cells, communications, meetings.found)
+    return [*deadlocks(cells, communications, meetings.found), *order.run(schedule.order)]
 
 
 def may_deadlock(schedule: ClusterSchedule) -> bool:
@@ -85,13 +87,13 @@ def _unsafe(schedule: ClusterSchedule) -> Iterator[ClassUnsafe]:
 
 
 def _each(
-    said: dict[str, Communication],
+    by_schedule: dict[str, Communication],
     names: dict[str, tuple[str, ...]],
     kind: type[ClusterViolation],
     check: Callable[[Communication], Iterator[tuple[str, Communicate]]],
 ) -> Iterator[ClusterViolation]:
     """What a check says of the ops of each schedule, as violations of that kind."""
-    for name, communication in said.items():
+    for name, communication in by_schedule.items():
         for text, op in check(communication):
             what = f"op '{op.op_id}' ({op.collective}) of {_called(names[name])} {text}"
             yield kind(what, (op.op_id,), classes=names[name])

@@ -13,15 +13,15 @@ class OrderCheck:
     """One walk over the exchanges, keeping how far every class has come."""
 
     def __init__(
-        self, cells: ClassCells, spoken: list[Communication], meetings: list[Meeting]
+        self, cells: ClassCells, communications: list[Communication], meetings: list[Meeting]
     ) -> None:
         self.names = cells.names
-        self.spoken = spoken
+        self.communications = communications
         self.meetings = meetings
         self._number = {name: number for number, name in enumerate(cells.names)}
         self._meeting = {side: at for at, sides in enumerate(meetings) for side in sides}
         self._given = [False] * len(meetings)
-        self._latest = [-1] * len(spoken)
+        self._latest = [-1] * len(communications)
 
     def run(self, order: tuple[Exchange, ...]) -> Iterator[OrderWrong]:
         """Reports every exchange that is none, and of each class the first issued too late."""
@@ -48,7 +48,7 @@ class OrderCheck:
         sides = []
         for name, op_id in exchange.sides:
             number = self._number.get(name)
-            position = None if number is None else self.spoken[number].position.get(op_id)
+            position = None if number is None else self.communications[number].position.get(op_id)
             if number is None or position is None or (number, position) not in self._meeting:
                 text = (
                     f"exchange {at} has side '{op_id}' of class '{name}', which is no communication"
@@ -66,7 +66,7 @@ class OrderCheck:
         return meeting
 
     def _issued_before(self, at: int, number: int, position: int) -> OrderWrong:
-        ops = self.spoken[number].schedule.ops
+        ops = self.communications[number].schedule.ops
         here, before, name = (
             ops[position].op_id,
             ops[self._latest[number]].op_id,
@@ -79,12 +79,12 @@ class OrderCheck:
         return OrderWrong(text, (here, before), classes=(name,))
 
     def _violation(self, text: str, meeting: Meeting) -> OrderWrong:
-        ops = tuple(self.spoken[n].schedule.ops[position].op_id for n, position in meeting)
+        ops = tuple(self.communications[n].schedule.ops[position].op_id for n, position in meeting)
         return OrderWrong(text, ops, classes=tuple(self.names[number] for number, _ in meeting))
 
     def _text(self, sides: Meeting) -> str:
         shown = [
-            f"{self.names[number]}/{self.spoken[number].schedule.ops[position].op_id}"
+            f"{self.names[number]}/{self.communications[number].schedule.ops[position].op_id}"
             for number, position in sides[:4]
         ]
         return " = ".join(shown) + (f" = ... ({len(sides)} sides)" if len(sides) > 4 else "")

@@ -1,4 +1,4 @@
-"""What can be wrong with the schedule of a cluster: one class per rule."""
+"""The rules for the schedule of a cluster: one class for each violation."""
 
 from dataclasses import dataclass
 

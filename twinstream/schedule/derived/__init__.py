@@ -1,1 +1,1 @@
-"""What follows from a schedule: the waits of its slots and order, and the flush of its updates."""
+"""Derived from a schedule: the waits of its slots and order, and the flush of its updates."""

@@ -16,7 +16,7 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op, Stream, TaskOperand
 from twinstream.schedule.proof.accesses import AccessMap
-from twinstream.schedule.proof.memory_cells import GARBAGE, Cell, MemoryCells
+from twinstream.schedule.proof.memory_cells import GARBAGE, MemoryCell, MemoryCells
 from twinstream.schedule.tensors import DEVICE, Carried, Role, Tensor
 
 _STATE: tuple[Role, ...] = ("parameter", "optimizer_state")
@@ -27,7 +27,7 @@ Content = tuple[int, int]  # leaf (its number), version
 
 
 class FlushError(TwinstreamError):
-    """What a schedule carries cannot be put back where it was after the updates alone."""
+    """What a schedule carries cannot be restored after the updates alone."""
 
 
 def is_state(tensor: Tensor) -> bool:
@@ -87,7 +87,7 @@ def flush_of(schedule: Schedule) -> Schedule | None:
 
 
 def without_updates(schedule: Schedule) -> Schedule:
-    """What a pass does after a flush: it begins with no update, and finds no gradients.
+    """Return the pass that follows a flush: it begins with no update, and finds no gradients.
 
     Versions are as if there were none; waits are as before, and not to be relied on.
     """
@@ -160,7 +160,7 @@ class _Placed:
     def carry(self, item: Carried) -> None:
         tier, ranges = self.map.ranges(item.tensor, item.slot, None)
         for start, end, leaf in ranges:
-            self.memory[tier].replace(Cell(start, end, leaf, 0, 0, _BEGINNING))
+            self.memory[tier].replace(MemoryCell(start, end, leaf, 0, 0, _BEGINNING))
 
     def run(self, op: Op) -> None:
         """Note by which ops what it reads was made, and what it makes."""
@@ -174,7 +174,7 @@ class _Placed:
             if access.mode != "read":
                 leaf = GARBAGE if access.mode == "scratch" else access.leaf
                 version = access.version + (access.mode == "update")
-                memory.replace(Cell(access.start, access.end, leaf, version, 0, number))
+                memory.replace(MemoryCell(access.start, access.end, leaf, version, 0, number))
         self.made_by.append(makers - {_BEGINNING})
 
     def holds(self, copy: Copy) -> bool:

@@ -1,11 +1,11 @@
-"""Which ops others need: all that made what they read, directly or not."""
+"""The ops that others need: all that made what they read, directly or not."""
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 
 def with_makers(wanted: Iterable[int], makers: Sequence[AbstractSet[int]]) -> set[int]:
-    """These ops and all that made what they read.
+    """Return these ops and all that made what they read.
 
     Args:
         makers: by op, the numbers of those that made what it reads.

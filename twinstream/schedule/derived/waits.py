@@ -3,7 +3,7 @@
 from twinstream.schedule.ops import Op
 from twinstream.schedule.proof.accesses import Access, AccessMap
 from twinstream.schedule.proof.clocks import Clocks, StreamOrder, merge
-from twinstream.schedule.proof.memory_cells import GARBAGE, Cell, MemoryCells
+from twinstream.schedule.proof.memory_cells import GARBAGE, MemoryCell, MemoryCells
 from twinstream.schedule.tensors import Slot, Tensor
 
 
@@ -89,7 +89,7 @@ class _Walk:
             for cell in found:
                 for reader_stream, reader_index in cell.readers.items():
                     _need(needed, reader_stream, reader_index)
-            memory.replace(Cell(access.start, access.end, GARBAGE, 0, stream, index))
+            memory.replace(MemoryCell(access.start, access.end, GARBAGE, 0, stream, index))
         return {s: i for s, i in needed.items() if s != stream and i >= clock[s]}
 
     def _chosen(
@@ -122,7 +122,7 @@ class _Walk:
         return clocks[position]
 
 
-def _written(found: list[Cell], access: Access) -> bool:
+def _written(found: list[MemoryCell], access: Access) -> bool:
     """Whether exactly these bytes were written, and nothing has cut them since."""
     if len(found) != 1 or found[0].writer_index < 0:
         return False
@@ -130,12 +130,12 @@ def _written(found: list[Cell], access: Access) -> bool:
 
 
 def _record_read(
-    memory: MemoryCells, found: list[Cell], access: Access, stream: int, index: int
+    memory: MemoryCells, found: list[MemoryCell], access: Access, stream: int, index: int
 ) -> None:
     position = access.start
-    for cell in [*found, Cell(access.end, access.end, GARBAGE, 0, stream, -1)]:
+    for cell in [*found, MemoryCell(access.end, access.end, GARBAGE, 0, stream, -1)]:
         if position < cell.start:  # the initial fill, read before anything is written there
-            unwritten = Cell(position, cell.start, GARBAGE, 0, stream, -1)
+            unwritten = MemoryCell(position, cell.start, GARBAGE, 0, stream, -1)
             memory.replace(unwritten)
             unwritten.readers[stream] = index
         position = cell.end

@@ -1,4 +1,4 @@
-"""What each op touches: byte ranges of tiers, by leaf tensor."""
+"""The accesses of each op: byte ranges of tiers, by leaf tensor."""
 
 from typing import NamedTuple
 
@@ -127,7 +127,7 @@ class AccessMap:
 
 
 def uses_of(op: Op) -> list[Use]:
-    """What the op uses, in the order of its operands; of a copy what it reads, then writes."""
+    """Return what the op uses, in the order of operands; of a copy what it reads, then writes."""
     if op.kind == "compute" or op.kind == "communicate":
         return [(o.tensor, o.slot, o.num_parts, o.version, o.mode) for o in op.operands]
     if op.kind == "copy":

@@ -25,7 +25,7 @@ from twinstream.schedule.proof.violations import (
 
 
 def conforms(schedule: Schedule, chain: Chain) -> list[Violation]:
-    """All differences between what the schedule computes and the chain; empty is a proof."""
+    """Return all differences between what the schedule computes and the chain; empty is a proof."""
     require("schedule", schedule, Schedule)
     require("chain", chain, Chain)
     return [

@@ -1,4 +1,4 @@
-"""Which content lies where, who wrote it, and who has read it since: the bytes of one tier."""
+"""The content of each byte range of one tier: who wrote it, and who has read it since."""
 
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ GARBAGE = -1
 
 
 @dataclass(slots=True)
-class Cell:
+class MemoryCell:
     """A byte range with one history: content (leaf index, version), writer, and readers.
 
     Writer and readers are (stream, index of the op on that stream); of the readers on a stream
@@ -27,15 +27,15 @@ class MemoryCells:
     """Disjoint cells of one tier, ordered by address."""
 
     def __init__(self) -> None:
-        self._by_start: dict[int, Cell] = {}
+        self._by_start: dict[int, MemoryCell] = {}
         self._starts: list[int] = []
 
-    def exactly(self, start: int, end: int) -> Cell | None:
+    def exactly(self, start: int, end: int) -> MemoryCell | None:
         """The cell of exactly these bytes, if nothing else has cut or covered it."""
         cell = self._by_start.get(start)
         return cell if cell is not None and cell.end == end else None
 
-    def overlapping(self, start: int, end: int) -> list[Cell]:
+    def overlapping(self, start: int, end: int) -> list[MemoryCell]:
         """Every cell that shares a byte with [start, end)."""
         cell = self._by_start.get(start)
         if cell is not None and cell.end == end:
@@ -45,7 +45,7 @@ class MemoryCells:
         cells = [self._by_start[s] for s in self._starts[low:high]]
         return [c for c in cells if c.end > start]
 
-    def replace(self, new: Cell) -> None:
+    def replace(self, new: MemoryCell) -> None:
         """Put a new history over its bytes; cells it cuts keep theirs as garbage."""
         start, end = new.start, new.end
         if self.exactly(start, end) is not None:
@@ -59,23 +59,25 @@ class MemoryCells:
                 self._insert(_fragment(cell, end, cell.end))
         self._insert(new)
 
-    def carve(self, start: int, end: int) -> Cell:
+    def carve(self, start: int, end: int) -> MemoryCell:
         """One new cell of exactly these bytes, to be filled in by the caller."""
-        new = Cell(start, end, GARBAGE, 0, 0, -1)
+        new = MemoryCell(start, end, GARBAGE, 0, 0, -1)
         self.replace(new)
         return new
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[MemoryCell]:
         return list(self._by_start.values())
 
-    def _remove(self, cell: Cell) -> None:
+    def _remove(self, cell: MemoryCell) -> None:
         del self._by_start[cell.start]
         del self._starts[bisect_left(self._starts, cell.start)]
 
-    def _insert(self, cell: Cell) -> None:
+    def _insert(self, cell: MemoryCell) -> None:
         self._by_start[cell.start] = cell
         insort(self._starts, cell.start)
 
 
-def _fragment(cell: Cell, start: int, end: int) -> Cell:
-    return Cell(start, end, GARBAGE, 0, cell.writer_stream, cell.writer_index, dict(cell.readers))
+def _fragment(cell: MemoryCell, start: int, end: int) -> MemoryCell:
+    return MemoryCell(
+        start, end, GARBAGE, 0, cell.writer_stream, cell.writer_index, dict(cell.readers)
+    )

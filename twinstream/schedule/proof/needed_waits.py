@@ -1,4 +1,4 @@
-"""Which waits say something: those that stream order and the other waits do not imply."""
+"""The waits that say something: those that stream order and the other waits do not imply."""
 
 from dataclasses import dataclass
 

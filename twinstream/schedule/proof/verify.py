@@ -18,14 +18,14 @@ from twinstream.schedule.errors import require
 from twinstream.schedule.ops import Op
 from twinstream.schedule.proof.accesses import Access, AccessMap
 from twinstream.schedule.proof.clocks import Clocks, StreamOrder, merge
-from twinstream.schedule.proof.memory_cells import GARBAGE, Cell, MemoryCells
+from twinstream.schedule.proof.memory_cells import GARBAGE, MemoryCell, MemoryCells
 from twinstream.schedule.proof.verify_layout import layout_violations
 from twinstream.schedule.proof.verify_report import WalkReport
 from twinstream.schedule.proof.violations import BadWait, UnsafeSchedule, Violation
 
 
 def verify(schedule: Schedule) -> list[Violation]:
-    """All violations found; an empty list is a proof of safety.
+    """Return all violations found; an empty list is a proof of safety.
 
     When slots, parts or waits are malformed, only those are reported: the walk needs them sound.
     """
@@ -55,7 +55,7 @@ def _wait_violations(schedule: Schedule, order: StreamOrder) -> Iterator[Violati
                 circle = _circle(order) if circle is None else circle
                 why = ", which is not issued before it"
                 if (at, target) in circle:
-                    why += f", and neither ever starts: {_told(schedule, order, circle)}"
+                    why += f", and neither ever starts: {_describe_cycle(schedule, order, circle)}"
                 yield _bad_wait(op, wait, why)
             elif stream_of[target] == stream_of[at]:
                 yield _bad_wait(op, wait, ", which is on the same stream")
@@ -90,7 +90,7 @@ def _circle(order: StreamOrder) -> list[tuple[int, int]]:
     return list(pairwise(path[path.index(path[-1]) :]))
 
 
-def _told(schedule: Schedule, order: StreamOrder, circle: list[tuple[int, int]]) -> str:
+def _describe_cycle(schedule: Schedule, order: StreamOrder, circle: list[tuple[int, int]]) -> str:
     """The circle from wait to wait; what follows one another on a stream is one leg."""
     legs: list[tuple[int, int, bool]] = []
     for op, earlier in circle:
@@ -173,14 +173,16 @@ class _Walk:
                 merge(clock, clocks.completed_previous[wait])
         return clock
 
-    def _check_content(self, op: Op, access: Access, cell: Cell | None, clock: list[int]) -> None:
+    def _check_content(
+        self, op: Op, access: Access, cell: MemoryCell | None, clock: list[int]
+    ) -> None:
         if cell is None or cell.leaf != access.leaf or cell.version != access.version:
             there = self.memory[access.tier].overlapping(access.start, access.end)
             self.report.wrong_content(op, access, there)
         elif clock[cell.writer_stream] <= cell.writer_index:
             self.report.read_too_early(op, access, cell)
 
-    def _check_overwrite(self, op: Op, access: Access, cell: Cell, clock: list[int]) -> None:
+    def _check_overwrite(self, op: Op, access: Access, cell: MemoryCell, clock: list[int]) -> None:
         if clock[cell.writer_stream] <= cell.writer_index:
             self.report.overwrite(op, access, (cell.writer_stream, cell.writer_index), "writes")
         for reader in cell.readers.items():
@@ -210,7 +212,7 @@ class _Walk:
         consumed = [ranges_of(item.tensor, item.slot, None) for item in self.schedule.consumed]
         for tier, ranges in (*(found for _, found in self._carried), *consumed):
             for start, end, leaf in ranges:
-                self.memory[tier].replace(Cell(start, end, leaf, 0, 0, -1))
+                self.memory[tier].replace(MemoryCell(start, end, leaf, 0, 0, -1))
 
     def _cross_boundary(self) -> None:
         """Final versions in carried slots become version 0; all other content is dead."""

@@ -1,9 +1,9 @@
-"""What the walk over a schedule finds wrong, in sentences."""
+"""Sentences on what the walk over a schedule finds wrong."""
 
 from twinstream.schedule.ops import Op
 from twinstream.schedule.proof.accesses import Access, AccessMap
 from twinstream.schedule.proof.clocks import StreamOrder
-from twinstream.schedule.proof.memory_cells import GARBAGE, Cell
+from twinstream.schedule.proof.memory_cells import GARBAGE, MemoryCell
 from twinstream.schedule.proof.violations import (
     CarriedNotValid,
     OperandsOverlap,
@@ -30,7 +30,7 @@ class WalkReport:
     def next_pass(self) -> None:
         self._pass_index += 1
 
-    def wrong_content(self, op: Op, access: Access, there: list[Cell]) -> None:
+    def wrong_content(self, op: Op, access: Access, there: list[MemoryCell]) -> None:
         held = [
             f"version {cell.version} of '{self._map.leaves[cell.leaf]}'"
             + ("" if cell.start == access.start else f" at byte {cell.start}")
@@ -45,7 +45,7 @@ class WalkReport:
             access,
         )
 
-    def read_too_early(self, op: Op, access: Access, cell: Cell) -> None:
+    def read_too_early(self, op: Op, access: Access, cell: MemoryCell) -> None:
         maker, name = self._who(cell.writer_stream, cell.writer_index)
         if maker == op.op_id:
             return  # reads what it writes itself: reported where it writes

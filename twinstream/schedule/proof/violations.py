@@ -1,4 +1,4 @@
-"""What can be wrong with a schedule: one class per rule."""
+"""The rules for a schedule: one class for each violation."""
 
 from dataclasses import dataclass
 from typing import ClassVar

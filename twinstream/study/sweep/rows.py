@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.measures.uncertainty import Speed, Uncertainty, order_note
-from twinstream.schedule.files import told, write_text
+from twinstream.schedule.files import reason_of, write_text
 from twinstream.study.query import StudyError
 from twinstream.study.sweep.cells import BUG, INFEASIBLE, MONEY, OK, OUTCOME, REFUSED, Row
 from twinstream.study.values import kind_of
@@ -58,7 +58,7 @@ class RowFile:
         try:
             append_line(f"{','.join(keys)}\n".encode(), self._tried_path)
         except OSError as error:
-            raise StudyError(f"cannot write {self._tried_path}: {told(error)}") from None
+            raise StudyError(f"cannot write {self._tried_path}: {reason_of(error)}") from None
 
     def _read_tried(self) -> set[tuple[str, ...]]:
         """A line that a kill cut off is of no pair, which is then tried again."""
@@ -92,8 +92,8 @@ class RowFile:
             append_line(line.getvalue().encode(), self._path)
         except OSError as error:
             raise StudyError(
-                f"cannot write {self._path}: {told(error)}; the rows before are kept: once there "
-                "is room, the same command goes on"
+                f"cannot write {self._path}: {reason_of(error)}; the rows before are kept: once "
+                "there is room, the same command goes on"
             ) from None
 
     def _continued(self) -> list[dict[str, str]]:
@@ -179,9 +179,9 @@ def append_line(line: bytes, path: Path) -> None:
 def errors_note(rows: Rows) -> str:
     """The expected error of each machine's predictions; empty where nothing is predicted."""
     found = {_place(row): error_text(row) for row in rows if is_certain(row)}
-    told = set(found.values())
-    if len(told) < 2:
-        return f"Predicted, {told.pop()}." if told else ""
+    provenances = set(found.values())
+    if len(provenances) < 2:
+        return f"Predicted, {provenances.pop()}." if provenances else ""
     return f"Predicted: {', '.join(f'{name} {short}' for name, short in found.items())}."
 
 

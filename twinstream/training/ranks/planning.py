@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from twinstream.clusters.choosing import Candidate, RanksQuestion, workload_of_ranks
 from twinstream.clusters.evaluating import cluster_evaluation_of
-from twinstream.clusters.executable import sharding_of
 from twinstream.clusters.layout import Layout, LayoutError
+from twinstream.clusters.pipeline import sharding_of
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
 from twinstream.data.training_data import TrainingData

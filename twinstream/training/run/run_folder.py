@@ -12,9 +12,9 @@ from twinstream.measures.metrics import Summary
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import (
     only_writer,
+    reason_of,
     require_folder,
     require_no_writer,
-    told,
     write_document,
 )
 from twinstream.training.checkpoints import (
@@ -187,7 +187,7 @@ def require_usable(files: RunFiles, *, resume: bool) -> None:
         exists, has_run = folder.exists(), files.options.exists()
         others = [] if has_run or not folder.is_dir() else files.others()
     except OSError as error:
-        raise OptionsError(f"{folder} cannot be the folder of a run: {told(error)}") from None
+        raise OptionsError(f"{folder} cannot be the folder of a run: {reason_of(error)}") from None
     if resume and (not exists or others):
         raise OptionsError(
             f"{folder} has no run to go on with ({files.options.name} is missing): leave out "

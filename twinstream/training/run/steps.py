@@ -12,7 +12,7 @@ from twinstream.data.chunk_stream import ChunkStream
 from twinstream.data.data_error import DataError
 from twinstream.data.order import Position
 from twinstream.data.packing import Chunk
-from twinstream.data.pieces import NO_LABEL
+from twinstream.data.spans import NO_LABEL
 from twinstream.executor.launch.protocol import Batch
 from twinstream.log.metrics import StepMetrics
 from twinstream.schedule.errors import TwinstreamError

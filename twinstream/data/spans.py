@@ -1,4 +1,4 @@
-"""Documents of blocks, cut into pieces no longer than a plan's longest document."""
+"""Spans of tokens to train on: documents, the longer ones cut to a plan's longest document."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """What is packed: [P] ranges of one run of tokens [N].
+class Spans:
+    """S spans of one run of N tokens; chunks are packed of such spans.
 
     Attributes:
         ids, labels: [N]; a label is the token after, or NO_LABEL where that is not learned.
-        starts, lengths: [P]; no piece is longer than the longest document, and in each there is
+        starts, lengths: [S]; no span is longer than the longest document, and in each there is
             something to learn.
     """
 
@@ -27,15 +27,15 @@ class Pieces:
     starts: Ints
     lengths: Ints
 
-    def chosen(self, indices: Ints) -> "Pieces":
-        return Pieces(self.ids, self.labels, self.starts[indices], self.lengths[indices])
+    def chosen(self, indices: Ints) -> "Spans":
+        return Spans(self.ids, self.labels, self.starts[indices], self.lengths[indices])
 
 
-def cut(tokens: BlockTokens, sizes: Sequence[int]) -> Pieces:
-    """The documents of a block, longer ones in pieces of these sizes, around and around.
+def cut(tokens: BlockTokens, sizes: Sequence[int]) -> Spans:
+    """Cut the documents of a block into spans; long ones into these sizes, taken in turn.
 
-    Of a long document that is not all learned, as a conversation, only the first piece is kept: in
-    another one an answer would be learned without what it answers. A piece in which nothing is
+    Of a long document that is not all learned, as a conversation, only the first span is kept: in
+    another one an answer would be learned without what it answers. A span in which nothing is
     learned is left out: it would cost time and change nothing.
     """
     ends = tokens.ends
@@ -48,7 +48,7 @@ def cut(tokens: BlockTokens, sizes: Sequence[int]) -> Pieces:
     parts = [
         (int(start) + first, size)
         for start, length in zip(starts[is_long], lengths[is_long], strict=True)
-        for first, size in _around(int(length), sizes)
+        for first, size in _split_document(int(length), sizes)
     ]
     long_starts, long_lengths = np.array(parts, np.int64).reshape(-1, 2).T
     starts = np.concatenate([starts[~is_long], long_starts])
@@ -57,11 +57,11 @@ def cut(tokens: BlockTokens, sizes: Sequence[int]) -> Pieces:
     teaches = counts[ends] > counts[np.minimum(starts + 1, ends)]
     labels = np.full(len(tokens.ids), NO_LABEL, np.int32)
     labels[:-1] = np.where(tokens.learned[1:], tokens.ids[1:], NO_LABEL)
-    return Pieces(tokens.ids, labels, starts[teaches], lengths[teaches])
+    return Spans(tokens.ids, labels, starts[teaches], lengths[teaches])
 
 
-def _around(length: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """(first, size) of the pieces of a document."""
+def _split_document(length: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (first token, size) of the spans of one long document."""
     found: list[tuple[int, int]] = []
     first = 0
     while first < length:
@@ -71,10 +71,10 @@ def _around(length: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-def joined(parts: Sequence[Pieces]) -> Pieces:
-    """As pieces of one run of tokens."""
+def joined(parts: Sequence[Spans]) -> Spans:
+    """Join spans of several runs of tokens into spans of one run."""
     offsets = np.cumsum([0, *(len(part.ids) for part in parts)])
-    return Pieces(
+    return Spans(
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.labels for part in parts]),
         np.concatenate([part.starts + at for part, at in zip(parts, offsets, strict=False)]),
@@ -83,9 +83,9 @@ def joined(parts: Sequence[Pieces]) -> Pieces:
 
 
 def sizes_for(longest: int, chunk_tokens: int | None, *, is_continuous: bool) -> tuple[int, ...]:
-    """Sizes of the pieces of long documents.
+    """Return the sizes of the spans that long documents are cut into.
 
-    A continuous text is cut so that its pieces fill chunks to the last token: as many of the
+    A continuous text is cut so that its spans fill chunks to the last token: as many of the
     longest as a chunk has room for, then one of what is left.
     """
     if chunk_tokens is None or not is_continuous or chunk_tokens % longest == 0:
@@ -94,7 +94,7 @@ def sizes_for(longest: int, chunk_tokens: int | None, *, is_continuous: bool) ->
 
 
 def first_too_long(tokens: BlockTokens, longest: int) -> tuple[int, int] | None:
-    """Index and length of the first document longer than that."""
+    """Return index and length of the first document longer than `longest`; None if none is."""
     lengths = np.diff(tokens.ends, prepend=0)
     over = np.flatnonzero(lengths > longest)
     return (int(over[0]), int(lengths[over[0]])) if len(over) else None

@@ -1,4 +1,4 @@
-"""How much scratch each attention implementation takes, so that it can be planned without torch.
+"""The scratch of each attention implementation, so that it can be planned without torch.
 
 Each formula mirrors, buffer by buffer, what the implementation of that name takes from its
 workspace; tests hold the two together to the byte. What a library allocates by itself besides is
@@ -7,8 +7,8 @@ in `attention_library`.
 
 from collections.abc import Callable, Mapping
 
-from twinstream.models.demand.attention_limits import attention_limits
-from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
+from twinstream.models.kernel_costs.attention_limits import attention_limits
+from twinstream.models.kernel_costs.attention_shape import AttentionPass, AttentionShape
 from twinstream.models.layout import aligned
 
 # Eager attention works on tiles of this many queries and keys (all heads at once).

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream import api
 from twinstream.clusters.conforms import require_conforming_cluster
 from twinstream.clusters.running.run_ranks import (
     ClusterRun,
@@ -21,15 +20,17 @@ from twinstream.commands.arguments.cluster_options import RanksOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.cluster_inputs import ClusterInputError, place_of, read_cluster
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.ranks.planning import planned_for_ranks
+from twinstream.commands.plan_many import planned_for_ranks
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.planner.planner import gc_paused
+from twinstream.run_settings import RunSettings
 from twinstream.schedule.analysis.comparison import by_rank
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.files import write_document
 from twinstream.screens.ranks_screen import layout_line, stages_table
-from twinstream.screens.tables import SHARES, SPEEDS, headline_table, losses_line, seconds
+from twinstream.screens.run_report import losses_line
+from twinstream.screens.tables import SHARES, SPEEDS, headline_table, seconds
 from twinstream.simulator.replay import simulate_cluster
 
 
@@ -37,7 +38,7 @@ from twinstream.simulator.replay import simulate_cluster
 class HowToRun:
     """What of a run on ranks is in no schedule; `cluster` is the profile that predicts it."""
 
-    settings: api.RunSettings
+    settings: RunSettings
     cluster: str | None
     tokens: NDArray[np.int32]
     output: Path | None
@@ -153,7 +154,7 @@ def _report(job: _Job, run: ClusterRun, *, as_json: bool) -> None:
             predicted, _measured(job, timeline), (*SPEEDS, *(SHARES if job.place else ()))
         ),
         losses_line(run.losses),
-        f"{timeline.provenance.told.capitalize()}, {timeline.provenance.detail}.",
+        f"{timeline.provenance.description.capitalize()}, {timeline.provenance.detail}.",
         *([f"Assumed for the prediction: {assumed}."] if assumed else []),
     )
     if predicted is None:

@@ -1,4 +1,4 @@
-"""What each attention implementation computes, so that a plan can be refused without torch."""
+"""The limits of each attention implementation, so that a plan can be refused without torch."""
 
 import re
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ class Library:
 
 @dataclass(frozen=True)
 class AttentionLimits:
-    """None is no limit of its own; `capabilities` are major compute capabilities.
+    """The limits of an implementation (None: no limit); `capabilities` are major ones of CUDA.
 
     With `variable_length` one call takes packed sequences of unequal lengths; without, each of
     them is a call. `deterministic` means the same bits from run to run, as the executor calls it.
@@ -70,7 +70,7 @@ class UnknownAttentionError(TwinstreamError):
 
 
 def attention_names() -> tuple[str, ...]:
-    """All implementations, whether they can run here or not."""
+    """Return the names of all implementations, whether they can run here or not."""
     return tuple(_limits())
 
 
@@ -108,7 +108,7 @@ def attention_refusal(
 
 
 def nondeterministic_kernels(schedule: Schedule) -> tuple[str, ...]:
-    """What of a schedule does not give the same bits from run to run; empty where all does."""
+    """Return the kernels that give other bits from run to run; empty where none does."""
     names = {call.attributes.get("attention") for call in schedule.calls.values()}
     known = sorted(name for name in names if isinstance(name, str) and name in _limits())
     return tuple(f"attention {name}" for name in known if not _limits()[name].deterministic)

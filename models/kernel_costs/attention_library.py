@@ -1,4 +1,4 @@
-"""How much memory the attention libraries allocate by themselves, outside the arenas.
+"""The memory that attention libraries allocate by themselves, outside the arenas.
 
 It is part of the device cap, and taken only while a kernel runs: what counts of a schedule is its
 largest call. A formula is the sum of the buffers that the library's source allocates in one pass,
@@ -16,15 +16,15 @@ cpu/FlashAttentionKernel.cpp.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from twinstream.models.demand.attention_limits import attention_limits, cudnn_key_heads
-from twinstream.models.demand.attention_shape import (
+from twinstream.models.kernel_costs.attention_limits import attention_limits, cudnn_key_heads
+from twinstream.models.kernel_costs.attention_shape import (
     MOST_MULTIPROCESSORS,
     ROW_BLOCK,
     AttentionPass,
     AttentionShape,
 )
-from twinstream.models.demand.attributes import typed_attribute
-from twinstream.models.demand.workspace import attention_shape
+from twinstream.models.kernel_costs.attributes import typed_attribute
+from twinstream.models.kernel_costs.workspace import attention_shape
 from twinstream.schedule.ops import KernelCall
 
 _FLOAT32_BYTES = 4

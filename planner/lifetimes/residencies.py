@@ -1,4 +1,9 @@
-"""When each unit is on the device: stays, from uses and a rule for gaps."""
+"""When each unit is on the device: its residencies, from its uses and a rule for gaps.
+
+A *gap* is the time between two uses of a unit. Where the rule keeps content over a gap, the uses
+before and after it are one residency; where it does not, the unit leaves the device, its bytes
+serve others meanwhile, and it is loaded again.
+"""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -12,14 +17,18 @@ GapRule = Callable[[Unit, int, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class Residency:
     """A unit's time on the device: positions [begin, end) of the task sequence.
 
-    `begin` is where its load may be issued, `end` where its bytes may be given to others. A stay
-    that `enters` finds its content there from the pass before; one that `leaves` keeps it there
-    for the pass after. Where its offload outlasts the pass, its bytes are its own at the `later`
-    first tasks of the pass after, too. Where its load is issued in the pass before, they are so at
-    positions `ahead` of that one, which are its last.
+    Attributes:
+        begin: where the load may be issued.
+        end: where the bytes may be given to others.
+        enters: the content is there from the pass before.
+        leaves: the content is kept there for the pass after.
+        later: how many first tasks of the pass after still need the bytes, since the offload
+            outlasts the pass.
+        ahead: positions of the pass before, its last ones, at which the load already needs the
+            bytes.
     """
 
     unit: str
@@ -33,7 +42,7 @@ class Stay:
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """Positions in any pass at which its bytes are its own."""
+        """The positions, in any pass, at which nothing else may have its bytes."""
         found = [(self.begin, self.end)]
         if self.later:
             found.append((0, self.later))
@@ -41,14 +50,14 @@ class Stay:
             found.append(self.ahead)
         return tuple(found)
 
-    def goes_on_in(self, after: "Stay") -> bool:
-        """Whether the next stay of the unit begins with the content that this one ends with."""
+    def continues_in(self, after: "Residency") -> bool:
+        """Whether the next residency of the unit begins with the content that this one leaves."""
         return _same_content(self.uses, after.uses[0])
 
 
 @dataclass(frozen=True)
 class Margins:
-    """How long before its first use a unit is fetched, and kept after its last for the offload."""
+    """Time to fetch a unit before its first use, and to offload it after its last."""
 
     lead_ns: float
     drain_ns: float
@@ -87,48 +96,52 @@ class TaskClock:
         return self.num_tasks + min(later, self.num_tasks)
 
 
-def stay_intervals(units: UnitMap, stays: Sequence[Stay]) -> list[tuple[int, int, int]]:
-    """(begin, end, size_bytes) of every stay; of one that outlasts the pass, again from 0 on.
+def residency_intervals(
+    units: UnitMap, residencies: Sequence[Residency]
+) -> list[tuple[int, int, int]]:
+    """Return (begin, end, size_bytes) of every residency, in the positions of one pass.
 
-    Of one that is loaded in the pass before, also at the end of that.
-
-    If it leaves its content for the pass after, the stay that enters there has the same bytes.
+    A residency that outlasts the pass has a second interval from position 0 on, and one that is
+    loaded in the pass before a second interval at the end. Where one leaves its content for the
+    pass after, the one that enters there has the same bytes, which are counted once.
     """
     intervals = []
-    entered = {stay.unit: stay.end for stay in stays if stay.enters}
-    for stay in stays:
-        size_bytes = units.units[stay.unit].tensor.size_bytes
-        intervals.append((stay.begin, stay.end, size_bytes))
-        if stay.ahead is not None:
-            intervals.append((*stay.ahead, size_bytes))
-        begin = entered.get(stay.unit, 0) if stay.leaves else 0
-        if begin < stay.later:
-            intervals.append((begin, stay.later, size_bytes))
+    entered = {residency.unit: residency.end for residency in residencies if residency.enters}
+    for residency in residencies:
+        size_bytes = units.units[residency.unit].tensor.size_bytes
+        intervals.append((residency.begin, residency.end, size_bytes))
+        if residency.ahead is not None:
+            intervals.append((*residency.ahead, size_bytes))
+        begin = entered.get(residency.unit, 0) if residency.leaves else 0
+        if begin < residency.later:
+            intervals.append((begin, residency.later, size_bytes))
     return intervals
 
 
-def resident_stays(uses: dict[str, list[Use]], units: UnitMap, num_tasks: int) -> list[Stay]:
-    """Everything stays: persistent units for the whole pass, others from first to last use."""
-    stays = []
+def unbroken_residencies(
+    uses: dict[str, list[Use]], units: UnitMap, num_tasks: int
+) -> list[Residency]:
+    """Keep everything: persistent units for the whole pass, others from first to last use."""
+    residencies = []
     for name, used in uses.items():
         if units.units[name].persistent:
-            stays.append(Stay(name, 0, num_tasks, tuple(used), enters=True, leaves=True))
+            residencies.append(Residency(name, 0, num_tasks, tuple(used), enters=True, leaves=True))
         else:
-            stays += [
-                Stay(name, group[0].position, group[-1].position + 1, tuple(group))
+            residencies += [
+                Residency(name, group[0].position, group[-1].position + 1, tuple(group))
                 for group in _groups(used, keep=lambda before, after: True)
             ]
-    return stays
+    return residencies
 
 
-def chosen_stays(
+def chosen_residencies(
     uses: dict[str, list[Use]], units: UnitMap, keep: GapRule, num_tasks: int
-) -> list[Stay]:
-    """Stays by a rule on every gap; content of persistent units may stay over the boundary.
+) -> list[Residency]:
+    """Keep content over the gaps that a rule names, also over the boundary between passes.
 
-    Bare: they begin at their first use and end after their last, whatever copies need.
+    Each residency begins at its first use and ends after its last: time for copies is not in it.
     """
-    stays: list[Stay] = []
+    residencies: list[Residency] = []
     for name, used in uses.items():
         unit = units.units[name]
 
@@ -136,12 +149,12 @@ def chosen_stays(
             return keep(unit, before.position, after.position)
 
         groups = _groups(used, kept)
-        bare = [Stay(name, g[0].position, g[-1].position + 1, tuple(g)) for g in groups]
+        bare = [Residency(name, g[0].position, g[-1].position + 1, tuple(g)) for g in groups]
         if unit.persistent and kept(used[-1], used[0]):
             bare[0] = replace(bare[0], begin=0, enters=True)
             bare[-1] = replace(bare[-1], end=num_tasks, leaves=True)
-        stays += bare
-    return stays
+        residencies += bare
+    return residencies
 
 
 def content_gaps(uses: dict[str, list[Use]], units: UnitMap) -> list[tuple[str, int, int]]:
@@ -162,34 +175,34 @@ def content_gaps(uses: dict[str, list[Use]], units: UnitMap) -> list[tuple[str, 
     return found
 
 
-def streaming_stays(
+def streaming_residencies(
     uses: dict[str, list[Use]], units: UnitMap, clock: TaskClock, keep: KeepRule, margins: Margins
-) -> list[Stay]:
+) -> list[Residency]:
     """A unit leaves the device when its content is dead, or `keep` says no to the gap ahead.
 
-    Stays of the same content whose margins would touch are one: the unit would be there all the
-    time anyway. Other content is loaded when that before is no longer used: they may share bytes.
-    No stay crosses the boundary between passes.
+    Residencies of the same content whose margins would touch are one: the unit would be there all
+    the time anyway. Other content is loaded when that before it is no longer used, since they may
+    share bytes. No residency crosses the boundary between passes.
     """
-    stays: list[Stay] = []
+    residencies: list[Residency] = []
     for name, used in uses.items():
         unit = units.units[name]
 
         def stays_for_gap(before: Use, after: Use, unit: Unit = unit) -> bool:
             return keep(unit, clock.gap_ns(before.position, after.position))
 
-        merged: list[Stay] = []
+        merged: list[Residency] = []
         for group in _groups(used, stays_for_gap):
             begin, end = _with_margins(group, clock, margins)
             if merged and begin <= merged[-1].end and _same_content(merged[-1].uses, group[0]):
                 last = merged[-1]
-                merged[-1] = Stay(name, last.begin, end, (*last.uses, *group))
+                merged[-1] = Residency(name, last.begin, end, (*last.uses, *group))
                 continue
             if merged:
                 begin = max(begin, merged[-1].uses[-1].position + 1)
-            merged.append(Stay(name, begin, end, tuple(group)))
-        stays += merged
-    return stays
+            merged.append(Residency(name, begin, end, tuple(group)))
+        residencies += merged
+    return residencies
 
 
 def _with_margins(group: Sequence[Use], clock: TaskClock, margins: Margins) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Demand descriptors of LoRA's matmuls in a block: thin, and so bound by HBM.
+"""Cost descriptors of LoRA's matmuls in a block: thin, and so bound by HBM.
 
 Forward makes x A^T, then the outputs that the base's product is added to; backward likewise the
 gradient of the input, so that the base's matmuls only read what they add to as well. Legend: T
@@ -16,7 +16,7 @@ from twinstream.schedule.cost import Work
 
 @dataclass(frozen=True)
 class AdapterWork:
-    """What the adapters of one block demand for one chunk; nothing where there are none."""
+    """The work that the adapters of one block do for one chunk; empty where there are none."""
 
     spec: ModelSpec
     recipe: Recipe

@@ -1,4 +1,4 @@
-"""How much scratch the kernels take, so that it can be planned for without torch.
+"""The scratch that kernels take, so that it can be planned for without torch.
 
 Each formula mirrors, buffer by buffer, what the kernel of that name takes from its `scratch`
 operand; tests hold the two together to the byte. Buffers whose lifetimes do not overlap share
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from twinstream.models.adapters.adapter_layout import low_widths
 from twinstream.models.adapters.lora import lora_of_attributes
-from twinstream.models.demand.attention_scratch import attention_scratch_bytes
-from twinstream.models.demand.attention_shape import AttentionPass, AttentionShape
-from twinstream.models.demand.attributes import (
+from twinstream.models.kernel_costs.attention_scratch import attention_scratch_bytes
+from twinstream.models.kernel_costs.attention_shape import AttentionPass, AttentionShape
+from twinstream.models.kernel_costs.attributes import (
     Attributes,
     gradient_dtype_name,
     is_frozen,
@@ -64,7 +64,7 @@ def workspace_bytes(kernel: str, attributes: Attributes) -> int:
 
 
 def state_bytes(state: OptimizerState, dtype: str, num_elements: int) -> int:
-    """Of the optimizer's state of so many parameters of `dtype`, which begin at a whole block.
+    """Return the bytes of optimizer state of so many parameters, from the start of a block on.
 
     >>> state_bytes("8bit", "bfloat16", 1024) / 1024
     2.03125

@@ -22,13 +22,12 @@ from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.arguments.requests import request_of
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.plans.planning_cluster import plan_on_cluster
-from twinstream.commands.ranks.planning import plan_for_ranks
+from twinstream.commands.plan_many import plan_for_ranks, plan_on_cluster
 from twinstream.measures.explanation import explain
 from twinstream.measures.metrics import summarize
 from twinstream.measures.policies_compared import ALL, NoPolicyFits, compare_policies
 from twinstream.measures.uncertainty import uncertainty_of
-from twinstream.models.demand.attention_limits import nondeterministic_kernels
+from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.planner.choices import OPEN, ChoiceError
 from twinstream.planner.planner import Planner
 from twinstream.planner.policies import compared_names
@@ -36,6 +35,7 @@ from twinstream.planner.request import PlanRequest
 from twinstream.planner.warm_start import WarmStartError
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
+from twinstream.screens.layout_screen import bills_screen
 from twinstream.screens.plan_screen import WIDTH, plan_notes, plan_screen, policies_screen
 from twinstream.simulator.replay import steady_state
 
@@ -104,7 +104,7 @@ def plan(  # noqa: PLR0913
         if output is not None:
             write_document(schedule, output)
     finally:  # what was planned is told, on a full disk too
-        _tell(request, schedule, plan_seconds, taken, wanted.notes, as_json=as_json)
+        _tell(request, schedule, plan_seconds, taken, (charged, wanted.notes), as_json=as_json)
     if output is not None and not as_json:
         print_report(f"Wrote the schedule to {output}.")
 
@@ -128,16 +128,18 @@ def _tell(
     schedule: Schedule,
     plan_seconds: float,
     known_plan: str | None,
-    notes: Sequence[str],
+    about: tuple[RunOptions, Sequence[str]],
     *,
     as_json: bool,
 ) -> None:
-    machine = request.machine
+    machine, (charged, notes) = request.machine, about
     with progress("simulating", quiet=as_json):
         timeline = api.simulate(schedule, machine)
     notes = [*notes, *plan_notes(schedule, machine, timeline)]
+    bill = charged.bill(schedule.workload.tokens_per_step * 1e9 / timeline.step_ns, num_gpus=1)
     if as_json:
-        more = {
+        more: dict[str, object] = {} if bill is None else {"bill": bill}
+        more |= {
             "explanation": explain(schedule, timeline, machine),
             "known_plan": known_plan,
             "notes": notes,
@@ -147,6 +149,8 @@ def _tell(
         print_json(summary.model_dump() | describe(schedule) | more)
         return
     print_report(plan_screen(schedule, timeline, machine, plan_seconds), *_narrow(notes))
+    if bill is not None:
+        print_report(bills_screen([f"1 {machine.name}"], [bill], charged.num_tokens))
     if known_plan is not None:
         print_report(f"Nothing faster than {known_plan} was found: this is that plan.")
 

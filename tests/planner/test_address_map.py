@@ -1,4 +1,4 @@
-"""Items on a board: what is in the way goes elsewhere, and nothing ever overlaps."""
+"""Items at addresses: what is in the way is evicted and placed elsewhere; nothing overlaps."""
 
 from itertools import combinations
 from random import Random
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinstream.planner.pack.board import Board, SoftItem
+from twinstream.planner.pack.address_map import AddressMap, SoftItem
 from twinstream.planner.pack.soft_packing import pack_soft
 
 UNIT = 256
@@ -59,12 +59,12 @@ def cut_up(seed: int, tasks: int, units: int, pieces: int) -> list[Rectangle]:
 @settings(max_examples=300, deadline=None)
 def test_what_was_rearranged_lies_within_the_bytes_and_nothing_overlaps(rectangles, most, steps):
     items = items_of(rectangles)
-    board = Board(items)
-    fits = board.rearrange(range(len(items)), most * UNIT, [(0,)] * len(items), steps)
+    address_map = AddressMap(items)
+    fits = address_map.rearrange(range(len(items)), most * UNIT, [(0,)] * len(items), steps)
     if fits:
-        offsets = board.offsets.tolist()
+        offsets = address_map.offsets.tolist()
         assert overlaps(items, offsets) == []
-        assert board.extent_bytes <= most * UNIT
+        assert address_map.extent_bytes <= most * UNIT
         assert min(offsets) >= 0
     else:
         tight = (
@@ -83,47 +83,47 @@ def test_memory_that_is_all_in_use_all_the_time_is_packed_with_little_more(seed)
 def test_the_one_in_the_way_goes_elsewhere():
     early, late, long, wide = items_of([(0, 2, 1), (2, 4, 1), (0, 4, 1), (1, 3, 2)])
     items = [early, late, long, wide]
-    board = Board(items)
-    board.put(0, 0, 0)
-    board.put(1, 3 * UNIT, 0)
-    board.put(2, UNIT, 0)
-    assert not board.put_if_free(3, 4 * UNIT, (0,))
-    assert board.rearrange([3], 4 * UNIT, [(0,)] * 4, 20)
-    assert overlaps(items, board.offsets.tolist()) == []
-    assert board.extent_bytes == 4 * UNIT
+    address_map = AddressMap(items)
+    address_map.place(0, 0, 0)
+    address_map.place(1, 3 * UNIT, 0)
+    address_map.place(2, UNIT, 0)
+    assert not address_map.place_if_free(3, 4 * UNIT, (0,))
+    assert address_map.rearrange([3], 4 * UNIT, [(0,)] * 4, 20)
+    assert overlaps(items, address_map.offsets.tolist()) == []
+    assert address_map.extent_bytes == 4 * UNIT
 
 
 @given(RECTANGLES, st.integers(5, 12), st.integers(0, 30))
 @settings(max_examples=200, deadline=None)
-def test_what_is_driven_off_is_the_fewest_bytes_of_all_places(rectangles, most, seed):
+def test_what_is_evicted_is_the_fewest_bytes_of_all_places(rectangles, most, seed):
     random, items = Random(seed), items_of([*rectangles, (0, 15, 4)])
-    board = Board(items)
+    address_map = AddressMap(items)
     for item in range(len(rectangles)):
-        board.put(item, random.randint(0, most) * UNIT, 0)
+        address_map.place(item, random.randint(0, most) * UNIT, 0)
     in_the_way = {
         offset: [
             item
             for item in range(len(rectangles))
-            if board.offsets[item] < (offset + 4) * UNIT
-            and board.offsets[item] + board.sizes[item] > offset * UNIT
+            if address_map.offsets[item] < (offset + 4) * UNIT
+            and address_map.offsets[item] + address_map.sizes[item] > offset * UNIT
         ]
         for offset in range(most - 3)
     }
-    fewest = min(sum(board.sizes[item] for item in items) for items in in_the_way.values())
-    board.rearrange([len(rectangles)], most * UNIT, [range(1)] * len(items), most_steps=1)
-    at = int(board.offsets[-1]) // UNIT
-    assert sum(board.sizes[item] for item in in_the_way[at]) == fewest
+    fewest = min(sum(address_map.sizes[item] for item in items) for items in in_the_way.values())
+    address_map.rearrange([len(rectangles)], most * UNIT, [range(1)] * len(items), most_steps=1)
+    at = int(address_map.offsets[-1]) // UNIT
+    assert sum(address_map.sizes[item] for item in in_the_way[at]) == fewest
 
 
 def test_a_search_without_end_is_given_up():
     items = items_of([(0, 2, 3), (0, 2, 3)])
-    assert not Board(items).rearrange([0, 1], 5 * UNIT, [(0,)] * 2, 50)
+    assert not AddressMap(items).rearrange([0, 1], 5 * UNIT, [(0,)] * 2, 50)
 
 
 def test_off_the_board_an_item_is_in_nobodys_way():
     items = items_of([(0, 2, 3), (1, 2, 1)])
-    board = Board(items)
-    board.put(0, 0, 0)
-    assert board.lowest(1, 0) == 3 * UNIT
-    board.take(0)
-    assert board.lowest(1, 0) == 0
+    address_map = AddressMap(items)
+    address_map.place(0, 0, 0)
+    assert address_map.lowest(1, 0) == 3 * UNIT
+    address_map.remove(0)
+    assert address_map.lowest(1, 0) == 0

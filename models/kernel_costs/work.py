@@ -1,4 +1,4 @@
-"""Demand descriptors of the dense decoder's tasks: FLOPs and HBM bytes per kernel group.
+"""Cost descriptors of the dense decoder's tasks: FLOPs and HBM bytes per kernel group.
 
 FLOPs are those executed. They exceed model FLOPs (`models.flops`) only by the recompute tasks,
 by the scores that attention's backward computes again (5 matmuls instead of 4), and by the K
@@ -13,14 +13,14 @@ Legend: T tokens of the chunk, d model width, q width of Q, k width of K (= of V
 
 from dataclasses import dataclass, field
 
-from twinstream.models.demand.adapter_work import AdapterWork
-from twinstream.models.demand.attention_limits import attention_limits
-from twinstream.models.demand.attention_shape import (
+from twinstream.models.kernel_costs.adapter_work import AdapterWork
+from twinstream.models.kernel_costs.attention_limits import attention_limits
+from twinstream.models.kernel_costs.attention_shape import (
     ROW_BLOCK,
     room_for_longest,
     room_for_sequences,
 )
-from twinstream.models.demand.workspace import state_bytes, sum_shares
+from twinstream.models.kernel_costs.workspace import state_bytes, sum_shares
 from twinstream.models.recipe import OptimizerState, Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.schedule.cost import Work
@@ -34,7 +34,7 @@ _EMPTY_BLOCKS_OF_A_LAUNCH = 300
 
 @dataclass(frozen=True)
 class ChunkWork:
-    """Demand descriptors for one chunk that starts at `start` in its sequence."""
+    """The work of each task for one chunk that starts at `start` in its sequence."""
 
     spec: ModelSpec
     workload: Workload
@@ -81,7 +81,7 @@ class ChunkWork:
         )
 
     def recompute_attention(self) -> tuple[Work, ...]:
-        """From level ATTENTION: Q, output, gate and up projections."""
+        """Recompute from level ATTENTION: Q, output, gate and up projections."""
         t, s = self.tokens, self.spec
         return (
             self.vector("rms_norm", 4 * t * s.d_model, launches=2),
@@ -92,7 +92,7 @@ class ChunkWork:
         )
 
     def recompute_input(self) -> tuple[Work, ...]:
-        """From level INPUT: the same and attention."""
+        """Recompute from level INPUT: the same and attention."""
         rope = self.vector("rope", 2 * self.tokens * self.spec.d_q)
         return (*self.recompute_attention(), rope, self.attention_forward())
 
@@ -117,7 +117,7 @@ class ChunkWork:
         return (*works, self.matmul(t, k, d, accumulate=covers("qkv"))) if s.qk_norm else works
 
     def weight_gradients(self) -> tuple[Work, ...]:
-        """Of the four matrices of a block."""
+        """Return the weight gradients of the four matrices of a block."""
         t, s = self.tokens, self.spec
         return (
             self.gradient_matmul(s.d_model, s.d_ff, t),
@@ -162,7 +162,7 @@ class ChunkWork:
 
     @property
     def adapters(self) -> AdapterWork:
-        """What LoRA adds to a block."""
+        """Return what LoRA adds to a block."""
         return AdapterWork(self.spec, self.recipe, self.tokens)
 
     @property

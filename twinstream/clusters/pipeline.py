@@ -39,7 +39,7 @@ class Stages:
     layout: Layout
 
 
-def executable(
+def plan_pipeline(
     stages: Stages,
     machine: Machine,
     caps: Mapping[int, Caps] | Caps | None = None,

@@ -1,4 +1,4 @@
-"""One cut on the bench: relax, decide, pack, emit and judge, each a step of its own."""
+"""Plan one cut of the step: relax, decide, pack, emit and simulate, each a step of its own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,16 +15,16 @@ from twinstream.planner.decide.decisions import Decisions
 from twinstream.planner.decide.filling import Pressure
 from twinstream.planner.decide.margins import QueueModel
 from twinstream.planner.emit.emission import Emitted, emitted
-from twinstream.planner.emit.unrolling import of_all_rounds
+from twinstream.planner.emit.unrolling import with_all_rounds
+from twinstream.planner.evaluator import Evaluator, step_ns_of
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.judge import Judge, step_ns_of
-from twinstream.planner.lifetimes.rounds import JUDGED_ROUNDS, PROGRAM_ROUNDS
+from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS, SIMULATED_ROUNDS
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import SearchLimits
 from twinstream.planner.pack.packer import Packed, Packer
-from twinstream.planner.search.clock import judged_clock
-from twinstream.planner.search.cuts import Cut
-from twinstream.planner.search.knobs import Attempt, Judged, Knobs, Rule
+from twinstream.planner.search.clock import simulated_clock
+from twinstream.planner.search.cuts import StepCut
+from twinstream.planner.search.knobs import Attempt, Knobs, Rule, SimulatedPlan
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.workload import Workload
@@ -33,7 +33,7 @@ _ROUNDING = 5  # host steps that the program does not get at first: units are mo
 
 
 class CutSource(Protocol):
-    """Where cuts come from: `Cuts` of a step, or one chain as it is."""
+    """What a cut planner needs of the cuts: `Cuts` of a step, or one chain as it is."""
 
     @property
     def machine(self) -> Machine: ...
@@ -56,15 +56,15 @@ class CutSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Workbench:
-    """Makes plans of one cut."""
+class CutPlanner:
+    """Plans one cut of the step: each attempt is the plan that comes of one set of knobs."""
 
     cuts: CutSource
-    cut: Cut
-    judge: Judge
+    cut: StepCut
+    evaluator: Evaluator
 
     def attempt(self, knobs: Knobs, tried: Sequence[Attempt], best: Attempt | None) -> Attempt:
-        """A plan with these knobs.
+        """Make a plan with these knobs.
 
         Args:
             knobs: to plan with.
@@ -79,7 +79,7 @@ class Workbench:
         found = self._packed(knobs, last, best)
         if found.packed is None or not found.packed.fits or _same(found.packed, last):
             return replace(found, packed=None)
-        return replace(found, judged=self._judged(self.emit(found.packed)))
+        return replace(found, simulated=self._simulated(self.emit(found.packed)))
 
     def fits(self) -> bool:
         """Whether decisions that fit the caps are found at once, with room for copies or none."""
@@ -90,7 +90,7 @@ class Workbench:
         return False
 
     def _packed(self, knobs: Knobs, last: Attempt | None, best: Attempt | None) -> Attempt:
-        """The decisions with these knobs at offsets, with as much of the host as they fit.
+        """Relax, decide and pack with these knobs, and with as much of the host as then fits.
 
         Args:
             knobs: to plan with.
@@ -115,7 +115,7 @@ class Workbench:
         return found
 
     def relax(self, knobs: Knobs, start: Relaxation | None) -> Relaxation | None:
-        """The program's optimum within the caps less the room; None where nothing fits them."""
+        """Return the program's optimum within the caps less the room; None where nothing fits."""
         device, host = self.caps.arena_bytes("device"), self.caps.arena_bytes("host")
         room = None if device is None else device - knobs.room_bytes
         at_most = host if knobs.host_bytes is None else knobs.host_bytes
@@ -125,41 +125,41 @@ class Workbench:
         )
 
     def relaxed_s(self, choices: Choices, room_bytes: int) -> float:
-        """Seconds that the program's decisions come to at first; infinite where none fit."""
+        """Return the seconds of the program's first decisions; infinite where none fit."""
         relaxed = self.relax(self.first_knobs(choices, room_bytes), None)
         return inf if relaxed is None else relaxed.step_s
 
     def decide(self, relaxed: Relaxation, knobs: Knobs) -> Decisions:
-        """Whole decisions by the program's fractions."""
+        """Round the program's fractions to whole decisions."""
         return Decisions.of(relaxed, self.small, knobs.choices)
 
     def pack(self, decisions: Decisions, relaxed: Relaxation, knobs: Knobs) -> Packed | None:
-        """The decisions at offsets; None where nothing fits the device."""
+        """Give the decisions offsets; None where nothing fits the device."""
         pressure = Pressure.of(relaxed, self.num_rounds, self.cuts.limits)
         return self._packer(knobs).pack(decisions, pressure, knobs.room_bytes)
 
     def emit(self, packed: Packed) -> Emitted:
-        """The schedule of few rounds."""
+        """Write out the schedule of a few rounds."""
         return emitted(packed.placement, self.machine, self.caps, "optimal")
 
     def schedule(self, attempt: Attempt, chain: Chain) -> Schedule | None:
-        """The attempt with all rounds of the step; None where these do not fit after all."""
-        packed, judged, rule = attempt.packed, attempt.judged, attempt.knobs.rule
-        assert judged is not None, "a plan was found"
+        """Return the attempt with all rounds of the step; None where these do not fit after all."""
+        packed, simulated, rule = attempt.packed, attempt.simulated, attempt.knobs.rule
+        assert simulated is not None, "a plan was found"
         if rule is not None:
-            few = judged.emitted
-            return of_all_rounds(few, lambda of: rule(of, self.machine, self.caps), chain)
+            few = simulated.emitted
+            return with_all_rounds(few, lambda of: rule(of, self.machine, self.caps), chain)
         assert packed is not None, "it was packed"
         packer = self._packer(attempt.knobs)
 
         def make(of: Chain) -> Emitted | None:
-            whole = packer.of_all_rounds(packed, ChainView(of))
+            whole = packer.with_all_rounds(packed, ChainView(of))
             return self.emit(whole) if whole.fits else None
 
-        return of_all_rounds(judged.emitted, make, chain)
+        return with_all_rounds(simulated.emitted, make, chain)
 
     def first_knobs(self, choices: Choices, room_bytes: int) -> Knobs:
-        """All of the links, and nearly all of the host."""
+        """Return the knobs of a first attempt: all of the links, nearly all of the host."""
         host = self.caps.arena_bytes("host")
         at_most = (
             None if host is None else round(host * (1.0 - _ROUNDING * self.cuts.limits.host_step))
@@ -168,13 +168,13 @@ class Workbench:
 
     @property
     def full_shares(self) -> dict[str, tuple[float, ...]]:
-        """All of both links beside every task."""
+        """The full rate of both links beside every task."""
         return dict.fromkeys(("h2d", "d2h"), (1.0,) * len(self.small.chain.tasks))
 
     def room_bytes(self) -> int:
-        """Bytes to leave for copies: what both directions copy beside a block, within reason.
+        """Return the bytes to leave for copies in flight: what both directions copy beside a block.
 
-        That is a share of the device.
+        It is at most a share of the device.
         """
         limits = self.cuts.limits
         rates = [self.machine.rate(f"pcie_{way}_bytes_per_s") for way in ("h2d", "d2h")]
@@ -185,7 +185,7 @@ class Workbench:
 
     @property
     def holds_all_state(self) -> bool:
-        """Whether the device has room for what persists, at the least."""
+        """Whether the device has room for all that persists."""
         return holds_all_state(self.small.chain, self.caps)
 
     @property
@@ -198,13 +198,13 @@ class Workbench:
 
     @cached_property
     def small(self) -> ChainView:
-        """The rounds that the program knows."""
+        """The chain with the rounds that the program knows."""
         return self.cuts.view(self.cut.workload, PROGRAM_ROUNDS)
 
     @cached_property
     def few(self) -> ChainView:
-        """The rounds that are judged."""
-        return self.cuts.view(self.cut.workload, JUDGED_ROUNDS)
+        """The chain with the rounds that are simulated."""
+        return self.cuts.view(self.cut.workload, SIMULATED_ROUNDS)
 
     @cached_property
     def caps(self) -> Caps:
@@ -234,29 +234,32 @@ class Workbench:
             made = rule(self.few.chain, self.machine, self.caps)
         except InfeasiblePlan:
             return found
-        return replace(found, judged=self._judged(made))
+        return replace(found, simulated=self._simulated(made))
 
-    def _judged(self, made: Emitted) -> Judged:
-        told = self.judge(made.schedule, self.machine)
-        step_ns = step_ns_of(made.schedule, told, self.num_rounds)
-        return Judged(made, told.passes[-1], told.step_ns, step_ns)
+    def _simulated(self, made: Emitted) -> SimulatedPlan:
+        result = self.evaluator(made.schedule, self.machine)
+        step_ns = step_ns_of(made.schedule, result, self.num_rounds)
+        return SimulatedPlan(made, result.passes[-1], result.step_ns, step_ns)
 
     def _reclocked(self, knobs: Knobs) -> Attempt:
-        """The program's intervals are too short where compute waits: copies hold memory too long.
+        """Give copies their time by when tasks ran in the simulation, and place again.
 
-        So they get their time by when tasks ran, as judged.
+        The program's intervals are too short where compute waits, so that copies held memory too
+        long.
         """
         after = knobs.after
-        assert after is not None and after.packed is not None and after.judged is not None
-        judged = after.judged
-        clock = judged_clock(judged.emitted.schedule, judged.spans, judged.pass_ns)
+        assert after is not None and after.packed is not None and after.simulated is not None
+        simulated = after.simulated
+        clock = simulated_clock(simulated.emitted.schedule, simulated.spans, simulated.pass_ns)
         packed = self._packer(knobs).reclocked(after.packed, clock)
         if not packed.fits or _same(packed, after):
-            return replace(after, knobs=knobs, packed=None, judged=None)
-        return replace(after, knobs=knobs, packed=packed, judged=self._judged(self.emit(packed)))
+            return replace(after, knobs=knobs, packed=None, simulated=None)
+        return replace(
+            after, knobs=knobs, packed=packed, simulated=self._simulated(self.emit(packed))
+        )
 
     def _next_host_bytes(self, found: Attempt, tried: int) -> int | None:
-        """What the program gets of the host next; None where it is as it should be.
+        """Return what the program gets of the host next; None where it is as it should be.
 
         The program moves shares of units, a plan whole ones, and takes a little more or less. After
         one that did not fit it gets less by what was missing, and more: how units are rounded
@@ -279,7 +282,7 @@ class Workbench:
 
 
 def _same(packed: Packed, last: Attempt | None) -> bool:
-    """Whether it comes to the schedule that was judged last."""
-    if last is None or last.judged is None:
+    """Whether a packing comes to the schedule that was simulated last."""
+    if last is None or last.simulated is None:
         return False
-    return packed.placement.same_as(last.judged.emitted.placement)
+    return packed.placement.same_as(last.simulated.emitted.placement)

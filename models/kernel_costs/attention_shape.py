@@ -59,7 +59,7 @@ class AttentionShape:
 
     @property
     def longest(self) -> "AttentionShape":
-        """Of sequences of any lengths the longest by itself; otherwise the shape as it is."""
+        """The shape of the longest sequence alone, where lengths may be any; else this shape."""
         return self._alone(self.longest_tokens) if self.most_packed else self
 
     @property

@@ -1,4 +1,4 @@
-"""Demand descriptors where Triton's kernels do the vector operations: one pass, one launch each.
+"""Cost descriptors where Triton's kernels do the vector operations: one pass, one launch each.
 
 Matmuls and attention are the eager implementation's. Every tensor counts once for each time that
 a kernel reads or writes it in HBM; what a kernel reads again soon enough to find it in the L2
@@ -7,8 +7,8 @@ cache counts once. docs/benchmarks/kernels.md has the table. Legend as in `work`
 
 from dataclasses import dataclass
 
-from twinstream.models.demand.work import ChunkWork
-from twinstream.models.demand.workspace import partial_sums
+from twinstream.models.kernel_costs.work import ChunkWork
+from twinstream.models.kernel_costs.workspace import partial_sums
 from twinstream.schedule.cost import Work
 
 _FLOAT32_BYTES = 4
@@ -16,7 +16,7 @@ _FLOAT32_BYTES = 4
 
 @dataclass(frozen=True)
 class TritonChunkWork(ChunkWork):
-    """What Triton's kernels demand for one chunk."""
+    """The work of Triton's kernels for one chunk."""
 
     def block_forward(self) -> tuple[Work, ...]:
         t, s, covers = self.tokens, self.spec, self.adapters.covers

@@ -1,4 +1,8 @@
-"""Bytes and time, with items at offsets: what is free where, and what is in whose way."""
+"""A map of addresses over time: which bytes of an arena are taken during which tasks.
+
+An item is a rectangle of bytes x tasks (or several, where it is alive in disjoint ranges of tasks).
+The map answers where an item has room, and makes room by evicting what is in its way.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,16 +25,16 @@ _DEAREST = 1e12
 
 @dataclass(frozen=True)
 class SoftItem:
-    """Bytes that are alive in disjoint ranges of tasks: as long as wanted first, ever shorter."""
+    """Bytes that are alive in ranges of tasks; `lives` begins with the longest, then shorter."""
 
     lives: tuple[Ranges, ...]
     size_bytes: int
 
 
-class Board:
-    """Items at offsets, each with one of its lives; some may be off the board.
+class AddressMap:
+    """Items at offsets, each with one of its lives; some may have no address.
 
-    `offsets` and `lives` are by item, and say nothing of one that is off the board; `sizes` are
+    `offsets` and `lives` are by item, and say nothing of an item without an address; `sizes` are
     aligned.
     """
 
@@ -47,75 +51,78 @@ class Board:
 
     @property
     def extent_bytes(self) -> int:
-        """What the items take, all of them on the board."""
+        """The bytes up to the highest address, where every item has one."""
         return int((self.offsets + self.sizes).max())
 
     def beyond(self, most_bytes: int) -> list[int]:
-        """Items that stick out of so many bytes."""
+        """The items that end beyond so many bytes."""
         return np.flatnonzero(self.offsets + self.sizes > most_bytes).tolist()
 
-    def put(self, item: int, offset: int, life: int) -> None:
-        self.take(item)
+    def place(self, item: int, offset: int, life: int) -> None:
+        """Give an item this address for this life."""
+        self.remove(item)
         self.offsets[item], self.lives[item] = offset, life
         high = offset + int(self.sizes[item])
         for piece, (begin, end) in enumerate(self._items[item].lives[life], self._first[item]):
             self._begins[piece], self._ends[piece] = begin, end
             self._lows[piece], self._highs[piece] = offset, high
 
-    def take(self, item: int) -> None:
-        """Off the board."""
+    def remove(self, item: int) -> None:
+        """Take an item's address away."""
         mine = slice(self._first[item], self._first[item + 1])
         self._begins[mine] = self._ends[mine] = _NOWHERE
 
     def lowest(self, item: int, life: int) -> int:
-        """The lowest offset where an item that is off the board has room at a life."""
+        """The lowest offset where an item without an address has room for a life."""
         met = self._met(self._items[item].lives[life])
         return first_gap(self._lows[met], self._highs[met], int(self.sizes[item]))
 
-    def put_if_free(self, item: int, most_bytes: float, lives: Iterable[int]) -> bool:
-        """An item that is off the board, at the first life with room within so many bytes."""
+    def place_if_free(self, item: int, most_bytes: float, lives: Iterable[int]) -> bool:
+        """Place an item for its first life with room within so many bytes; False if none has."""
         known: Ranges = ()
         for life in lives:
             if (ranges := self._items[item].lives[life]) == known:
                 continue
             known, offset = ranges, self.lowest(item, life)
             if offset + int(self.sizes[item]) <= most_bytes:
-                self.put(item, offset, life)
+                self.place(item, offset, life)
                 return True
         return False
 
     def rearrange(self, out: Iterable[int], most_bytes: int, lives: Lives, most_steps: int) -> bool:
-        """Put items within so many bytes, and elsewhere what is in their way.
+        """Place items within so many bytes, and what is in their way elsewhere.
 
-        One without room goes where what it drives off is cheapest: by bytes, and dearer the more
-        often it was in question. What was driven off comes next, the largest first.
+        An item that finds no room goes where what it evicts is cheapest: a price per byte, which
+        rises each time that an item evicts or is evicted. What was evicted comes next, the largest
+        first (an ejection chain).
 
         Args:
-            out: items, none of them larger than the bytes; they are taken off the board.
+            out: items, none of them larger than the bytes; their addresses are taken away.
             most_bytes: for all items.
             lives: by item, the lives that it may get.
-            most_steps: after so many it gives up, with some items off the board.
+            most_steps: after so many it gives up, with some items left without an address.
 
         Returns:
             Whether all found room.
         """
         waiting = [(-int(self.sizes[item]), item) for item in out]
         for _, item in waiting:
-            self.take(item)
+            self.remove(item)
         heapify(waiting)
         for _ in range(most_steps):
             if not waiting:
                 break
             _, item = heappop(waiting)
-            if not self.put_if_free(item, most_bytes, lives[item]):
-                for other in self._driven_off_by(item, most_bytes, lives[item][-1]):
+            if not self.place_if_free(item, most_bytes, lives[item]):
+                for other in self._evict_for(item, most_bytes, lives[item][-1]):
                     heappush(waiting, (-int(self.sizes[other]), other))
         return not waiting
 
-    def _driven_off_by(self, item: int, most_bytes: int, life: int) -> list[int]:
-        """What had to go where an item was put, the cheapest place there is.
+    def _evict_for(self, item: int, most_bytes: int, life: int) -> list[int]:
+        """Place an item where it evicts the least, and return what it evicted.
 
-        That is at the bottom or on top of something: whatever else moves down to there unhindered.
+        Only offset 0 and the tops of other items are tried: from any other offset the item could
+        move down to one of these without evicting more.
         """
         size = int(self.sizes[item])
         met = self._met(self._items[item].lives[life])
@@ -126,16 +133,16 @@ class Board:
         below, above = _up_to(highs, weights, places), _from(lows, weights, places + size)
         place = int(places[np.argmax(below + above)])
         hit = (lows < place + size) & (highs > place)
-        driven_off: list[int] = np.unique(owners[hit]).tolist()
-        for other in driven_off:
-            self.take(other)
-        self.put(item, place, life)
-        dearer = [item, *driven_off]
+        evicted: list[int] = np.unique(owners[hit]).tolist()
+        for other in evicted:
+            self.remove(other)
+        self.place(item, place, life)
+        dearer = [item, *evicted]
         self._price[dearer] = np.minimum(self._price[dearer] * _DEARER, _DEAREST)
-        return driven_off
+        return evicted
 
     def _met(self, ranges: Ranges) -> NDArray[np.bool_]:
-        """Pieces that are alive in any of the ranges."""
+        """Which rectangles are alive in any of the ranges."""
         met = np.zeros(len(self._begins), dtype=np.bool_)
         for begin, end in ranges:
             met |= (self._begins < end) & (self._ends > begin)

@@ -1,4 +1,4 @@
-"""What a kernel call is told, read with its type."""
+"""The attributes of a kernel call, read with their types."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -25,7 +25,7 @@ def typed_attribute(attributes: Attributes, name: str, kind: type[_T]) -> _T:
 
 
 def most_packed(attributes: Attributes) -> int:
-    """How many sequences of any lengths a chunk packs at most; 0 where lengths are fixed."""
+    """Return how many sequences of any lengths a chunk packs at most; 0 where lengths are fixed."""
     if "most_sequences" not in attributes:
         return 0
     return typed_attribute(attributes, "most_sequences", int)
@@ -46,7 +46,7 @@ def required_attributes(attributes: Attributes, *names: str) -> dict[str, Attrib
 
 
 def gradient_dtype_name(attributes: Attributes) -> str:
-    """Of weight gradients: the model's, unless the call says otherwise."""
+    """Return the dtype of weight gradients: the model's, unless the call says otherwise."""
     return str(attributes.get("gradient_dtype", typed_attribute(attributes, "dtype", str)))
 
 
@@ -64,7 +64,7 @@ def may_skip(attributes: Attributes) -> bool:
 
 
 def optimizer_state(attributes: Attributes) -> OptimizerState:
-    """What the state of an optimizer's call holds, as in `Recipe`."""
+    """Return what the state of an optimizer's call holds, as in `Recipe`."""
     match attributes.get("optimizer_state", "model"):
         case "model" | "float32_master" | "8bit" as known:
             return known

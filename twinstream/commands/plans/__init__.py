@@ -1,1 +1,0 @@
-"""Commands that plan, once or many times."""

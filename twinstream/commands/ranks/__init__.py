@@ -1,1 +1,0 @@
-"""What the commands do with schedules whose ranks run as processes."""

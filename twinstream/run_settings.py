@@ -1,0 +1,54 @@
+"""How a schedule is run: how many steps, on what, and what of it is in no schedule."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from twinstream.schedule.errors import ArgumentError, require, require_whole
+
+_MOST_LEARNING_RATE = 1e3
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How to run a schedule; `backend` "auto" is CUDA where there is one, else the CPU.
+
+    `on_loss` is called with the loss of every step as soon as it is there, in a thread of the run.
+    `on_pinned` is told how many bytes of how many of the host arena are pinned (CUDA). `graphs` is
+    auto, on or off: CUDA graphs for steps that are not timed op by op. `timed_steps`: so many of
+    the last steps, beside the first, are; by default one on CUDA, all on the CPU. `nvtx` names
+    every op for NVIDIA's profilers (CUDA). `skip_trained`: where a state has steps behind it,
+    whether the `tokens` given are the whole stream, of which those that these took are skipped
+    (True), or begin there (False); it has to be said. `max_norm`: to which the gradients of a
+    recipe that clips are clipped; 0 is not at all. Without `keeps_state` nobody reads the state at
+    the end, `Run.state` is empty, and none is held beside the arenas: fresh ones are put there a
+    group at a time.
+    """
+
+    backend: str = "auto"
+    num_steps: int = 4
+    learning_rate: float = 1e-3
+    seed: int = 0
+    poison: bool = False
+    on_loss: Callable[[float], None] | None = None
+    on_pinned: Callable[[int, int], None] | None = None
+    graphs: str = "auto"
+    timed_steps: int | None = None
+    nvtx: bool = False
+    skip_trained: bool | None = None
+    max_norm: float = 0.0
+    keeps_state: bool = True
+
+    def __post_init__(self) -> None:
+        require_whole("num_steps", self.num_steps, 1, 2**31 - 1)
+        require_whole("seed", self.seed, 0, 2**31 - 1)
+        require("learning_rate", self.learning_rate, float, int)
+        if not 0.0 <= self.learning_rate <= _MOST_LEARNING_RATE:
+            raise ArgumentError(
+                f"learning_rate needs a number from 0 to {_MOST_LEARNING_RATE:g}, got "
+                f"{self.learning_rate}"
+            )
+        require("max_norm", self.max_norm, float, int)
+        if not self.max_norm >= 0.0:
+            raise ArgumentError(f"max_norm needs a number from 0, got {self.max_norm}")
+        if self.timed_steps is not None:
+            require_whole("timed_steps", self.timed_steps, 1, self.num_steps)
