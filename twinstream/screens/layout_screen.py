@@ -35,7 +35,7 @@ def layouts_screen(
     table = Table(box=box.SIMPLE, pad_edge=False)
     on_host = any(one.prediction.host_bytes for one in found.best)
     host = ("host GiB",) if on_host else ()
-    for name in ("layout", "step s", "+/-", "tok/s/GPU", "MFU", "memory GiB", *host, "bubble",
+    for name in ("layout", "step s", "+/-", "tok/s per GPU", "MFU", "memory GiB", *host, "bubble",
                  "exposed comm.", "over its bound"):  # fmt: skip
         table.add_column(name, justify="left" if name == "layout" else "right")
     for one, error in zip(found.best, errors, strict=True):
