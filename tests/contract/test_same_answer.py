@@ -132,5 +132,9 @@ def test_what_runs_here_runs(tmp_path: Path):
     told, file = planned(*STEP, "--machine", "cpu", folder=tmp_path)
     assert told["runs_here"] and told["why_not_here"] is None
     assert call("run", file, "--steps", 1).code == 0
-    told, file = planned(*STEP, *MACHINE, folder=tmp_path)
-    assert told["runs_here"] == (call("run", file, "--steps", 1).code == 0)
+    on_host = (*STEP, "--machine", "cpu", "--policy", "optimizer_offload")
+    told, file = planned(*on_host, folder=tmp_path)
+    assert not told["runs_here"] and "host CPU" in told["why_not_here"]
+    assert "host CPU" in error_of("run", file)
+    told, _ = planned(*STEP, *MACHINE, folder=tmp_path)
+    assert told["runs_here"] or "CUDA device" in told["why_not_here"]
