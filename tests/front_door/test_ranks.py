@@ -33,7 +33,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("ranks")
     plan, measured = folder / "plan.json", folder / "measured.json"
     cap = ("--device-mem", "7MiB")
-    wanted = ("plan", *TINY_STEP, *CUT, "--machine", "cpu", "--ranks", 2, *cap)
+    wanted = ("plan", *TINY_STEP, *CUT, "--machine", "cpu", "--ranks", 2, "--pp", 2, *cap)
     planned = call(*wanted, "-o", plan, "--json").json()
     told = call("run", plan, "--steps", 3, "--ranks", 2, "-o", measured, "--json").json()
     return Ran(plan, measured, planned, told)
@@ -136,10 +136,10 @@ def test_ranks_are_planned_for_a_cluster(profile):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--pp", 3), "pp 3 x dp 0 are not the 2 ranks"),
+        (("--pp", 3), "pp 3 x dp open are not the 2 ranks"),
         (("--pipeline", "zero_bubble"), "'zero_bubble' is none that ranks run"),
         (("--reduction", "fast"), "--reduction 'fast' is unknown; known: rank_order, library"),
-        (("--virtual-stages", 2, "--pipeline", "gpipe"), "interleaved and ring, not of gpipe"),
+        (("--virtual-stages", 2, "--pipeline", "gpipe"), "interleaved or ring, not gpipe"),
         (("--tp", 2), "--tp is not of ranks that run"),
         (("--policy", "resident"), "--policy is not of ranks that run"),
         (("--device-mem", "1MiB"), "stage 0 does not fit 1048576 bytes"),
@@ -150,7 +150,8 @@ def test_what_ranks_cannot_be_is_said_in_one_message(flags, said):
 
 
 def test_a_predicted_layout_is_not_run(cluster_file):
-    assert "nobody has its kernels" in error_of("run", cluster_file, "--backend", "cpu")
+    said = error_of("run", cluster_file, "--backend", "cpu")
+    assert "tp 2, cp 2 (no kernels here are split over tp, cp or ep)" in said
 
 
 def test_another_number_of_ranks_is_refused(ran):
@@ -159,7 +160,7 @@ def test_another_number_of_ranks_is_refused(ran):
 
 def test_ranks_are_planned_and_run_in_one_command(ran, profile, tmp_path):
     measured = tmp_path / "measured.json"
-    wanted = (*TINY_STEP, *CUT, "--ranks", 2, "--device-mem", "7MiB", "--steps", 3)
+    wanted = (*TINY_STEP, *CUT, "--ranks", 2, "--pp", 2, "--device-mem", "7MiB", "--steps", 3)
     found = call("run", *wanted, "--backend", "cpu", "-o", measured, "--json").json()
     assert found["losses"] == ran.told["losses"]
     assert found["layout"]["pp"] == 2 and found["plan_seconds"] > 0
@@ -181,25 +182,21 @@ def test_the_library_sums_where_it_is_asked_to(tmp_path):
     other = document.layout | {"reduction": "rank_order"}
     write_document(document.model_copy(update={"layout": other}), wrong)
     assert "'reduce.0' is not what its stage says" in call("verify", wrong).out
-    assert "is of ranks that run" in error_of(
-        "plan", "--model", "llama3-8b", "--seq-len", 4096, "--cluster", "h100_dgx", "--gpus", 8,
-        "--global-batch", 8, "--reduction", "library",
-    )  # fmt: skip
 
 
 def test_people_see_the_prediction_beside_what_was_measured(ran, profile):
     told = call("run", ran.plan, "--steps", 3, "--cluster", profile).out
     predicted = call("simulate", ran.plan, "--cluster", profile, "--json").json()
-    rows = {line[:13].strip(): line.split() for line in told.splitlines()}
+    (speed,) = (line for line in told.splitlines() if line.lstrip().startswith("throughput"))
     assert f"{1e3 * predicted['step_time_s']:.2f} ms" in told
-    assert rows["tokens/s"][-1].endswith("%") and "loss of 3 steps" in told
+    assert speed.rstrip().endswith("%") and "loss of 3 steps" in told
     assert "Assumed" not in told and "stage 1" in told
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--ranks", 2, "--pp", 3), "pp 3 x dp 0 are not the 2 ranks"),
+        (("--ranks", 2, "--pp", 3), "pp 3 x dp open are not the 2 ranks"),
         (("--ranks", 2, "--policy", "resident"), "--policy is not of ranks that run"),
         (("--ranks", 2, "--device-mem", "1MiB"), "stage 0 does not fit 1048576 bytes"),
         (

@@ -134,9 +134,9 @@ class RanksQuestion:
                 schedule = plan_pipeline(stages, share, self.caps, self.choices)
             made_for = MachineRef(name=self.machine.name, content_hash=self.machine.content_hash)
             schedule = schedule.model_copy(update={"machine": made_for})
+            predicted = simulate_cluster(schedule, self.cluster, self.machine)
         except TwinstreamError as error:
             return Candidate(layout, None, str(error))
-        predicted = simulate_cluster(schedule, self.cluster, self.machine)
         return ChosenLayout(layout, schedule, predicted, self.workload)
 
     @property
