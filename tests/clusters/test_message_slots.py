@@ -1,0 +1,63 @@
+"""Slots of a pipeline's messages, and what else a stage's schedule has beside its plan."""
+
+import pytest
+
+from twinstream.clusters.conforms import conforms_cluster
+from twinstream.clusters.layout import Layout
+from twinstream.clusters.pipeline import Stages, chain_of_stage, plan_pipeline
+from twinstream.clusters.planned_stage import planned_stage
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.presets import load_model
+from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.planner.choices import OPEN
+from twinstream.schedule.cluster.verify_cluster import may_deadlock, verify_cluster
+from twinstream.schedule.document import Caps
+from twinstream.schedule.proof.verify_layout import arena_bytes
+from twinstream.schedule.tensors import DEVICE
+from twinstream.schedule.workload import Workload
+
+SPEC = load_model("tiny")
+MICROBATCHES = 12
+WORKLOAD = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=1, rounds_per_step=MICROBATCHES)
+ORDERS = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("ring", 2)]
+
+
+def stages(recipe: Recipe | None = None, **fields) -> Stages:
+    return Stages(SPEC, WORKLOAD, recipe or Recipe(), Layout(pp=2, **fields))
+
+
+@pytest.mark.parametrize(("order", "virtual"), ORDERS)
+def test_messages_that_follow_one_another_share_slots(order, virtual):
+    document = plan_pipeline(stages(pipeline=order, virtual_stages=virtual), load_machine("cpu"))
+    assert verify_cluster(document) == [] == conforms_cluster(document)
+    assert not may_deadlock(document)
+    for part in document.schedules.values():
+        slots = [slot for slot in part.slots if slot.slot_id.startswith("message.")]
+        sent = {
+            operand.tensor for op in part.ops if op.kind == "communicate" for operand in op.operands
+        }
+        # breadth first all microbatches are under way at once
+        assert len(slots) < len(sent) or order == "ring"
+        if order == "1f1b":  # two microbatches are under way, and three slots are spare or in use
+            assert len(slots) <= 2 * 5 < MICROBATCHES * 2 == len(sent)
+
+
+def test_shared_slots_take_less_memory():
+    machine, taken = load_machine("cpu"), []
+    for pooled in (True, False):
+        chain = chain_of_stage(stages(), 0)
+        within = (Caps(), OPEN)
+        made = planned_stage("stage 0", chain, machine, within, overlaps=True, pooled=pooled)
+        taken.append(arena_bytes(made.schedule, DEVICE))
+    hidden_bytes = 64 * SPEC.d_model * SPEC.itemsize
+    assert taken[1] - taken[0] > 10 * hidden_bytes
+
+
+def test_caps_count_what_an_attention_library_allocates():
+    kernels = KernelChoice(vector="triton", attention="sdpa_flash")
+    wanted = stages(Recipe(kernels=kernels)).spec.model_copy(update={"dtype": "bfloat16"})
+    of_gpu = Stages(wanted, WORKLOAD, Recipe(kernels=kernels), Layout(pp=2))
+    document = plan_pipeline(of_gpu, load_machine("h100"))
+    assert conforms_cluster(document) == []
+    chain = chain_of_stage(of_gpu, 0)
+    assert document.schedules["stage 0"].caps.library_bytes == chain.library_bytes > 0
