@@ -1,6 +1,5 @@
 """Which kernels a step is planned with, where the user leaves that open."""
 
-from functools import cache
 from typing import Literal, get_args
 
 from twinstream.hardware_profiles.schema import Machine
@@ -79,7 +78,6 @@ def attention_for(
     return attention
 
 
-@cache
 def _is_installed(attention: str) -> bool:
     library = attention_limits(attention).library
     return library is None or library.missing() is None

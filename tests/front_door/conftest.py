@@ -11,6 +11,7 @@ from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import document_of
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.models.presets import load_preset
+from twinstream.models.recipe import megatron_recipe
 from twinstream.report.view import MeshView, View
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document, write_document
@@ -48,8 +49,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 def cluster_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A step of a small model on 16 GPUs: two stages, replicas, tensor and context parallel."""
     layout = Layout(tp=2, pp=2, dp=2, cp=2, zero=1, recompute="full")
-    shape = load_preset("tiny")
-    job = Job(shape=shape, layout=layout, seq_len=4096, global_batch=8)
+    shape = load_preset("tiny").model_copy(update={"dtype": "bfloat16"})
+    recipe = megatron_recipe()
+    job = Job(shape=shape, layout=layout, seq_len=4096, global_batch=8, recipe=recipe)
     path = tmp_path_factory.mktemp("cluster") / "cluster.json"
     write_document(document_of(job, load_cluster("h100_dgx")), path)
     return path

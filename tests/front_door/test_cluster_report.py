@@ -80,7 +80,7 @@ def two_stages():
 
 def test_every_class_has_a_group_of_lanes_and_every_axis_its_own(view):
     for one in view.classes:
-        expected = {"compute", "tp", "cp", "dp", "send", "recv"}
+        expected = {"compute", "tp", "cp", "dp", "send", "recv", "all_ranks"}
         assert set(one.lanes) == expected and one.lanes[0] == "compute"
 
 

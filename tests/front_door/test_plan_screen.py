@@ -29,12 +29,13 @@ def compared():
 def test_what_is_assumed_and_a_host_taken_whole_are_said():
     plan = ("plan", "--model", "1b", "--seq-len", 2048, "--tokens-per-step", 8192)
     fitted = call(*plan, "--machine", "h100", "--attention", "flash3", "--json").json()
-    [error] = fitted["notes"]
+    recipe, error = fitted["notes"]
+    assert "attention flash3" in recipe and fitted["why_not_here"] in recipe
     assert "\n" not in error  # only screens wrap
     assert "+/- 1.0 %, worst 7.8 %" in error and fitted["uncertainty"]["mean"] == 0.0104
     tight = ("--device-mem", "8GiB", "--host-mem", "20GiB", "--policy", "streaming")
     roomy = call(*plan, "--machine", "rtx4090", *tight, "--json").json()
-    assumed, rate = roomy["notes"]
+    _, assumed, rate = roomy["notes"]
     assert "no rate of attention sdpa_flash" in " ".join(rate.split())
     assert "borrowing what kernels reach" in " ".join(assumed.split())
     assert roomy["uncertainty"]["kind"] == "borrowed"

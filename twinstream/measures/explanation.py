@@ -7,6 +7,7 @@ from twinstream.measures.metrics import copied_bytes, executed_flops
 from twinstream.measures.residence import Residence, residence
 from twinstream.schedule.analysis.idle import exposed_times, idle_by_queue, idle_intervals
 from twinstream.schedule.document import Schedule, StepBound
+from twinstream.schedule.errors import require
 from twinstream.schedule.node import Node
 from twinstream.schedule.timeline import Timeline
 
@@ -57,6 +58,9 @@ class Explanation(Node):
 
 def explain(schedule: Schedule, timeline: Timeline, machine: Machine) -> Explanation:
     """What limits the schedule, what it moves and recomputes, where it keeps things, the prices."""
+    require("schedule", schedule, Schedule)
+    require("timeline", timeline, Timeline)
+    require("machine", machine, Machine)
     bound = schedule.bound if schedule.machine.content_hash == machine.content_hash else None
     idle = idle_by_queue(idle_intervals(schedule, timeline))
     (exposed,) = exposed_times(schedule, timeline)

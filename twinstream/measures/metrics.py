@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import NonNegativeInt
 
+from twinstream.clusters.conforms import is_executable
 from twinstream.clusters.predict import memory_of
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Machine, is_compute_unit
@@ -176,7 +177,7 @@ def _memory_bytes(
     found = {}
     for one in schedule.classes:
         caps = schedule.of(one).caps
-        planned = schedule.of(one).recipe or caps.outside_arena_bytes
+        planned = is_executable(schedule) or caps.outside_arena_bytes
         kept = caps.outside_arena_bytes if planned else reserve
         found[one.name] = known[one.schedule] | {RESERVE: kept}
     return found

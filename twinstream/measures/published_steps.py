@@ -7,7 +7,6 @@ from math import log2
 from statistics import fmean
 from typing import NamedTuple, Self
 
-from pydantic import ValidationError
 from pydantic_core import to_json
 
 from twinstream.clusters.job import Job
@@ -57,7 +56,7 @@ class StepKind(NamedTuple):
             matmuls = Recipe.model_validate(recipe).implementations.matmuls
             precision = schedule.precision if matmuls == "model" else matmuls
             return cls._of(spec, schedule.layout, precision)
-        except (ValidationError, KeyError):
+        except (ValueError, KeyError):  # of damaged documents
             return None
 
     @classmethod

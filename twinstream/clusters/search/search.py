@@ -25,6 +25,8 @@ from twinstream.clusters.search.shortage import Memory, none_fits
 from twinstream.clusters.search.space import SearchSpace, require_axes, told
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.models.spec import executor_refusal
+from twinstream.planner.kernel_choice import usual_kernels
 from twinstream.schedule.document import Schedule
 
 GIB = 2**30
@@ -93,6 +95,9 @@ def search_layouts(
         return _search_alone(job, cluster, fixed)
     cluster = cluster if job.network_reduction else without_reduction(cluster)
     machine = machine_of(cluster)
+    if job.recipe.kernels is None and executor_refusal(job.shape) is None:
+        chosen = {"kernels": usual_kernels(machine, job.shape)}  # once, not layout by layout
+        job = job.model_copy(update={"recipe": job.recipe.model_copy(update=chosen)})
     pricing = Pricing(cluster, machine)
     asked = SearchSpace(job, num_gpus, cluster, pricing, fixed)
     possible = asked.possible()
