@@ -67,8 +67,10 @@ class Job(Node):
 
     @property
     def is_own(self) -> bool:
-        """Whether the recipe's kernels are twinstream's own."""
-        return self.recipe.kernels is not None and self.recipe.kernels.vector != "megatron"
+        """Whether the recipe's kernels are twinstream's own, of which none is split over ranks."""
+        kernels, layout = self.recipe.kernels, self.layout
+        is_split = layout.tp * layout.cp * layout.ep > 1
+        return kernels is not None and kernels.vector != "megatron" and not is_split
 
     @property
     def work(self) -> ShapeWork:
