@@ -43,6 +43,14 @@ class KernelChoice(Node):
     deterministic: bool = True
     matmuls: Literal["model", "fp8", "fp4"] = "model"
 
+    @model_validator(mode="after")
+    def _has_matmuls(self) -> Self:
+        if self.matmuls != "model" and self.vector != "megatron":
+            raise ValueError(
+                f"matmuls in {self.matmuls} are of the kernel set megatron, not of {self.vector}"
+            )
+        return self
+
     @model_serializer(mode="wrap")
     def _without_the_rule(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Documents, and what is known by their hash, only tell the exception."""

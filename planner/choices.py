@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
+from twinstream.models.flops import SavedLevel
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.tensors import Role
@@ -12,6 +13,12 @@ Home = Literal["device", "host"]
 Effort = Literal["quick", "normal"]
 EFFORTS: tuple[Effort, ...] = ("quick", "normal")
 NO_RECOMPUTE = "none"
+RECOMPUTE_LEVELS: Mapping[str, str] = {
+    NO_RECOMPUTE: NO_RECOMPUTE,
+    "full": SavedLevel.INPUT.value,
+    "attention": SavedLevel.ATTENTION.value,
+}
+"""By the word that says how a block is recomputed, what it is recomputed from."""
 
 _KINDS: Mapping[Role, str] = {
     "parameter": "parameter",
@@ -20,6 +27,26 @@ _KINDS: Mapping[Role, str] = {
     "activation": "activation",
     "context": "activation",
 }
+KINDS = tuple(dict.fromkeys(_KINDS.values()))
+
+
+def recompute_level(word: str) -> str:
+    """The level of a block that a word stands for.
+
+    >>> recompute_level("full"), recompute_level("ATTENTION"), recompute_level("none")
+    ('INPUT', 'ATTENTION', 'none')
+    """
+    return RECOMPUTE_LEVELS.get(word, word)
+
+
+def recompute_word(level: str) -> str:
+    """The word for a level.
+
+    >>> recompute_word("INPUT"), recompute_word("none"), recompute_word("selective")
+    ('full', 'none', 'selective')
+    """
+    words = {found: word for word, found in RECOMPUTE_LEVELS.items()}
+    return words.get(level, level)
 
 
 class ChoiceError(TwinstreamError):
@@ -50,10 +77,9 @@ class Choices:
     strict_homes: ClassVar[bool] = True  # what is at home on the host leaves over every gap
 
     def __post_init__(self) -> None:
-        kinds = tuple(dict.fromkeys(_KINDS.values()))
         for kind, home in self.homes.items():
-            if kind not in kinds:
-                raise ChoiceError(f"'{kind}' has no home to fix; known: {', '.join(kinds)}")
+            if kind not in KINDS:
+                raise ChoiceError(f"'{kind}' has no home to fix; known: {', '.join(KINDS)}")
             if home not in ("device", "host"):
                 raise ChoiceError(f"the home of '{kind}' is '{home}'; known: device, host")
         if self.prefetch_blocks is not None and not 0.0 <= self.prefetch_blocks <= 1e6:
@@ -75,7 +101,7 @@ class Choices:
     @property
     def fixed(self) -> tuple[str, ...]:
         """The homes and levels that are fixed, in words."""
-        kinds = [kind for kind in dict.fromkeys(_KINDS.values()) if kind in self.homes]
+        kinds = [kind for kind in KINDS if kind in self.homes]
         found = [f"{kind} at home on the {self.homes[kind]}" for kind in kinds]
         if self.recompute == NO_RECOMPUTE:
             found.append("nothing recomputed")
@@ -95,8 +121,11 @@ class Choices:
         """
         levels = dict.fromkeys(r.task.label.level or "" for r in chain.recomputes)
         if self.recompute not in (None, NO_RECOMPUTE, *levels):
-            known = ", ".join((NO_RECOMPUTE, *levels))
-            raise ChoiceError(f"no block can be recomputed from '{self.recompute}'; known: {known}")
+            known = ", ".join(recompute_word(level) for level in (NO_RECOMPUTE, *levels))
+            raise ChoiceError(
+                f"recompute '{self.recompute}' is nothing that a block of this model does; known: "
+                f"{known}"
+            )
 
 
 OPEN = Choices()

@@ -36,8 +36,8 @@ def test_messages_that_follow_one_another_share_slots(order, virtual):
         sent = {
             operand.tensor for op in part.ops if op.kind == "communicate" for operand in op.operands
         }
-        # breadth first all microbatches are under way at once
-        assert len(slots) < len(sent) or order == "ring"
+        if order != "ring":  # breadth first all microbatches are under way at once
+            assert len(slots) < len(sent)
         if order == "1f1b":  # two microbatches are under way, and three slots are spare or in use
             assert len(slots) <= 2 * 5 < MICROBATCHES * 2 == len(sent)
 

@@ -142,7 +142,7 @@ def test_ranks_are_planned_for_a_cluster(profile):
         (("--virtual-stages", 2, "--pipeline", "gpipe"), "interleaved or ring, not gpipe"),
         (("--tp", 2), "--tp is not of ranks that run"),
         (("--policy", "resident"), "--policy is not of ranks that run"),
-        (("--device-mem", "1MiB"), "stage 0 does not fit 1048576 bytes"),
+        (("--device-mem", "1MiB"), "stage 0 does not fit 1.00 MiB of device memory"),
     ],
 )
 def test_what_ranks_cannot_be_is_said_in_one_message(flags, said):
@@ -198,7 +198,7 @@ def test_people_see_the_prediction_beside_what_was_measured(ran, profile):
     [
         (("--ranks", 2, "--pp", 3), "pp 3 x dp open are not the 2 ranks"),
         (("--ranks", 2, "--policy", "resident"), "--policy is not of ranks that run"),
-        (("--ranks", 2, "--device-mem", "1MiB"), "stage 0 does not fit 1048576 bytes"),
+        (("--ranks", 2, "--device-mem", "1MiB"), "stage 0 does not fit 1.00 MiB of device memory"),
         (
             ("--ranks", 2, "--graphs", "on"),
             "CUDA graphs need CUDA, and this runs on the backend 'cpu'",

@@ -137,7 +137,7 @@ def test_what_is_set_changes_together_and_a_layout_may_be_refused():
     assert told.code == 0, told.err
     printed = " ".join(told.out.split())
     assert "device_memory_bytes=1GB, nic_bytes_per_s=1e11" in printed
-    assert "layout kept: stage 0 does not fit 1000000000 bytes of device memory" in printed
+    assert "layout kept: stage 0 does not fit" in printed
     assert "fits: the leanest" in printed
     assert max(map(len, told.out.splitlines())) <= 100
 
@@ -224,7 +224,7 @@ def test_the_page_has_a_bar_for_either_layout(answer):
         (("--target", "95%", "--set", "tp=2"), "leave out it or --set"),
         (("--target", "95%", "--tokens", "1e9"), "leave out it or --tokens"),
         (("--machine", "h100"), "--machine and --cluster both say where to train"),
-        (("--policy", "streaming"), "--policy is of one device"),
+        (("--policy", "streaming"), "layouts are not searched by --policy"),
         (("--changes", "-200%"), "cannot read the change"),
         (("--tokens", "-1"), "--tokens needs to be greater than 0"),
         (("--checkpoint-s", "3"), "--checkpoint-s needs --tokens, or --price-per-gpu-hour"),

@@ -207,7 +207,10 @@ def test_where_homes_are_fixed_the_host_memory_that_a_refusal_names_does(effort,
         (lambda: Choices(prefetch_blocks=-1.0), "issued -1 blocks ahead"),
         (lambda: Choices(prefetch_blocks=float("nan")), "nan blocks ahead"),
         (lambda: Choices(effort="most"), "known: quick, normal"),  # type: ignore[arg-type]
-        (lambda: planned(Choices(recompute="Q")), "from 'Q'; known: none, ATTENTION, INPUT"),
+        (
+            lambda: planned(Choices(recompute="Q")),
+            "'Q' is nothing .*; known: none, attention, full",
+        ),
     ],
 )
 def test_what_cannot_be_fixed_is_refused_with_what_can(make, message):

@@ -3,7 +3,7 @@
 `plan --ranks`, `plan --machine --gpus N` and `train --ranks` ask here, so that they choose alike.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.planner import gc_paused
-from twinstream.planner.request import PlanRequest, TrainingStep
+from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
 from twinstream.planner.search.chunking import chunkings
 from twinstream.planner.search.tokens import proposed_tokens
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
@@ -39,15 +39,19 @@ class Candidate:
     tokens_per_s: float | None
     why_not: str = ""
 
-    def __str__(self) -> str:
+    @property
+    def name(self) -> str:
+        """The layout in words."""
         layout = self.layout
         virtual = f" x {layout.virtual_stages} virtual" if layout.virtual_stages > 1 else ""
         name = f"pp {layout.pp}{virtual} x dp {layout.dp}"
         name += f", ZeRO {layout.zero}" if layout.zero else ""
-        name += f" ({layout.pipeline})" if layout.pp > 1 else ""
+        return name + (f" ({layout.pipeline})" if layout.pp > 1 else "")
+
+    def __str__(self) -> str:
         if self.tokens_per_s is None:
-            return f"{name}: {self.why_not}"
-        return f"{name}: {self.tokens_per_s:,.0f} tokens/s"
+            return f"{self.name}: {self.why_not}"
+        return f"{self.name}: {self.tokens_per_s:,.0f} tokens/s"
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,19 @@ class ChosenLayout:
         """Seconds of a step, as predicted."""
         return self.predicted.step_ns / 1e9
 
+    @property
+    def candidate(self) -> Candidate:
+        """The layout and its tokens/s."""
+        return Candidate(self.layout, self.workload.tokens_per_step / self.step_s)
+
 
 @dataclass(frozen=True)
 class RanksQuestion:
     """What so many ranks train, and where.
 
     Args:
-        workload: the step of all replicas together.
+        workloads: ways to cut the step of all replicas together: layouts are compared by the
+            first, and the fastest then tries those of larger chunks and of smaller ones.
         fixed: fields of the layout that are not open.
         cluster, machine: of all ranks, and of one.
         caps: of one rank.
@@ -83,7 +93,7 @@ class RanksQuestion:
 
     spec: ModelSpec
     recipe: Recipe
-    workload: Workload
+    workloads: Sequence[Workload]
     num_ranks: int
     fixed: Mapping[str, Any]
     cluster: Cluster
@@ -100,34 +110,61 @@ class RanksQuestion:
         Raises:
             LayoutError: there is none; says why of each.
         """
-        found: list[ChosenLayout] = []
+        first, found = self.workloads[0], list[ChosenLayout]()
         seen: list[Candidate] = []
         for layout in self._layouts():
             wanted = [layout]
-            if self.fixed.get("zero") is None and layout.dp > 1 and not self._why_not(layout):
+            is_open = self.fixed.get("zero") is None and layout.dp > 1
+            if is_open and not self._why_not(layout, first):
                 wanted += [layout.model_copy(update={"zero": zero}) for zero in _TO_FIT]
             for each in wanted:
                 progress(f"planning pp {each.pp} x dp {each.dp}, ZeRO {each.zero}")
-                made = self.planned(each)
+                made = self._planned(each, first)
                 if isinstance(made, ChosenLayout):
                     found.append(made)
-                    tokens = self.workload.tokens_per_step
-                    seen.append(Candidate(each, tokens / made.step_s))
+                    seen.append(made.candidate)
                     break
                 seen.append(made)
         if not found:
-            told = "; ".join(map(str, seen))
-            raise LayoutError(f"no layout of {self.num_ranks} ranks can train this: {told}")
-        best = min(found, key=lambda one: one.step_s)
-        return replace(best, candidates=tuple(seen))
+            raise LayoutError(
+                f"no layout of {self.num_ranks} ranks can train this: {_reasons(seen)}"
+            )
+        fastest = min(found, key=lambda one: one.step_s)
+        best = self._with_best_chunks(fastest, progress)
+        told = (best.candidate if one.layout == best.layout else one for one in seen)
+        return replace(best, candidates=tuple(told))
 
-    def planned(self, layout: Layout) -> ChosenLayout | Candidate:
+    def _with_best_chunks(
+        self, found: ChosenLayout, progress: Callable[[str], None]
+    ) -> ChosenLayout:
+        """The layout with larger chunks, or smaller ones, for as long as it gets faster."""
+        first = self.workloads[0].chunk_tokens
+        larger = sorted(
+            (one for one in self.workloads if one.chunk_tokens > first), key=_chunk_tokens
+        )
+        smaller = sorted(
+            (one for one in self.workloads if one.chunk_tokens < first),
+            key=_chunk_tokens, reverse=True,
+        )  # fmt: skip
+        best = found
+        for others in (larger, smaller):
+            for workload in others if best is found else ():
+                progress(f"planning chunks of {workload.chunk_tokens:,} tokens")
+                made = self._planned(found.layout, workload)
+                if isinstance(made, Candidate):
+                    continue
+                if made.step_s >= best.step_s:
+                    break
+                best = made
+        return best
+
+    def _planned(self, layout: Layout, workload: Workload) -> ChosenLayout | Candidate:
         """A layout planned and predicted, or why it is none."""
         try:
-            if why := self._why_not(layout):
+            if why := self._why_not(layout, workload):
                 raise LayoutError(why)
-            each = self.workload.rounds_per_step // layout.dp
-            replica = self.workload.model_copy(update={"rounds_per_step": each})
+            each = workload.rounds_per_step // layout.dp
+            replica = workload.model_copy(update={"rounds_per_step": each})
             stages = Stages(self.spec, replica, self.recipe, layout)
             with gc_paused():
                 share = share_of(self.machine, self.ranks_on_a_node)
@@ -137,7 +174,7 @@ class RanksQuestion:
             predicted = simulate_cluster(schedule, self.cluster, self.machine)
         except TwinstreamError as error:
             return Candidate(layout, None, str(error))
-        return ChosenLayout(layout, schedule, predicted, self.workload)
+        return ChosenLayout(layout, schedule, predicted, workload)
 
     @property
     def ranks_on_a_node(self) -> int:
@@ -173,11 +210,12 @@ class RanksQuestion:
                 reduction=fixed.get("reduction") or "rank_order",
                 virtual_stages=virtual if several else 1,
                 pipeline=pipeline if several else "1f1b",
-                recompute="auto", offload=True,
+                recompute=fixed.get("recompute") or "auto",
+                offload=fixed.get("offload") is not False,
             )  # fmt: skip
 
-    def _why_not(self, layout: Layout) -> str:
-        rounds = self.workload.rounds_per_step
+    def _why_not(self, layout: Layout, workload: Workload) -> str:
+        rounds = workload.rounds_per_step
         if rounds % layout.dp:
             return f"{rounds} rounds of a step do not divide among {layout.dp} replicas"
         try:
@@ -190,15 +228,32 @@ class RanksQuestion:
         return ""
 
 
-def workload_of_ranks(
+def rank_caps(
+    machine: Machine, on_node: int, device_mem: str | int | None, host_mem: str | int | None
+) -> Caps:
+    """A rank's caps: those given, else its share of the memories that `on_node` ranks have in
+    common, a host's and, on a CPU, the device's.
+
+    Raises:
+        SizeError: a cap cannot be read, or is more than that share.
+    """
+    share = share_of(machine, on_node)
+    device = share.device_memory_bytes
+    if share.device == "cpu" and device is not None and device.value is not None:
+        own = device.model_copy(update={"value": device.value / on_node})
+        share = share.model_copy(update={"device_memory_bytes": own})
+    return caps_of(share, device_mem, host_mem)
+
+
+def workloads_of_ranks(
     spec: ModelSpec, step: TrainingStep, machine: Machine, num_ranks: int,
     most_tokens: int | None = None,
-) -> Workload:  # fmt: skip
-    """A step whose rounds are enough for a pipeline of all ranks.
+) -> list[Workload]:  # fmt: skip
+    """Ways to cut a step; the first has rounds enough for a pipeline of all ranks.
 
-    A round is a microbatch of one chunk, unless `chunks_per_round` says otherwise. Chunks are as
-    large as leave two rounds for each rank, or as small as they get. With less than a sequence a
-    chunk is a slice of one, and a round has all of a sequence's.
+    A round is a microbatch of one chunk, unless `chunks_per_round` says otherwise. Chunks of the
+    first are as large as leave two rounds for each rank, or as small as they get. With less than a
+    sequence a chunk is a slice of one, and a round has all of a sequence's.
 
     Args:
         most_tokens: of a step, where tokens per step are open and data are few.
@@ -206,15 +261,28 @@ def workload_of_ranks(
     Raises:
         ChunkingError: the numbers given contradict each other.
     """
-    chunk, longest = step.chunk_tokens, step.seq_len
+    chunk, longest, whole = step.chunk_tokens, step.seq_len, step.pack_tokens
     together = longest // chunk if chunk is not None and chunk < longest else 1
     step = replace(step, chunks_per_round=step.chunks_per_round or together)
     if step.tokens_per_step is None:
         tokens = proposed_tokens(PlanRequest.of(spec, machine, step=step))
         if most_tokens is not None and most_tokens < tokens:
-            tokens = max(1, most_tokens // longest) * longest
-        least = ROUNDS_OF_A_RANK * num_ranks * longest
+            tokens = max(1, most_tokens // whole) * whole
+        least = ROUNDS_OF_A_RANK * num_ranks * whole
         step = replace(step, tokens_per_step=-(-tokens // least) * least)
     found = chunkings(spec, step)
     enough = [w for w in found if w.rounds_per_step >= ROUNDS_OF_A_RANK * num_ranks]
-    return enough[0] if enough else max(found, key=lambda workload: workload.rounds_per_step)
+    first = enough[0] if enough else max(found, key=lambda workload: workload.rounds_per_step)
+    return [first, *(workload for workload in found if workload is not first)]
+
+
+def _chunk_tokens(workload: Workload) -> int:
+    return workload.chunk_tokens
+
+
+def _reasons(seen: Sequence[Candidate]) -> str:
+    """Every reason once, with the layouts it is of."""
+    layouts: dict[str, list[str]] = {}
+    for one in seen:
+        layouts.setdefault(one.why_not, []).append(one.name)
+    return "; ".join(f"{' and '.join(names)}: {why}" for why, names in layouts.items())

@@ -58,12 +58,18 @@ def with_kernels(job: Job, machine: Machine) -> Job:
     """The job with the kernel set that computes its layout.
 
     Raises:
-        LayoutError: the recipe names one of twinstream's own, and that does not.
+        LayoutError: the recipe names one of twinstream's own, and that does not; or the layout
+            recomputes as only those do.
     """
     named = job.recipe.kernels
-    if named is not None and named.vector == "megatron":
-        return job
+    is_megatron = named is not None and named.vector == "megatron"
     why_not = run_refusal(job.shape, job.recipe, job.layout)
+    if job.layout.recompute == "attention" and why_not is not None:
+        raise LayoutError(
+            f"recompute 'attention' is of twinstream's own kernels, and not for this: {why_not}"
+        )
+    if is_megatron:
+        return job
     if why_not is None:
         chosen = named or usual_kernels(machine, job.shape)
     elif named is not None and not job.any_kernels:
@@ -77,11 +83,6 @@ def with_kernels(job: Job, machine: Machine) -> Job:
         attention = attention_for(machine, job.shape) if named is None else named.attention
         chosen = KernelChoice(vector="megatron", attention=attention, deterministic=False)
     return job.model_copy(update={"recipe": job.recipe.model_copy(update={"kernels": chosen})})
-
-
-def runs_here(job: Job) -> bool:
-    """Whether a job whose kernels are chosen is one that `run` runs."""
-    return run_refusal(job.shape, job.recipe, job.layout) is None
 
 
 def why_not_here(spec: ModelSpec, recipe: Recipe, layout: Layout) -> str | None:

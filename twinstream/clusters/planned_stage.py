@@ -16,6 +16,7 @@ from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Communicate, Compute, Op, Operand, Stream, TaskOperand
+from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE, Slot
 from twinstream.simulator.replay import steady_state
 
@@ -63,14 +64,21 @@ def planned_stage(
     source = OneChain(lean, machine, left, choices)
     emitted = plan_of_chain(source, steady_state, _MOST_ATTEMPTS)
     if emitted is None:
+        messages = f", of which messages take {gib(fixed_bytes)}" if fixed_bytes else ""
         raise LayoutError(
-            f"{name} does not fit {caps.device_bytes} bytes of device memory, of which messages "
-            f"take {fixed_bytes}; a larger cap would do"
+            f"{name} does not fit {_room_text(caps)}{messages}; a larger --device-mem or "
+            "--host-mem would do"
         )
     whole_caps = with_library_memory(caps, chain)
     schedule = _with_messages(chain, emitted.schedule, fixed)
     schedule = schedule.model_copy(update={"caps": whole_caps})
     return PlannedStage(schedule, steady_state(emitted.schedule, machine).step_ns)
+
+
+def _room_text(caps: Caps) -> str:
+    """What tensors may take of both memories."""
+    rooms = [("device", caps.arena_bytes(DEVICE.kind)), ("host", caps.host_bytes)]
+    return " and ".join(f"{gib(room)} of {name} memory" for name, room in rooms if room is not None)
 
 
 def _with_held(chain: Chain) -> Chain:

@@ -7,16 +7,16 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.kernel_sets import with_kernels
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.lowering.lower import lower
-from twinstream.clusters.offloading.offload import caps_of, offloaded
+from twinstream.clusters.offloading.offload import offloaded
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.refusals import require_possible
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.flops import SavedLevel, model_flops_per_sequence
-from twinstream.planner.choices import NO_RECOMPUTE, Choices, Home
+from twinstream.models.flops import model_flops_per_sequence
+from twinstream.planner.choices import KINDS, RECOMPUTE_LEVELS, Choices, Home
 from twinstream.planner.planner import Planner, gc_paused
-from twinstream.planner.request import PlanRequest, TrainingStep
+from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
 from twinstream.schedule.analysis.idle import shares_of
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
@@ -153,9 +153,7 @@ class Prepared:
 
     @property
     def _further(self) -> float:
-        """How many times the step from the few to the more microbatches comes on top."""
-        few, more = self._counts[0], self._counts[-1]
-        return (self.job.num_microbatches - more) / (more - few) if more > few else 0.0
+        return _further(self.job, self._counts)
 
     def _timed(
         self, documents: Sequence[ClusterSchedule], cluster: Cluster, machine: Machine
@@ -305,13 +303,8 @@ def schedule_alone(job: Job, machine: Machine, chunk_tokens: int | None) -> Sche
 
 def _choices(layout: Layout) -> Choices:
     """What a layout fixes of the plans of its stages."""
-    levels = {
-        "full": SavedLevel.INPUT.value, "attention": SavedLevel.ATTENTION.value,
-        "none": NO_RECOMPUTE,
-    }  # fmt: skip
-    kinds = ("parameter", "gradient", "optimizer_state", "activation")
-    homes: dict[str, Home] = {} if layout.offload else dict.fromkeys(kinds, "device")
-    return Choices(homes=homes, recompute=levels.get(layout.recompute))
+    homes: dict[str, Home] = {} if layout.offload else dict.fromkeys(KINDS, "device")
+    return Choices(homes=homes, recompute=RECOMPUTE_LEVELS.get(layout.recompute))
 
 
 def predicted_alone(job: Job, schedule: Schedule, machine: Machine) -> Prediction:
@@ -338,7 +331,7 @@ def _own_document(job: Job, cluster: Cluster, machine: Machine) -> ClusterSchedu
     share = share_of(machine, on_node)
     stages = Stages(job.shape, job.workload, job.recipe, job.layout)
     with gc_paused():
-        document = plan_pipeline(stages, share, caps_of(share), _choices(job.layout))
+        document = plan_pipeline(stages, share, caps_of(share, None, None), _choices(job.layout))
     ref = MachineRef(name=cluster.name, content_hash=cluster.name)
     return document.model_copy(update={"machine": ref})
 
@@ -351,15 +344,14 @@ def _predicted_own(job: Job, cluster: Cluster, machine: Machine) -> Prediction:
     if job.layout.num_gpus == 1:
         chunk_tokens = job.layout.micro_batch * job.seq_len
         return predicted_alone(job, schedule_alone(job, machine, chunk_tokens), machine)
+    cluster = cluster if job.network_reduction else without_reduction(cluster)
     counts = _own_counts(job)
     documents = [_own_document(_with_microbatches(job, n), cluster, machine) for n in counts]
     times = [
         replay_cluster(one, ClusterCosts(one, cluster, machine), cluster.name, num_passes=2)
         for one in documents
     ]
-    further = 0.0
-    if len(counts) > 1:
-        further = (job.num_microbatches - counts[-1]) / (counts[-1] - counts[0])
+    further = _further(job, counts)
     step_ns = times[-1].step_ns + (times[-1].step_ns - times[0].step_ns) * further
     reserve = max(part.caps.outside_arena_bytes for part in documents[-1].schedules.values())
     return Prediction(
@@ -373,6 +365,12 @@ def _predicted_own(job: Job, cluster: Cluster, machine: Machine) -> Prediction:
         shares=shares_of(documents, times, further),
         host_bytes=_most_bytes(documents, HOST),
     )
+
+
+def _further(job: Job, counts: Sequence[int]) -> float:
+    """How many times the step from the few to the more microbatches comes on top."""
+    few, more = counts[0], counts[-1]
+    return (job.num_microbatches - more) / (more - few) if more > few else 0.0
 
 
 def _own_counts(job: Job) -> tuple[int, ...]:

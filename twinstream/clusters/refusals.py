@@ -14,8 +14,6 @@ def refusals_of(job: Job, num_gpus: int | None = None) -> list[str]:
             f"tp {layout.tp} x cp {layout.cp} x pp {layout.pp} x dp {layout.dp} are "
             f"{layout.num_gpus} GPUs, not {num_gpus}"
         )
-    if layout.recompute == "attention" and not job.is_own and not job.any_kernels:
-        found.append("recompute 'attention' is of twinstream's own kernels, not of megatron's")
     return [*found, *_batch(job), *_replicas(layout), *_pipeline(job)]
 
 

@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from twinstream.clusters.choosing import ChosenLayout, RanksQuestion, workload_of_ranks
+from twinstream.clusters.choosing import ChosenLayout, RanksQuestion, rank_caps, workloads_of_ranks
 from twinstream.clusters.kernel_sets import recipe_refusal, recipe_text, why_not_here
 from twinstream.clusters.layout import LayoutError
 from twinstream.clusters.predict import document_of, planned_document
+from twinstream.clusters.search.question import KEPT
 from twinstream.clusters.search.search import RankedLayout, SearchResult
 from twinstream.clusters.search.space import told
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
@@ -26,11 +27,11 @@ from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of_job
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.planner.choices import RECOMPUTE_LEVELS, recompute_word
 from twinstream.planner.planner import gc_paused
 from twinstream.planner.request import PlanRequest
 from twinstream.schedule.analysis.idle import exposed_communication
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.document import Caps
 from twinstream.schedule.files import write_document
 from twinstream.schedule.ops import Reduction
 from twinstream.schedule.workload import MachineRef
@@ -74,15 +75,16 @@ def plan_for_ranks(
     """
     if asked.gpus not in (None, num_ranks):
         raise LayoutError(f"--ranks {num_ranks} and --gpus {asked.gpus} both count: leave out one")
-    if beside := [*_not_of_ranks(asked), *charged.given()]:
+    if beside := _not_of_ranks(asked):
         raise _refusal(beside)
-    wanted = asked.in_tokens(wanted)
+    charged.require_possible()
+    wanted = asked.of_devices(wanted)
     found = planned_for_ranks(num_ranks, wanted, asked, asked.cluster, quiet=as_json)
     try:
         if output is not None:
             write_document(found.schedule, output)
     finally:
-        _tell(found, found.summary(), as_json=as_json)
+        _tell(found, found.summary(), charged, as_json=as_json)
     if output is not None and not as_json:
         print_report(f"Wrote the schedule to {output}; run it: twinstream run {output}")
 
@@ -100,16 +102,17 @@ def planned_for_ranks(
         LayoutError: an option is not of ranks that run here, or they cannot be laid out so.
         TwinstreamError: an option is missing, unknown, or cannot be read.
     """
-    fixed = _fixed(asked)
+    fixed = _fixed(asked, wanted)
     if beside := [flag for flag in wanted.given() if flag in _NOT_OF_RANKS]:
         raise _refusal(beside)
     request, place = _request(wanted, where, num_ranks)
     if (why := recipe_refusal(request.recipe)) is not None:
         raise LayoutError(f"ranks cannot run this: {why}")
-    workload = workload_of_ranks(request.spec, request.step, request.machine, num_ranks)
+    workloads = workloads_of_ranks(request.spec, request.step, request.machine, num_ranks)
+    on_node = min(place.cluster.count("gpus_per_node"), num_ranks)
     question = RanksQuestion(
-        request.spec, request.recipe, workload, num_ranks, fixed, place.cluster, place.machine,
-        _caps(wanted, request, min(place.cluster.count("gpus_per_node"), num_ranks)),
+        request.spec, request.recipe, workloads, num_ranks, fixed, place.cluster, place.machine,
+        rank_caps(request.machine, on_node, wanted.device_mem, wanted.host_mem),
         request.choices,
     )  # fmt: skip
     start_s = time.perf_counter()
@@ -137,21 +140,13 @@ def _request(wanted: PlanOptions, where: str | None, num_ranks: int) -> tuple[Pl
     return request, place_here(request.machine, num_ranks, cores_here())
 
 
-def _caps(wanted: PlanOptions, request: PlanRequest, on_node: int) -> Caps:
-    """A rank's share of the memories that the ranks have in common, unless a cap is given."""
-    caps, changes = request.caps, dict[str, int]()
-    if wanted.host_mem is None and caps.host_bytes is not None:
-        changes["host_bytes"] = caps.host_bytes // on_node
-    on_cpu = request.machine.device == "cpu"
-    if on_cpu and wanted.device_mem is None and caps.device_bytes is not None:
-        changes["device_bytes"] = caps.device_bytes // on_node
-    return caps.model_copy(update=changes)
-
-
 def _not_of_ranks(asked: ClusterOptions) -> list[str]:
     """What only layouts have that are predicted."""
     ours = {f"--{field.name.replace('_', '-')}" for field in fields(RanksOptions)}
-    ours |= {"--cluster", "--gpus", "--global-batch", "--micro-batch"}
+    ours |= {"--cluster", "--gpus", "--global-batch", "--micro-batch", "--no-offload"}
+    if asked.precision == "bf16":
+        ours.add("--precision")
+    ours |= {f"--{axis}" for axis in ("tp", "cp", "ep") if getattr(asked, axis) == 1}
     return [flag for flag in asked.given() if flag not in ours]
 
 
@@ -159,7 +154,7 @@ def _refusal(flags: Sequence[str]) -> LayoutError:
     return LayoutError(f"{', '.join(flags)} is not of ranks that run: leave it out")
 
 
-def _fixed(asked: RanksOptions) -> dict[str, Any]:
+def _fixed(asked: RanksOptions, wanted: PlanOptions) -> dict[str, Any]:
     """Fields of the layout that are given."""
     if asked.pipeline is not None and asked.pipeline not in _PIPELINES:
         raise LayoutError(
@@ -168,19 +163,24 @@ def _fixed(asked: RanksOptions) -> dict[str, Any]:
         )
     require_known("--reduction", asked.reduction, get_args(Reduction))
     names = ("pp", "dp", "virtual_stages", "zero", "reduction", "pipeline")
-    return {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
+    found = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
+    if wanted.recompute is not None:
+        require_known("--recompute", word := recompute_word(wanted.recompute), (*RECOMPUTE_LEVELS,))
+        found["recompute"] = word
+    return found
 
 
 def _why_not(found: PlannedRanks) -> str | None:
     return why_not_here(found.spec, found.recipe, found.chosen.layout)
 
 
-def _tell(found: PlannedRanks, summary: Summary, *, as_json: bool) -> None:
+def _tell(found: PlannedRanks, summary: Summary, charged: RunOptions, *, as_json: bool) -> None:
     schedule, place, chosen = found.schedule, found.place, found.chosen
+    bill = charged.bill(summary.tokens_per_s, schedule.mesh.size)
     rounds = chosen.workload.rounds_per_step // chosen.layout.dp
     workload = chosen.workload.model_copy(update={"rounds_per_step": rounds})
     if as_json:
-        told = {
+        shown = {
             "layout": schedule.layout,
             "recipe": found.recipe,
             "runs_here": (why := _why_not(found)) is None,
@@ -192,7 +192,7 @@ def _tell(found: PlannedRanks, summary: Summary, *, as_json: bool) -> None:
             "assumed": place.assumed or None,
             "plan_seconds": found.seconds,
         }
-        print_json(told)
+        print_json(shown if bill is None else shown | {"bill": bill})
         return
     print_report(ranks_screen(schedule, workload, summary, place.cluster.name, found.seconds))
     others = [str(one) for one in chosen.candidates if one.layout != chosen.layout]
@@ -201,6 +201,8 @@ def _tell(found: PlannedRanks, summary: Summary, *, as_json: bool) -> None:
     print_report(f"Recipe: {recipe_text(found.spec, found.recipe)}. {runs}.")
     if others:
         print_report(f"Other layouts: {'; '.join(others)}.")
+    if bill is not None:
+        print_report(bills_screen([told(chosen.layout)], [bill], charged.num_tokens))
     if place.assumed:
         print_report(f"Assumed for the prediction: {place.assumed}.")
 
@@ -219,7 +221,7 @@ def plan_on_cluster(
     charged.require_possible()
     start_s = time.perf_counter()
     with progress(f"laying out {job.shape.name} on {num_gpus:,} GPUs", quiet=as_json):
-        found = question.answer(asked.keep)
+        found = question.answer(asked.keep or KEPT)
     seconds = time.perf_counter() - start_s
     machine = machine_of(cluster)
     errors = [

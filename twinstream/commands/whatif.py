@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from twinstream.clusters.search.question import KEPT
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.grouped import grouped
@@ -50,8 +51,8 @@ class WhatIfOptions:
             metavar="NAME=VALUE",
             help="Instead of each property by itself, change these together. May be given again: a "
             "number of the machine or cluster (hbm_bytes_per_s=4e12, nic_bytes_per_s=1e11, "
-            "device_memory_bytes=24GiB, levels.spine.oversubscription=2), device_mem, host_mem, "
-            "seq_len, gpus, global_batch, precision, price_per_gpu_hour, a field of the layout "
+            "device_memory_bytes=24GiB, levels.spine.oversubscription=2), the caps of one device "
+            "(device_mem, host_mem), seq_len, gpus, global_batch, precision, price_per_gpu_hour, a field of the layout "
             "(tp=4, tp=open) or any other name that a sweep has.",
         ),
     ] = None
@@ -116,7 +117,7 @@ def whatif(
     if asked.is_of_one_device(wanted):
         query = DeviceQuery(request_of(*asked.one_device(wanted)))
     else:
-        query = LayoutQuery(asked.question(wanted), asked.keep)
+        query = LayoutQuery(asked.question(wanted), asked.keep or KEPT)
     if not as_json:
         print_report(*wanted.notes)
     if how.target is not None:

@@ -22,7 +22,6 @@ from twinstream.screens.tables import (
 )
 
 MOST_CLASSES = 16
-_MOST_OPS = 10
 _SHORT = {"all_ranks": "all", "late_ranks": "late", "transfer": "message"}
 
 

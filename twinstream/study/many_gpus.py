@@ -13,6 +13,7 @@ from twinstream.clusters.predict import Prediction, document_of, planned_documen
 from twinstream.clusters.refusals import require_possible
 from twinstream.clusters.search.question import (
     COUNTS,
+    KEPT,
     NAMES,
     LayoutSearch,
     full_name,
@@ -116,7 +117,7 @@ class LayoutQuery(Query):
     """Which layout is the fastest; `keep` of the best looking ones are simulated whole."""
 
     question: LayoutSearch
-    keep: int = 3
+    keep: int = KEPT
 
     names = (*_PLACE, *NAMES)
     required = (*_PLACE, *COUNTS)

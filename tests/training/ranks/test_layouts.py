@@ -14,6 +14,7 @@ from twinstream.commands.runs.train_screen import predicted_json, train_screen
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.options import TrainOptions
 from twinstream.training.preparing import Prepared
+from twinstream.training.ranks.planning import workloads_of
 from twinstream.training.trainer import Trainer
 
 
@@ -75,12 +76,17 @@ def _arenas(found: Prepared) -> list[int]:
 
 def test_a_step_has_rounds_enough_for_a_pipeline(tmp_path: Path) -> None:
     wanted = rank_options(tmp_path, ranks=4, chunk_tokens=None, chunks_per_round=None)
-    work = prepared(wanted).plan.workload
-    assert (work.chunk_tokens, work.chunks_per_round, work.rounds_per_step) == (64, 1, 8)
-    fewer = rank_options(tmp_path, ranks=2, chunk_tokens=None, chunks_per_round=None)
-    assert prepared(fewer).plan.workload.chunk_tokens == 128
+    found = prepared(wanted)
+    told = (wanted, found.here, found.model.spec, found.recipe, found.data)
+    assert [(one.chunk_tokens, one.rounds_per_step) for one in workloads_of(*told)] == [
+        (64, 8), (512, 1), (256, 2), (128, 4)
+    ]  # fmt: skip
+    work = found.plan.workload
+    assert work.tokens_per_step == 512 and work.rounds_per_step >= found.plan.layout.dp
     open_step = wanted.model_copy(update={"tokens_per_step": None, "steps": None})
-    assert prepared(open_step).plan.workload.rounds_per_step % 8 == 0
+    found = prepared(open_step)
+    told = (open_step, found.here, found.model.spec, found.recipe, found.data)
+    assert workloads_of(*told)[0].rounds_per_step % 8 == 0
 
 
 @pytest.mark.parametrize(
@@ -110,7 +116,7 @@ def test_what_ranks_cannot_do_is_refused_before_anything_is_written(
 def test_sequences_that_do_not_fit_whole_are_cut_into_slices(tmp_path: Path) -> None:
     long = {"seq_len": 512, "tokens_per_step": 2048, "chunk_tokens": None, "host_mem": "64KiB"}
     wanted = rank_options(tmp_path, ranks=2, pp=2, **long)
-    whole = prepared(wanted)
+    whole = prepared(wanted.model_copy(update={"chunk_tokens": 512}))
     assert whole.plan.pieces == 1
     cap = max(_arenas(whole)) // 2
     with pytest.raises(LayoutError, match="no layout of 2 ranks"):

@@ -7,6 +7,7 @@ from twinstream.clusters.offloading.stage_plan import Within, planned
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.planner import gc_paused
+from twinstream.planner.request import caps_of
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
@@ -40,7 +41,7 @@ def offloaded(
     """
     assert job.layout.offload, "layers together in one op cannot leave one by one"
     share = share_of(machine, min(cluster.count("gpus_per_node"), document.mesh.size))
-    within = Within(share, caps or caps_of(share), steady_state)
+    within = Within(share, caps or caps_of(share, None, None), steady_state)
     with gc_paused():
         costs = ClusterCosts(document, cluster, machine)
         told = replay_cluster(document, costs, cluster.name, num_passes=2)
@@ -52,16 +53,6 @@ def offloaded(
         found = in_one_order(document.model_copy(update={"schedules": schedules}))
     require_safe_cluster(found)
     return found
-
-
-def caps_of(share: Machine) -> Caps:
-    """All of the device, and all of a GPU's share of the host."""
-    host = share.host_memory_bytes
-    return Caps(
-        device_bytes=round(share.number("device_memory_bytes")),
-        host_bytes=None if host is None or host.value is None else int(host.value),
-        device_reserve_bytes=round(share.number("device_reserve_bytes")),
-    )
 
 
 def _times(told: ClusterTimeline, name: str) -> StageTimes:

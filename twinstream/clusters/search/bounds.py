@@ -88,9 +88,7 @@ class Recomputed:
     step_s: np.ndarray
 
     @staticmethod
-    def of(
-        tables: "BoundTables", layouts: Sequence[Layout], bounds: Bounds, memory: "HasRoom"
-    ) -> "Recomputed":
+    def of(tables: "BoundTables", layouts: Sequence[Layout], memory: "HasRoom") -> "Recomputed":
         """Without offload; with it nothing has to be recomputed."""
         step_s = np.zeros(len(layouts))
         places = [n for n, layout in enumerate(layouts) if layout.recompute == "auto"]

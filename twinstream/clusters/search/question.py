@@ -19,6 +19,7 @@ from twinstream.schedule.sizes import SizeError, parse_bytes
 
 Value = str | bool | int | float
 CLUSTER_NUMBER, MACHINE_NUMBER = "cluster.", "machine."
+KEPT = 3  # of the best looking layouts are simulated whole
 OPEN = "open"  # of a layout's field: the search chooses
 COUNTS = ("gpus", "seq_len", "global_batch")
 LAYOUT_NAMES = (
@@ -41,7 +42,7 @@ class LayoutSearch:
     fixed: Mapping[str, Any]
 
     def answer(
-        self, keep: int = 3, progress: Callable[[str], None] = lambda text: None
+        self, keep: int = KEPT, progress: Callable[[str], None] = lambda text: None
     ) -> SearchResult:
         """
         Raises:
@@ -131,10 +132,19 @@ def _with_recipe(job: Job, values: Mapping[str, Value]) -> Job:
     if "precision" in values:
         matmuls = MATMULS_OF_PRECISION[str(values["precision"])]
         kernels = job.recipe.kernels
-        if matmuls != "model" or (kernels is not None and kernels.matmuls != "model"):
-            kernels = kernels or KernelChoice(attention="flash")
-            changed = {"vector": "megatron", "matmuls": matmuls}
-            fields["kernels"] = kernels.model_copy(update=changed)
+        if matmuls != "model":
+            if kernels is not None and kernels.vector != "megatron" and not job.any_kernels:
+                raise LayoutError(
+                    f"precision {values['precision']} is of the kernel set megatron, not of "
+                    f"{kernels.vector}"
+                )
+            attention = "flash" if kernels is None else kernels.attention
+            fields["kernels"] = KernelChoice(
+                vector="megatron", attention=attention, matmuls=matmuls, deterministic=False
+            )
+        elif kernels is not None and kernels.matmuls != "model":
+            as_model = kernels.model_copy(update={"matmuls": "model"})
+            fields["kernels"] = None if job.any_kernels else as_model
     return job.model_copy(update={"recipe": job.recipe.model_copy(update=fields)})
 
 

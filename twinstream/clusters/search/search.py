@@ -124,7 +124,7 @@ def _ranked(
         return None
     away_s = memory.away_s(bounds.memory_bytes)
     tables = BoundTables(job, pricing)
-    again = Recomputed.of(tables, possible, bounds, memory)
+    again = Recomputed.of(tables, possible, memory)
     step_s = np.maximum(bounds.step_s + again.step_s, away_s)
     order = fits[np.argsort(step_s[fits], kind="stable")]
     simulated: list[tuple[float, int]] = []

@@ -12,17 +12,19 @@ from twinstream.clusters.search.bounds import Bounds, BoundTables
 from twinstream.clusters.search.space import NoLayoutError, SearchSpace, told
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.schedule.sizes import gib
 from twinstream.simulator.network_costs import share_of
 
-GIB = 2**30
 _MOST_TIMES = 64  # as many GPUs are tried, in doublings
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a GPU has: `room_bytes` of its own, `most_bytes` with its share of the host's."""
+    """What tensors may take of a GPU's: `room_bytes` of its own, beside the `reserve_bytes`;
+    `most_bytes` with its share of the host's."""
 
     room_bytes: float
+    reserve_bytes: float
     most_bytes: float
     h2d_bytes_per_s: float
     offload: bool
@@ -30,13 +32,15 @@ class Memory:
     @staticmethod
     def of(cluster: Cluster, machine: Machine, num_gpus: int, *, offload: bool) -> "Memory":
         """Without `offload` only its own."""
-        room = machine.number("device_memory_bytes") - machine.number("device_reserve_bytes")
+        reserve = machine.number("device_reserve_bytes")
+        room = machine.number("device_memory_bytes") - reserve
         if not offload:
-            return Memory(room, room, np.inf, offload)
+            return Memory(room, reserve, room, np.inf, offload)
         on_node = min(cluster.count("gpus_per_node"), num_gpus)
         host = share_of(machine, on_node).host_memory_bytes
         host_bytes = np.inf if host is None or host.value is None else host.value
-        return Memory(room, room + host_bytes, machine.rate("pcie_h2d_bytes_per_s"), offload)
+        most = room + host_bytes if room > 0 else room  # nothing runs in the host memory alone
+        return Memory(room, reserve, most, machine.rate("pcie_h2d_bytes_per_s"), offload)
 
     def away_s(self, memory_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
         """What there is no room for where memory is fullest is copied back in every step."""
@@ -51,20 +55,35 @@ def none_fits(
     layout = possible[least]
     on_device = layout.model_copy(update={"offload": False})
     classes = Prepared(asked.job.model_copy(update={"layout": on_device}), asked.cluster).memory()
+    total = sum(classes.values())
     parts = ", ".join(
-        f"{kind.replace('_', ' ')} {size / GIB:.1f}"
+        f"{kind.replace('_', ' ')} {gib(size)}"
         for kind, size in sorted(classes.items(), key=lambda item: -item[1])
-        if size >= GIB / 20
+        if size >= total / 100
     )
-    do = [] if asked.fixed.get("offload") is not False else ["--offload"]
+    needs = f"the leanest, {told(layout)}, needs {gib(total)} ({parts})"
+    if memory.room_bytes <= 0:
+        return NoLayoutError(
+            f"none of {len(possible):,} layouts on {asked.num_gpus:,} GPUs fits: {needs}, and of "
+            f"a GPU's {gib(memory.room_bytes + memory.reserve_bytes)} what is no tensor takes "
+            f"{gib(memory.reserve_bytes)}; a larger --device-mem would do"
+        )
+    do = ["--offload"] if asked.fixed.get("offload") is False else []
     if (gpus := _gpus_that_would_do(asked, memory)) is not None:
         do.insert(0, f"{gpus:,} GPUs (by the least bytes)")
     would = f"; {', or '.join(do)}, would do" if do else ""
     return NoLayoutError(
-        f"none of {len(possible):,} layouts on {asked.num_gpus:,} GPUs fits: the leanest, "
-        f"{told(layout)}, needs {sum(classes.values()) / GIB:.1f} GiB of a GPU's "
-        f"{memory.most_bytes / GIB:.1f} ({parts}){would}"
+        f"none of {len(possible):,} layouts on {asked.num_gpus:,} GPUs fits: {needs}, and "
+        f"there are {_has_text(memory)}{would}"
     )
+
+
+def _has_text(memory: Memory) -> str:
+    """What there is for tensors."""
+    own = f"{gib(memory.room_bytes)} of a GPU beside a reserve of {gib(memory.reserve_bytes)}"
+    if not memory.offload:
+        return own
+    return f"{own}, and {gib(memory.most_bytes - memory.room_bytes)} of its host's"
 
 
 def _gpus_that_would_do(asked: SearchSpace, memory: Memory) -> int | None:

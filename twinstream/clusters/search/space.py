@@ -151,7 +151,6 @@ def _with_the_rest(
 ) -> Iterator[Layout]:
     shape, global_batch = job.shape, job.global_batch
     pp, dp = degrees["pp"], degrees["dp"]
-    shape, global_batch = job.shape, job.global_batch
     if global_batch % dp and not refused:
         return
     sizes = [n for n in _powers(_MOST_MICRO_BATCH) if global_batch % (dp * n) == 0] or [1]

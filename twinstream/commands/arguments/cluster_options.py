@@ -7,7 +7,7 @@ import typer
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, LayoutError, Pipeline, Recompute
-from twinstream.clusters.search.question import LayoutSearch
+from twinstream.clusters.search.question import KEPT, LayoutSearch
 from twinstream.clusters.shared_machine import cores_here, place_here
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.requests import lengths_of, recipe_of, require_known, spec_of
@@ -17,8 +17,9 @@ from twinstream.hardware_profiles.clusters.what_if import with_numbers
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.kernel_costs.attention_limits import attention_names
-from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice
+from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice, KernelSet
 from twinstream.models.spec import ModelSpec, executor_refusal
+from twinstream.planner.choices import KINDS, recompute_word
 from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.request import DEFAULT_POLICY, caps_of
 from twinstream.schedule.ops import Reduction
@@ -65,7 +66,7 @@ class RanksOptions:
     def given(self) -> list[str]:
         """The flags that are set."""
         names = [name for name, value in vars(self).items() if value not in (None, False)]
-        return [f"--{name.replace('_', '-')}" for name in names if name != "keep"]
+        return [f"--{name.replace('_', '-')}" for name in names]
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class ClusterOptions(RanksOptions):
             _PANEL,
             "N",
             "GPUs, by default 1. With --cluster all layouts are searched, with --machine those "
-            "that run here.",
+            "that run here, unless others are asked for (--tp, --cp, --ep, --kernels megatron).",
             min=1,
         ),
     ] = None
@@ -115,8 +116,12 @@ class ClusterOptions(RanksOptions):
         ),
     ] = None
     keep: Annotated[
-        int, _option(_PANEL, "N", "How many of the best layouts are shown.", min=1, max=20)
-    ] = 3
+        int | None,
+        _option(
+            _PANEL, "N", f"How many of the best layouts are shown, by default {KEPT}.", min=1,
+            max=20,
+        ),
+    ] = None  # fmt: skip
     tp: Annotated[int | None, _degree("Tensor parallel ranks.")] = None
     cp: Annotated[int | None, _degree("Context parallel ranks.")] = None
     ep: Annotated[int | None, _degree("Replicas that share the routed experts.")] = None
@@ -148,10 +153,14 @@ class ClusterOptions(RanksOptions):
         narrow = MATMULS_OF_PRECISION.get(self.precision or "bf16", "model") != "model"
         return several and not split and not narrow and wanted.kernels != "megatron"
 
-    def in_tokens(self, wanted: PlanOptions) -> PlanOptions:
-        """With tokens per step and of a chunk, where these are given in sequences."""
+    def of_devices(self, wanted: PlanOptions) -> PlanOptions:
+        """What is asked of every device: with tokens where sequences are given, and homes where
+        nothing may be offloaded."""
         tokens, chunk = self._tokens_per_step(wanted), self._chunk_tokens(wanted)
-        return replace(wanted, tokens_per_step=tokens, chunk_tokens=chunk)
+        homes = list(wanted.home or [])
+        if self.offload is False:
+            homes = [*(f"{kind}=device" for kind in KINDS), *homes]
+        return replace(wanted, tokens_per_step=tokens, chunk_tokens=chunk, home=homes or None)
 
     def one_device(self, wanted: PlanOptions) -> tuple[PlanOptions, Machine]:
         """What is asked of one device, a node's where a cluster is given.
@@ -161,19 +170,20 @@ class ClusterOptions(RanksOptions):
             TwinstreamError: a profile cannot be read.
         """
         require_known("--precision", self.precision, tuple(MATMULS_OF_PRECISION))
-        degrees = ("tp", "cp", "pp", "dp", "ep", "virtual_stages")
-        beside = [f"--{n.replace('_', '-')}" for n in degrees if getattr(self, n) not in (None, 1)]
+        of_one = {"pipeline": None, "reduction": None, "zero": 0, "keep": None}
+        several = ("tp", "cp", "pp", "dp", "ep", "virtual_stages", *of_one)
+        beside = [
+            f"--{name.replace('_', '-')}"
+            for name in several
+            if getattr(self, name) not in (None, of_one.get(name, 1))
+        ]
         if beside:
             raise LayoutError(f"{', '.join(beside)} is of several GPUs: add --gpus N")
         if self.cluster is not None and wanted.machine is not None:
             raise LayoutError("--machine and --cluster both say where to train: leave out one")
         if self.cluster is None and wanted.machine is None:
             raise LayoutError("this needs --machine (one device), or --cluster with --gpus")
-        wanted = self.in_tokens(wanted)
-        if self.offload is False:
-            kinds = ("parameter", "gradient", "optimizer_state", "activation")
-            fixed = [f"{kind}=device" for kind in kinds]
-            wanted = replace(wanted, home=[*fixed, *(wanted.home or [])])
+        wanted = self.of_devices(wanted)
         if self.cluster is not None:
             return wanted, machine_of(load_cluster(self.cluster))
         assert wanted.machine is not None
@@ -221,9 +231,7 @@ class ClusterOptions(RanksOptions):
         found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.reduction is not None:
             found["reduction"] = self.reduction
-        recompute = {"INPUT": "full", "ATTENTION": "attention"}.get(
-            wanted.recompute or "", wanted.recompute
-        )
+        recompute = None if wanted.recompute is None else recompute_word(wanted.recompute)
         require_known("--pipeline", self.pipeline, get_args(Pipeline))
         require_known("--recompute", recompute, get_args(Recompute))
         require_known("--reduction", self.reduction, get_args(Reduction))
@@ -231,7 +239,10 @@ class ClusterOptions(RanksOptions):
             found["recompute"] = recompute
         if (chunk := self._chunk_tokens(wanted)) is not None:
             found["micro_batch"] = _sequences(
-                "--chunk-tokens", chunk, _seq_len(wanted), "a microbatch is whole sequences"
+                "--chunk-tokens",
+                chunk,
+                _seq_len(wanted),
+                "layouts are searched with whole sequences in a microbatch; --ranks plans slices",
             )
         if self.offload is not None:
             found["offload"] = self.offload
@@ -241,7 +252,8 @@ class ClusterOptions(RanksOptions):
         """Model, batch and recipe; the layout is the smallest there is."""
         if beside := [flag for flag in wanted.given() if flag in _OF_ONE_DEVICE]:
             raise LayoutError(
-                f"{', '.join(beside)} is of one device: leave it out, or plan for --gpus 1"
+                f"layouts are not searched by {', '.join(beside)}: leave it out, or plan for "
+                "--gpus 1 (and --home, --chunks-per-round of --ranks)"
             )
         require_known("--precision", self.precision, tuple(MATMULS_OF_PRECISION))
         seq_len, tokens = _seq_len(wanted), self._tokens_per_step(wanted)
@@ -266,6 +278,7 @@ class ClusterOptions(RanksOptions):
     ) -> KernelChoice | None:
         """Those that are named; None leaves them open."""
         matmuls = MATMULS_OF_PRECISION[self.precision or "bf16"]
+        require_known("--kernels", wanted.kernels, ("auto", *get_args(KernelSet)))
         if wanted.kernels == "megatron" or (
             matmuls != "model" and wanted.kernels in (None, "auto")
         ):
@@ -280,8 +293,15 @@ class ClusterOptions(RanksOptions):
                 f"--precision {self.precision} is of the kernel set megatron, not of "
                 f"{wanted.kernels}: leave out --kernels"
             )
-        if executor_refusal(spec) is not None:
-            return None
+        if (why := executor_refusal(spec)) is not None:
+            if wanted.kernels in ("eager", "triton"):
+                raise LayoutError(
+                    f"the kernel set {wanted.kernels} does not compute {spec.name}: {why}; leave "
+                    "out --kernels, or price Megatron's with --kernels megatron"
+                )
+            if wanted.attention is None:
+                return None
+            return self._kernels(replace(wanted, kernels="megatron"), spec, cluster)
         return kernels_named(
             machine_of(cluster), spec, wanted.kernels, wanted.attention,
             nondeterministic=wanted.nondeterministic,
@@ -309,9 +329,7 @@ def _once(wanted: PlanOptions, flag: str, sequences: int | None, tokens: int | N
 def _sequences(flag: str, tokens: int, seq_len: int, why: str) -> int:
     count, left = divmod(tokens, seq_len)
     if left or not count:
-        raise LayoutError(
-            f"{flag} {tokens:,} are no multiple of --seq-len {seq_len:,}: on several GPUs {why}"
-        )
+        raise LayoutError(f"{flag} {tokens:,} are no multiple of --seq-len {seq_len:,}: {why}")
     return count
 
 

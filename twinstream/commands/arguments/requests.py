@@ -13,7 +13,7 @@ from twinstream.models.hf_config import DTYPES
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.choices import ChoiceError, Choices
+from twinstream.planner.choices import ChoiceError, Choices, recompute_level
 from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.policies import ON_DEVICE, optimizer_places
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
@@ -90,16 +90,8 @@ def _choices(wanted: PlanOptions) -> Choices:
             )
         homes[kind] = where
     effort: Any = wanted.effort or "normal"
-    return Choices(homes, recompute_level(wanted.recompute), wanted.prefetch, effort)
-
-
-def recompute_level(name: str | None) -> str | None:
-    """The level of a block that a word of --recompute stands for.
-
-    >>> recompute_level("full"), recompute_level("ATTENTION"), recompute_level("none")
-    ('INPUT', 'ATTENTION', 'none')
-    """
-    return {"full": "INPUT", "attention": "ATTENTION"}.get(name or "", name)
+    level = None if wanted.recompute is None else recompute_level(wanted.recompute)
+    return Choices(homes, level, wanted.prefetch, effort)
 
 
 def spec_of(wanted: PlanOptions) -> ModelSpec:

@@ -1,11 +1,11 @@
 """The plan of a run on several ranks: of all layouts that fit, the one predicted to be fastest."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from twinstream.clusters.choosing import Candidate, RanksQuestion, workload_of_ranks
+from twinstream.clusters.choosing import Candidate, RanksQuestion, rank_caps, workloads_of_ranks
 from twinstream.clusters.evaluating import cluster_evaluation_of
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.pipeline import sharding_of
@@ -20,7 +20,7 @@ from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.request import TrainingStep, caps_of
+from twinstream.planner.request import TrainingStep
 from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
@@ -186,26 +186,26 @@ def plan_ranks(
     Raises:
         LayoutError: no layout can train this; says why of each.
     """
-    workload = was or workload_of(options, here, spec, recipe, data)
+    workloads = [was] if was is not None else workloads_of(options, here, spec, recipe, data)
     # where updates are made does not change their bits; ranks make them after the backward pass
     place: OptimizerPlace = "device_after_backward" if recipe.clips else "device"
     recipe = recipe.model_copy(update={"optimizer": place})
     try:
-        return planned_for_ranks(options, here, spec, recipe, workload)
+        return planned_for_ranks(options, here, spec, recipe, workloads)
     except LayoutError:
         fixed = was is not None or options.chunk_tokens is not None
-        for sliced in () if fixed else slices_of(workload):
+        for sliced in () if fixed else slices_of(workloads[0]):
             with suppress(LayoutError):
-                return planned_for_ranks(options, here, spec, recipe, sliced)
+                return planned_for_ranks(options, here, spec, recipe, [sliced])
         raise
 
 
-def workload_of(
+def workloads_of(
     options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, data: TrainingData
-) -> Workload:
-    """A step whose rounds are enough for a pipeline of all ranks.
+) -> list[Workload]:
+    """Ways to cut a step; the first has rounds enough for a pipeline of all ranks.
 
-    See `workload_of_ranks`, which `plan --ranks` asks too.
+    See `workloads_of_ranks`, which `plan --ranks` asks too.
 
     Raises:
         ChunkingError: the numbers given contradict each other.
@@ -220,7 +220,7 @@ def workload_of(
     most_tokens = None
     if options.steps is None:  # few data: smaller steps
         most_tokens = int((options.epochs or 1.0) * data.epoch_tokens / FEW_STEPS)
-    return workload_of_ranks(spec, step, here.machine, options.ranks, most_tokens)
+    return workloads_of_ranks(spec, step, here.machine, options.ranks, most_tokens)
 
 
 def slices_of(workload: Workload) -> Iterator[Workload]:
@@ -237,8 +237,9 @@ def slices_of(workload: Workload) -> Iterator[Workload]:
 
 
 def planned_for_ranks(
-    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, workload: Workload
-) -> RanksPlan:
+    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe,
+    workloads: Sequence[Workload],
+) -> RanksPlan:  # fmt: skip
     """The layout predicted to be fastest of those that are possible and fit.
 
     Where replicas do not fit whole, and it is not said what they shard, they shard what is needed.
@@ -249,12 +250,12 @@ def planned_for_ranks(
     assert options.ranks is not None
     place = place_here(here.machine, options.ranks, cores_here(), here.nvlink)
     question = RanksQuestion(
-        spec, recipe, workload, options.ranks, _fixed(options), place.cluster, place.machine,
+        spec, recipe, workloads, options.ranks, _fixed(options), place.cluster, place.machine,
         _caps(options, here),
     )  # fmt: skip
     found = question.answer()
     return RanksPlan(
-        found.schedule, found.predicted, found.layout, workload, found.candidates, place
+        found.schedule, found.predicted, found.layout, found.workload, found.candidates, place
     )
 
 
@@ -274,9 +275,10 @@ def _caps(options: TrainOptions, here: LocalMachine) -> Caps:
         return found // options.ranks if options.ranks else found
 
     device = here.device_mem
-    if here.backend == "cpu":
+    if here.machine.device == "cpu":
         device = own(options.device_mem, device)
-    return caps_of(here.machine, device, own(options.host_mem, here.host_mem))
+    host = own(options.host_mem, here.host_mem)
+    return rank_caps(here.machine, options.ranks, device, host)
 
 
 def what_is_of_one_device(options: TrainOptions) -> str | None:
