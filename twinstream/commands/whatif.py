@@ -52,8 +52,8 @@ class WhatIfOptions:
             help="Instead of each property by itself, change these together. May be given again: a "
             "number of the machine or cluster (hbm_bytes_per_s=4e12, nic_bytes_per_s=1e11, "
             "device_memory_bytes=24GiB, levels.spine.oversubscription=2), the caps of one device "
-            "(device_mem, host_mem), seq_len, gpus, global_batch, precision, price_per_gpu_hour, a field of the layout "
-            "(tp=4, tp=open) or any other name that a sweep has.",
+            "(device_mem, host_mem), seq_len, gpus, global_batch, precision, price_per_gpu_hour, a "
+            "field of the layout (tp=4, tp=open) or any other name that a sweep has.",
         ),
     ] = None
     target: Annotated[
