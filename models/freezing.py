@@ -5,7 +5,6 @@ from fnmatch import fnmatchcase
 
 from twinstream.models.adapters.lora import lora_of
 from twinstream.models.hf_weights import hf_weights, hf_weights_of
-from twinstream.models.layout import parameter_groups
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.trained import trained_groups
@@ -39,7 +38,7 @@ def frozen_groups(spec: ModelSpec, patterns: Sequence[str]) -> tuple[str, ...]:
                 f"as {names[0]} and {names[1]}"
             )
     found = []
-    for group in parameter_groups(spec):
+    for group in spec.parameter_groups:
         inside = [weight.name for weight in hf_weights_of(spec, group)]
         left = [name for name in inside if not any(fnmatchcase(name, p) for p in patterns)]
         if left and len(left) < len(inside):

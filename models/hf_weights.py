@@ -9,7 +9,6 @@ from twinstream.models.layout import (
     block_layout,
     embedding_layout,
     head_layout,
-    parameter_groups,
 )
 from twinstream.models.spec import ModelSpec
 
@@ -63,7 +62,7 @@ def hf_weights(spec: ModelSpec) -> tuple[HfWeight, ...]:
     HfWeight(name='model.layers.0.self_attn.k_proj.weight', shape=(64, 128), group='0',
              offset_bytes=66048, size_bytes=32768)
     """
-    groups = parameter_groups(spec)
+    groups = spec.parameter_groups
     return tuple(weight for group in groups for weight in hf_weights_of(spec, group))
 
 

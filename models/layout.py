@@ -3,10 +3,15 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
-from twinstream.models.spec import ModelSpec
+from twinstream.models.adapters.lora import ADAPTERS
+
+if TYPE_CHECKING:
+    from twinstream.models.spec import ModelSpec
 
 ALIGNMENT_BYTES = 256
+EMBEDDING, HEAD = "embedding", "head"  # groups outside the blocks
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class FlatLayout:
         raise KeyError(name)
 
 
-def block_layout(spec: ModelSpec) -> FlatLayout:
+def block_layout(spec: "ModelSpec") -> FlatLayout:
     """Return the layout of one block.
 
     Matrices are [out_features, in_features], as in nn.Linear. The rows of qkv_proj are Q, then K,
@@ -63,7 +68,7 @@ def block_layout(spec: ModelSpec) -> FlatLayout:
     return packed_layout(shapes, spec.itemsize)
 
 
-def head_layout(spec: ModelSpec) -> FlatLayout:
+def head_layout(spec: "ModelSpec") -> FlatLayout:
     """Return the layout of the final norm and, unless the embeddings are tied, the LM head."""
     shapes: list[tuple[str, tuple[int, ...]]] = [("final_norm", (spec.d_model,))]
     if not spec.tied_embeddings:
@@ -71,26 +76,19 @@ def head_layout(spec: ModelSpec) -> FlatLayout:
     return packed_layout(shapes, spec.itemsize)
 
 
-def embedding_layout(spec: ModelSpec) -> FlatLayout:
+def embedding_layout(spec: "ModelSpec") -> FlatLayout:
     """Return the layout of the embedding, which is also the LM head if the two are tied."""
     return packed_layout([("embedding", (spec.vocab_size, spec.d_model))], spec.itemsize)
 
 
-def parameter_groups(spec: ModelSpec) -> tuple[str, ...]:
-    """The groups whose parameters are one flat tensor each, in the order of the forward pass.
+def layer_of(group: str) -> int | None:
+    """The layer whose parameters or adapters a group of a decoder of ours has; None of others.
 
-    >>> from twinstream.models.presets import load_preset
-    >>> parameter_groups(load_preset("tiny"))[:2]
-    ('embedding', '0')
+    >>> layer_of("lora.3"), layer_of("3"), layer_of("head")
+    (3, 3, None)
     """
-    return ("embedding", *map(str, range(spec.num_layers)), "head")
-
-
-def group_layout(spec: ModelSpec, group: str) -> FlatLayout:
-    """Return the layout of a group: `embedding`, a layer by its number, or `head`."""
-    if group == "embedding":
-        return embedding_layout(spec)
-    return head_layout(spec) if group == "head" else block_layout(spec)
+    number = group.removeprefix(ADAPTERS)
+    return int(number) if number.isdigit() else None
 
 
 def packed_layout(shapes: Iterable[tuple[str, tuple[int, ...]]], itemsize: int) -> FlatLayout:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from twinstream.models.executable import executor_refusal
 from twinstream.models.hf_config import Dtype, states_dtype, unread_keys
-from twinstream.models.spec import ModelSpec, executor_refusal
+from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError, did_you_mean, require
 
 _OF_HUGGING_FACE = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -1,11 +1,13 @@
-"""The architecture of a decoder-only transformer, and which part of it our kernels do not run."""
+"""The architecture of a decoder-only transformer."""
 
+import hashlib
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from twinstream.models.executable import usual_fields
 from twinstream.models.hf_config import (
     Dtype,
     HfConfigError,
@@ -15,34 +17,26 @@ from twinstream.models.hf_config import (
     read_json_object,
 )
 from twinstream.models.hf_experts import EXPERT_MODEL_TYPES, read_expert_config
+from twinstream.models.layout import (
+    FlatLayout,
+    block_layout,
+    embedding_layout,
+    head_layout,
+    layer_of,
+)
 from twinstream.models.rope import PositiveFinite, RopeScaling
-from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
+from twinstream.schedule.workload import ModelRef
 
 Width = Annotated[int, Field(gt=0, le=2**22)]
 
 ITEMSIZE_BYTES = {"bfloat16": 2, "float32": 4}
-# What our kernels run, of the fields that are also priced with other values; and why not those.
-_RUN_HERE: dict[str, tuple[object, str]] = {
-    "mlp": ("swiglu", "only SwiGLU feed-forward networks have kernels"),
-    "norm": ("rms", "only RMSNorm has kernels"),
-    "positions": ("rope", "only RoPE has kernels"),
-    "max_positions": (0, "learned positions have no kernels"),
-    "biases": (False, "only Q, K and V may have biases"),
-    "dropout": (False, "dropout has no kernels"),
-    "experts": (None, "experts have no kernels"),
-}
-
 _VOCAB_MULTIPLE = 128  # of the rows of the embedding that a rank holds; Megatron-LM's default
 
 ParameterPart = Literal[
     "attention", "mlp", "router", "experts", "embedding", "positions", "final_norm", "head"
 ]
-
-
-class NotExecutableError(TwinstreamError):
-    """A model of which sizes are known, and kernels are not here."""
 
 
 class Experts(Node):
@@ -194,38 +188,37 @@ class ModelSpec(Node):
         return self.num_layers * self.num_block_parameters + _outside_layers(self)
 
     @property
-    def usual_fields(self) -> set[str]:
-        """Fields of which a document need not tell: they are as all that runs here has them."""
-        return {name for name, (usual, _) in _RUN_HERE.items() if getattr(self, name) == usual}
+    def parameter_groups(self) -> tuple[str, ...]:
+        """Groups of parameters, each one flat tensor, in the order of the forward pass.
 
+        >>> from twinstream.models.presets import load_preset
+        >>> load_preset("tiny").parameter_groups[:2]
+        ('embedding', '0')
+        """
+        return ("embedding", *map(str, range(self.num_layers)), "head")
 
-def executor_refusal(spec: ModelSpec) -> str | None:
-    """Why no kernels here run a model, by the field that stands in the way; None if they do.
+    def group_layout(self, group: str) -> FlatLayout:
+        """How the parameters of a group lie: `embedding`, a layer by its number, or `head`."""
+        if group == "embedding":
+            return embedding_layout(self)
+        return head_layout(self) if group == "head" else block_layout(self)
 
-    >>> from twinstream.models.presets import load_model
-    >>> executor_refusal(load_model("gpt-1.7b")).partition(";")[0]
-    'mlp = gelu (only SwiGLU feed-forward networks have kernels)'
-    >>> executor_refusal(load_model("8b"))
-    """
-    found = [
-        f"{field} = {getattr(spec, field)} ({reason})"
-        for field, (_, reason) in _RUN_HERE.items()
-        if field not in spec.usual_fields
-    ]
-    return "; ".join(found) or None
+    @property
+    def layer_bytes(self) -> int:
+        """Of the flat parameters of a layer."""
+        return block_layout(self).size_bytes
 
+    def layer_of(self, group: str) -> int | None:
+        """The layer whose parameters or adapters a group has; None of embedding and head."""
+        return layer_of(group)
 
-def require_executable(spec: ModelSpec) -> None:
-    """Refuse a model that no kernels here run.
-
-    Raises:
-        NotExecutableError: says which fields stand in the way.
-    """
-    if (reason := executor_refusal(spec)) is not None:
-        raise NotExecutableError(
-            f"'{spec.name}' is planned for clusters only (--cluster), since nothing here runs it: "
-            f"{reason}"
-        )
+    def ref(self) -> ModelRef:
+        """What documents say of the model, from which `model_of` makes it again."""
+        usual = usual_fields(self)
+        written = self.model_dump_json(exclude_none=True, exclude=usual)
+        digest = hashlib.sha256(written.encode()).hexdigest()[:16]
+        fields = self.model_dump(mode="json", exclude_none=True, exclude=usual)
+        return ModelRef(name=self.name, content_hash=digest, spec=fields)
 
 
 class LayerParameters(NamedTuple):

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.executable import require_executable
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import OptimizerPlace, Recipe
-from twinstream.models.spec import ModelSpec, require_executable
+from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, ChoiceError, Choices, Effort
 from twinstream.planner.kernel_choice import require_allowed, usual_kernels
 from twinstream.schedule.document import Caps

@@ -5,7 +5,6 @@ A search that begins anew may still end at a slower plan, by as much as plans li
 """
 
 from twinstream.models.kernel_costs.attention_shape import lengths_text
-from twinstream.models.lowering.lower import model_ref
 from twinstream.planner.policies import policy_named
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest
 from twinstream.schedule.document import Caps, Schedule
@@ -57,7 +56,7 @@ def require_same_step(known: Schedule, request: PlanRequest, number: int | None)
     step, cut = request.step, known.workload
     for what, new, old in (
         ("policy", request.policy, known.policy),
-        ("model", model_ref(request.spec), known.model),
+        ("model", request.spec.ref(), known.model),
         ("sequence length", step.seq_len, cut.seq_len),
         ("what it computes", "a training step", _computed(cut)),
         ("packing", step.packing_of(cut.chunk_tokens), cut.packing),

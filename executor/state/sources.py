@@ -23,7 +23,6 @@ from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.executor.weights.peft_folder import PeftFolder
 from twinstream.models.adapters.adapter_layout import adapter_group
 from twinstream.models.kernel_costs.workspace import code_blocks, state_bytes
-from twinstream.models.layout import parameter_groups
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.recipe import OptimizerState, Recipe
 from twinstream.models.spec import ModelSpec
@@ -62,7 +61,7 @@ def fill_fresh(schedule: Schedule, arenas: Arenas, seed: int) -> None:
 
 def read_parameters(folder: HfFolder) -> Iterator[tuple[str, torch.Tensor]]:
     """The groups of a Hugging Face folder."""
-    for group in parameter_groups(folder.spec):
+    for group in folder.spec.parameter_groups:
         flat = torch.empty(layout_of(folder.spec, Recipe(), group).size_bytes, dtype=torch.uint8)
         folder.read_group(group, flat)
         yield group, flat

@@ -9,7 +9,7 @@ from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.staging import Staging
 from twinstream.models.adapters.adapter_layout import adapter_group
 from twinstream.models.kernel_costs.workspace import state_bytes
-from twinstream.models.layout import FlatLayout, group_layout, parameter_groups
+from twinstream.models.layout import FlatLayout
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
@@ -68,8 +68,8 @@ def fresh_adapters(
 def fresh_parameters(spec: ModelSpec, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Each group's flat parameters in turn, as `initial_state` has them."""
     generator = torch.Generator().manual_seed(seed)
-    for group in parameter_groups(spec):
-        yield group, _fresh(group_layout(spec, group), DTYPES[spec.dtype], generator)
+    for group in spec.parameter_groups:
+        yield group, _fresh(spec.group_layout(group), DTYPES[spec.dtype], generator)
 
 
 def steps_done(state: Mapping[str, torch.Tensor]) -> int:

@@ -14,7 +14,6 @@ from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import INDEX, SINGLE, weight_map
 from twinstream.executor.weights.safetensors_header import StoredTensor, read_header
 from twinstream.models.hf_weights import LM_HEAD, HfWeight, hf_weights, hf_weights_of
-from twinstream.models.layout import group_layout
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import reason_of
 
@@ -60,7 +59,7 @@ class HfFolder:
         Raises:
             WeightsError: a file has gone or changed since the folder was opened.
         """
-        size_bytes = group_layout(self.spec, group).size_bytes
+        size_bytes = self.spec.group_layout(group).size_bytes
         assert destination.dtype == torch.uint8 and destination.shape == (size_bytes,)
         assert destination.device.type == "cpu" and destination.is_contiguous()
         read_weights(self.stored, hf_weights_of(self.spec, group), self.spec.dtype, destination)

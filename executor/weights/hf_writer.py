@@ -21,7 +21,6 @@ from twinstream.executor.weights.hf_files import INDEX, SINGLE, has_weights, wei
 from twinstream.executor.weights.model_files import model_files
 from twinstream.executor.weights.weight_file import WeightFile
 from twinstream.models.hf_weights import HfWeight, hf_weights, hf_weights_of
-from twinstream.models.layout import group_layout, parameter_groups
 from twinstream.models.spec import ModelSpec
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -134,10 +133,10 @@ def _write_shards(
 ) -> None:
     for shard in shards:
         shard.create()
-    for group in parameter_groups(spec):
+    for group in spec.parameter_groups:
         flat = read_group(group)
         assert flat.dtype == torch.uint8
-        assert flat.shape == (group_layout(spec, group).size_bytes,), (group, flat.shape)
+        assert flat.shape == (spec.group_layout(group).size_bytes,), (group, flat.shape)
         inside = hf_weights_of(spec, group)
         for shard in shards:
             shard.write(inside, flat)

@@ -21,7 +21,6 @@ from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.peft_weights import PEFT_MODULES, peft_weights_of
 from twinstream.models.hf_config import Dtype, HfConfigError
 from twinstream.models.hf_weights import HfWeight, hf_weights_of
-from twinstream.models.layout import group_layout
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import read_bytes, reason_of
 
@@ -58,7 +57,7 @@ def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> Non
     spec, lora = base.spec, adapters.lora
 
     def read_group(group: str) -> torch.Tensor:
-        flat = torch.empty(group_layout(spec, group).size_bytes, dtype=torch.uint8)
+        flat = torch.empty(spec.group_layout(group).size_bytes, dtype=torch.uint8)
         base.read_group(group, flat)
         if group.isdigit():
             size_bytes = adapter_layout(spec, lora).size_bytes

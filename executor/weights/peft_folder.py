@@ -22,8 +22,8 @@ from twinstream.models.adapters.peft_weights import (
     peft_weights,
     peft_weights_of,
 )
+from twinstream.models.layout import layer_of
 from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import layer_of
 from twinstream.schedule.files import read_text, reason_of
 
 ADAPTER_CONFIG = "adapter_config.json"

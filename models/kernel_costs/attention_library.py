@@ -23,7 +23,7 @@ from twinstream.models.kernel_costs.attention_shape import (
     AttentionPass,
     AttentionShape,
 )
-from twinstream.models.kernel_costs.attributes import typed_attribute
+from twinstream.models.kernel_costs.attributes import TEMPORARY_BYTES, typed_attribute
 from twinstream.models.kernel_costs.workspace import attention_shape
 from twinstream.schedule.ops import KernelCall
 
@@ -47,11 +47,13 @@ _PASS_OF: Mapping[str, AttentionPass] = {
 
 
 def library_bytes(call: KernelCall) -> int:
-    """Bytes beside the arenas that one call takes at most; only attention takes any.
+    """Bytes beside the arenas that one call takes at most: attention's, and a module's own.
 
     Raises:
         TwinstreamError: an attribute of the call is missing, or its attention is unknown.
     """
+    if TEMPORARY_BYTES in call.attributes:
+        return typed_attribute(call.attributes, TEMPORARY_BYTES, int)
     of_pass = _PASS_OF.get(call.kernel.split("/")[0])
     if of_pass is None:
         return 0

@@ -8,6 +8,7 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Attribute
 
 Attributes = Mapping[str, Attribute]
+TEMPORARY_BYTES = "temporary_bytes"  # what a call takes of torch's allocator at most
 _T = TypeVar("_T", int, float, str, bool)
 
 

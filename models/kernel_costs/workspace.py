@@ -15,6 +15,7 @@ from twinstream.models.adapters.lora import lora_of_attributes
 from twinstream.models.kernel_costs.attention_scratch import attention_scratch_bytes
 from twinstream.models.kernel_costs.attention_shape import AttentionPass, AttentionShape
 from twinstream.models.kernel_costs.attributes import (
+    TEMPORARY_BYTES,
     Attributes,
     gradient_dtype_name,
     is_frozen,
@@ -56,6 +57,8 @@ def workspace_bytes(kernel: str, attributes: Attributes) -> int:
     >>> workspace_bytes("embed_forward/eager", {})
     0
     """
+    if TEMPORARY_BYTES in attributes:  # a module's part: its scratch is torch's allocator's
+        return 0
     if kernel not in _FORMULAS:
         raise TwinstreamError(
             f"kernel '{kernel}' has no workspace formula; known kernels: {', '.join(_FORMULAS)}"

@@ -1,16 +1,15 @@
-"""Names, sizes and parts of a training step's tensors."""
+"""Names, sizes and parts of the tensors that every model's training step has."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 
-from twinstream.models.adapters.adapter_layout import low_widths
 from twinstream.models.kernel_costs.workspace import CODE_BLOCK_ELEMENTS, state_bytes
-from twinstream.models.layout import block_layout, group_layout, parameter_groups
 from twinstream.models.lowering.chain_builder import ChainBuilder
+from twinstream.models.model import Model
 from twinstream.models.recipe import BEFORE_NEXT_USE, Recipe
-from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.models.trained import all_groups, layout_of, trained_groups
 from twinstream.schedule.tensors import Role, Tensor
 from twinstream.schedule.workload import Workload
@@ -28,14 +27,14 @@ class OptimizerPart:
 
 
 def optimizer_parts(
-    spec: ModelSpec, group: str, recipe: Recipe | None = None
+    model: Model, group: str, recipe: Recipe | None = None
 ) -> tuple[OptimizerPart, ...]:
     """Embedding and head are updated in parts no larger than a layer; a layer is one.
 
     A part begins at a whole block of 8-bit codes. The recipe says what adapters there are.
     """
-    total = layout_of(spec, recipe or Recipe(), group).size_bytes // spec.itemsize
-    num_parts = -(-total // (block_layout(spec).size_bytes // spec.itemsize))
+    total = layout_of(model, recipe or Recipe(), group).size_bytes // model.itemsize
+    num_parts = -(-total // (model.layer_bytes // model.itemsize))
     if num_parts == 1:
         return (OptimizerPart(group, 0, total),)
     unit = CODE_BLOCK_ELEMENTS
@@ -50,7 +49,7 @@ def optimizer_parts(
     )
 
 
-def undecayed_ranges(spec: ModelSpec, group: str, part: OptimizerPart) -> tuple[int, ...]:
+def undecayed_ranges(model: Model, group: str, part: OptimizerPart) -> tuple[int, ...]:
     """First and last + 1 of a part's elements that have no weight decay: norms and biases.
 
     Vectors with nothing but padding between them are one range.
@@ -61,14 +60,14 @@ def undecayed_ranges(spec: ModelSpec, group: str, part: OptimizerPart) -> tuple[
     (0, 128, 49280, 49408)
     """
     ranges: list[int] = []
-    if group not in parameter_groups(spec):  # adapters are matrices
+    if group not in model.parameter_groups:  # adapters are matrices
         return ()
-    tensors = group_layout(spec, group).tensors
+    tensors = model.group_layout(group).tensors
     for before, tensor in zip((None, *tensors), tensors, strict=False):
         if len(tensor.shape) > 1:
             continue
-        start = tensor.offset_bytes // spec.itemsize - part.element_offset
-        end = start + tensor.size_bytes // spec.itemsize
+        start = tensor.offset_bytes // model.itemsize - part.element_offset
+        end = start + tensor.size_bytes // model.itemsize
         start, end = max(0, start), min(part.num_elements, end)
         if start >= end:
             continue
@@ -81,9 +80,9 @@ def undecayed_ranges(spec: ModelSpec, group: str, part: OptimizerPart) -> tuple[
 
 @dataclass(frozen=True)
 class Shapes:
-    """How the tensors of (model, workload) are named, sized and cut into parts."""
+    """How the state of (model, recipe) is named, sized and cut into parts."""
 
-    spec: ModelSpec
+    spec: Model
     workload: Workload
     recipe: Recipe = field(default_factory=Recipe)
 
@@ -124,58 +123,33 @@ class Shapes:
         return layout_of(self.spec, self.recipe, group).size_bytes
 
     @property
-    def low_width(self) -> int:
-        """Columns of what a block's adapters leave for its backward pass; 0 without any."""
-        return sum(low_widths(self.recipe.lora).values()) if self.recipe.lora else 0
-
-    @property
     def gradient_dtype(self) -> str:
         return self.recipe.gradient_dtype(self.spec.dtype)
 
     def gradient_bytes(self, group: str) -> int:
         return self.group_bytes(group) // self.spec.itemsize * ITEMSIZE_BYTES[self.gradient_dtype]
 
-    def hidden(self, layer: int, chunk: int) -> str:
-        return f"hidden.{layer}.{chunk}"
 
-    def context(self, layer: int, chunk: int) -> str:
-        return f"kv.{layer}.{chunk // self.workload.chunks_per_sequence}"
-
-    def kv(self, layer: int, chunk: int) -> str:
-        """K and V of a chunk: a tensor of its own, or a part of its sequence's context."""
-        if not self.workload.sliced:
-            return f"kv.{layer}.{chunk}"
-        return f"{self.context(layer, chunk)}.part{chunk % self.workload.chunks_per_sequence}"
-
-
-def declare_tensors(builder: ChainBuilder, shapes: Shapes) -> None:
+def declare_groups(builder: ChainBuilder, shapes: Shapes) -> None:
+    """Parameters, gradients and optimizer state of all groups."""
     for group in shapes.groups:
         _declare_group(builder, shapes, group)
-    declare_step(builder, shapes)
 
 
-def declare_step(builder: ChainBuilder, shapes: Shapes) -> None:
-    """All but the tensors of groups."""
-    spec, workload = shapes.spec, shapes.workload
-    for chunk in range(workload.chunks_per_round):
-        tokens_shape = (2, workload.chunk_tokens)
-        builder.declare(_tensor(f"tokens.{chunk}", "input", "int32", tokens_shape))
-        if (packing := workload.packing) is not None:
-            size = packing.most_sequences + 1 + workload.chunk_tokens
-            builder.declare(_tensor(f"sequences.{chunk}", "input", "int32", (size,)))
-        for layer in range(spec.num_layers):
-            _declare_saved(builder, shapes, layer, chunk)
-        shape = (workload.chunk_tokens, spec.d_model)
-        last = shapes.hidden(spec.num_layers, chunk)
-        builder.declare(_tensor(last, "activation", spec.dtype, shape))
-        builder.declare(_tensor(f"d_hidden.{chunk}", "activation", spec.dtype, shape))
-    if workload.sliced:
-        for sequence in range(workload.chunks_per_round // workload.chunks_per_sequence):
-            for layer in range(spec.num_layers):
-                _declare_context(builder, shapes, f"kv.{layer}.{sequence}", spec.dtype)
-            _declare_context(builder, shapes, f"d_context.{sequence}", "float32")
+def declare_inputs(builder: ChainBuilder, shapes: Shapes, chunk: int) -> None:
+    """Ids and labels of a chunk and, where sequences are packed, where each starts."""
+    workload = shapes.workload
+    tokens_shape = (2, workload.chunk_tokens)
+    builder.declare(dense_tensor(f"tokens.{chunk}", "input", "int32", tokens_shape))
+    if (packing := workload.packing) is not None:
+        size = packing.most_sequences + 1 + workload.chunk_tokens
+        builder.declare(dense_tensor(f"sequences.{chunk}", "input", "int32", (size,)))
+
+
+def declare_results(builder: ChainBuilder, shapes: Shapes) -> None:
+    """The step's state, its loss and, where gradients are clipped, their norm."""
     builder.declare_flat("step_state", STEP_STATE_BYTES, "input", "uint8")
-    builder.declare(_tensor("loss", "loss", "float32", (1,)))
+    builder.declare(dense_tensor("loss", "loss", "float32", (1,)))
     if shapes.recipe.clips:
         _declare_norm(builder, shapes)
 
@@ -240,55 +214,20 @@ def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
 def _declare_norm(builder: ChainBuilder, shapes: Shapes) -> None:
     """A sum of squares for each group, and the norm over all of them."""
     total = sum(count for _, count in shapes.norm_parts)
-    builder.declare(_tensor("grad_squares", "scratch", "float32", (total,)))
+    builder.declare(dense_tensor("grad_squares", "scratch", "float32", (total,)))
     offset_bytes = 0
     for name, count in shapes.norm_parts:
-        part = _tensor(f"grad_squares.{name}", "scratch", "float32", (count,))
-        builder.declare(_part_of("grad_squares", part, offset_bytes))
+        part = dense_tensor(f"grad_squares.{name}", "scratch", "float32", (count,))
+        builder.declare(part_of("grad_squares", part, offset_bytes))
         offset_bytes += part.size_bytes
-    builder.declare(_tensor("grad_norm", "loss", "float32", (1,)))
+    builder.declare(dense_tensor("grad_norm", "loss", "float32", (1,)))
 
 
-def _declare_saved(builder: ChainBuilder, shapes: Shapes, layer: int, chunk: int) -> None:
-    """What backward needs of one block and chunk, grouped by recompute level."""
-    spec, tokens = shapes.spec, shapes.workload.chunk_tokens
-    hidden_bytes = tokens * spec.d_model * spec.itemsize
-    low_bytes = tokens * shapes.low_width * spec.itemsize
-    parent = f"input.{layer}.{chunk}"
-    builder.declare_flat(parent, hidden_bytes + low_bytes + 8 * tokens, "activation", spec.dtype)
-    hidden = _tensor(shapes.hidden(layer, chunk), "activation", spec.dtype, (tokens, spec.d_model))
-    norms = _tensor(f"norms.{layer}.{chunk}", "activation", "float32", (2, tokens))
-    builder.declare(_part_of(parent, hidden, 0))
-    builder.declare(_part_of(parent, norms, hidden_bytes))
-    if low_bytes:
-        low = _tensor(f"low.{layer}.{chunk}", "activation", spec.dtype, (tokens, shapes.low_width))
-        builder.declare(_part_of(parent, low, hidden_bytes + norms.size_bytes))
-    if not shapes.workload.sliced:
-        kv_shape = (tokens, 2, spec.num_kv_heads, spec.head_dim)
-        builder.declare(_tensor(shapes.kv(layer, chunk), "context", spec.dtype, kv_shape))
-    attention_bytes = tokens * (spec.d_q * spec.itemsize + 4 * spec.num_heads)
-    builder.declare_flat(f"attention.{layer}.{chunk}", attention_bytes, "activation", spec.dtype)
-    widths = spec.d_q + spec.d_model + 2 * spec.d_ff
-    builder.declare_flat(
-        f"projections.{layer}.{chunk}", tokens * widths * spec.itemsize, "activation", spec.dtype
-    )
-
-
-def _declare_context(builder: ChainBuilder, shapes: Shapes, name: str, dtype: str) -> None:
-    """Keys and values (or their gradients) of a whole sequence, in parts by chunk."""
-    spec, workload = shapes.spec, shapes.workload
-    row = (2, spec.num_kv_heads, spec.head_dim)
-    builder.declare(_tensor(name, "context", dtype, (workload.seq_len, *row)))
-    for index in range(workload.chunks_per_sequence):
-        part = _tensor(f"{name}.part{index}", "context", dtype, (workload.chunk_tokens, *row))
-        builder.declare(_part_of(name, part, index * part.size_bytes))
-
-
-def _part_of(parent: str, tensor: Tensor, offset_bytes: int) -> Tensor:
+def part_of(parent: str, tensor: Tensor, offset_bytes: int) -> Tensor:
     return tensor.model_copy(update={"parent": parent, "offset_bytes": offset_bytes})
 
 
-def _tensor(tensor_id: str, role: Role, dtype: str, shape: tuple[int, ...]) -> Tensor:
+def dense_tensor(tensor_id: str, role: Role, dtype: str, shape: tuple[int, ...]) -> Tensor:
     itemsize = {"bfloat16": 2, "float32": 4, "int32": 4}[dtype]
     return Tensor(
         tensor_id=tensor_id, size_bytes=itemsize * prod(shape), role=role, dtype=dtype, shape=shape

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from twinstream.models.layout import layer_of
 from twinstream.models.lowering.communication_tasks import CommunicationTasks
 from twinstream.models.lowering.sharding import Sharding
-from twinstream.models.trained import layer_of
 from twinstream.schedule.ops import Label
 
 

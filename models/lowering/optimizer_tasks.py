@@ -19,7 +19,6 @@ from twinstream.models.lowering.declarations import (
 )
 from twinstream.models.recipe import BEFORE_NEXT_USE, Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES
-from twinstream.models.trained import layer_of
 from twinstream.schedule.chain import Input
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
 
@@ -98,7 +97,9 @@ class OptimizerTasks:
         """Groups as they are updated after the whole backward pass."""
         trained = self.shapes.trained
         if self.recipe.optimizer == "device_after_backward":
-            return tuple(sorted(trained, key=lambda group: layer_of(group) is not None))
+            return tuple(
+                sorted(trained, key=lambda group: self.shapes.spec.layer_of(group) is not None)
+            )
         return trained
 
     def _add_on_host(self, group: str, round_: int) -> None:
@@ -113,7 +114,7 @@ class OptimizerTasks:
             self.builder.update("sum", f"grad.{group}"),
             self.builder.read("gradients", f"round_grad.{group}"),
         ]
-        label = Label(kind="accumulate", layer=layer_of(group), round=round_)
+        label = Label(kind="accumulate", layer=self.shapes.spec.layer_of(group), round=round_)
         self.builder.add(f"r{round_}.accumulate.{group}", call, operands, label)
 
     def _sum_squares(self, group: str) -> None:
@@ -131,7 +132,7 @@ class OptimizerTasks:
             self.builder.read("gradients", f"grad.{group}"),
             self.builder.write("squares", f"grad_squares.{group}"),
         ]
-        label = Label(kind="gradient_squares", layer=layer_of(group))
+        label = Label(kind="gradient_squares", layer=self.shapes.spec.layer_of(group))
         self.builder.add(f"gradient_squares.{group}", call, operands, label)
 
     def _take_norm(self) -> None:
@@ -160,7 +161,7 @@ class OptimizerTasks:
             ]
             if self.recipe.clips:
                 operands.append(builder.read("norm", "grad_norm"))
-            label = Label(kind="optimizer_step", layer=layer_of(group))
+            label = Label(kind="optimizer_step", layer=self.shapes.spec.layer_of(group))
             builder.add(f"optimizer.{part.suffix}", self._call(group, part), operands, label)
 
     def _call(self, group: str, part: OptimizerPart) -> str:

@@ -12,15 +12,15 @@ from dataclasses import replace
 from twinstream.models.flops import model_flops_per_step
 from twinstream.models.kernel_costs.attention_library import library_bytes
 from twinstream.models.lowering.communication_tasks import COMMUNICATE
-from twinstream.models.lowering.declarations import declare_step, declare_tensors
+from twinstream.models.lowering.declarations import declare_groups
+from twinstream.models.lowering.decoder import DecoderLowering, declare_step
 from twinstream.models.lowering.gathers import ParameterGathers
-from twinstream.models.lowering.lower import StepLowering, model_ref, settled
+from twinstream.models.lowering.lower import settled
 from twinstream.models.lowering.sharding import declare_shards
 from twinstream.models.lowering.stage_cut import StageCut, StageShapes
 from twinstream.models.lowering.stage_optimizer import ShardedOptimizer, StageOptimizer
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import first_backward_layer
 from twinstream.schedule.chain import Chain, Input, Output
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import KernelCall, TaskOperand
@@ -61,7 +61,7 @@ def lower_stage(spec: ModelSpec, workload: Workload, recipe: Recipe | None, cut:
         persistent=lowering.shapes.persistent,
         round_starts=(0,),
         workload=lowering.workload,
-        model=model_ref(spec),
+        model=spec.ref(),
         recipe=recipe.model_dump(mode="json"),
         model_flops=model_flops_per_step(spec, workload, recipe),
         library_bytes=max(map(library_bytes, lowering.kernel_calls()), default=0),
@@ -83,7 +83,7 @@ def _used_tensors(declared: Sequence[Tensor], used: set[str]) -> tuple[Tensor, .
     return tuple(tensor for tensor in declared if roots[tensor.tensor_id] in kept)
 
 
-class _StageLowering(StepLowering):
+class _StageLowering(DecoderLowering):
     def __init__(self, spec: ModelSpec, workload: Workload, recipe: Recipe, cut: StageCut) -> None:
         self._chunks_each = workload.chunks_per_round
         whole = workload.model_copy(
@@ -92,10 +92,9 @@ class _StageLowering(StepLowering):
                 "rounds_per_step": 1,
             }
         )
-        super().__init__(spec, whole, recipe)
+        self.shapes: StageShapes
+        super().__init__(spec, whole, recipe, StageShapes(spec, whole, recipe, cut=cut))
         self.cut = cut
-        self.shapes: StageShapes = StageShapes(spec, whole, recipe, cut=cut)
-        self._first = first_backward_layer(spec, recipe)
         self._microbatch = 0
         self._completes = False
         self._gathers: ParameterGathers | None = None
@@ -104,10 +103,10 @@ class _StageLowering(StepLowering):
     def run(self) -> None:
         builder, cut = self.builder, self.cut
         if cut.sharding is None:
-            declare_tensors(builder, self.shapes)
+            declare_groups(builder, self.shapes)
         else:
             declare_shards(builder, self.shapes, cut.sharding)
-            declare_step(builder, self.shapes)
+        declare_step(builder, self.shapes)
         builder.inputs.append(Input(tensor="step_state", version=1, source="step_state", index=0))
         state = builder.write("step_state", "step_state").model_copy(update={"mode": "read"})
         self._state = state
@@ -196,7 +195,7 @@ class _StageLowering(StepLowering):
             for one in self._chunks_reversed():
                 says.receive(f"d_hidden.{one}", version, 1, j)
         for layer in reversed(span):
-            if layer >= self._first:
+            if layer >= self.first_backward:
                 self._backward_layer(0, layer)
         if place == 0 and "embedding" in self.trained:
             self._embed_backward(0)
@@ -206,7 +205,7 @@ class _StageLowering(StepLowering):
 
     def _goes_below(self, layer: int) -> bool:
         """Whether anything before a layer is trained."""
-        return self._first < layer or "embedding" in self.trained
+        return self.first_backward < layer or "embedding" in self.trained
 
     def _feed(self, place: int) -> None:
         sources = ["tokens"] if place in (0, self.cut.num_places - 1) else []

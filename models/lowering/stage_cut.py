@@ -3,9 +3,10 @@
 from dataclasses import dataclass, field
 
 from twinstream.models.adapters.adapter_layout import adapter_group
-from twinstream.models.lowering.declarations import Shapes
+from twinstream.models.layout import layer_of
+from twinstream.models.lowering.decoder import DecoderShapes
 from twinstream.models.lowering.sharding import Sharding
-from twinstream.models.trained import all_groups, first_backward_layer, layer_of, trained_groups
+from twinstream.models.trained import all_groups, first_backward_layer, trained_groups
 from twinstream.schedule.ops import Reduction
 
 
@@ -64,7 +65,7 @@ class StageCut:
 
 
 @dataclass(frozen=True)
-class StageShapes(Shapes):
+class StageShapes(DecoderShapes):
     """The groups of a stage alone."""
 
     cut: StageCut = field(kw_only=True)

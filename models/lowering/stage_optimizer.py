@@ -12,7 +12,6 @@ from twinstream.models.lowering.declarations import OptimizerPart
 from twinstream.models.lowering.optimizer_tasks import OptimizerTasks
 from twinstream.models.lowering.stage_cut import StageCut, StageShapes
 from twinstream.models.recipe import Recipe
-from twinstream.models.trained import layer_of
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
 
 _OF_HEAD = "head_grad.embedding"
@@ -90,7 +89,7 @@ class StageOptimizer(OptimizerTasks):
 
     def _sum_over_replicas(self, group: str) -> None:
         operand = self.builder.update("gradients", f"grad.{group}")
-        label = Label(kind="reduce_gradients", layer=layer_of(group))
+        label = Label(kind="reduce_gradients", layer=self.shapes.spec.layer_of(group))
         self.communications.collective(
             f"reduce.{group}", "all_reduce", self._replicas, "dp", [operand], label
         )
@@ -176,7 +175,7 @@ class ShardedOptimizer(StageOptimizer):
                 self.builder.read("gradients", f"grad.{group}"),
                 self.builder.write("shard", f"grad_shard.{group}"),
             ]
-        label = Label(kind="reduce_gradients", layer=layer_of(group))
+        label = Label(kind="reduce_gradients", layer=self.shapes.spec.layer_of(group))
         self.communications.collective(
             f"reduce.{group}", "reduce_scatter", self._replicas, "dp", operands, label
         )
@@ -188,7 +187,7 @@ class ShardedOptimizer(StageOptimizer):
         attributes: dict[str, Attribute] = {"dtype": dtype, "num_elements": shard}
         if self.sharding.zero == 1:
             attributes |= {"element_offset": 0} | self._shard_attributes
-        label = Label(kind="gradient_squares", layer=layer_of(group))
+        label = Label(kind="gradient_squares", layer=self.shapes.spec.layer_of(group))
         call = self.builder.call(
             f"shard_squares.{shard}", f"shard_squares/{vector}", attributes,
             gradient_squares_work(shard, dtype),
@@ -222,12 +221,12 @@ class ShardedOptimizer(StageOptimizer):
         ]
         if recipe.clips:
             operands.append(builder.read("norm", "grad_norm"))
-        label = Label(kind="optimizer_step", layer=layer_of(group))
+        label = Label(kind="optimizer_step", layer=self.shapes.spec.layer_of(group))
         part = OptimizerPart(group, 0, self._shard_elements(group))
         builder.add(f"optimizer.{group}", self._call(group, part), operands, label)
         if self.sharding.zero < 3:
             operand = builder.update("parameters", f"param.{group}")
             self.communications.collective(
                 f"gather.{group}", "all_gather", self._replicas, "dp.gather", [operand],
-                Label(kind="gather_parameters", layer=layer_of(group)),
+                Label(kind="gather_parameters", layer=self.shapes.spec.layer_of(group)),
             )  # fmt: skip

@@ -1,6 +1,5 @@
 """A schedule of six ops whose figures can be worked out by hand."""
 
-from twinstream.models.lowering.lower import model_ref
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Caps, Schedule
@@ -47,7 +46,7 @@ def small_schedule() -> Schedule:
         carried=(),
         caps=Caps(device_bytes=4096, device_reserve_bytes=100),
         workload=Workload(seq_len=8, chunk_tokens=16, chunks_per_round=1, rounds_per_step=2),
-        model=model_ref(SPEC),
+        model=SPEC.ref(),
         recipe={},
         model_flops=MODEL_FLOPS,
         machine=MachineRef(name="cpu", content_hash="0"),

@@ -5,7 +5,7 @@ import pytest
 from tests.models.published_configs import CONFIGS, read_config
 from twinstream.models.hf_config import HfConfigError
 from twinstream.models.hf_weights import hf_weights
-from twinstream.models.layout import block_layout, embedding_layout, head_layout, parameter_groups
+from twinstream.models.layout import block_layout, embedding_layout, head_layout
 from twinstream.models.presets import executable_presets, load_preset
 from twinstream.models.rope import RopeScaling
 from twinstream.models.spec import ModelSpec
@@ -33,7 +33,7 @@ def test_names_shapes_and_order_are_those_of_transformers(model_type, tmp_path):
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_the_weights_of_a_group_tile_its_inner_tensors(model_type, tmp_path):
     spec = read_config(tmp_path, CONFIGS[model_type])
-    layouts = dict.fromkeys(parameter_groups(spec), block_layout(spec))
+    layouts = dict.fromkeys(spec.parameter_groups, block_layout(spec))
     layouts |= {"embedding": embedding_layout(spec), "head": head_layout(spec)}
     assert len(layouts) == spec.num_layers + 2
     covered: dict[str, list[tuple[int, int]]] = {group: [] for group in layouts}

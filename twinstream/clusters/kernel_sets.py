@@ -6,13 +6,14 @@ from pathlib import Path
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.executable import executor_refusal
 from twinstream.models.kernel_costs.attention_limits import (
     DeviceName,
     attention_limits,
     attention_refusal,
 )
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.spec import ModelSpec, executor_refusal
+from twinstream.models.spec import ModelSpec
 from twinstream.planner.kernel_choice import attention_for, usual_kernels
 from twinstream.schedule.document import Schedule
 

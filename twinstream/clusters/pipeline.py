@@ -120,9 +120,7 @@ def _in_slots(
         classes=tuple(classes),
         schedules=schedules,
         order=(),
-        model=stages.spec.model_dump(
-            mode="json", exclude_none=True, exclude=stages.spec.usual_fields
-        ),
+        model=stages.spec.ref().spec,
         layout=layout.model_dump(mode="json") | {"micro_batch": _micro_batch(stages.workload)},
         seq_len=stages.workload.seq_len,
         global_batch=stages.workload.sequences_per_step * layout.dp,

@@ -5,8 +5,8 @@ from twinstream.commands.output import print_json, print_report
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.measures.uncertainty import usual_uncertainties
+from twinstream.models.executable import executor_refusal
 from twinstream.models.presets import load_preset, preset_aliases, preset_names
-from twinstream.models.spec import executor_refusal
 from twinstream.screens.tables import clusters_table, machines_table, models_table
 
 

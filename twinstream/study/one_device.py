@@ -13,7 +13,6 @@ from twinstream.hardware_profiles.profile_files import nearest
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.models.freezing import trained_of
 from twinstream.models.kernel_costs.attention_limits import attention_names
-from twinstream.models.lowering.lower import model_ref
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import EFFORTS
@@ -124,7 +123,7 @@ class DeviceQuery(Query):
         asked = self.request
         error = asked.machine.expected_error  # of the figures, though no plan follows from it
         return {
-            "model": model_ref(asked.spec).content_hash,
+            "model": asked.spec.ref().content_hash,
             "machine": asked.machine.content_hash,
             "error": None if error is None else error.model_dump(),
             "caps": asked.caps.model_dump(),

@@ -14,9 +14,10 @@ from twinstream.data.training_data import TrainingData
 from twinstream.executor.weights.durable_files import free_bytes
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary
+from twinstream.models.executable import require_executable
 from twinstream.models.presets import is_preset, load_model, model_notes
 from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec, require_executable
+from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import read_document
 from twinstream.schedule.sizes import brief
 from twinstream.training.amounts import source_of, steps_of

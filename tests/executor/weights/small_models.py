@@ -8,7 +8,6 @@ import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from twinstream.executor.weights.hf_folder import HfFolder
-from twinstream.models.layout import group_layout, parameter_groups
 from twinstream.models.spec import ModelSpec
 
 SIZES = {
@@ -62,8 +61,8 @@ def save(model: PreTrainedModel, folder: Path, max_shard_size: str = "1GB") -> M
 def read_flats(folder: HfFolder) -> dict[str, torch.Tensor]:
     """All groups, each read over garbage."""
     flats = {}
-    for group in parameter_groups(folder.spec):
-        size_bytes = group_layout(folder.spec, group).size_bytes
+    for group in folder.spec.parameter_groups:
+        size_bytes = folder.spec.group_layout(group).size_bytes
         flats[group] = torch.full((size_bytes,), 0xFF, dtype=torch.uint8)
         folder.read_group(group, flats[group])
     return flats

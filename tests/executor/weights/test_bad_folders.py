@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from tests.executor.weights.small_models import random_model, save
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
-from twinstream.models.layout import group_layout
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -218,6 +217,6 @@ def test_a_file_that_goes_or_shrinks_after_the_check(single, num_bytes):
     path.unlink()
     if num_bytes is not None:
         path.write_bytes(content[:num_bytes])
-    flat = torch.empty(group_layout(spec, "1").size_bytes, dtype=torch.uint8)
+    flat = torch.empty(spec.group_layout("1").size_bytes, dtype=torch.uint8)
     with pytest.raises(WeightsError, match=r"model\.safetensors: (ends within|cannot be read)"):
         opened.read_group("1", flat)

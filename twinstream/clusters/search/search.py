@@ -25,7 +25,7 @@ from twinstream.clusters.search.shortage import Memory, none_fits
 from twinstream.clusters.search.space import SearchSpace, require_axes, told
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
-from twinstream.models.spec import executor_refusal
+from twinstream.models.executable import executor_refusal
 from twinstream.planner.kernel_choice import usual_kernels
 from twinstream.schedule.document import Schedule
 

@@ -16,9 +16,10 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.clusters.what_if import with_numbers
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.executable import executor_refusal
 from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice, KernelSet
-from twinstream.models.spec import ModelSpec, executor_refusal
+from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import KINDS, recompute_word
 from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.request import DEFAULT_POLICY, caps_of

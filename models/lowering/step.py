@@ -1,0 +1,146 @@
+"""The order of a training step's tasks, whatever the model: rounds, chunks, groups, updates.
+
+In every round all chunks pass a layer before the first chunk starts on the next; the head takes
+chunks in reverse; backward takes layers and chunks in reverse. In the last round a group's
+optimizer task follows its last gradient at once, unless the recipe's `optimizer` says otherwise.
+Tensors keep their names from round to round; versions tell rounds apart.
+"""
+
+from abc import ABC, abstractmethod
+
+from twinstream.models.layout import EMBEDDING
+from twinstream.models.lowering.chain_builder import ChainBuilder
+from twinstream.models.lowering.declarations import Shapes
+from twinstream.models.lowering.optimizer_tasks import OptimizerTasks
+from twinstream.models.recipe import Recipe
+from twinstream.models.trained import first_backward_layer
+from twinstream.schedule.chain import Input, Output
+from twinstream.schedule.ops import Label, TaskOperand
+from twinstream.schedule.workload import Workload
+
+
+class StepLowering(ABC):
+    """Adds a step's tasks to a chain; what a model's own tasks are its subclasses say.
+
+    A stage of a pipeline adds them in another order.
+    """
+
+    optimizer: OptimizerTasks
+
+    def __init__(self, shapes: Shapes, workload: Workload, recipe: Recipe) -> None:
+        self.workload, self.recipe = workload, recipe
+        self.builder = ChainBuilder()
+        self.shapes = shapes
+        self.trained = frozenset(shapes.trained)
+        self.first_backward = first_backward_layer(shapes.spec, recipe)
+        self.round_starts: list[int] = []
+
+    @abstractmethod
+    def model_flops(self) -> int:
+        """Of the whole step."""
+
+    @abstractmethod
+    def _declare(self) -> None:
+        """Declare all tensors that tasks use."""
+
+    @abstractmethod
+    def _embed_forward(self, round_: int) -> None:
+        """What comes before the first layer."""
+
+    @abstractmethod
+    def _forward_layer(self, round_: int, layer: int) -> None:
+        """All chunks through a layer."""
+
+    @abstractmethod
+    def _head(self, round_: int) -> None:
+        """The loss and its gradients, chunk by chunk in reverse."""
+
+    @abstractmethod
+    def _head_alone(self, step_state: TaskOperand) -> None:
+        """The loss of a round, and no gradients."""
+
+    @abstractmethod
+    def _backward_layer(self, round_: int, layer: int) -> None:
+        """All chunks back through a layer."""
+
+    @abstractmethod
+    def _embed_backward(self, round_: int) -> None:
+        """What comes after the first layer's backward, where something of it is trained."""
+
+    def run(self) -> None:
+        self._declare()
+        self.builder.inputs.append(
+            Input(tensor="step_state", version=1, source="step_state", index=0)
+        )
+        state = self.builder.write("step_state", "step_state")
+        step_state = state.model_copy(update={"mode": "read"})
+        if self.workload.forward_only:
+            self._forward_alone(step_state)
+        else:
+            self._rounds(step_state)
+        loss = self.builder.read("loss", "loss")
+        self.builder.outputs.append(Output(tensor="loss", version=loss.version, sink="loss"))
+        if self.recipe.clips and not self.workload.forward_only:
+            norm = self.builder.read("norm", "grad_norm")
+            output = Output(tensor="grad_norm", version=norm.version, sink="grad_norm")
+            self.builder.outputs.append(output)
+
+    def _rounds(self, step_state: TaskOperand) -> None:
+        self.optimizer = OptimizerTasks(self.builder, self.shapes, self.recipe, step_state)
+        for round_ in range(self.workload.rounds_per_step):
+            self.round_starts.append(len(self.builder.tasks))
+            self._forward(round_)
+            self._head(round_)
+            for layer in reversed(range(self.first_backward, self.shapes.spec.num_layers)):
+                self._backward_layer(round_, layer)
+            if EMBEDDING in self.trained:
+                self._embed_backward(round_)
+
+    def _forward_alone(self, step_state: TaskOperand) -> None:
+        self.round_starts.append(0)
+        self._forward(0)
+        self._head_alone(step_state)
+
+    def _chunks(self) -> range:
+        """The chunks of the round that is being lowered."""
+        return range(self.workload.chunks_per_round)
+
+    def _chunks_reversed(self) -> range:
+        return self._chunks()[::-1]
+
+    def _forward(self, round_: int) -> None:
+        builder = self.builder
+        for chunk in self._chunks():
+            index = round_ * self.workload.chunks_per_round + chunk
+            for source in ("tokens", "sequences") if self.workload.packing else ("tokens",):
+                fed = builder.write(source, f"{source}.{chunk}")
+                builder.inputs.append(
+                    Input(tensor=fed.tensor, version=fed.version, source=source, index=index)
+                )
+        self._embed_forward(round_)
+        for layer in range(self.shapes.spec.num_layers):
+            self._forward_layer(round_, layer)
+
+    def _begin_group(self, group: str, round_: int) -> None:
+        if group in self.trained and not self.workload.forward_only:
+            self.optimizer.before_group(group, round_)
+
+    def _gradient(self, name: str, group: str, round_: int) -> list[TaskOperand]:
+        """The operand that takes a group's gradient, if the group is trained."""
+        if group not in self.trained:
+            return []
+        return [self.optimizer.gradient(name, group, round_)]
+
+    def _after_group(self, group: str, round_: int) -> None:
+        if group in self.trained:
+            self.optimizer.after_group(group, round_)
+
+    def _add(
+        self, kind: str, call: str, operands: list[TaskOperand], *, round_: int, chunk: int,
+        layer: int | None = None,
+    ) -> str:  # fmt: skip
+        place = f"{kind}.{layer}.{chunk}" if layer is not None else f"{kind}.{chunk}"
+        task_id = f"r{round_}.{place}"
+        label = Label(kind=kind, layer=layer, chunk=chunk, round=round_)
+        self.builder.add(task_id, call, operands, label)
+        return task_id
