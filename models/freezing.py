@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from twinstream.models.adapters.lora import lora_of
-from twinstream.models.hf_weights import hf_weights, hf_weights_of
+from twinstream.models.hf_weights import hf_weights_of
+from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.trained import trained_groups
@@ -17,11 +18,12 @@ class FreezeError(TwinstreamError):
     """Patterns that name no weights, or only a part of a group's."""
 
 
-def frozen_groups(spec: ModelSpec, patterns: Sequence[str]) -> tuple[str, ...]:
+def frozen_groups(model: AnyModel, patterns: Sequence[str]) -> tuple[str, ...]:
     """The groups of parameters (`embedding`, a layer by its number, `head`) that are frozen.
 
     Patterns are of the shell (`*`, `?`, `[0-9]`) and match the names that Hugging Face gives a
-    model's weights. A group is frozen whole or not at all, by one pattern or by several.
+    model's weights, or a traced module its parameters. A group is frozen whole or not at all, by
+    one pattern or by several.
 
     Raises:
         FreezeError: a pattern matches nothing, or some weights of a group are left out.
@@ -30,16 +32,16 @@ def frozen_groups(spec: ModelSpec, patterns: Sequence[str]) -> tuple[str, ...]:
     >>> frozen_groups(load_preset("tiny"), ["model.embed_tokens.*", "model.layers.[01].*"])
     ('0', '1', 'embedding')
     """
-    names = [weight.name for weight in hf_weights(spec)]
+    names = [name for group in model.parameter_groups for name in _names(model, group)]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise FreezeError(
-                f"--freeze '{pattern}' matches no weight of '{spec.name}'; its weights are named "
+                f"--freeze '{pattern}' matches no weight of '{model.name}'; its weights are named "
                 f"as {names[0]} and {names[1]}"
             )
     found = []
-    for group in spec.parameter_groups:
-        inside = [weight.name for weight in hf_weights_of(spec, group)]
+    for group in model.parameter_groups:
+        inside = _names(model, group)
         left = [name for name in inside if not any(fnmatchcase(name, p) for p in patterns)]
         if left and len(left) < len(inside):
             raise FreezeError(_partly(group, left))
@@ -48,7 +50,13 @@ def frozen_groups(spec: ModelSpec, patterns: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def trained_of(spec: ModelSpec, lora: str | None, freeze: Sequence[str]) -> Recipe:
+def _names(model: AnyModel, group: str) -> list[str]:
+    if isinstance(model, ModelSpec):
+        return [weight.name for weight in hf_weights_of(model, group)]
+    return [tensor.name for tensor in model.group_layout(group).tensors]
+
+
+def trained_of(model: AnyModel, lora: str | None, freeze: Sequence[str]) -> Recipe:
     """A recipe with the adapters of `lora` and the groups that patterns freeze; else the default.
 
     Raises:
@@ -57,8 +65,8 @@ def trained_of(spec: ModelSpec, lora: str | None, freeze: Sequence[str]) -> Reci
     if lora is not None and freeze:
         raise FreezeError("--lora freezes the whole model already: leave out --freeze")
     adapters = None if lora is None else lora_of(lora)
-    recipe = Recipe(lora=adapters, frozen=frozen_groups(spec, freeze))
-    trained_groups(spec, recipe)
+    recipe = Recipe(lora=adapters, frozen=frozen_groups(model, freeze))
+    trained_groups(model, recipe)
     return recipe
 
 

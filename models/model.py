@@ -3,11 +3,15 @@ modules."""
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
 from pydantic import JsonValue, ValidationError
 
+from twinstream.models.executable import NotExecutableError
+from twinstream.models.hf_config import Dtype
 from twinstream.models.layout import FlatLayout
+from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
 from twinstream.schedule.errors import TwinstreamError
@@ -53,6 +57,10 @@ class Model(Protocol):
         """The block that alone reads a group; None of those outside blocks and of shared ones."""
 
     @property
+    def slices_sequences(self) -> bool:
+        """Whether a chunk may be a slice of a sequence."""
+
+    @property
     def layer_bytes(self) -> int:
         """Of the flat parameters of the largest block."""
 
@@ -62,6 +70,40 @@ class Model(Protocol):
 
 AnyModel = ModelSpec | TracedModel
 """All that there are."""
+
+
+def load_any_model(
+    name_or_path: str | Path | AnyModel, *, dtype: Dtype | None = None, longest: int | None = None
+) -> AnyModel:
+    """Load what `load_model` does, or a traced model's document by its path.
+
+    Raises:
+        UnknownModelError: neither a preset nor an existing path.
+        HfConfigError: the config.json cannot be read, or asks for what is not supported.
+        DocumentError: the document of a traced model cannot be read.
+    """
+    found = name_or_path
+    if isinstance(found, str | Path) and is_traced(found):
+        found = TracedModel.load(Path(found))
+    if not isinstance(found, TracedModel):
+        return load_model(found, dtype=dtype, longest=longest)
+    if dtype not in (None, found.dtype):
+        raise TwinstreamError(
+            f"'{found.name}' was traced in {found.dtype}: trace it again with --dtype {dtype}"
+        )
+    return found
+
+
+def is_traced(path: str | Path) -> bool:
+    """Whether a path is that of a traced model's document."""
+    file = Path(path)
+    if file.suffix != ".json" or not file.is_file():
+        return False
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and "calls" in content and "prelude" in content
 
 
 def model_of(ref: ModelRef | Mapping[str, JsonValue]) -> AnyModel:
@@ -82,16 +124,15 @@ def model_of(ref: ModelRef | Mapping[str, JsonValue]) -> AnyModel:
         ) from None
 
 
-def decoder_of(ref: ModelRef | Mapping[str, JsonValue]) -> ModelSpec:
-    """The decoder of ours that a document is about.
+def require_decoder(model: AnyModel) -> ModelSpec:
+    """The model, where only twinstream's own kernels will do.
 
     Raises:
-        TwinstreamError: it is another model, of which what is asked for is not known.
+        NotExecutableError: it is a traced module.
     """
-    model = model_of(ref)
     if isinstance(model, ModelSpec):
         return model
-    raise TwinstreamError(
-        f"'{model.name}' is a traced module: this is possible with twinstream's own kernels only, "
-        "which compute the families llama, mistral, qwen2 and qwen3"
+    raise NotExecutableError(
+        f"'{model.name}' is a traced module: it is planned and trained on one device; this takes "
+        "twinstream's own kernels, which compute the families llama, mistral, qwen2 and qwen3"
     )

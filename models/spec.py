@@ -148,6 +148,11 @@ class ModelSpec(Node):
         """
         file = hf_config_file(path)
         raw = read_json_object(file)
+        if "prelude" in raw:
+            raise HfConfigError(
+                path=path,
+                problem="is a traced module, and this asks for a model of twinstream's own kernels",
+            )
         if raw.get("model_type") in EXPERT_MODEL_TYPES:
             fields = read_expert_config(file, raw, longest)
         else:
@@ -202,6 +207,11 @@ class ModelSpec(Node):
         if group == "embedding":
             return embedding_layout(self)
         return head_layout(self) if group == "head" else block_layout(self)
+
+    @property
+    def slices_sequences(self) -> bool:
+        """Whether a chunk may be a slice of a sequence."""
+        return True
 
     @property
     def layer_bytes(self) -> int:

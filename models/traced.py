@@ -321,6 +321,11 @@ class TracedModel(Node):
         return self.content_hash
 
     @property
+    def slices_sequences(self) -> bool:
+        """Whether a chunk may be a slice of a sequence: blocks see whole ones."""
+        return False
+
+    @property
     def num_layers(self) -> int:
         """How many blocks it has."""
         return len(self.calls)

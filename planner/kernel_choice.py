@@ -8,8 +8,9 @@ from twinstream.models.kernel_costs.attention_limits import (
     attention_names,
     attention_refusal,
 )
+from twinstream.models.model import AnyModel
 from twinstream.models.recipe import KernelChoice
-from twinstream.models.spec import ModelSpec
+from twinstream.models.traced import TracedModel
 from twinstream.schedule.errors import TwinstreamError
 
 _FASTER_FROM_LIBRARIES = (
@@ -32,7 +33,7 @@ class NondeterministicAttentionError(TwinstreamError):
 
 
 def attention_for(
-    machine: Machine, spec: ModelSpec, attention: str = "auto", *, nondeterministic: bool = False,
+    machine: Machine, spec: AnyModel, attention: str = "auto", *, nondeterministic: bool = False,
     packed: bool = False,
 ) -> str:  # fmt: skip
     """The one named; `auto` is the first that computes the model of those that follow.
@@ -47,6 +48,14 @@ def attention_for(
         UnsuitableAttentionError: it does not compute the model, or not on that device.
         NondeterministicAttentionError: it is not deterministic, and that is not allowed.
     """
+
+    if isinstance(spec, TracedModel):
+        if attention not in ("auto", "eager", spec.attention):
+            raise UnsuitableAttentionError(
+                f"--attention {attention} is one of twinstream's own kernels; the traced module "
+                f"'{spec.name}' computes its own: {spec.attention}"
+            )
+        return "eager"
 
     capability = machine.compute_capability.major if machine.compute_capability else None
 
@@ -104,7 +113,7 @@ def require_allowed(kernels: KernelChoice) -> None:
 
 def kernels_named(
     machine: Machine,
-    spec: ModelSpec,
+    spec: AnyModel,
     kernels: str | None,
     attention: str | None,
     *,
@@ -124,7 +133,7 @@ def kernels_named(
     return kernels_for(machine, kernels or "auto", chosen)
 
 
-def usual_kernels(machine: Machine, spec: ModelSpec, *, packed: bool = False) -> KernelChoice:
+def usual_kernels(machine: Machine, spec: AnyModel, *, packed: bool = False) -> KernelChoice:
     """What a plan takes where nothing of it is given."""
     return kernels_for(machine, attention=attention_for(machine, spec, packed=packed))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.executable import require_executable
-from twinstream.models.presets import load_model
+from twinstream.models.model import AnyModel, load_any_model, require_decoder
 from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, ChoiceError, Choices, Effort
@@ -78,7 +78,7 @@ class PlanRequest:
     Where the recipe of `step` leaves kernels open, they are those that suit the machine.
     """
 
-    spec: ModelSpec
+    spec: AnyModel
     step: TrainingStep
     machine: Machine
     caps: Caps
@@ -87,7 +87,7 @@ class PlanRequest:
 
     @staticmethod
     def of(  # noqa: PLR0913
-        model: str | Path | ModelSpec,
+        model: str | Path | AnyModel,
         machine: str | Path | Machine,
         *,
         step: TrainingStep,
@@ -102,13 +102,23 @@ class PlanRequest:
             TwinstreamError: a name, a number or a file is wrong.
         """
         require("step", step, TrainingStep)
-        spec, profile = load_model(model, longest=step.seq_len), load_machine(machine)
-        require_executable(spec)
+        spec, profile = load_any_model(model, longest=step.seq_len), load_machine(machine)
+        if isinstance(spec, ModelSpec):
+            require_executable(spec)
         require("choices", choices, Choices)
         caps = caps_of(profile, device_mem, host_mem)
         request = PlanRequest(spec, step, profile, caps, policy, choices)
         require_allowed(request.recipe.implementations)
         return request
+
+    @property
+    def decoder(self) -> ModelSpec:
+        """The model, where only twinstream's own kernels will do.
+
+        Raises:
+            NotExecutableError: it is a traced module.
+        """
+        return require_decoder(self.spec)
 
     @property
     def recipe(self) -> Recipe:

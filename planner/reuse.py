@@ -10,8 +10,8 @@ from typing import TypeVar, cast
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import lower
+from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
 from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS
 from twinstream.planner.lifetimes.view import ChainView
@@ -29,7 +29,7 @@ class Reuse:
         self._views, self._programs = _Kept(), _Kept()
 
     def view(
-        self, spec: ModelSpec, workload: Workload, recipe: Recipe, most_rounds: int
+        self, spec: AnyModel, workload: Workload, recipe: Recipe, most_rounds: int
     ) -> ChainView:
         """Return the chain of a step, of no more than so many rounds."""
         rounds = min(workload.rounds_per_step, most_rounds)
@@ -42,7 +42,7 @@ class Reuse:
 
     def program(
         self,
-        spec: ModelSpec,
+        spec: AnyModel,
         workload: Workload,
         recipe: Recipe,
         machine: Machine,

@@ -7,8 +7,8 @@ from functools import cached_property
 from itertools import pairwise
 
 from twinstream.models.lowering.lower import lower
+from twinstream.models.model import model_of
 from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Chain, Task
 
 PROGRAM_ROUNDS = 3
@@ -27,8 +27,7 @@ def with_rounds(chain: Chain, most: int) -> Chain:
     if len(chain.round_starts) <= most:
         return chain
     workload = chain.workload.model_copy(update={"rounds_per_step": most})
-    spec = ModelSpec.model_validate(chain.model.spec)
-    return lower(spec, workload, Recipe.model_validate(chain.recipe))
+    return lower(model_of(chain.model), workload, Recipe.model_validate(chain.recipe))
 
 
 @dataclass(frozen=True)

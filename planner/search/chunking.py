@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from twinstream.models.flops import SavedLevel, saved_bytes_per_token
 from twinstream.models.kernel_costs.attention_shape import lengths_text
-from twinstream.models.lowering.declarations import Shapes
-from twinstream.models.spec import ModelSpec
+from twinstream.models.lowering.lower import saved_per_token
+from twinstream.models.model import AnyModel
 from twinstream.planner.limits import LIMITS, SearchLimits
 from twinstream.planner.request import ChunkingError, TrainingStep
 from twinstream.schedule.workload import Workload
@@ -16,7 +15,7 @@ _MOST_TRIED = 10_000  # to name those that fit
 _MOST_BLOCKS = 500_000  # a schedule of them takes gigabytes
 
 
-def chunkings(spec: ModelSpec, step: TrainingStep, limits: SearchLimits = LIMITS) -> list[Workload]:
+def chunkings(spec: AnyModel, step: TrainingStep, limits: SearchLimits = LIMITS) -> list[Workload]:
     """Return admissible workloads, the preferred first, then ever smaller chunks (less memory).
 
     Preferred are chunks of about 8,192 tokens, and as many chunks a round as make the saved
@@ -26,10 +25,10 @@ def chunkings(spec: ModelSpec, step: TrainingStep, limits: SearchLimits = LIMITS
     Raises:
         ChunkingError: the fixed numbers contradict each other; says which.
     """
-    _check(step)
+    _check(spec, step)
     found: list[Workload] = []
     misfits: list[ChunkingError] = []
-    for size in [step.chunk_tokens] if step.chunk_tokens else _chunk_sizes(step, limits):
+    for size in [step.chunk_tokens] if step.chunk_tokens else _chunk_sizes(spec, step, limits):
         try:
             found.append(_workload(spec, step, size))
         except ChunkingError as error:
@@ -51,9 +50,7 @@ def _too_large(step_tokens: int, chunk_tokens: int, num_blocks: int) -> Chunking
     )
 
 
-def admissible(
-    spec: ModelSpec, step: TrainingStep, limits: SearchLimits = LIMITS
-) -> list[Workload]:
+def admissible(spec: AnyModel, step: TrainingStep, limits: SearchLimits = LIMITS) -> list[Workload]:
     """Return all workloads among which `optimal` chooses, the preferred one first.
 
     Chunks of half, once and twice the preferred size (of long sequences once, twice and four
@@ -65,7 +62,7 @@ def admissible(
     """
     preferred, most = chunkings(spec, step, limits), limits.chunks_per_round
     found = [] if step.pack_tokens > most * preferred[0].chunk_tokens else [preferred[0]]
-    for size in dict.fromkeys(_sizes_around(step, preferred[0].chunk_tokens, limits)):
+    for size in dict.fromkeys(_sizes_around(spec, step, preferred[0].chunk_tokens, limits)):
         per_sequence = max(1, step.pack_tokens // size)
         for times in (1, 2, 4, 8):
             chunks = step.chunks_per_round or times * per_sequence
@@ -78,7 +75,7 @@ def admissible(
     return list(dict.fromkeys(found))
 
 
-def possible(spec: ModelSpec, step: TrainingStep, limits: SearchLimits = LIMITS) -> list[Workload]:
+def possible(spec: AnyModel, step: TrainingStep, limits: SearchLimits = LIMITS) -> list[Workload]:
     """Return those, and ever smaller chunks with as many ways to cut rounds of each.
 
     Raises:
@@ -92,7 +89,7 @@ def possible(spec: ModelSpec, step: TrainingStep, limits: SearchLimits = LIMITS)
 
 
 def with_few_blocks(
-    spec: ModelSpec, workloads: Sequence[Workload], most_rounds: int, most_blocks: int
+    spec: AnyModel, workloads: Sequence[Workload], most_rounds: int, most_blocks: int
 ) -> list[Workload]:
     """Return the workloads of at most so many blocks, forward and backward; the shortest if none.
 
@@ -106,13 +103,15 @@ def with_few_blocks(
     return few or sorted(workloads, key=blocks)[:1]
 
 
-def _blocks(spec: ModelSpec, workload: Workload, most_rounds: float = inf) -> int:
+def _blocks(spec: AnyModel, workload: Workload, most_rounds: float = inf) -> int:
     """Return how many blocks are computed forward and backward, in at most so many rounds."""
     rounds = int(min(workload.rounds_per_step, most_rounds))
     return 2 * spec.num_layers * workload.chunks_per_round * rounds
 
 
-def _sizes_around(step: TrainingStep, preferred: int, limits: SearchLimits) -> list[int]:
+def _sizes_around(
+    spec: AnyModel, step: TrainingStep, preferred: int, limits: SearchLimits
+) -> list[int]:
     if step.chunk_tokens:
         return [step.chunk_tokens]
     wanted = [preferred, preferred * 2, preferred // 2]
@@ -122,12 +121,15 @@ def _sizes_around(step: TrainingStep, preferred: int, limits: SearchLimits) -> l
         size
         for size in wanted
         if size >= limits.chunk_tokens // 8
-        and (size % step.pack_tokens == 0 or (step.pack_tokens % size == 0 and _may_slice(step)))
+        and (
+            size % step.pack_tokens == 0
+            or (step.pack_tokens % size == 0 and _may_slice(spec, step))
+        )
         and (step.tokens_per_step is None or step.tokens_per_step % size == 0)
     ]
 
 
-def _check(step: TrainingStep) -> None:
+def _check(spec: AnyModel, step: TrainingStep) -> None:
     tokens, chunk = step.tokens_per_step, step.chunk_tokens
     if not 0.0 < step.optimizer_overhead < 1.0:
         raise ChunkingError(
@@ -153,6 +155,11 @@ def _check(step: TrainingStep) -> None:
             f"chunks of {chunk} tokens do not pack sequences of {_lengths(step)} tokens, together "
             f"{pack}; the nearest are {_nearest(chunk, pack)}"
         )
+    if chunk < pack and not spec.slices_sequences:
+        raise ChunkingError(
+            f"chunks of {chunk} tokens are less than a sequence of {pack}, which only twinstream's "
+            f"own kernels compute in slices: '{spec.name}' is a traced module"
+        )
     longer, shorter = max(chunk, pack), min(chunk, pack)
     if longer % shorter:
         raise ChunkingError(
@@ -166,8 +173,8 @@ def _check(step: TrainingStep) -> None:
         )
 
 
-def _may_slice(step: TrainingStep) -> bool:
-    return step.packing is None
+def _may_slice(spec: AnyModel, step: TrainingStep) -> bool:
+    return spec.slices_sequences and step.packing is None
 
 
 def _lengths(step: TrainingStep) -> str:
@@ -179,7 +186,7 @@ def _nearest(tokens: int, unit: int) -> str:
     return f"{below + unit}" if not below else f"{below} and {below + unit}"
 
 
-def _chunk_sizes(step: TrainingStep, limits: SearchLimits) -> list[int]:
+def _chunk_sizes(spec: AnyModel, step: TrainingStep, limits: SearchLimits) -> list[int]:
     """Packed sizes that divide the step, then slices of a sequence, largest first."""
     sequences = step.tokens_per_step // step.pack_tokens if step.tokens_per_step else None
     target = limits.chunk_tokens
@@ -192,7 +199,7 @@ def _chunk_sizes(step: TrainingStep, limits: SearchLimits) -> list[int]:
     slices = [
         step.pack_tokens // n
         for n in range(2, step.pack_tokens // (limits.chunk_tokens // 8) + 1)
-        if step.pack_tokens % n == 0 and _may_slice(step)
+        if step.pack_tokens % n == 0 and _may_slice(spec, step)
     ]
     sizes = packed + slices
     above = [size for size in sizes if size > target]
@@ -202,7 +209,7 @@ def _chunk_sizes(step: TrainingStep, limits: SearchLimits) -> list[int]:
     return [preferred, *(size for size in sizes if size <= target)]
 
 
-def _workload(spec: ModelSpec, step: TrainingStep, chunk_tokens: int) -> Workload:
+def _workload(spec: AnyModel, step: TrainingStep, chunk_tokens: int) -> Workload:
     per_sequence = max(1, step.pack_tokens // chunk_tokens)
     groups = step.tokens_per_step // (chunk_tokens * per_sequence) if step.tokens_per_step else None
     if step.chunks_per_round is not None:
@@ -238,14 +245,9 @@ def _misfit(chunks: int, chunk_tokens: int, per_sequence: int, groups: int | Non
     )
 
 
-def _groups_per_round(spec: ModelSpec, group_tokens: int, groups: int | None) -> int:
+def _groups_per_round(spec: AnyModel, group_tokens: int, groups: int | None) -> int:
     """So many that a layer's saved activations come to about its parameters; a divisor."""
-    placeholder = Workload(
-        seq_len=group_tokens, chunk_tokens=group_tokens, chunks_per_round=1, rounds_per_step=1
-    )
-    layer_bytes = Shapes(spec, placeholder).group_bytes("0")
-    saved_bytes = group_tokens * saved_bytes_per_token(spec, SavedLevel.FULL)
-    wanted = max(1, round(layer_bytes / saved_bytes))
+    wanted = max(1, round(spec.layer_bytes / (group_tokens * saved_per_token(spec))))
     if groups is None:
         return wanted
     return max(n for n in range(1, min(wanted, groups) + 1) if groups % n == 0)

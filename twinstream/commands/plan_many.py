@@ -108,10 +108,10 @@ def planned_for_ranks(
     request, place = _request(wanted, where, num_ranks)
     if (why := recipe_refusal(request.recipe)) is not None:
         raise LayoutError(f"ranks cannot run this: {why}")
-    workloads = workloads_of_ranks(request.spec, request.step, request.machine, num_ranks)
+    workloads = workloads_of_ranks(request.decoder, request.step, request.machine, num_ranks)
     on_node = min(place.cluster.count("gpus_per_node"), num_ranks)
     question = RanksQuestion(
-        request.spec, request.recipe, workloads, num_ranks, fixed, place.cluster, place.machine,
+        request.decoder, request.recipe, workloads, num_ranks, fixed, place.cluster, place.machine,
         rank_caps(request.machine, on_node, wanted.device_mem, wanted.host_mem),
         request.choices,
     )  # fmt: skip
@@ -123,7 +123,7 @@ def planned_for_ranks(
     if where is not None:
         made_for = MachineRef(name=place.cluster.name, content_hash=place.cluster.name)
         schedule = schedule.model_copy(update={"machine": made_for})
-    return PlannedRanks(request.spec, request.recipe, chosen, place, schedule, seconds)
+    return PlannedRanks(request.decoder, request.recipe, chosen, place, schedule, seconds)
 
 
 def _request(wanted: PlanOptions, where: str | None, num_ranks: int) -> tuple[PlanRequest, Place]:

@@ -13,8 +13,8 @@ from twinstream.hardware_profiles.profile_files import nearest
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.models.freezing import trained_of
 from twinstream.models.kernel_costs.attention_limits import attention_names
+from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import EFFORTS
 from twinstream.planner.kernel_choice import KernelsOption, kernels_named
 from twinstream.planner.planner import Planner
@@ -73,7 +73,7 @@ class DeviceQuery(Query):
     @classmethod
     def of(cls, values: Values, load: Loader) -> "DeviceQuery":
         seq_len = int(values["seq_len"])
-        spec = load.model(str(values["model"]), seq_len)
+        spec = load.any_model(str(values["model"]), seq_len)
         machine = load.machine(str(values["machine"]))
         base = PlanRequest.of(spec, machine, step=TrainingStep(seq_len))
         rest = {name: value for name, value in values.items() if name not in ("model", "machine")}
@@ -188,7 +188,7 @@ class DeviceQuery(Query):
         was = self.request
         counts: dict[str, Any] = {name: values[name] for name in _COUNTS if name in values}
         longest = int(values.get("seq_len", was.step.seq_len))
-        spec = load.model(str(values["model"]), longest) if "model" in values else was.spec
+        spec = load.any_model(str(values["model"]), longest) if "model" in values else was.spec
         machine = load.machine(str(values["machine"])) if "machine" in values else was.machine
         numbers = {
             name.removeprefix(MACHINE_NUMBER): float(
@@ -296,7 +296,7 @@ def _caps(was: PlanRequest, machine: Machine, values: Values) -> Caps:
     return was.caps.model_copy(update={**found, "device_reserve_bytes": reserve})
 
 
-def _recipe(was: Recipe, spec: ModelSpec, machine: Machine, values: Values) -> Recipe:
+def _recipe(was: Recipe, spec: AnyModel, machine: Machine, values: Values) -> Recipe:
     """The recipe with what is given of it; patterns have commas in between, or are `none`."""
     changes: dict[str, Any] = {name: values[name] for name in _RECIPE if name in values}
     if "lora" in values or "freeze" in values:

@@ -19,6 +19,7 @@ from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.measures.uncertainty import Uncertainty
 from twinstream.models.hf_config import Dtype
+from twinstream.models.model import AnyModel, load_any_model
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.planner import Planner
@@ -194,7 +195,11 @@ class Loader:
         def model(name: str, longest: int | None, dtype: Dtype | None = None) -> ModelSpec:
             return load_model(beside(name), dtype=dtype, longest=longest)
 
-        self.model = model
+        @cache
+        def any_model(name: str, longest: int | None) -> AnyModel:
+            return load_any_model(beside(name), longest=longest)
+
+        self.model, self.any_model = model, any_model
         self.machine = cache(lambda name: load_machine(beside(name)))
         self.cluster = cache(lambda name: load_cluster(beside(name)))
 

@@ -18,8 +18,10 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.executable import executor_refusal
 from twinstream.models.kernel_costs.attention_limits import attention_names
+from twinstream.models.model import require_decoder
 from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice, KernelSet
 from twinstream.models.spec import ModelSpec
+from twinstream.models.traced import TracedModel
 from twinstream.planner.choices import KINDS, recompute_word
 from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.request import DEFAULT_POLICY, caps_of
@@ -145,7 +147,9 @@ class ClusterOptions(RanksOptions):
             return False
         if self.cluster is None:
             return True
-        return self.gpus == 1 and executor_refusal(spec_of(wanted)) is None
+        model = spec_of(wanted)
+        runs_here = isinstance(model, TracedModel) or executor_refusal(model) is None
+        return self.gpus == 1 and runs_here
 
     def is_of_ranks(self, wanted: PlanOptions) -> bool:
         """Whether several devices of a machine are asked about, by kernels that run here."""
@@ -262,7 +266,7 @@ class ClusterOptions(RanksOptions):
             raise LayoutError(
                 "a layout of several GPUs needs --tokens-per-step, or --global-batch in sequences"
             )
-        spec = spec_of(wanted)
+        spec = require_decoder(spec_of(wanted))
         return Job(
             shape=spec,
             layout=Layout(),

@@ -10,9 +10,8 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.freezing import trained_of
 from twinstream.models.hf_config import DTYPES
-from twinstream.models.presets import load_model
+from twinstream.models.model import AnyModel, load_any_model
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import ChoiceError, Choices, recompute_level
 from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.policies import ON_DEVICE, optimizer_places
@@ -94,16 +93,16 @@ def _choices(wanted: PlanOptions) -> Choices:
     return Choices(homes, level, wanted.prefetch, effort)
 
 
-def spec_of(wanted: PlanOptions) -> ModelSpec:
+def spec_of(wanted: PlanOptions) -> AnyModel:
     """The model, in the dtype asked for."""
     assert wanted.model is not None and wanted.seq_len is not None
     require_known("--dtype", wanted.dtype, tuple(DTYPES))
     dtype = None if wanted.dtype is None else DTYPES[wanted.dtype]
-    return load_model(wanted.model, dtype=dtype, longest=max(lengths_of(wanted.seq_len)))
+    return load_any_model(wanted.model, dtype=dtype, longest=max(lengths_of(wanted.seq_len)))
 
 
 def recipe_of(
-    wanted: PlanOptions, policy: str, kernels: KernelChoice | None, spec: ModelSpec
+    wanted: PlanOptions, policy: str, kernels: KernelChoice | None, spec: AnyModel
 ) -> Recipe:
     """What the options say of how the model is trained."""
     require_known("--gradients", wanted.gradients, _GRADIENTS)

@@ -40,7 +40,7 @@ def plan_seed_step(request: PlanRequest) -> tuple[Schedule, Chain]:
         SizingRefused: it would not run within the caps.
         UnsuitableModel: it trains models in bf16 with an LM head of their own, and no others.
     """
-    spec, step, machine, caps = request.spec, request.step, request.machine, request.caps
+    spec, step, machine, caps = request.decoder, request.step, request.machine, request.caps
     if step.packing is not None:
         raise OtherCutError(
             f"policy '{NAME}' packs sequences of one length, not of "
