@@ -50,6 +50,10 @@ class Model(Protocol):
     def parameter_groups(self) -> tuple[str, ...]:
         """Groups of parameters, in the order of the forward pass."""
 
+    @property
+    def unused_groups(self) -> tuple[str, ...]:
+        """Those of them that nothing reads: they are kept, and never trained."""
+
     def group_layout(self, group: str) -> FlatLayout:
         """How the parameters of a group lie in its flat tensor."""
 

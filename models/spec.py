@@ -202,6 +202,11 @@ class ModelSpec(Node):
         """
         return ("embedding", *map(str, range(self.num_layers)), "head")
 
+    @property
+    def unused_groups(self) -> tuple[str, ...]:
+        """Those of them that nothing reads: none."""
+        return ()
+
     def group_layout(self, group: str) -> FlatLayout:
         """How the parameters of a group lie: `embedding`, a layer by its number, or `head`."""
         if group == "embedding":

@@ -27,6 +27,8 @@ from twinstream.schedule.numbers import Index, PositiveSize, Size
 from twinstream.schedule.workload import ModelRef
 
 SHARED = "shared."
+TIED = "tied"
+UNUSED = "unused"
 PRELUDE = "prelude."
 BLOCK = "block."
 
@@ -72,8 +74,9 @@ class TracedTensor(Node):
 class TracedGroup(Node):
     """Parameters that the same parts of the model read: one flat tensor.
 
-    Its name is `embedding` (the prelude reads it; so may the postlude, where it is tied), a block's
-    number, `head` (only the postlude reads it), or `shared.K` (several parts do).
+    Its name is `embedding` (the prelude reads it; so may the postlude, where it is tied), `tied`
+    (both read it, and the prelude has others for itself), a block's number, `head` (only the
+    postlude reads it), `shared.K` (several parts do), or `unused` (none does: no gradient).
     """
 
     name: str
@@ -143,9 +146,9 @@ class TracedWork(Node):
 class TracedTask(Node):
     """What a task computes, and its temporaries.
 
-    `peak_bytes` is the most that torch's allocator holds at once beyond the task's inputs, its
-    parameters, and the outputs or gradients of inputs that it hands on; the gradients of its
-    parameters, before they are added to those of earlier chunks, are among it.
+    `peak_bytes` is the most that torch's allocator holds at once beyond what the task is given
+    (inputs, parameters, gradients of outputs). What it makes is among it: outputs, gradients of
+    inputs, and those of parameters, before they are copied or added to where they belong.
     """
 
     works: tuple[TracedWork, ...]
@@ -246,7 +249,9 @@ class TracedModel(Node):
     """Any module that is a list of blocks, traced: all that planning and predicting ask of it.
 
     `is_packed`: chunks are one row of documents whose positions restart, and masks keep them apart
-    as far as the model lets them (`packing`: whether it does). `has_randomness`: training draws
+    as far as the model lets them (`packing`: whether it does). S is `min_seq_len` to `max_seq_len`:
+    others have other masks (a window). `captured_size` is the (B, S) of the run that showed which
+    values there are. `has_randomness`: training draws
     random numbers (dropout).
     """
 
@@ -259,7 +264,9 @@ class TracedModel(Node):
     is_packed: bool = False
     packing: Literal["isolated", "isolated_by_mask", "leaks", "unknown"] = "unknown"
     vocab_size: PositiveSize
+    min_seq_len: PositiveSize = 1
     max_seq_len: PositiveSize | None = None
+    captured_size: tuple[PositiveSize, PositiveSize]
     num_parameters: PositiveSize
     groups: tuple[TracedGroup, ...]
     values: tuple[TracedValue, ...]
@@ -347,9 +354,15 @@ class TracedModel(Node):
     def parameter_groups(self) -> tuple[str, ...]:
         """Names of all groups in the order of the forward pass, by who reads them first."""
         reads = [self.prelude.groups, *(call.groups for call in self.calls), self.postlude.groups]
-        first = {group: at for at, groups in reversed(list(enumerate(reads))) for group in groups}
+        first = dict.fromkeys(self.unused_groups, len(reads))
+        first |= {group: at for at, groups in reversed(list(enumerate(reads))) for group in groups}
         names = (group.name for group in self.groups)
         return tuple(sorted(names, key=lambda name: (first[name], self.layer_of(name) is not None)))
+
+    @property
+    def unused_groups(self) -> tuple[str, ...]:
+        """Those of them that nothing reads: they are kept, and never trained."""
+        return tuple(group.name for group in self.groups if group.name == UNUSED)
 
     def group_layout(self, group: str) -> FlatLayout:
         """How the parameters of a group lie in its flat tensor."""

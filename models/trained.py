@@ -34,7 +34,8 @@ def trained_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
             f"'{model.name}' has no group '{unknown[0]}' to freeze: there are embedding, the "
             f"layers 0 to {model.num_layers - 1}, and head"
         )
-    trained = tuple(group for group in groups if not recipe.freezes(group))
+    unused = model.unused_groups
+    trained = tuple(g for g in groups if not recipe.freezes(g) and g not in unused)
     if not trained:
         raise NothingToTrainError(
             f"all of '{model.name}' is frozen, and nothing is left to train; freeze less, or add "

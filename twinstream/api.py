@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from twinstream.data.text import TextBatches, byte_tokens, check_vocabulary, default_text
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.model import model_of
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
@@ -193,7 +194,7 @@ def execute(
     settings = settings or RunSettings()
     backend = choose_backend(settings.backend)
     require_kernels(schedule, backend)
-    spec = ModelSpec.model_validate(schedule.model.spec)
+    spec = model_of(schedule.model)
     done = 0 if state is None else steps_done(state)
     batches = _batches(schedule, tokens, done, settings)
     training = Training(
@@ -246,7 +247,7 @@ def _batches(
     if done and tokens is not None and settings.skip_trained is None:
         raise ArgumentError(_WHICH_TOKENS.format(done=done))
     stream = tokens if tokens is not None else byte_tokens(default_text())
-    check_vocabulary(stream, ModelSpec.model_validate(schedule.model.spec).vocab_size)
+    check_vocabulary(stream, model_of(schedule.model).vocab_size)
     begins_there = settings.skip_trained is False
     return TextBatches(stream, schedule.workload, 1 + done if begins_there else 1)
 

@@ -18,6 +18,7 @@ _QUESTIONS = {  # a command, and its module in twinstream.commands
         "models": "models",
         "machines": "models",
         "clusters": "models",
+        "trace": "trace",
         "plan": "plan",
         "verify": "verify",
         "simulate": "simulate",
@@ -36,7 +37,6 @@ _QUESTIONS = {  # a command, and its module in twinstream.commands
     "How far off was the prediction?": {
         "compare": "runs.compare",
         "report": "report",
-        "trace": "trace",
         "validate": "runs.validate",
         "calibrate": "runs.calibrate",
     },

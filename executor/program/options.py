@@ -1,9 +1,10 @@
 """The options of a run: where and how a schedule is executed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
+from twinstream.executor.modules.module_kernels import ModulePrograms
 from twinstream.schedule.errors import TwinstreamError
 
 BackendName = Literal["cpu", "cuda"]
@@ -40,6 +41,8 @@ class RunOptions:
 
     `check` is called before every op, in the thread that calls it; what it raises ends the run.
 
+    `modules`: what a traced model's parts run by, made once for all that happens in the run.
+
     `zero_ns`: the reading of `perf_counter_ns` that the timeline counts from, by default when the
     backend is made.
     """
@@ -58,6 +61,7 @@ class RunOptions:
     tell: Callable[[str], None] = _say_nothing
     check: Callable[[], None] | None = None
     zero_ns: int | None = None
+    modules: ModulePrograms = field(default_factory=ModulePrograms)
 
 
 def choose_graphs(name: str, backend: BackendName) -> Graphs:

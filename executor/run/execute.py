@@ -187,10 +187,7 @@ def execute_in(
         )
     program = compile_program(schedule)
     arenas = Arenas(schedule, memory)
-    works = bind_works(
-        schedule, arenas, host_work,
-        poison=options.poison, backend=options.backend, communications=communications,
-    )  # fmt: skip
+    works = bind_works(schedule, arenas, host_work, options, communications)
     if (check := options.check) is not None:
         works = [partial(_checked, check, work) for work in works]
 

@@ -6,14 +6,19 @@ from typing import assert_never
 import torch
 
 from twinstream.executor.kernels.calls import Calls
+from twinstream.executor.kernels.operand import Kernel
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.memory.arenas import POISON_BYTE, Arenas
 from twinstream.executor.memory.poison import dying_content
+from twinstream.executor.modules.module_kernels import ModulePrograms
 from twinstream.executor.program.compiled import Work
 from twinstream.executor.program.host_work import HostWork
-from twinstream.executor.program.options import BackendName
+from twinstream.executor.program.options import RunOptions
 from twinstream.executor.replay.graph_classes import contents
 from twinstream.executor.run.packs import noting_packs
+from twinstream.models.lowering.traced_step import MODULE_KERNELS
+from twinstream.models.model import model_of
+from twinstream.models.traced import TracedModel
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import SeveralRanksError
 from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op
@@ -29,23 +34,23 @@ def bind_works(
     schedule: Schedule,
     arenas: Arenas,
     host_work: HostWork,
-    *,
-    poison: bool = False,
-    backend: BackendName = "cpu",
+    options: RunOptions | None = None,
     communications: Communications | None = None,
 ) -> list[Work]:
     """The work of every op in issue order, to run in whatever thread or stream is current.
 
     Kernels are bound to their operands once, and ops that do the same on the same bytes share
-    that: a pass only carries out calls. With `poison`, bytes are filled with NaN before they are
-    written and once their content is dead, to expose what the proof of safety should have excluded.
+    that: a pass only carries out calls. With `options.poison`, bytes are filled with NaN before
+    they are written and once their content is dead, to expose what the proof of safety should have
+    excluded.
     On CUDA not the host's bytes that the device's streams copy: they would be filled at once, and
     not in the order of the stream.
 
     Raises:
         SeveralRanksError: it communicates, and there is nobody to communicate with.
     """
-    kernels = {name: registered_kernel(call.kernel) for name, call in schedule.calls.items()}
+    options = options or RunOptions()
+    kernels = _kernels(schedule, options.modules)
     bound: dict[Hashable, Calls] = {}
 
     def bind(op: Op, content: Hashable) -> Work:
@@ -71,18 +76,31 @@ def bind_works(
     works = [bind(*pair) for pair in zip(schedule.ops, contents(schedule), strict=True)]
     if schedule.workload.packing is not None:
         works = noting_packs(schedule, arenas, works)
-    if not poison:
+    if not options.poison:
         return works
     dying = dying_content(schedule)
 
     def filled(op: Op, dead: Iterable[Content]) -> list[torch.Tensor]:
-        in_order = backend == "cpu" or isinstance(op, Feed | Fetch)
+        in_order = options.backend == "cpu" or isinstance(op, Feed | Fetch)
         return [arenas.view(*c) for c in dead if in_order or arenas.tier(c[1]) == DEVICE]
 
     return [
         _poisoned(work, before=filled(op, _written(op)), after=filled(op, dying.get(op.op_id, ())))
         for op, work in zip(schedule.ops, works, strict=True)
     ]
+
+
+def _kernels(schedule: Schedule, programs: ModulePrograms) -> dict[str, Kernel]:
+    """The kernel of every call: a registered one, or one that runs a part of the module."""
+    model = model_of(schedule.model)
+    if not isinstance(model, TracedModel):
+        return {name: registered_kernel(call.kernel) for name, call in schedule.calls.items()}
+    return {
+        name: programs.kernel(model, call.kernel)
+        if call.kernel.startswith(MODULE_KERNELS)
+        else registered_kernel(call.kernel)
+        for name, call in schedule.calls.items()
+    }
 
 
 def _copy(source: torch.Tensor, destination: torch.Tensor) -> Work:

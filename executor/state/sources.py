@@ -24,8 +24,8 @@ from twinstream.executor.weights.peft_folder import PeftFolder
 from twinstream.models.adapters.adapter_layout import adapter_group
 from twinstream.models.kernel_costs.workspace import code_blocks, state_bytes
 from twinstream.models.lowering.declarations import optimizer_parts
+from twinstream.models.model import AnyModel, model_of
 from twinstream.models.recipe import OptimizerState, Recipe
-from twinstream.models.spec import ModelSpec
 from twinstream.models.trained import layout_of, trained_groups
 from twinstream.schedule.document import Schedule
 
@@ -42,7 +42,7 @@ def fill_from(schedule: Schedule, arenas: Arenas, weights: Weights, optimizer: O
         WeightsError: a file has gone or changed.
     """
     recipe = Recipe.model_validate(schedule.recipe)
-    trained = set(trained_groups(ModelSpec.model_validate(schedule.model.spec), recipe))
+    trained = set(trained_groups(model_of(schedule.model), recipe))
     staging = Staging()
     for group, flat in weights:
         put_carried(schedule, arenas, f"param.{group}", flat, staging)
@@ -52,9 +52,7 @@ def fill_from(schedule: Schedule, arenas: Arenas, weights: Weights, optimizer: O
 
 def fill_fresh(schedule: Schedule, arenas: Arenas, seed: int) -> None:
     """Put what `initial_state` has into every carried slot."""
-    spec, recipe = ModelSpec.model_validate(schedule.model.spec), Recipe.model_validate(
-        schedule.recipe
-    )  # fmt: skip
+    spec, recipe = model_of(schedule.model), Recipe.model_validate(schedule.recipe)
     weights = chain(fresh_parameters(spec, seed), fresh_adapters(spec, seed, recipe))
     fill_from(schedule, arenas, weights, fresh_optimizer(spec, recipe))
 
@@ -77,12 +75,12 @@ def read_adapters(folder: PeftFolder) -> Iterator[tuple[str, torch.Tensor]]:
         yield group, flat
 
 
-def fresh_optimizer(spec: ModelSpec, recipe: Recipe) -> Optimizer:
+def fresh_optimizer(spec: AnyModel, recipe: Recipe) -> Optimizer:
     """Nothing learned yet."""
     return lambda group, flat: fresh_optimizer_state(spec, group, flat, recipe)
 
 
-def kept_optimizer(files: CheckpointFiles, spec: ModelSpec, was: Recipe, now: Recipe) -> Optimizer:
+def kept_optimizer(files: CheckpointFiles, spec: AnyModel, was: Recipe, now: Recipe) -> Optimizer:
     """What a checkpoint has; where the run goes on with a float32 master, that is made.
 
     A master begins as the parameters are; m and v keep their values, in float32.
@@ -100,7 +98,7 @@ def kept_optimizer(files: CheckpointFiles, spec: ModelSpec, was: Recipe, now: Re
 
 
 def _with_master(
-    spec: ModelSpec, was: Recipe, group: str, parameters: torch.Tensor, state: torch.Tensor
+    spec: AnyModel, was: Recipe, group: str, parameters: torch.Tensor, state: torch.Tensor
 ) -> torch.Tensor:
     """m, v and master of each part, float32, from its state of another kind."""
     values, found = parameters.view(DTYPES[spec.dtype]), []
@@ -115,7 +113,7 @@ def _with_master(
 
 
 def _moments(
-    state: torch.Tensor, count: int, kind: OptimizerState, spec: ModelSpec
+    state: torch.Tensor, count: int, kind: OptimizerState, spec: AnyModel
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if kind == "model":
         m, v = state.view(DTYPES[spec.dtype]).view(2, count)

@@ -7,12 +7,14 @@ import torch
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.staging import Staging
+from twinstream.executor.modules.module_weights import fresh_module_parameters
 from twinstream.models.adapters.adapter_layout import adapter_group
 from twinstream.models.kernel_costs.workspace import state_bytes
 from twinstream.models.layout import FlatLayout
 from twinstream.models.lowering.declarations import optimizer_parts
+from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.traced import TracedModel
 from twinstream.models.trained import layout_of, trained_groups
 from twinstream.schedule.derived.flush import is_state
 from twinstream.schedule.document import Schedule
@@ -24,8 +26,9 @@ STEP = "step"
 _INIT_STD = 0.02
 
 
-def initial_state(spec: ModelSpec, seed: int, recipe: Recipe | None = None) -> State:
-    """Fresh parameters (normal, std 0.02; norms one; biases zero) and fresh optimizer state.
+def initial_state(spec: AnyModel, seed: int, recipe: Recipe | None = None) -> State:
+    """Fresh parameters (normal, std 0.02; norms one; biases zero; of a traced module those that its
+    own code draws) and fresh optimizer state.
 
     Keys are `param.GROUP` and `opt.GROUP`, with GROUP `embedding`, a layer number, `head`, or
     `lora.LAYER`; values 1-D uint8. What the recipe freezes has no `opt`. The same seed gives the
@@ -41,7 +44,7 @@ def initial_state(spec: ModelSpec, seed: int, recipe: Recipe | None = None) -> S
     return state | adapter_state(spec, seed, recipe)
 
 
-def adapter_state(spec: ModelSpec, seed: int, recipe: Recipe) -> State:
+def adapter_state(spec: AnyModel, seed: int, recipe: Recipe) -> State:
     """Fresh adapters and their optimizer state, to go with a base that is there already.
 
     A is uniform within 1 / sqrt(in_features), which is PEFT's default, and B zero: the model is the
@@ -54,9 +57,7 @@ def adapter_state(spec: ModelSpec, seed: int, recipe: Recipe) -> State:
     return state
 
 
-def fresh_adapters(
-    spec: ModelSpec, seed: int, recipe: Recipe
-) -> Iterator[tuple[str, torch.Tensor]]:
+def fresh_adapters(spec: AnyModel, seed: int, recipe: Recipe) -> Iterator[tuple[str, torch.Tensor]]:
     """Each layer's flat adapters in turn, as `adapter_state` has them."""
     generator = torch.Generator().manual_seed(seed)
     for layer in range(spec.num_layers if recipe.lora else 0):
@@ -65,8 +66,11 @@ def fresh_adapters(
         yield group, _drawn_adapters(layout, DTYPES[spec.dtype], generator)
 
 
-def fresh_parameters(spec: ModelSpec, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+def fresh_parameters(spec: AnyModel, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Each group's flat parameters in turn, as `initial_state` has them."""
+    if isinstance(spec, TracedModel):
+        yield from fresh_module_parameters(spec, seed)
+        return
     generator = torch.Generator().manual_seed(seed)
     for group in spec.parameter_groups:
         yield group, _fresh(spec.group_layout(group), DTYPES[spec.dtype], generator)
@@ -196,7 +200,7 @@ def _drawn_adapters(
 
 
 def fresh_optimizer_state(
-    spec: ModelSpec, group: str, parameters: torch.Tensor, recipe: Recipe
+    spec: AnyModel, group: str, parameters: torch.Tensor, recipe: Recipe
 ) -> torch.Tensor:
     """Zero m and v of each part of a group and, where the recipe has it, its float32 master.
 

@@ -10,9 +10,12 @@ from twinstream.executor.weights.durable_files import make_room, sync, write_fil
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_writer import HfOutline, write_hf_folder
 from twinstream.executor.weights.model_files import tokenizer_files
+from twinstream.executor.weights.module_folder import ModuleOutline, write_module_folder
 from twinstream.executor.weights.peft_writer import write_peft_folder
 from twinstream.models.adapters.lora import Lora
+from twinstream.models.model import AnyModel
 from twinstream.models.spec import ModelSpec
+from twinstream.models.traced import TracedModel
 from twinstream.schedule.files import reason_of
 
 OPTIMIZER = "optimizer"
@@ -78,10 +81,10 @@ class AdapterOutline:
     files: Mapping[str, bytes]
 
 
-Outline = HfOutline | AdapterOutline
+Outline = HfOutline | AdapterOutline | ModuleOutline
 
 
-def outline_of(spec: ModelSpec, like: Path | None, lora: Lora | None, base: str | None) -> Outline:
+def outline_of(spec: AnyModel, like: Path | None, lora: Lora | None, base: str | None) -> Outline:
     """Return the outline of a run's checkpoints, read before the run begins.
 
     Args:
@@ -92,6 +95,8 @@ def outline_of(spec: ModelSpec, like: Path | None, lora: Lora | None, base: str 
         WeightsError: the folder does not say where a tensor belongs, or cannot be read.
         HfConfigError: there is no `like`, and no family of transformers is like this model.
     """
+    if isinstance(spec, TracedModel):
+        return ModuleOutline.of(spec, like)
     if lora is None:
         return HfOutline.of(spec, like)
     return AdapterOutline(spec, lora, base, tokenizer_files(like))
@@ -123,6 +128,8 @@ def write_tensors(
 
     if isinstance(outline, HfOutline):
         write_hf_folder(folder, outline, parameters)
+    elif isinstance(outline, ModuleOutline):
+        write_module_folder(folder, outline, parameters)
     else:
         write_peft_folder(folder, outline.spec, outline.lora, parameters, outline.base)
         write_files(folder, outline.files)

@@ -32,9 +32,18 @@ def model_files(spec: ModelSpec, like: Path | None) -> dict[str, bytes]:
     if like is None or not (like / CONFIG).exists():
         config = _json(to_hf_config(spec))
     else:
-        content = _read(like / CONFIG).removeprefix(BOM_UTF8)
-        config = _with_dtype(like / CONFIG, content, spec.dtype)
+        config = model_config(like, spec.dtype)
     return {CONFIG: config} | tokenizer_files(like)
+
+
+def model_config(like: Path, dtype: str) -> bytes:
+    """The config.json of a folder, to the byte if its dtype is the model's.
+
+    Raises:
+        WeightsError: it cannot be read.
+    """
+    content = _read(like / CONFIG).removeprefix(BOM_UTF8)
+    return _with_dtype(like / CONFIG, content, dtype)
 
 
 def tokenizer_files(like: Path | None) -> dict[str, bytes]:

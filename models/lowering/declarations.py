@@ -173,7 +173,7 @@ def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
     What is frozen has parameters only, which nobody takes in parts.
     """
     spec, num_elements = shapes.spec, shapes.group_bytes(group) // shapes.spec.itemsize
-    if shapes.recipe.freezes(group):
+    if group not in shapes.trained:
         builder.declare_flat(f"param.{group}", shapes.group_bytes(group), "parameter", spec.dtype)
         return
     parts = optimizer_parts(shapes.spec, group, shapes.recipe)

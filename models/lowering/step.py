@@ -32,6 +32,7 @@ class StepLowering(ABC):
         self.builder = ChainBuilder()
         self.shapes = shapes
         self.trained = frozenset(shapes.trained)
+        self.trains_embedding = EMBEDDING in self.trained
         self.first_backward = first_backward_layer(shapes.spec, recipe)
         self.round_starts: list[int] = []
 
@@ -93,7 +94,7 @@ class StepLowering(ABC):
             self._head(round_)
             for layer in reversed(range(self.first_backward, self.shapes.spec.num_layers)):
                 self._backward_layer(round_, layer)
-            if EMBEDDING in self.trained:
+            if self.trains_embedding:
                 self._embed_backward(round_)
 
     def _forward_alone(self, step_state: TaskOperand) -> None:

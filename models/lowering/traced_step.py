@@ -16,6 +16,7 @@ from twinstream.models.lowering.declarations import (
     declare_inputs,
     declare_results,
 )
+from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.lowering.step import StepLowering
 from twinstream.models.recipe import Recipe
 from twinstream.models.traced import TracedModel, TracedTask, TracedValue
@@ -41,6 +42,7 @@ class TracedLowering(StepLowering):
         _require_possible(model, workload, recipe)
         super().__init__(Shapes(model, workload, recipe), workload, recipe)
         self.model = model
+        self.trains_embedding = any(group in self.trained for group in model.prelude.groups)
         packed = workload.packing is not None
         self.batch = 1 if packed else workload.chunk_tokens // workload.seq_len
         self.seq_len = workload.chunk_tokens // self.batch
@@ -82,7 +84,7 @@ class TracedLowering(StepLowering):
         if not self._values[name].has_gradient:
             return False
         layer = self._layer_of.get(name)
-        return EMBEDDING in self.trained if layer is None else layer >= self.first_backward
+        return self.trains_embedding if layer is None else layer >= self.first_backward
 
     def _last_uses(self) -> dict[int | str, list[str]]:
         """Where the last contribution to the gradient of each trained group is made."""
@@ -146,7 +148,7 @@ class TracedLowering(StepLowering):
         ]
 
     def _call(
-        self, kernel: str, works: tuple[Work, ...], peak_bytes: int, call_id: str | None = None,
+        self, call_id: str, kernel: str, works: tuple[Work, ...], peak_bytes: int,
         **more: Attribute,
     ) -> str:  # fmt: skip
         attributes: dict[str, Attribute] = {
@@ -156,15 +158,17 @@ class TracedLowering(StepLowering):
         if self.workload.packing is not None:
             attributes["most_sequences"] = self.workload.packing.most_sequences
         key = f"{MODULE_KERNELS}{kernel}/torch"
-        return self.builder.call(call_id or kernel, key, attributes, works)
+        return self.builder.call(call_id, key, attributes, works)
 
     def _call_of(self, kernel: str, task: TracedTask, **more: Attribute) -> str:
         """A call for a whole chunk; of each block another, since it runs other code."""
         size = self.batch, self.seq_len
-        call_id = f"{kernel}.{more['block']}" if "block" in more else kernel
+        places = (str(more[name]) for name in ("block", "place") if name in more)
+        call_id = ".".join([kernel, *places])
         if call_id in self.builder.calls:
             return call_id
-        return self._call(kernel, task.works_at(*size), task.peak_bytes.at(*size), call_id, **more)
+        works, peak_bytes = task.works_at(*size), task.peak_bytes.at(*size)
+        return self._call(call_id, kernel, works, peak_bytes, **more)
 
     def _state(self) -> list[TaskOperand]:
         """Step and seed, of which random numbers follow."""
@@ -172,12 +176,21 @@ class TracedLowering(StepLowering):
             return []
         return [self.builder.read("step_state", "step_state")]
 
+    def _place(self, layer: int, round_: int, chunk: int) -> dict[str, Attribute]:
+        """What tells a call's random numbers from others' of the step: forward's and backward's
+        are the same."""
+        if not self.model.has_randomness:
+            return {}
+        chunks = self.workload.chunks_per_round
+        at = (layer + 1) * self.workload.rounds_per_step + round_
+        return {"place": at * chunks + chunk}
+
     def _embed_forward(self, round_: int) -> None:
         prelude = self.model.prelude
         for group in prelude.groups:
             self._begin_group(group, round_)
-        call = self._call_of("prelude", prelude.forward)
         for chunk in self._chunks():
+            call = self._call_of("prelude", prelude.forward, **self._place(-1, round_, chunk))
             operands = [
                 *self._parameters(prelude.groups), *self._fed(chunk), *self._state(),
                 *self._outputs(prelude.outputs, chunk),
@@ -189,8 +202,9 @@ class TracedLowering(StepLowering):
         for group in block.groups:
             if layer == self._first_use(group):
                 self._begin_group(group, round_)
-        call = self._call_of("block", self.model.kinds[block.kind].forward, block=layer)
+        task = self.model.kinds[block.kind].forward
         for chunk in self._chunks():
+            call = self._call_of("block", task, block=layer, **self._place(layer, round_, chunk))
             operands = [
                 *self._parameters(block.groups), *self._inputs(block.inputs, chunk),
                 *self._state(), *self._outputs(block.outputs, chunk),
@@ -203,11 +217,16 @@ class TracedLowering(StepLowering):
             return -1
         return next(n for n, call in enumerate(self.model.calls) if group in call.groups)
 
-    def _head_call(self, kernel: str, task: TracedTask) -> str:
+    @property
+    def _gradient_dtype(self) -> dict[str, Attribute]:
+        return gradient_attribute(self.recipe, self.model.dtype)
+
+    def _head_call(self, kernel: str, task: TracedTask, **more: Attribute) -> str:
         rows = self.recipe.row_slice(self.workload.chunk_tokens)
         times = self.workload.chunk_tokens // rows
         works = tuple(_repeated(work, times) for work in task.works_at(1, rows))
-        return self._call(kernel, works, task.peak_bytes.at(1, rows), row_slice=rows)
+        peak_bytes = task.peak_bytes.at(1, rows)
+        return self._call(kernel, kernel, works, peak_bytes, row_slice=rows, **more)
 
     def _head_operands(self, chunk: int) -> list[TaskOperand]:
         post = self.model.postlude
@@ -222,7 +241,7 @@ class TracedLowering(StepLowering):
         for group in post.groups:
             if group not in self.model.prelude.groups:
                 self._begin_group(group, round_)
-        call = self._head_call("head_loss", post.training)
+        call = self._head_call("head_loss", post.training, **self._gradient_dtype)
         for chunk in self._chunks_reversed():
             operands = [
                 *self._head_operands(chunk), *self._input_gradients(post.inputs, chunk),
@@ -242,7 +261,12 @@ class TracedLowering(StepLowering):
 
     def _backward_layer(self, round_: int, layer: int) -> None:
         block = self.model.calls[layer]
-        call = self._call_of("block_backward", self.model.kinds[block.kind].backward, block=layer)
+        call = self._call_of(
+            "block_backward",
+            self.model.kinds[block.kind].backward,
+            block=layer,
+            **self._gradient_dtype,
+        )
         for chunk in self._chunks_reversed():
             operands = [
                 *self._parameters(block.groups), *self._inputs(block.inputs, chunk),
@@ -256,8 +280,9 @@ class TracedLowering(StepLowering):
     def _embed_backward(self, round_: int) -> None:
         prelude = self.model.prelude
         assert prelude.backward is not None, "a prelude with parameters has a backward"
-        call = self._call_of("prelude_backward", prelude.backward)
         for chunk in self._chunks_reversed():
+            more = self._place(-1, round_, chunk) | self._gradient_dtype
+            call = self._call_of("prelude_backward", prelude.backward, **more)
             operands = [
                 *self._parameters(prelude.groups), *self._fed(chunk), *self._state(),
                 *self._output_gradients(prelude.outputs, chunk),

@@ -238,7 +238,7 @@ def test_on_a_gpu_nothing_is_warmed_up_where_the_state_is_in_place(graphs):
     ):
         gpu, program = FakeGpu(3, 0.5), compile_program(each)
         inside = Arenas(each, memory)
-        works = bind_works(each, inside, host_work, poison=True, backend="cuda")
+        works = bind_works(each, inside, host_work, RunOptions("cuda", poison=True))
         job = CudaJob(each, program, inside, gpu.works(program, works, inside), fill)
         meter = DeviceMeter(Caps(), 0, lambda: MemoryReading(0, 0))
         said.append(run_on_gpu(gpu, job, asked, meter)[1])

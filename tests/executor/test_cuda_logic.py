@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
@@ -68,7 +68,7 @@ def on_fake_gpu(
     arenas = Arenas(schedule, memory)
     host_work = change(loop.host_work(schedule))
     program = compile_program(schedule)
-    bound = bind_works(schedule, arenas, host_work, poison=options.poison, backend="cuda")
+    bound = bind_works(schedule, arenas, host_work, replace(options, backend="cuda"))
     works = gpu.works(program, bound, arenas)
 
     def fill() -> None:

@@ -234,8 +234,8 @@ def test_on_a_gpu_nothing_is_warmed_up_and_the_training_goes_on(monkeypatch):
     evaluation = evaluation_of(schedule)
     batch = batch_of(schedule, tokens_of(key)[: schedule.workload.chunks_per_round])
 
-    def bind(bound: Schedule, arenas: Arenas, host_work: HostWork, **how: Any) -> list[Work]:
-        works = bind_works(bound, arenas, host_work, **how)
+    def bind(bound: Schedule, arenas: Arenas, host_work: HostWork, *how: Any) -> list[Work]:
+        works = bind_works(bound, arenas, host_work, *how)
         return gpu.works(compile_program(bound), works, arenas)
 
     def between(memory: dict) -> Between:

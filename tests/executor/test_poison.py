@@ -15,6 +15,7 @@ from twinstream.executor.backends.cpu import CpuBackend
 from twinstream.executor.memory.arenas import POISON_BYTE, Arenas
 from twinstream.executor.memory.poison import dying_content
 from twinstream.executor.program.compiled import compile_program
+from twinstream.executor.program.options import RunOptions
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
 from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import fill_carried, initial_state
@@ -76,7 +77,7 @@ def poisoned_run(schedule: Schedule) -> tuple[dict[str, torch.Tensor], Arenas, l
     arenas.poison()
     fill_carried(schedule, arenas, initial_state(small("tiny"), seed=1))
     loop = training(schedule)
-    works = bind_works(schedule, arenas, loop.host_work(schedule), poison=True)
+    works = bind_works(schedule, arenas, loop.host_work(schedule), RunOptions(poison=True))
     program = compile_program(schedule)
     run_passes(program, CpuBackend(program, works), PassOptions(1))
     return {tier.kind: flat for tier, flat in memory.items()}, arenas, loop.losses

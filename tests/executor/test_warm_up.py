@@ -43,7 +43,7 @@ def test_no_variant_of_a_kernel_is_met_after_warm_up(
     memory = {t: torch.zeros(n, dtype=torch.uint8) for t, n in Arenas.sizes(schedule).items()}
     arenas, program, gpu = Arenas(schedule, memory), compile_program(schedule), FakeGpu(eager=1.0)
     host_work = replace(training(schedule), max_norm=1.0).host_work(schedule)
-    works = gpu.works(program, bind_works(schedule, arenas, host_work, backend="cuda"), arenas)
+    works = gpu.works(program, bind_works(schedule, arenas, host_work, RunOptions("cuda")), arenas)
     meter = DeviceMeter(Caps(), 0, lambda: MemoryReading(0, 0))
     warm = set()
 

@@ -12,8 +12,10 @@ from twinstream.models.kernel_costs.attention_limits import (
     attention_limits,
     attention_refusal,
 )
+from twinstream.models.model import AnyModel, model_of
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.models.traced import TracedModel
 from twinstream.planner.kernel_choice import attention_for, usual_kernels
 from twinstream.schedule.document import Schedule
 
@@ -43,7 +45,7 @@ def recipe_refusal(recipe: Recipe) -> str | None:
     return None
 
 
-def run_refusal(spec: ModelSpec, recipe: Recipe, layout: Layout) -> str | None:
+def run_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
     """Why nothing here runs a model by a recipe in a layout; None if `run` does.
 
     >>> from twinstream.models.presets import load_preset
@@ -51,8 +53,14 @@ def run_refusal(spec: ModelSpec, recipe: Recipe, layout: Layout) -> str | None:
     >>> run_refusal(load_preset("8b"), Recipe(), Layout(tp=2))
     'tp 2 (no kernels here are split over tp, cp or ep)'
     """
-    reasons = [recipe_refusal(recipe), executor_refusal(spec), layout_refusal(layout)]
+    reasons = [recipe_refusal(recipe), _model_refusal(model, layout), layout_refusal(layout)]
     return "; ".join(reason for reason in reasons if reason) or None
+
+
+def _model_refusal(model: AnyModel, layout: Layout) -> str | None:
+    if isinstance(model, ModelSpec):
+        return executor_refusal(model)
+    return None if layout.num_gpus == 1 else "a traced module (it is run on one device)"
 
 
 def with_kernels(job: Job, machine: Machine) -> Job:
@@ -86,20 +94,21 @@ def with_kernels(job: Job, machine: Machine) -> Job:
     return job.model_copy(update={"recipe": job.recipe.model_copy(update={"kernels": chosen})})
 
 
-def why_not_here(spec: ModelSpec, recipe: Recipe, layout: Layout) -> str | None:
+def why_not_here(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
     """Why `run` does not run a layout on this machine; None where it does."""
-    return run_refusal(spec, recipe, layout) or machine_refusal(spec, recipe, layout.num_gpus)
+    return run_refusal(model, recipe, layout) or machine_refusal(model, recipe, layout.num_gpus)
 
 
 def why_schedule_not_here(schedule: Schedule) -> str | None:
     """Why `run` does not run one device's schedule on this machine; None where it does."""
     if any(call.processor == "host" for call in schedule.calls.values()):
         return "its optimizer runs on the host CPU, for which there are no kernels yet"
-    spec = ModelSpec.model_validate(schedule.model.spec)
-    return why_not_here(spec, Recipe.model_validate(schedule.recipe), Layout(zero=0))
+    return why_not_here(
+        model_of(schedule.model), Recipe.model_validate(schedule.recipe), Layout(zero=0)
+    )
 
 
-def machine_refusal(spec: ModelSpec, recipe: Recipe, num_ranks: int) -> str | None:
+def machine_refusal(model: AnyModel, recipe: Recipe, num_ranks: int) -> str | None:
     """What this machine lacks to run ranks of twinstream's own kernels; None where nothing.
 
     Nothing is imported: devices are those that the system lists.
@@ -114,12 +123,14 @@ def machine_refusal(spec: ModelSpec, recipe: Recipe, num_ranks: int) -> str | No
         return "Triton's kernels need a CUDA device, and this machine has none"
     if num_gpus and num_ranks > num_gpus:
         return f"{num_ranks} ranks need as many GPUs, and this machine has {num_gpus}"
+    if isinstance(model, TracedModel):
+        return None
     device: DeviceName = "cuda" if num_gpus else "cpu"
-    reason = attention_refusal(kernels.attention, device, spec.dtype, spec.head_dim)
+    reason = attention_refusal(kernels.attention, device, model.dtype, model.head_dim)
     return None if reason is None else f"attention {kernels.attention}: {reason}"
 
 
-def recipe_text(spec: ModelSpec, recipe: Recipe) -> str:
+def recipe_text(spec: AnyModel, recipe: Recipe) -> str:
     """How a model is computed: kernels, dtypes, and what is trained.
 
     >>> from twinstream.models.presets import load_preset
@@ -135,7 +146,11 @@ def recipe_text(spec: ModelSpec, recipe: Recipe) -> str:
         if (gradients, state) == (dtype, "model")
         else f"gradients in {gradients}, optimizer state in {names[state]}"
     )
-    parts = [f"kernels {kernels.vector}, attention {kernels.attention}, {dtype}{narrow}", sums]
+    attention = spec.attention if isinstance(spec, TracedModel) else kernels.attention
+    computed = f"kernels {kernels.vector}, attention {attention}, {dtype}{narrow}"
+    if isinstance(spec, TracedModel):
+        computed = f"{spec.model_type}'s own modules, updates by {computed}"
+    parts = [computed, sums]
     parts += ["clipped"] if recipe.clips else []
     if recipe.lora is not None:
         parts.append(f"LoRA of rank {recipe.lora.rank}")

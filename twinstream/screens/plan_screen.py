@@ -13,8 +13,8 @@ from twinstream.measures.policies_compared import PolicyOutcome
 from twinstream.measures.residence import STATE, Residence, RoleResidence
 from twinstream.measures.uncertainty import Uncertainty, prediction_notes, uncertainty_of
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
+from twinstream.models.model import model_of
 from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import brief, gib
@@ -70,7 +70,7 @@ def plan_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list
 
 def _recipe_line(schedule: Schedule) -> str:
     """How the model is computed, and whether that runs on this machine or why not."""
-    spec = ModelSpec.model_validate(schedule.model.spec)
+    spec = model_of(schedule.model)
     text = recipe_text(spec, Recipe.model_validate(schedule.recipe))
     why = why_schedule_not_here(schedule)
     runs = "Runs here" if why is None else f"Does not run here: {why}"

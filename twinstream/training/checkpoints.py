@@ -14,8 +14,9 @@ from pydantic import Field, JsonValue, NonNegativeInt
 from twinstream.data.order import Position
 from twinstream.executor.weights.durable_files import sync, whole_folder, writing
 from twinstream.models.adapters.lora import ADAPTERS
+from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.traced import TracedModel
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import read_document, reason_of, write_document, write_text
 from twinstream.schedule.node import Node
@@ -66,7 +67,7 @@ class TrainingState(Node):
     fingerprint: str
     position: DataPosition
     recipe: Recipe
-    spec: ModelSpec
+    spec: AnyModel
     workload: Workload
     tokens: NonNegativeInt = 0
     eval_loss: float | None = None
@@ -136,11 +137,18 @@ class Checkpoint:
                     "cannot change; put that back, or start a new run"
                 )
 
-    def require_model(self, spec: ModelSpec) -> None:
+    def require_model(self, spec: AnyModel) -> None:
         """
         Raises:
             CheckpointError: the model is another than the one that was trained.
         """
+        if isinstance(spec, TracedModel) or isinstance(self.state.spec, TracedModel):
+            if spec.ref().content_hash != self.state.spec.ref().content_hash:
+                raise CheckpointError(
+                    f"the model is not the one that {self.path.name} was trained with: put its "
+                    "config and this version of its code back, or start a new run"
+                )
+            return
         for name, then in self.state.spec:
             if name != "name" and getattr(spec, name) != then:
                 raise CheckpointError(

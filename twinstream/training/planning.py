@@ -17,8 +17,8 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.freezing import trained_of
+from twinstream.models.model import AnyModel, require_decoder
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import Choices
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.planner.infeasible import InfeasiblePlan
@@ -194,7 +194,7 @@ class DevicePlan(StepPlan):
         return comparison.disturbed
 
 
-def recipe_of(options: TrainOptions, here: LocalMachine, spec: ModelSpec) -> Recipe:
+def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Recipe:
     """What decides the bits of the run, beside the data.
 
     Raises:
@@ -205,7 +205,7 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: ModelSpec) -> Rec
     if options.adapter is not None:
         from twinstream.executor.weights.peft_folder import PeftFolder
 
-        found = PeftFolder.open(options.adapter, spec).lora
+        found = PeftFolder.open(options.adapter, require_decoder(spec)).lora
         if lora is not None and lora != found:
             raise OptionsError(f"lora: {options.adapter} is of other adapters: leave it out")
         lora = found
@@ -227,7 +227,7 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: ModelSpec) -> Rec
 
 
 def plan_of(
-    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, data: TrainingData
+    options: TrainOptions, here: LocalMachine, spec: AnyModel, recipe: Recipe, data: TrainingData
 ) -> DevicePlan:
     """Plan with documents packed side by side; where no chunk holds the longest, in slices of one.
 
@@ -259,7 +259,7 @@ def plan_of(
 
 
 def plan_again(
-    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, was: Workload
+    options: TrainOptions, here: LocalMachine, spec: AnyModel, recipe: Recipe, was: Workload
 ) -> DevicePlan:
     """Plan the same chunks and rounds for what there is now.
 
@@ -285,7 +285,7 @@ def step_again(recipe: Recipe, was: Workload) -> TrainingStep:
 
 
 def planned(
-    options: TrainOptions, here: LocalMachine, spec: ModelSpec, step: TrainingStep
+    options: TrainOptions, here: LocalMachine, spec: AnyModel, step: TrainingStep
 ) -> DevicePlan:
     """One plan, and its prediction."""
     request = PlanRequest.of(

@@ -15,11 +15,13 @@ from twinstream.executor.weights.durable_files import free_bytes
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary
 from twinstream.models.executable import require_executable
-from twinstream.models.presets import is_preset, load_model, model_notes
+from twinstream.models.model import AnyModel, require_decoder
+from twinstream.models.presets import is_preset, model_notes
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import read_document
 from twinstream.schedule.sizes import brief
+from twinstream.tracing import find_model
 from twinstream.training.amounts import source_of, steps_of
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.machine import LocalMachine, Tell
@@ -45,7 +47,7 @@ class Model:
         has_weights: whether the folder has them yet; a dry run needs none.
     """
 
-    spec: ModelSpec
+    spec: AnyModel
     folder: Path | None = None
     files: Path | None = None
     has_weights: bool = True
@@ -136,7 +138,7 @@ def prepare(options: TrainOptions, here: LocalMachine, model: Model, checkpoint:
     plan: Plan
     if (options.ranks or 1) > 1:
         tell(f"planning {model.spec.name} for {options.ranks} ranks on {here.machine.name}{again}")
-        plan = plan_ranks(options, here, model.spec, recipe, data, was)
+        plan = plan_ranks(options, here, require_decoder(model.spec), recipe, data, was)
     else:
         tell(f"planning {model.spec.name} for {here.machine.name}{again}")
         if was is None:
@@ -243,8 +245,9 @@ def open_model(options: TrainOptions, *, weights: bool) -> Model:
     Raises:
         TwinstreamError: there is no such model, or its weights are not whole.
     """
-    spec = load_model(options.model, dtype=options.dtype, longest=options.seq_len)
-    require_executable(spec)
+    spec = find_model(options.model, dtype=options.dtype, longest=options.seq_len, is_packed=True)
+    if isinstance(spec, ModelSpec):
+        require_executable(spec)
     path = Path(options.model)
     if is_preset(options.model):
         return Model(spec)
@@ -257,7 +260,7 @@ def open_model(options: TrainOptions, *, weights: bool) -> Model:
     from twinstream.executor.weights.hf_folder import HfFolder
 
     is_there = has_weights(path)
-    if weights or is_there:
+    if isinstance(spec, ModelSpec) and (weights or is_there):
         HfFolder.open(path, spec)
     return Model(spec, folder=path, files=path, has_weights=is_there)
 

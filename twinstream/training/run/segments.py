@@ -5,6 +5,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from twinstream.models.recipe import Recipe
+from twinstream.models.traced import TracedModel
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import plan_again
@@ -82,16 +83,20 @@ def _weights(
     from twinstream.executor.state.sources import read_adapters, read_parameters
     from twinstream.executor.state.training_state import fresh_adapters, fresh_parameters
     from twinstream.executor.weights.hf_folder import HfFolder
+    from twinstream.executor.weights.module_folder import read_module_parameters
     from twinstream.executor.weights.peft_folder import PeftFolder
 
     spec, base = model.spec, model.folder
     if checkpoint is not None and recipe.lora is None:
         base = checkpoint.path
-    parameters = (
-        fresh_parameters(spec, options.seed)
-        if base is None
-        else read_parameters(HfFolder.open(base, spec))
-    )
+    if base is None:
+        parameters = fresh_parameters(spec, options.seed)
+    elif isinstance(spec, TracedModel):
+        parameters = read_module_parameters(base, spec)
+    else:
+        parameters = read_parameters(HfFolder.open(base, spec))
+    if isinstance(spec, TracedModel):
+        return parameters
     adapter = options.adapter if checkpoint is None else checkpoint.path
     if recipe.lora is None or adapter is None:
         return chain(parameters, fresh_adapters(spec, options.seed, recipe))

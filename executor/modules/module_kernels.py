@@ -1,0 +1,324 @@
+"""Kernels that run the parts of a traced module on operands of a schedule.
+
+Bind time makes all views; a call runs the module's code on them, and copies what comes out into
+the operands. Temporaries are torch's allocator's. Legend: B sequences of S tokens, R rows of a
+slice of the B S rows.
+"""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from twinstream.executor.kernels.calls import Calls
+from twinstream.executor.kernels.operand import Kernel, KernelOperand, Operands
+from twinstream.executor.kernels.step_state import StepState
+from twinstream.executor.kernels.vector.gradients import gradient_views, weight_views
+from twinstream.executor.modules.module_program import ChunkProgram, ModuleProgram
+from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
+from twinstream.models.traced import TracedModel
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.ops import Mode
+
+Views = Mapping[str, torch.Tensor]
+
+
+@dataclass
+class ModulePrograms:
+    """The programs of a run's modules, each made once; empty when it goes to another process."""
+
+    _made: dict[tuple[str, str], ModuleProgram] = field(default_factory=dict)
+
+    def of(self, model: TracedModel, device: torch.device) -> ModuleProgram:
+        """The program of a model on a device."""
+        key = model.ref().content_hash, str(device)
+        if key not in self._made:
+            self._made[key] = ModuleProgram(model, device)
+        return self._made[key]
+
+    def kernel(self, model: TracedModel, key: str) -> Kernel:
+        """The kernel that a call of a traced model's schedule names.
+
+        Raises:
+            TwinstreamError: there is none of that name.
+        """
+        name = key.split("/")[0]
+        if name not in _PARTS:
+            raise TwinstreamError(f"kernel '{key}' is unknown; known: {', '.join(_PARTS)}")
+
+        def bind(operands: Operands, attributes: Attributes) -> Calls:
+            device = next(iter(operands.values())).bytes.device
+            calls = Calls()
+            _PARTS[name](_Bound(self.of(model, device), operands, attributes), calls)
+            return calls
+
+        return bind
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_made": {}}
+
+
+class _Bound:
+    """Views of a call's operands, and the program that works on them."""
+
+    def __init__(self, program: ModuleProgram, operands: Operands, attributes: Attributes) -> None:
+        self.model, self.operands, self.attributes = program.model, operands, attributes
+        self.batch = typed_attribute(attributes, "batch", int)
+        self.seq_len = typed_attribute(attributes, "seq_len", int)
+        self.num_tokens = self.batch * self.seq_len
+        self.chunk: ChunkProgram = program.at(self.batch, self.seq_len)
+        self.dtype: torch.dtype = getattr(torch, self.model.dtype)
+        self.tensors = {
+            name: _own(view)
+            for group, operand in self._by_group("parameters.")
+            for name, view in weight_views(
+                operand, self.model.group_layout(group), self.dtype
+            ).items()
+        }
+
+    def _by_group(self, prefix: str) -> Iterator[tuple[str, KernelOperand]]:
+        for name, operand in self.operands.items():
+            if name.startswith(prefix):
+                yield name.removeprefix(prefix), operand
+
+    def value(self, operand: str, name: str) -> torch.Tensor:
+        """The view of a value of the model, or of its gradient."""
+        value = self.model.value(name)
+        dtype = getattr(torch, value.dtype)
+        return _own(self.operands[operand].view(dtype, value.shape_at(self.batch, self.seq_len)))
+
+    def values(self, kind: str, names: Sequence[str]) -> list[torch.Tensor]:
+        """Views of the operands KIND.0, KIND.1, ..., which are all there."""
+        return [self.value(f"{kind}.{place}", name) for place, name in enumerate(names)]
+
+    def some(self, kind: str, names: Sequence[str]) -> list[torch.Tensor | None]:
+        """Views of the operands KIND.0, KIND.1, ...; None of those that are not there."""
+        return [
+            self.value(f"{kind}.{place}", name) if f"{kind}.{place}" in self.operands else None
+            for place, name in enumerate(names)
+        ]
+
+    def contributions(self, names: Sequence[str]) -> list["_Contribution | None"]:
+        """Where the gradients of inputs go."""
+        views = self.some("d_input", names)
+        return [
+            None if view is None else _Contribution(view, self.operands[f"d_input.{place}"].mode)
+            for place, view in enumerate(views)
+        ]
+
+    def gradients(self, calls: Calls) -> dict[str, "_Contribution"]:
+        """Where the gradients of trained parameters go; calls zero the padding between them."""
+        found: dict[str, _Contribution] = {}
+        for group, operand in self._by_group("gradients."):
+            layout = self.model.group_layout(group)
+            views = gradient_views(operand, layout, self.attributes, calls)
+            found |= {name: _Contribution(view, operand.mode) for name, view in views.items()}
+        return found
+
+    def fed(self) -> Callable[[], dict[str, torch.Tensor]]:
+        """Makes the batch of what has been fed."""
+        fed = self.operands["tokens"].view(torch.int32, (2, self.num_tokens))
+        ids_BS = fed[0].view(self.batch, self.seq_len)
+        if "sequences" not in self.operands:
+            return lambda: {"input_ids": ids_BS.long()}
+        starts = typed_attribute(self.attributes, "most_sequences", int) + 1
+        sequences = self.operands["sequences"].view(torch.int32, (starts + self.num_tokens,))
+        positions_BS = sequences[starts:].view(1, -1)
+        return lambda: {"input_ids": ids_BS.long(), "position_ids": positions_BS.long()}
+
+    def random(self) -> Callable[[], None] | None:
+        """Seeds what follows by step, seed and place; None where nothing is drawn."""
+        if "place" not in self.attributes:
+            return None
+        place = typed_attribute(self.attributes, "place", int)
+        return partial(_seed, StepState(self.operands["step_state"].bytes), place)
+
+
+@dataclass
+class _Contribution:
+    """Where a gradient is written, or added to what is there."""
+
+    view: torch.Tensor
+    mode: Mode
+
+    def take(self, gradient: torch.Tensor | None) -> None:
+        """Take a gradient in; None is zero."""
+        if gradient is None:
+            if self.mode == "write":
+                self.view.zero_()
+        elif self.mode == "write":
+            self.view.copy_(gradient)
+        else:
+            self.view.add_(gradient)
+
+
+def _prelude(bound: _Bound, calls: Calls) -> None:
+    chunk, tensors, fed, random = bound.chunk, bound.tensors, bound.fed(), bound.random()
+    outputs = bound.values("output", bound.model.prelude.outputs)
+
+    def run() -> None:
+        with torch.no_grad(), _drawing(random):
+            _copy(chunk.prelude(tensors, fed()), outputs)
+
+    calls.add(run)
+
+
+def _block(bound: _Bound, calls: Calls) -> None:
+    chunk, tensors, random = bound.chunk, bound.tensors, bound.random()
+    index = typed_attribute(bound.attributes, "block", int)
+    call = bound.model.calls[index]
+    inputs, outputs = bound.values("input", call.inputs), bound.values("output", call.outputs)
+
+    def run() -> None:
+        with torch.no_grad(), _drawing(random):
+            _copy(chunk.block(index, tensors, inputs), outputs)
+
+    calls.add(run)
+
+
+def _block_backward(bound: _Bound, calls: Calls) -> None:
+    chunk, tensors, random = bound.chunk, bound.tensors, bound.random()
+    index = typed_attribute(bound.attributes, "block", int)
+    call = bound.model.calls[index]
+    inputs, d_outputs = bound.values("input", call.inputs), bound.some("d_output", call.outputs)
+    d_inputs, gradients = bound.contributions(call.inputs), bound.gradients(calls)
+
+    def run() -> None:
+        with _drawing(random):
+            of_inputs, of_parameters = chunk.block_backward(
+                index, tensors, inputs, d_outputs, gradients.keys()
+            )
+        for place, gradient in zip(d_inputs, of_inputs, strict=True):
+            if place is not None:
+                place.take(gradient)
+        _take(gradients, of_parameters)
+
+    calls.add(run)
+
+
+def _prelude_backward(bound: _Bound, calls: Calls) -> None:
+    chunk, tensors, fed, random = bound.chunk, bound.tensors, bound.fed(), bound.random()
+    d_outputs = bound.some("d_output", bound.model.prelude.outputs)
+    gradients = bound.gradients(calls)
+
+    def run() -> None:
+        with _drawing(random):
+            found = chunk.prelude_backward(tensors, fed(), d_outputs, gradients.keys())
+        _take(gradients, found)
+
+    calls.add(run)
+
+
+class _Rows:
+    """The postlude's inputs and labels, a slice of rows after the other."""
+
+    def __init__(self, bound: _Bound) -> None:
+        self.size = typed_attribute(bound.attributes, "row_slice", int)
+        self.starts = range(0, bound.num_tokens, self.size)
+        self.inputs = [
+            self.flat(view) for view in bound.values("input", bound.model.postlude.inputs)
+        ]
+        fed = bound.operands["tokens"].view(torch.int32, (2, bound.num_tokens))
+        self.labels = fed[1]
+        self.loss_scale = StepState(bound.operands["step_state"].bytes).loss_scale[0]
+        self.loss = _Contribution(
+            bound.operands["loss"].view(torch.float32, (1,)), bound.operands["loss"].mode
+        )
+
+    @staticmethod
+    def flat(view: torch.Tensor) -> torch.Tensor:
+        """[1, B S, ...] of what is [B, S, ...]."""
+        return view.view(1, -1, *view.shape[2:])
+
+    def of(self, start: int, views: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The rows of a slice."""
+        return [view[:, start : start + self.size] for view in views]
+
+    def labels_of(self, start: int) -> torch.Tensor:
+        """The labels of a slice."""
+        return self.labels[start : start + self.size]
+
+
+def _head_loss(bound: _Bound, calls: Calls) -> None:
+    chunk, tensors, rows = bound.chunk, bound.tensors, _Rows(bound)
+    d_inputs = bound.contributions(bound.model.postlude.inputs)
+    gradients = bound.gradients(calls)
+
+    def run() -> None:
+        total = torch.zeros_like(rows.loss.view)
+        for start in rows.starts:
+            loss, of_inputs, of_parameters = chunk.postlude_backward(
+                tensors, rows.of(start, rows.inputs), rows.labels_of(start), rows.loss_scale,
+                gradients.keys(),
+            )  # fmt: skip
+            total += loss
+            for place, gradient in zip(d_inputs, of_inputs, strict=True):
+                if place is not None:
+                    (part,) = rows.of(start, [rows.flat(place.view)])
+                    _Contribution(part, place.mode).take(gradient)
+            _take(gradients, of_parameters, "update" if start else None)
+        rows.loss.take(total)
+
+    calls.add(run)
+
+
+def _head_evaluate(bound: _Bound, calls: Calls) -> None:
+    chunk, tensors, rows = bound.chunk, bound.tensors, _Rows(bound)
+
+    def run() -> None:
+        total = torch.zeros_like(rows.loss.view)
+        with torch.no_grad():
+            for start in rows.starts:
+                total += chunk.postlude_loss(
+                    tensors, rows.of(start, rows.inputs), rows.labels_of(start), rows.loss_scale
+                )
+        rows.loss.take(total)
+
+    calls.add(run)
+
+
+_PARTS: Mapping[str, Callable[[_Bound, Calls], None]] = {
+    "module_prelude": _prelude,
+    "module_block": _block,
+    "module_block_backward": _block_backward,
+    "module_prelude_backward": _prelude_backward,
+    "module_head_loss": _head_loss,
+    "module_head_evaluate": _head_evaluate,
+}
+
+
+def _own(view: torch.Tensor) -> torch.Tensor:
+    """The same memory, for which autograd does not count others' writes into the arena."""
+    return view.data
+
+
+def _copy(made: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    for tensor, output in zip(made, outputs, strict=True):
+        output.copy_(tensor)
+
+
+def _take(
+    gradients: Mapping[str, _Contribution], found: Mapping[str, torch.Tensor | None],
+    mode: Mode | None = None,
+) -> None:  # fmt: skip
+    for name, place in gradients.items():
+        _Contribution(place.view, mode or place.mode).take(found.get(name))
+
+
+@contextmanager
+def _drawing(random: Callable[[], None] | None) -> Iterator[None]:
+    """What is drawn inside follows from the seed; nobody else's numbers change."""
+    if random is None:
+        yield
+        return
+    with torch.random.fork_rng():
+        random()
+        yield
+
+
+def _seed(state: StepState, place: int) -> None:
+    step, seed = state.integers.tolist()
+    torch.manual_seed(zlib.crc32(f"{seed} {step} {place}".encode()))

@@ -1,0 +1,109 @@
+"""Finds a model by its name: a family without kernels of ours is traced, where torch is there."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+from twinstream.models.executable import executor_refusal
+from twinstream.models.hf_config import Dtype, UnsupportedConfigError, hf_config_file
+from twinstream.models.model import AnyModel, is_traced, load_any_model
+from twinstream.models.presets import is_preset
+from twinstream.models.spec import ModelSpec
+from twinstream.models.traced import TracedModel
+from twinstream.schedule.errors import TwinstreamError
+
+DEFAULT_SEQ_LEN = 2048
+
+
+class CannotTraceError(TwinstreamError):
+    """A model has to be traced, which is not possible here."""
+
+
+def find_model(
+    model: str | Path | AnyModel, *, dtype: Dtype | None = None, longest: int | None = None,
+    is_packed: bool = False,
+) -> AnyModel:  # fmt: skip
+    """The model of a name, a path, or `FILE.py:FUNCTION`.
+
+    Presets and config.json of the families llama, mistral, qwen2 and qwen3 are computed by
+    twinstream's own kernels. Any other config.json, or folder with one, is traced: its own module
+    is run once on tensors without memory.
+
+    Args:
+        dtype: of parameters, whatever the model's own is.
+        longest: tokens of the longest sequence.
+        is_packed: of a model that is traced, whether documents are packed side by side.
+
+    Raises:
+        CannotTraceError: it has to be traced, and torch or transformers is not installed.
+        TwinstreamError: there is no such model, or it cannot be traced; says why.
+    """
+    if isinstance(model, ModelSpec | TracedModel) or is_traced(model):
+        return load_any_model(model, dtype=dtype, longest=longest)
+    if python_function(model) is None:
+        try:
+            found = load_any_model(model, dtype=dtype, longest=longest)
+        except UnsupportedConfigError as error:
+            why = str(error)
+        else:
+            refusal = executor_refusal(found) if isinstance(found, ModelSpec) else None
+            if refusal is None or is_preset(model):
+                return found
+            why = f"{model}: twinstream's own kernels do not compute it: {refusal}"
+        _require_tracing(model, why)
+    return trace_model(model, dtype=dtype, seq_len=longest, is_packed=is_packed)
+
+
+def trace_model(
+    model: str | Path, *, dtype: Dtype | None = None, attention: str | None = None,
+    seq_len: int | None = None, is_packed: bool = False,
+) -> TracedModel:  # fmt: skip
+    """Trace a module without its weights: `twinstream trace MODEL`.
+
+    Args:
+        model: a config.json of any causal decoder of transformers, a folder with one, or
+            `FILE.py:FUNCTION`, where the function builds a module with a list of blocks.
+        dtype: of parameters; by default what the config says (bfloat16 for float16), else float32.
+        attention: `eager` or `sdpa`; by default what transformers takes.
+        seq_len: tokens of a sequence; other lengths are good as far as no window separates them.
+        is_packed: whether documents are packed side by side.
+
+    Raises:
+        CannotTraceError: torch or transformers is not installed.
+        TwinstreamError: the module cannot be planned; says where, why, and what to do.
+    """
+    _require_tracing(model, f"{model} is traced")
+    from twinstream.executor.modules.building import python_source
+    from twinstream.executor.modules.tracing import trace
+    from twinstream.models.traced import ModuleSource
+
+    length = seq_len or DEFAULT_SEQ_LEN
+    function = python_function(model)
+    if function is not None:
+        source = python_source(Path(function[0]), function[1])
+        chosen = dtype or "float32"
+        return trace(source, dtype=chosen, attention=attention, seq_len=length, is_packed=is_packed)
+    file = hf_config_file(model)
+    config = json.loads(file.read_bytes())
+    stated = config.get("dtype") or config.get("torch_dtype")
+    chosen = dtype or ("bfloat16" if stated in ("bfloat16", "float16") else "float32")
+    return trace(
+        ModuleSource(config=config), dtype=chosen, attention=attention, seq_len=length,
+        is_packed=is_packed,
+    )  # fmt: skip
+
+
+def python_function(model: str | Path) -> tuple[str, str] | None:
+    """The file and the function of `FILE.py:FUNCTION`; None where it is not of that form."""
+    path, colon, function = str(model).rpartition(":")
+    return (path, function) if colon and path.endswith(".py") else None
+
+
+def _require_tracing(model: str | Path, why: str) -> None:
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if missing:
+        raise CannotTraceError(
+            f"{why}. Any model can be planned once it is traced, for which {' and '.join(missing)} "
+            f"has to be installed (pip install 'twinstream[executor]'): there, twinstream trace "
+            f"{model} -o model.json; then give that file, here or anywhere"
+        )
