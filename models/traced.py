@@ -25,6 +25,8 @@ from twinstream.schedule.numbers import Index, PositiveSize, Size
 
 EMBEDDING = "embedding"
 HEAD = "head"
+TIED = "tied"
+UNUSED = "unused"
 SHARED = "shared."
 PRELUDE = "prelude."
 BLOCK = "block."
@@ -71,8 +73,9 @@ class TracedTensor(Node):
 class TracedGroup(Node):
     """Parameters that the same parts of the model read: one flat tensor.
 
-    Its name is `embedding` (the prelude reads it; so may the postlude, where it is tied), a block's
-    number, `head` (only the postlude reads it), or `shared.K` (several parts do).
+    Its name is `embedding` (the prelude reads it; so may the postlude, where it is tied), `tied`
+    (both read it, and the prelude has others for itself), a block's number, `head` (only the
+    postlude reads it), `shared.K` (several parts do), or `unused` (none does: no gradient).
     """
 
     name: str
@@ -142,9 +145,9 @@ class TracedWork(Node):
 class TracedTask(Node):
     """What a task computes, and its temporaries.
 
-    `peak_bytes` is the most that torch's allocator holds at once beyond the task's inputs, its
-    parameters, and the outputs or gradients of inputs that it hands on; the gradients of its
-    parameters, before they are added to those of earlier chunks, are among it.
+    `peak_bytes` is the most that torch's allocator holds at once beyond what the task is given
+    (inputs, parameters, gradients of outputs). What it makes is among it: outputs, gradients of
+    inputs, and those of parameters, before they are copied or added to where they belong.
     """
 
     works: tuple[TracedWork, ...]
@@ -245,7 +248,9 @@ class TracedModel(Node):
     """Any module that is a list of blocks, traced: all that planning and predicting ask of it.
 
     `is_packed`: chunks are one row of documents whose positions restart, and masks keep them apart
-    as far as the model lets them (`packing`: whether it does). `has_randomness`: training draws
+    as far as the model lets them (`packing`: whether it does). S is `min_seq_len` to `max_seq_len`:
+    others have other masks (a window). `captured_size` is the (B, S) of the run that showed which
+    values there are. `has_randomness`: training draws
     random numbers (dropout).
     """
 
@@ -258,7 +263,9 @@ class TracedModel(Node):
     is_packed: bool = False
     packing: Literal["isolated", "isolated_by_mask", "leaks", "unknown"] = "unknown"
     vocab_size: PositiveSize
+    min_seq_len: PositiveSize = 1
     max_seq_len: PositiveSize | None = None
+    captured_size: tuple[PositiveSize, PositiveSize]
     num_parameters: PositiveSize
     groups: tuple[TracedGroup, ...]
     values: tuple[TracedValue, ...]

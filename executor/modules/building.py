@@ -1,0 +1,210 @@
+"""Builds the module of a source with parameters on the meta device and real buffers."""
+
+import hashlib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from twinstream.models.traced import ModuleSource
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import DocumentError, read_bytes
+
+Slot = tuple[dict[str, Any], str, str]  # a module's dictionary, the key in it, the tensor's name
+
+
+class ModuleRefusal(TwinstreamError):
+    """A module cannot be run block by block: says what, where, and what to do."""
+
+
+def build_module(source: ModuleSource, dtype: torch.dtype, attention: str | None) -> nn.Module:
+    """The module in training mode: parameters have no memory, buffers have the values of `__init__`.
+
+    Args:
+        attention: eager or sdpa; None is sdpa where the class has it.
+
+    Raises:
+        ModuleRefusal: transformers has no causal decoder of this config; or it has no such
+            attention; or the file is not what it was.
+    """
+    with torch.device("cpu"), _parameters_on_meta():
+        if source.kind == "python":
+            return _from_python(source).to(dtype).train()
+        return _from_config(source, dtype, attention).train()
+
+
+def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None) -> nn.Module:
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    given = dict(source.config or {})
+    model_type = str(given.get("model_type"))
+    if model_type not in CONFIG_MAPPING:
+        raise ModuleRefusal(
+            f"this version of transformers has no model type '{model_type}': update transformers, "
+            "or give a Python file that builds the module (FILE.py:FUNCTION)"
+        )
+    config = CONFIG_MAPPING[model_type].from_dict(given)
+    chosen = {} if attention is None else {"attn_implementation": attention}
+    try:
+        module = AutoModelForCausalLM.from_config(config, dtype=dtype, **chosen)
+    except ValueError as error:
+        hint = "its text part has a config of its own: give that" if "text_config" in given else ""
+        raise ModuleRefusal(
+            f"transformers builds no causal decoder of model type '{model_type}': "
+            f"{hint or str(error).splitlines()[0]}"
+        ) from None
+    for part in module.modules():
+        if hasattr(part, "config"):
+            part.config.use_cache = False
+    if module._can_set_experts_implementation():
+        # The other implementations ask the device how many tokens each expert has.
+        module.set_experts_implementation("grouped_mm")
+    return module
+
+
+def _from_python(source: ModuleSource) -> nn.Module:
+    assert source.path is not None and source.function is not None
+    try:
+        found = hashlib.sha256(read_bytes(source.path)).hexdigest()
+    except OSError as error:
+        raise DocumentError(f"cannot read {source.path}: {error.strerror}") from None
+    if found != source.sha256:
+        raise ModuleRefusal(
+            f"{source.path} is not the file that was traced: trace it again with twinstream trace"
+        )
+    spec = importlib.util.spec_from_file_location(Path(source.path).stem, source.path)
+    assert spec is not None and spec.loader is not None
+    file = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(file)
+    module = getattr(file, source.function, lambda: None)()
+    if not isinstance(module, nn.Module):
+        raise ModuleRefusal(
+            f"{source.path} has no function '{source.function}' that returns a torch.nn.Module"
+        )
+    return module
+
+
+def python_source(path: Path, function: str) -> ModuleSource:
+    """The source of a module that a function of a file builds."""
+    try:
+        digest = hashlib.sha256(read_bytes(path)).hexdigest()
+    except OSError as error:
+        raise DocumentError(f"cannot read {path}: {error.strerror}") from None
+    return ModuleSource(kind="python", path=str(path), function=function, sha256=digest)
+
+
+def blocks_of(module: nn.Module) -> tuple[str, nn.ModuleList]:
+    """The list of blocks and its name: `blocks` of the module, or the largest outermost list.
+
+    Raises:
+        ModuleRefusal: there is none.
+    """
+    own = getattr(module, "blocks", None)
+    if isinstance(own, nn.ModuleList):
+        return "blocks", own
+    lists: dict[str, nn.ModuleList] = {}
+    for name, part in module.named_modules():
+        if isinstance(part, nn.ModuleList) and not any(name.startswith(f"{n}.") for n in lists):
+            lists[name] = part
+    if not lists:
+        raise ModuleRefusal(
+            f"{type(module).__name__} has no torch.nn.ModuleList of blocks: put its blocks into "
+            "one, as attribute `blocks`"
+        )
+
+    def size(name: str) -> int:
+        return sum(parameter.numel() for parameter in lists[name].parameters())
+
+    name = max(lists, key=size)
+    return name, lists[name]
+
+
+def parameter_slots(module: nn.Module) -> list[Slot]:
+    """Where the parameters of a module hang; one that is shared has several slots and one name."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return [
+        (part._parameters, key, names[id(parameter)])
+        for part in module.modules()
+        for key, parameter in part._parameters.items()
+        if parameter is not None
+    ]
+
+
+def buffer_slots(module: nn.Module) -> list[Slot]:
+    """Where the buffers of a module hang."""
+    names = {id(buffer): name for name, buffer in module.named_buffers()}
+    return [
+        (part._buffers, key, names[id(buffer)])
+        for part in module.modules()
+        for key, buffer in part._buffers.items()
+        if buffer is not None
+    ]
+
+
+def tensor_names(module: nn.Module) -> dict[int, str]:
+    """Names of parameters and buffers by their identity."""
+    everything = (*module.named_parameters(), *module.named_buffers())
+    return {id(tensor): name for name, tensor in everything}
+
+
+@contextmanager
+def placed(slots: list[Slot], tensors: dict[str, torch.Tensor]) -> Iterator[None]:
+    """These tensors are the module's parameters or buffers for a while."""
+    before = [place[key] for place, key, _ in slots]
+    try:
+        for place, key, name in slots:
+            place[key] = tensors[name]
+        yield
+    finally:
+        for (place, key, _), tensor in zip(slots, before, strict=True):
+            place[key] = tensor
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Parameters lose their memory as soon as they are registered; buffers are made as ever.
+
+    What initialises parameters afterwards then costs nothing.
+    """
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None and not parameter.is_meta:
+            kept = {**parameter.__dict__, "requires_grad": parameter.requires_grad}
+            kind = type(parameter)
+            module._parameters[name] = kind(parameter.detach().to("meta"), **kept)
+
+    with patch.object(nn.Module, "register_parameter", on_meta):
+        yield
+
+
+@contextmanager
+def documents(is_packed: bool) -> Iterator[None]:
+    """Whether masks keep documents of a row apart, told by their positions.
+
+    transformers looks at the positions themselves, which would synchronise the device, and makes
+    other masks for a row that happens to hold one document.
+    """
+    import importlib
+
+    if importlib.util.find_spec("transformers") is None:
+        yield
+        return
+    from transformers import masking_utils
+
+    def find(position_ids: torch.Tensor) -> torch.Tensor | None:
+        if not is_packed:
+            return None
+        before = position_ids[:, :1] - 1
+        return (torch.diff(position_ids, prepend=before, dim=-1) != 1).cumsum(-1)
+
+    with patch.object(masking_utils, "find_packed_sequence_indices", find):
+        yield

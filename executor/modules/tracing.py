@@ -1,0 +1,501 @@
+"""Traces a module into a document, by running its parts on tensors without memory."""
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+
+from twinstream.executor.modules.building import build_module
+from twinstream.executor.modules.capture import (
+    POSTLUDE,
+    PRELUDE,
+    Capture,
+    Read,
+    capture,
+    fake_batch,
+)
+from twinstream.executor.modules.module_program import ChunkProgram, row_loss, row_shape
+from twinstream.executor.modules.operations import Amount, CountOperations, Key, TaskCost
+from twinstream.models.traced import (
+    EMBEDDING,
+    HEAD,
+    SHARED,
+    TIED,
+    UNUSED,
+    ModuleSource,
+    Poly,
+    TracedBuffer,
+    TracedCall,
+    TracedGroup,
+    TracedKind,
+    TracedModel,
+    TracedPostlude,
+    TracedPrelude,
+    TracedTask,
+    TracedTensor,
+    TracedValue,
+    TracedWork,
+)
+
+Size = tuple[int, int]  # B, S
+Shape = tuple[int, ...]
+_GOOD_FIT = 0.01  # relative
+_THRESHOLDS = ("window", "chunk", "topk")  # of keys whose value is a length that changes masks
+
+
+def trace(
+    source: ModuleSource,
+    *,
+    dtype: str = "bfloat16",
+    attention: str | None = None,
+    seq_len: int = 2048,
+    is_packed: bool = False,
+) -> TracedModel:
+    """Trace a model without weights: what it computes, moves and holds, for chunks of any size.
+
+    Args:
+        attention: eager or sdpa; None is sdpa where the class has it.
+        seq_len: S that it will be used with; other S are good within `min_seq_len` to `max_seq_len`.
+        is_packed: whether chunks are one row of documents.
+
+    Raises:
+        ModuleRefusal: it cannot be planned; says where, why, and what to do.
+    """
+    module = build_module(source, getattr(torch, dtype), attention)
+    low, high = seq_lens_like(source, seq_len)
+    sizes = _sizes(seq_len, low, high, is_packed)
+    found = capture(module, sizes[0], is_packed)
+    parts = _Parts(module, found, sizes, is_packed)
+    parts.measure()
+    config = getattr(module, "config", None)
+    return TracedModel(
+        name=getattr(config, "model_type", None) or type(module).__name__,
+        model_type=getattr(config, "model_type", type(module).__name__),
+        source=source,
+        dtype=dtype,
+        attention="eager" if getattr(config, "_attn_implementation", "") == "eager" else "sdpa",
+        is_packed=is_packed,
+        vocab_size=found.vocab_size,
+        min_seq_len=low,
+        max_seq_len=high,
+        captured_size=sizes[0],
+        num_parameters=sum(parameter.numel() for parameter in module.parameters()),
+        **parts.described(),
+        buffers=tuple(
+            TracedBuffer(
+                name=name,
+                shape=tuple(buffer.shape),
+                dtype=_name(buffer.dtype),
+                is_state=name in found.changed_buffers,
+            )
+            for name, buffer in module.named_buffers()
+        ),
+        has_randomness=bool(found.random_places),
+        notes=tuple(dict.fromkeys(parts.notes)),
+        torch_version=torch.__version__,
+        transformers_version=_transformers_version(source),
+    )
+
+
+def seq_lens_like(source: ModuleSource, seq_len: int) -> tuple[int, int | None]:
+    """The lengths around S that no window, chunk of attention or maximum of the config separates."""
+    low, high = 1, None
+    for key, value in _numbers(source.config or {}):
+        if any(part in key for part in _THRESHOLDS) and 1 < value:
+            if value <= seq_len:
+                low = max(low, value)
+            else:
+                high = value - 1 if high is None else min(high, value - 1)
+    return low, high
+
+
+def _numbers(config: dict[str, Any]) -> list[tuple[str, int]]:
+    found = []
+    for key, value in config.items():
+        if isinstance(value, dict):
+            found += _numbers(value)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            found.append((key, value))
+    return found
+
+
+def _sizes(seq_len: int, low: int, high: int | None, is_packed: bool) -> list[Size]:
+    """Points through which costs are fitted, and the last to check them, at S itself.
+
+    Lengths are a multiple of 256 apart where that is possible, because scans pad to such.
+    """
+    below = (seq_len - max(low, seq_len // 4)) // 3
+    above = (high or 4 * seq_len) - seq_len
+    step = below if below >= 8 or below >= above // 3 else -(above // 3)
+    grain = next(grain for grain in (256, 64, 16, 8, 1) if abs(step) >= grain or grain == 1)
+    step = int(step / grain) * grain or 1
+    lengths = [seq_len - i * step for i in (3, 2, 1, 0)]
+    if is_packed:
+        return [(1, length) for length in lengths]
+    return [*((b, s) for s in lengths[:3] for b in (2, 1)), (3, lengths[3])]
+
+
+class _Parts:
+    """A module's prelude, kinds of blocks and postlude, measured at several sizes."""
+
+    def __init__(
+        self, module: nn.Module, found: Capture, sizes: list[Size], is_packed: bool
+    ) -> None:
+        self.module, self.found, self.sizes, self.is_packed = module, found, sizes, is_packed
+        self.notes: list[str] = []
+        self.parameters = dict(module.named_parameters())
+        keys = [kind_key(module, found, index) for index in range(len(found.calls))]
+        self.keys = list(dict.fromkeys(keys))
+        self.kind_of = [self.keys.index(key) for key in keys]
+        self.costs: dict[str, dict[Size, TaskCost]] = {}
+        self.shapes: dict[str, dict[Size, Shape]] = {name: {} for name in found.values}
+
+    def measure(self) -> None:
+        """Run every part at every size, without memory."""
+        first = ChunkProgram(
+            self.module, self.found, is_packed=self.is_packed, device=torch.device("cpu")
+        )
+        for size in self.sizes:
+            chunk = first.resized(size)
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                self._measure_prelude(chunk, size)
+                outputs: dict[int, list[Shape]] = {}
+                for index, kind in enumerate(self.kind_of):
+                    if kind not in outputs:
+                        outputs[kind] = self._measure_block(chunk, size, index)
+                    for name, shape in zip(
+                        self.found.calls[index].outputs, outputs[kind], strict=True
+                    ):
+                        chunk.set_shape(name, shape)
+                for name, value in chunk.found.values.items():
+                    self.shapes[name][size] = value.shape
+        for rows in dict.fromkeys(seq_len for _, seq_len in self.sizes):
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                self._measure_postlude(first, (1, rows))
+
+    def _tensors(self, place: int) -> dict[str, torch.Tensor]:
+        return {
+            name: torch.empty_like(self.parameters[name], device="cpu")
+            for name in sorted(self.found.used[place])
+            if name in self.parameters
+        }
+
+    def _values(self, chunk: ChunkProgram, names: Sequence[str]) -> list[torch.Tensor]:
+        described = [chunk.found.values[name] for name in names]
+        return [torch.empty(value.shape, dtype=value.dtype) for value in described]
+
+    def _note(self, task: str, size: Size, given: Any, run: Callable[[], Any]) -> Any:
+        with torch.no_grad():
+            cost, result = count_task(given, run)
+        self.costs.setdefault(task, {})[size] = cost
+        return result
+
+    def _measure_prelude(self, chunk: ChunkProgram, size: Size) -> None:
+        tensors = self._tensors(PRELUDE)
+        batch = fake_batch(self.module, *size, self.is_packed)
+        given = (tensors, dict(batch))
+        made = self._note("prelude", size, given, lambda: chunk.prelude(tensors, batch))
+        flows = [value for value in chunk.found.values.values() if value.source is not None]
+        seeds = [
+            torch.empty_like(x) if value.has_gradient else None
+            for x, value in zip(made, flows, strict=True)
+        ]
+        given = (tensors, dict(batch), seeds)
+        self._note(
+            "prelude.backward", size, given, lambda: chunk.prelude_backward(tensors, batch, seeds)
+        )
+
+    def _measure_block(self, chunk: ChunkProgram, size: Size, index: int) -> list[Shape]:
+        call, kind = self.found.calls[index], self.kind_of[index]
+        tensors, inputs = self._tensors(index), self._values(chunk, call.inputs)
+        outputs = self._note(
+            f"{kind}", size, (tensors, inputs), lambda: chunk.block(index, tensors, inputs)
+        )
+        seeds = [
+            torch.empty_like(x) if self.found.values[name].has_gradient else None
+            for name, x in zip(call.outputs, outputs, strict=True)
+        ]
+        shapes = [tuple(x.shape) for x in outputs]
+        del outputs
+        self._note(
+            f"{kind}.backward",
+            size,
+            (tensors, inputs, seeds),
+            lambda: chunk.block_backward(index, tensors, inputs, seeds),
+        )
+        return shapes
+
+    def _measure_postlude(self, chunk: ChunkProgram, size: Size) -> None:
+        tensors = self._tensors(POSTLUDE)
+        names = self.found.postlude_inputs
+        inputs = [
+            torch.empty(
+                row_shape(self.found.values[name].shape, self.found.size, size[1]),
+                dtype=self.found.values[name].dtype,
+            )
+            for name in names
+        ]
+        labels = torch.zeros(size[1], dtype=torch.int32)
+        given = (tensors, inputs, labels)
+        self._note(
+            "postlude",
+            size,
+            given,
+            lambda: row_loss(chunk.postlude(tensors, inputs), labels, 1.0),
+        )
+        self._note(
+            "postlude.backward",
+            size,
+            given,
+            lambda: chunk.postlude_backward(tensors, inputs, labels, 1.0),
+        )
+
+    def described(self) -> dict[str, Any]:
+        """Fields of the document."""
+        found = self.found
+        groups = groups_of(self.module, found)
+        used = {
+            place: tuple(name for name, (_, users) in groups.items() if place in users)
+            for place in (*range(len(found.calls)), PRELUDE, POSTLUDE)
+        }
+        outside = tuple(name for name, value in found.values.items() if value.source is not None)
+        return {
+            "groups": tuple(group for group, _ in groups.values()),
+            "values": tuple(
+                TracedValue(
+                    name=name,
+                    shape=tuple(
+                        self._poly(f"the shape of {name}", {s: shapes[s][axis] for s in self.sizes})
+                        for axis in range(len(value.shape))
+                    ),
+                    dtype=_name(value.dtype),
+                    has_gradient=value.has_gradient,
+                )
+                for name, value in found.values.items()
+                for shapes in (self.shapes[name],)
+            ),
+            "kinds": tuple(
+                TracedKind(
+                    name=key[0],
+                    forward=self._task(f"{kind}"),
+                    backward=self._task(f"{kind}.backward"),
+                )
+                for kind, key in enumerate(self.keys)
+            ),
+            "prelude": TracedPrelude(
+                forward=self._task("prelude"),
+                groups=used[PRELUDE],
+                outputs=outside,
+                backward=self._task("prelude.backward") if used[PRELUDE] else None,
+            ),
+            "calls": tuple(
+                TracedCall(
+                    kind=self.kind_of[index],
+                    groups=used[index],
+                    inputs=call.inputs,
+                    outputs=tuple(call.outputs),
+                )
+                for index, call in enumerate(found.calls)
+            ),
+            "postlude": TracedPostlude(
+                training=self._task("postlude.backward"),
+                evaluation=self._task("postlude"),
+                groups=used[POSTLUDE],
+                inputs=found.postlude_inputs,
+            ),
+        }
+
+    def _task(self, task: str) -> TracedTask:
+        costs = self.costs[task]
+        amounts = {size: cost.amounts for size, cost in costs.items()}
+        if len({tuple(key[:2] for key in found) for found in amounts.values()}) > 1:
+            amounts = {size: cost.merged() for size, cost in costs.items()}
+        vector: dict[str, dict[Size, Amount]] = {}
+        works = []
+        for at in range(len(next(iter(amounts.values())))):
+            keys = {size: list(found)[at] for size, found in amounts.items()}
+            each = {size: amounts[size][key] for size, key in keys.items()}
+            unit, dtype, _ = next(iter(keys.values()))
+            if unit == "vector":  # all of a task are one work
+                total = vector.setdefault(dtype, {size: Amount() for size in each})
+                for size, amount in each.items():
+                    total[size].add(amount)
+            else:
+                works.append(self._work(task, unit, dtype, keys, each))
+        for dtype, each in vector.items():
+            keys = {size: ("vector", dtype, ()) for size in each}
+            works.append(self._work(task, "vector", dtype, keys, each))
+        peaks = {size: cost.peak_bytes for size, cost in costs.items()}
+        return TracedTask(works=tuple(works), peak_bytes=self._poly(f"the peak of {task}", peaks))
+
+    def _work(
+        self, task: str, unit: str, dtype: str, keys: dict[Size, Key], each: dict[Size, Amount]
+    ) -> TracedWork:
+        def poly(what: str, values: dict[Size, int]) -> Poly:
+            return self._poly(f"{what} of {unit} in {task}", values)
+
+        rows = {
+            size: amount.rows if unit == "vector" else amount.rows // amount.launches
+            for size, amount in each.items()
+        }
+        rest = range(len(keys[next(iter(keys))][2]))
+        return TracedWork(
+            unit=unit,
+            shape=(
+                poly("rows", rows),
+                *(poly("the shape", {s: key[2][i] for s, key in keys.items()}) for i in rest),
+            ),
+            flops=poly("FLOPs", {size: amount.flops for size, amount in each.items()}),
+            hbm_bytes=poly("bytes", {size: amount.bytes_moved for size, amount in each.items()}),
+            launches=poly("launches", {size: amount.launches for size, amount in each.items()}),
+            dtype=dtype,
+        )
+
+    def _poly(self, what: str, values: dict[Size, int]) -> Poly:
+        poly, error = fit(values)
+        if error > _GOOD_FIT and not what.startswith("rows"):  # those are a mean of matrices
+            self.notes.append(f"{what} is fitted to {error:.1%}")
+        return poly
+
+
+def count_task(given: Any, run: Callable[[], Any]) -> tuple[TaskCost, Any]:
+    """What a task costs beyond the tensors that it is given, and its result."""
+    counter = CountOperations()
+    counter.given(given)
+    with counter:
+        result = run()
+    return counter.cost, result
+
+
+def fit(values: dict[Size, int]) -> tuple[Poly, float]:
+    """A polynomial through all points but the last, and its relative error there."""
+    *sizes, check = values
+    powers = [0, 2, 4] if all(batch == 1 for batch, _ in sizes) else list(range(6))
+    rows = [[_powers(*size)[power] for power in powers] for size in sizes]
+    solved = _solve(rows, [values[size] for size in sizes])
+    coefficients: list[int | float] = [0] * 6
+    for power, value in zip(powers, solved, strict=True):
+        coefficients[power] = int(value) if value.denominator == 1 else float(value)
+    while coefficients and coefficients[-1] == 0:
+        coefficients.pop()
+    poly = Poly(coefficients=tuple(coefficients))
+    error = abs(poly.at(*check) - values[check]) / max(1, values[check])
+    return poly, error
+
+
+def _powers(batch: int, seq_len: int) -> list[int]:
+    return [1, batch, seq_len, batch * seq_len, seq_len**2, batch * seq_len**2]
+
+
+def _solve(rows: list[list[int]], values: list[int]) -> list[Fraction]:
+    """Gauss, exactly."""
+    table = [[Fraction(x) for x in (*row, value)] for row, value in zip(rows, values, strict=True)]
+    for at in range(len(table)):
+        pivot = next(i for i in range(at, len(table)) if table[i][at])
+        table[at], table[pivot] = table[pivot], table[at]
+        table[at] = [x / table[at][at] for x in table[at]]
+        for i in range(len(table)):
+            if i != at and (factor := table[i][at]):
+                table[i] = [x - factor * y for x, y in zip(table[i], table[at], strict=True)]
+    return [row[-1] for row in table]
+
+
+def kind_key(module: nn.Module, found: Capture, index: int) -> tuple[Any, ...]:
+    """What blocks of one kind have in common; the class first."""
+    call = found.calls[index]
+    tensors = [*call.module.named_parameters(), *call.module.named_buffers()]
+    scalars = [
+        (name, key, value)
+        for name, part in call.module.named_modules()
+        for key, value in vars(part).items()
+        if isinstance(value, bool | int | float | str) and "layer_id" not in key
+    ]
+    read = [
+        (leaf.index, *_role(found, call.inputs[leaf.index]))
+        if isinstance(leaf, Read)
+        else repr(leaf)
+        for leaf in call.leaves
+        if isinstance(leaf, Read | bool | int | float | str | None)
+    ]
+    outputs = [(str(path), *_role(found, name)) for name, path in call.outputs.items()]
+    return (
+        type(call.module).__name__,
+        tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors),
+        tuple(scalars),
+        tuple(read),
+        tuple(outputs),
+    )
+
+
+def _role(found: Capture, name: str) -> tuple[Any, ...]:
+    value = found.values[name]
+    return value.shape, value.dtype, value.has_gradient
+
+
+def groups_of(module: nn.Module, found: Capture) -> dict[str, tuple[TracedGroup, set[int]]]:
+    """Parameters by the places that read them, in the order of the forward pass.
+
+    Parameters that nothing reads are group `unused`.
+    """
+    users: dict[str, set[int]] = {name: set() for name, _ in module.named_parameters()}
+    for place, names in found.used.items():
+        for name in names & users.keys():
+            users[name].add(place)
+    shared: list[set[int]] = []
+    members: dict[str, list[str]] = {}
+    places: dict[str, set[int]] = {}
+    for name, used in users.items():
+        if used == {PRELUDE}:
+            group = EMBEDDING
+        elif used == {PRELUDE, POSTLUDE}:
+            group = TIED if {PRELUDE} in users.values() else EMBEDDING
+        elif used == {POSTLUDE}:
+            group = HEAD
+        elif len(used) == 1:
+            group = str(next(iter(used)))
+        elif not used:
+            group = UNUSED
+        else:
+            if used not in shared:
+                shared.append(used)
+            group = f"{SHARED}{shared.index(used)}"
+        members.setdefault(group, []).append(name)
+        places[group] = places.get(group, set()) | used
+    num_blocks = len(found.calls)
+    order = sorted(members, key=lambda group: _first_place(places[group], num_blocks))
+    parameters = dict(module.named_parameters())
+    return {
+        group: (
+            TracedGroup(
+                name=group,
+                layer=int(group) if group.isdigit() else None,
+                tensors=tuple(
+                    TracedTensor(name=name, shape=tuple(parameters[name].shape))
+                    for name in members[group]
+                ),
+            ),
+            places[group],
+        )
+        for group in order
+    }
+
+
+def _first_place(places: set[int], num_blocks: int) -> int:
+    """Where in the forward pass a group is first read; what is never read comes last."""
+    order = [num_blocks if place == POSTLUDE else place for place in places]
+    return min(order, default=num_blocks + 1)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _transformers_version(source: ModuleSource) -> str | None:
+    if source.kind == "python":
+        return None
+    import transformers
+
+    return transformers.__version__
