@@ -5,7 +5,7 @@ the vocabulary.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -205,10 +205,8 @@ class ChunkProgram:
             return pytree.tree_map_only(torch.Tensor, self._filler, self.found.calls[index].result)
 
         with self._stubbed(stub), self._given(self._prelude_slots, tensors):
-            try:
+            with suppress(_Reached):
                 run_module(self.module, self._inputs(batch))
-            except _Reached:
-                pass
         return tuple(made[name] for name in self._wanted)
 
     def block(
@@ -394,6 +392,6 @@ def _row_axis(shape: tuple[int, ...], size: tuple[int, int]) -> int:
         if shape[axis : axis + 2] == size:
             return axis
     raise ModuleRefusal(
-        f"what comes after the blocks reads a tensor of shape {shape}, in which {size[0]} sequences "
-        f"of {size[1]} tokens are not side by side: it cannot run on slices of rows"
+        f"what comes after the blocks reads a tensor of shape {shape}, in which {size[0]} "
+        f"sequences of {size[1]} tokens are not side by side: it cannot run on slices of rows"
     )
