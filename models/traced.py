@@ -59,6 +59,16 @@ class Poly(Node):
         return cls(coefficients=(value,) if value else ())
 
 
+class Peak(Node):
+    """The largest of several polynomials: which moment of a task is the peak depends on its size."""
+
+    moments: tuple[Poly, ...] = Field(min_length=1)
+
+    def at(self, batch: int, seq_len: int) -> int:
+        """The value for chunks of `batch` sequences of `seq_len` tokens."""
+        return max(moment.at(batch, seq_len) for moment in self.moments)
+
+
 class TracedTensor(Node):
     """A parameter, by its first name in the module's `named_parameters()`, in the model's dtype."""
 
@@ -152,7 +162,7 @@ class TracedTask(Node):
     """
 
     works: tuple[TracedWork, ...]
-    peak_bytes: Poly
+    peak_bytes: Peak
 
     def flops(self, batch: int, seq_len: int) -> int:
         """Its FLOPs; a multiply-add is 2."""

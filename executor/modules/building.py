@@ -26,7 +26,7 @@ def build_module(
     source: ModuleSource, dtype: torch.dtype, attention: str | None, *,
     with_parameters: bool = False,
 ) -> nn.Module:  # fmt: skip
-    """The module in training mode: parameters have no memory, buffers have the values of `__init__`.
+    """The module in training mode: parameters have no memory, buffers their first values.
 
     Args:
         attention: eager or sdpa; None is sdpa where the class has it.

@@ -17,7 +17,7 @@ from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import Kernel, KernelOperand, Operands
 from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.gradients import gradient_views, weight_views
-from twinstream.executor.modules.module_program import ChunkProgram, ModuleProgram
+from twinstream.executor.modules.module_program import ChunkProgram, ModuleProgram, row_axis
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
 from twinstream.models.traced import TracedModel
 from twinstream.schedule.errors import TwinstreamError
@@ -218,9 +218,10 @@ class _Rows:
     def __init__(self, bound: _Bound) -> None:
         self.size = typed_attribute(bound.attributes, "row_slice", int)
         self.starts = range(0, bound.num_tokens, self.size)
-        self.inputs = [
-            self.flat(view) for view in bound.values("input", bound.model.postlude.inputs)
-        ]
+        names = bound.model.postlude.inputs
+        shapes, size = bound.chunk.found.values, bound.chunk.found.size
+        self.axes = [row_axis(shapes[name].shape, size) for name in names]
+        self.inputs = self.flat(bound.values("input", names))
         fed = bound.operands["tokens"].view(torch.int32, (2, bound.num_tokens))
         self.labels = fed[1]
         self.loss_scale = StepState(bound.operands["step_state"].bytes).loss_scale[0]
@@ -228,14 +229,34 @@ class _Rows:
             bound.operands["loss"].view(torch.float32, (1,)), bound.operands["loss"].mode
         )
 
-    @staticmethod
-    def flat(view: torch.Tensor) -> torch.Tensor:
-        """[1, B S, ...] of what is [B, S, ...]."""
-        return view.view(1, -1, *view.shape[2:])
+    def flat(self, views: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """[..., 1, B S, ...] of inputs, or of their gradients, that are [..., B, S, ...]."""
+        return [
+            view.view(*view.shape[:axis], 1, -1, *view.shape[axis + 2 :])
+            for axis, view in zip(self.axes, views, strict=True)
+        ]
 
-    def of(self, start: int, views: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The rows of a slice."""
-        return [view[:, start : start + self.size] for view in views]
+    def of(self, start: int, place: int, flat: torch.Tensor) -> torch.Tensor:
+        """The rows of a slice, of one of the flat inputs or of its gradient."""
+        return flat.narrow(self.axes[place] + 1, start, self.size)
+
+    def inputs_of(self, start: int) -> list[torch.Tensor]:
+        """The rows of a slice, of all inputs."""
+        return [self.of(start, place, flat) for place, flat in enumerate(self.inputs)]
+
+    def flat_contributions(
+        self, places: Sequence["_Contribution | None"]
+    ) -> list["_Contribution | None"]:
+        """Where the gradients of the flat inputs go."""
+        return [
+            None
+            if place is None
+            else _Contribution(
+                place.view.view(*place.view.shape[:axis], 1, -1, *place.view.shape[axis + 2 :]),
+                place.mode,
+            )
+            for axis, place in zip(self.axes, places, strict=True)
+        ]
 
     def labels_of(self, start: int) -> torch.Tensor:
         """The labels of a slice."""
@@ -245,19 +266,20 @@ class _Rows:
 def _head_loss(bound: _Bound, calls: Calls) -> None:
     chunk, tensors, rows = bound.chunk, bound.tensors, _Rows(bound)
     d_inputs = bound.contributions(bound.model.postlude.inputs)
+    flat_gradients = rows.flat_contributions(d_inputs)
     gradients = bound.gradients(calls)
 
     def run() -> None:
         total = torch.zeros_like(rows.loss.view)
         for start in rows.starts:
             loss, of_inputs, of_parameters = chunk.postlude_backward(
-                tensors, rows.of(start, rows.inputs), rows.labels_of(start), rows.loss_scale,
+                tensors, rows.inputs_of(start), rows.labels_of(start), rows.loss_scale,
                 gradients.keys(),
             )  # fmt: skip
             total += loss
-            for place, gradient in zip(d_inputs, of_inputs, strict=True):
+            for number, (place, gradient) in enumerate(zip(flat_gradients, of_inputs, strict=True)):
                 if place is not None:
-                    (part,) = rows.of(start, [rows.flat(place.view)])
+                    part = rows.of(start, number, place.view)
                     _Contribution(part, place.mode).take(gradient)
             _take(gradients, of_parameters, "update" if start else None)
         rows.loss.take(total)
@@ -273,7 +295,7 @@ def _head_evaluate(bound: _Bound, calls: Calls) -> None:
         with torch.no_grad():
             for start in rows.starts:
                 total += chunk.postlude_loss(
-                    tensors, rows.of(start, rows.inputs), rows.labels_of(start), rows.loss_scale
+                    tensors, rows.inputs_of(start), rows.labels_of(start), rows.loss_scale
                 )
         rows.loss.take(total)
 

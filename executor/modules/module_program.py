@@ -5,7 +5,7 @@ the vocabulary.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -206,11 +206,9 @@ class ChunkProgram:
                 raise _Reached
             return pytree.tree_map_only(torch.Tensor, self._filler, self.found.calls[index].result)
 
-        with self._stubbed(stub), self._given(self._prelude_slots, tensors):
-            try:
-                run_module(self.module, self._inputs(batch))
-            except _Reached:
-                pass
+        slots = self._prelude_slots
+        with self._stubbed(stub), self._given(slots, tensors), suppress(_Reached):
+            run_module(self.module, self._inputs(batch))
         return tuple(made[name] for name in self._wanted)
 
     def block(
@@ -277,7 +275,7 @@ class ChunkProgram:
         """
         names = self.found.postlude_inputs
         given = dict(zip(names, inputs, strict=True))
-        axis = _row_axis(self.found.values[names[-1]].shape, self.found.size)
+        axis = row_axis(self.found.values[names[-1]].shape, self.found.size)
         rows = inputs[-1].shape[axis + 1]
 
         def stub(index: int, _: Any) -> Any:
@@ -368,8 +366,10 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _leaves(tensors: Tensors, trained: Collection[str] | None) -> dict[str, torch.Tensor]:
-    return {name: _leaf(tensor) if trained is None or name in trained else tensor
-        for name, tensor in tensors.items()}
+    return {
+        name: _leaf(tensor) if trained is None or name in trained else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _gradients(
@@ -417,15 +417,15 @@ def row_shape(shape: tuple[int, ...], size: tuple[int, int], rows: int) -> tuple
     Raises:
         ModuleRefusal: it has not, so that the postlude cannot run on rows.
     """
-    axis = _row_axis(shape, size)
+    axis = row_axis(shape, size)
     return (*shape[:axis], 1, rows, *shape[axis + 2 :])
 
 
-def _row_axis(shape: tuple[int, ...], size: tuple[int, int]) -> int:
+def row_axis(shape: tuple[int, ...], size: tuple[int, int]) -> int:
     for axis in range(len(shape) - 1):
         if shape[axis : axis + 2] == size:
             return axis
     raise ModuleRefusal(
-        f"what comes after the blocks reads a tensor of shape {shape}, in which {size[0]} sequences "
-        f"of {size[1]} tokens are not side by side: it cannot run on slices of rows"
+        f"what comes after the blocks reads a tensor of shape {shape}, in which {size[0]} "
+        f"sequences of {size[1]} tokens are not side by side: it cannot run on slices of rows"
     )

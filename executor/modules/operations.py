@@ -39,10 +39,18 @@ class Amount:
 
 @dataclass
 class TaskCost:
-    """What a task did: amounts by kind of operation, in order of the first, and peak bytes."""
+    """What a task did: amounts by kind of operation, in order of the first, and bytes held.
+
+    `held_bytes` are those after each operation that makes a tensor.
+    """
 
     amounts: dict[Key, Amount] = field(default_factory=dict)
-    peak_bytes: int = 0
+    held_bytes: list[int] = field(default_factory=list)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were held at once."""
+        return max(self.held_bytes, default=0)
 
     @property
     def flops(self) -> int:
@@ -95,6 +103,7 @@ class CountOperations(TorchDispatchMode):
             return out
         for tensor in outputs:
             self._hold(tensor, counts=True)
+        self.cost.held_bytes.append(self._held_bytes)
         on_meta = bool(outputs) and all(tensor.device.type == "meta" for tensor in outputs)
         if func.overloadpacket not in _FREE and outputs and not on_meta:
             self._count(func, args, kwargs, inputs, outputs)
@@ -113,7 +122,6 @@ class CountOperations(TorchDispatchMode):
 
         self._known[key] = weakref.ref(storage, died)
         self._held_bytes += size
-        self.cost.peak_bytes = max(self.cost.peak_bytes, self._held_bytes)
 
     def _count(
         self,

@@ -25,6 +25,7 @@ from twinstream.models.traced import (
     TIED,
     UNUSED,
     ModuleSource,
+    Peak,
     Poly,
     TracedBuffer,
     TracedCall,
@@ -57,7 +58,7 @@ def trace(
 
     Args:
         attention: eager or sdpa; None is sdpa where the class has it.
-        seq_len: S that it will be used with; other S are good within `min_seq_len` to `max_seq_len`.
+        seq_len: S that it will be used with; others are good from `min_seq_len` to `max_seq_len`.
         is_packed: whether chunks are one row of documents.
 
     Raises:
@@ -100,7 +101,7 @@ def trace(
 
 
 def seq_lens_like(source: ModuleSource, seq_len: int) -> tuple[int, int | None]:
-    """The lengths around S that no window, chunk of attention or maximum of the config separates."""
+    """The lengths around S that no window, chunk or maximum of the config separates."""
     low, high = 1, None
     for key, value in _numbers(source.config or {}):
         if any(part in key for part in _THRESHOLDS) and value > 1:
@@ -327,8 +328,25 @@ class _Parts:
         for dtype, each in vector.items():
             keys = dict.fromkeys(each, ("vector", dtype, ()))
             works.append(self._work(task, "vector", dtype, keys, each))
-        peaks = {size: cost.peak_bytes for size, cost in costs.items()}
-        return TracedTask(works=tuple(works), peak_bytes=self._poly(f"the peak of {task}", peaks))
+        return TracedTask(works=tuple(works), peak_bytes=self._peak(task, costs))
+
+    def _peak(self, task: str, costs: dict[Size, TaskCost]) -> Peak:
+        """Each moment is fitted by itself, where the task has the same ones at every size."""
+        lengths = {len(cost.held_bytes) for cost in costs.values()}
+        if lengths == {0} or len(lengths) > 1:
+            peaks = {size: cost.peak_bytes for size, cost in costs.items()}
+            return Peak(moments=(self._poly(f"the peak of {task}", peaks),))
+        timelines = set(zip(*(cost.held_bytes for cost in costs.values()), strict=True))
+        moments = [fit(dict(zip(costs, held, strict=True)))[0] for held in sorted(timelines)]
+        asked = [*costs, *((b * f, s * f) for b, s in costs for f in (4, 32))]
+        asked += [(b, s // 4 or 1) for b, s in costs]
+        peaking = {max(moments, key=lambda moment, at=at: moment.at(*at)): None for at in asked}
+        peak = Peak(moments=tuple(peaking))
+        check = list(costs)[-1]
+        error = abs(peak.at(*check) - costs[check].peak_bytes) / max(1, costs[check].peak_bytes)
+        if error > _GOOD_FIT:
+            self.notes.append(f"the peak of {task} is fitted to {error:.1%}")
+        return peak
 
     def _work(
         self, task: str, unit: str, dtype: str, keys: dict[Size, Key], each: dict[Size, Amount]
