@@ -161,6 +161,15 @@ def states_dtype(path: str | Path) -> bool:
     return any(raw.get(key) is not None for key in ("dtype", "torch_dtype"))
 
 
+def is_own_config(path: str | Path) -> bool:
+    """Whether a path is that of a config.json of a family that is read key by key."""
+    try:
+        raw = read_json_object(hf_config_file(path))
+    except HfConfigError:
+        return False
+    return raw.get("model_type") in MODEL_TYPES
+
+
 def unread_keys(path: str | Path) -> tuple[str, ...]:
     """Keys of a config.json that are unknown here, and passed over because they say nothing.
 

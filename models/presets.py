@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.models.executable import executor_refusal
-from twinstream.models.hf_config import Dtype, states_dtype, unread_keys
+from twinstream.models.hf_config import Dtype, is_own_config, states_dtype, unread_keys
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError, did_you_mean, require
 
@@ -119,7 +119,7 @@ def model_notes(name_or_path: str | Path, dtype: str | None) -> list[str]:
     Args:
         dtype: the one asked for, if any.
     """
-    if is_preset(name_or_path):
+    if is_preset(name_or_path) or not is_own_config(name_or_path):
         return []
     notes = []
     if dtype is None and not states_dtype(name_or_path):

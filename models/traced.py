@@ -32,6 +32,8 @@ UNUSED = "unused"
 PRELUDE = "prelude."
 BLOCK = "block."
 
+_PRICED = ("bfloat16", "float16", "float32")  # masks and indices move as float32 does
+
 BYTES_OF_DTYPE = {
     **{"float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4},
     **{"bfloat16": 2, "float16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1},
@@ -149,7 +151,7 @@ class TracedWork(Node):
             flops=self.flops.at(batch, seq_len),
             hbm_bytes=self.hbm_bytes.at(batch, seq_len),
             launches=self.launches.at(batch, seq_len),
-            dtype=self.dtype,
+            dtype=self.dtype if self.dtype in _PRICED else "float32",
         )
 
 

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from twinstream.data.text import TextBatches, byte_tokens, check_vocabulary, default_text
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.model import model_of
+from twinstream.models.model import AnyModel, model_of
 from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
@@ -34,6 +33,7 @@ from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
 from twinstream.simulator.replay import simulate as replay
 from twinstream.simulator.replay import steady_state
+from twinstream.tracing import find_model
 
 if TYPE_CHECKING:
     from twinstream.executor.memory.arenas import Arenas
@@ -58,7 +58,7 @@ class HostTooSmall(TwinstreamError):
 
 
 def plan(  # noqa: PLR0913
-    model: str | Path | ModelSpec,
+    model: str | Path | AnyModel,
     machine: str | Path | Machine,
     *,
     step: TrainingStep,
@@ -73,7 +73,9 @@ def plan(  # noqa: PLR0913
     Who plans more than once keeps a `Planner` and gives it a `PlanRequest` each time.
 
     Args:
-        model: a preset name, a Hugging Face config.json, or a ModelSpec.
+        model: a preset name, a Hugging Face config.json or a folder with one, `FILE.py:FUNCTION`,
+            what `twinstream trace` wrote, a ModelSpec or a TracedModel. Families without kernels
+            of twinstream's own are traced, for which torch and transformers have to be installed.
         machine: a profile name, a TOML file, or a Machine.
         step: sequence length, or the unequal lengths that are packed, and, where fixed, tokens per
             step, chunk tokens, chunks per round; and the recipe. Kernels that it leaves open are
@@ -99,8 +101,10 @@ def plan(  # noqa: PLR0913
     """
     for schedule in warm_start:
         require("a known plan", schedule, Schedule)
+    require("step", step, TrainingStep)
+    found = find_model(model, longest=step.seq_len)
     request = PlanRequest.of(
-        model, machine, step=step, device_mem=device_mem, host_mem=host_mem, policy=policy,
+        found, machine, step=step, device_mem=device_mem, host_mem=host_mem, policy=policy,
         choices=choices,
     )  # fmt: skip
     return Planner(steady_state).plan(request, warm_start)

@@ -20,6 +20,7 @@ from twinstream.models.freezing import frozen_groups
 from twinstream.models.presets import load_model, preset_names
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import Experts, ModelSpec
+from twinstream.models.traced import TracedModel
 from twinstream.planner.choices import Choices
 from twinstream.planner.evaluator import Evaluator, SimResult
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
@@ -46,6 +47,7 @@ from twinstream.study.query import Answer, Property, Query
 from twinstream.study.sweep.sweep import Swept
 from twinstream.study.whatif.target import TargetFound, search_target
 from twinstream.study.whatif.whatif import Change, WhatIf, usual_changes, whatif
+from twinstream.tracing import find_model, trace_model
 from twinstream.training.callbacks import Callback
 from twinstream.training.options import TrainOptions
 from twinstream.training.preparing import Prepared
@@ -100,6 +102,7 @@ __all__ = [
     "Swept",
     "TargetFound",
     "Timeline",
+    "TracedModel",
     "TrainOptions",
     "TrainResult",
     "Trainer",
@@ -118,6 +121,7 @@ __all__ = [
     "execute",
     "explain",
     "explore",
+    "find_model",
     "frozen_groups",
     "load_cluster",
     "load_machine",
@@ -136,6 +140,7 @@ __all__ = [
     "steady_state",
     "summarize",
     "sweep",
+    "trace_model",
     "train",
     "usual_changes",
     "verify",

@@ -107,8 +107,6 @@ def _unit_curves(
         maximum, half = line.efficiency(ceilings.hbm_bytes_per_s)
         curve = _curve(maximum, half, f"{source}, worst residual {line.residual:.0%}")
         yield f"{unit}/{dtype}", curve
-        if unit == "swiglu":  # the unit whose mix of reads, writes and exp is most ordinary
-            yield f"vector/{dtype}", curve
 
 
 def _curve(maximum: float, half: float, source: str) -> Efficiency:

@@ -64,6 +64,7 @@ def _read(folder: Path, model: TracedModel) -> dict[str, torch.Tensor]:
 
     quiet: Any = transformers.utils.logging
     quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
     chosen: dict[str, Any] = {"dtype": getattr(torch, model.dtype), "use_safetensors": True}
     try:
@@ -143,6 +144,10 @@ def write_module_folder(
 def _save_pretrained(
     destination: Path, model: TracedModel, parameters: Mapping[str, torch.Tensor]
 ) -> None:
+    import transformers
+
+    quiet: Any = transformers.utils.logging
+    quiet.disable_progress_bar()
     module: Any = build_module(model.source, getattr(torch, model.dtype), model.attention)
     slots = parameter_slots(module)
     given: dict[str, torch.Tensor] = {

@@ -29,7 +29,8 @@ class ModelOptions:
     """How a model is traced."""
 
     dtype: Annotated[
-        str | None, typer.Option(metavar="DTYPE", help="Of a model's parameters: bfloat16 or float32.")
+        str | None,
+        typer.Option(metavar="DTYPE", help="Of a model's parameters: bfloat16 or float32."),
     ] = None
     attention: Annotated[
         str | None,

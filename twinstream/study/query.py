@@ -19,12 +19,13 @@ from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.measures.uncertainty import Uncertainty
 from twinstream.models.hf_config import Dtype
-from twinstream.models.model import AnyModel, load_any_model
+from twinstream.models.model import AnyModel
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.planner import Planner
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
+from twinstream.tracing import find_model
 
 Value = str | bool | int | float
 Values = Mapping[str, Value]
@@ -197,7 +198,7 @@ class Loader:
 
         @cache
         def any_model(name: str, longest: int | None) -> AnyModel:
-            return load_any_model(beside(name), longest=longest)
+            return find_model(beside(name), longest=longest)
 
         self.model, self.any_model = model, any_model
         self.machine = cache(lambda name: load_machine(beside(name)))

@@ -19,6 +19,7 @@ from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.freezing import trained_of
 from twinstream.models.model import AnyModel, require_decoder
 from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.traced import TracedModel
 from twinstream.planner.choices import Choices
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.planner.infeasible import InfeasiblePlan
@@ -231,7 +232,8 @@ def plan_of(
 ) -> DevicePlan:
     """Plan with documents packed side by side; where no chunk holds the longest, in slices of one.
 
-    In slices each document is a sequence of its own, filled up with padding.
+    In slices each document is a sequence of its own, filled up with padding; so it is for a traced
+    module that does not keep packed documents apart, a document a chunk.
 
     Raises:
         InfeasiblePlan: nothing fits the caps; it says what would do.
@@ -239,15 +241,16 @@ def plan_of(
     longest = options.seq_len
     lengths = data.lengths()
     slices_only = options.chunk_tokens is not None and options.chunk_tokens < longest
+    alone = isinstance(spec, TracedModel) and not spec.is_packed
     step = TrainingStep(
-        longest, options.tokens_per_step, options.chunk_tokens, options.chunks_per_round,
-        recipe=recipe,
-        packing=None if slices_only else expected_packing(lengths, longest),
+        longest, options.tokens_per_step, longest if alone else options.chunk_tokens,
+        options.chunks_per_round, recipe=recipe,
+        packing=None if slices_only or alone else expected_packing(lengths, longest),
     )  # fmt: skip
     try:
         plan = planned(options, here, spec, step)
     except InfeasiblePlan:
-        if slices_only:
+        if slices_only or not spec.slices_sequences:
             raise
         step = replace(step, packing=None)
         plan = planned(options, here, spec, step)

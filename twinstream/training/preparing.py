@@ -245,7 +245,7 @@ def open_model(options: TrainOptions, *, weights: bool) -> Model:
     Raises:
         TwinstreamError: there is no such model, or its weights are not whole.
     """
-    spec = find_model(options.model, dtype=options.dtype, longest=options.seq_len, is_packed=True)
+    spec = find_model(options.model, dtype=options.dtype, longest=options.seq_len)
     if isinstance(spec, ModelSpec):
         require_executable(spec)
     path = Path(options.model)

@@ -37,6 +37,7 @@ def kernel_samples(dtype: str) -> Iterator[TaskSample]:
         case = _Case(dtype, tokens, width, heads)
         yield from case.matmuls()
         yield from case.vectors()
+        yield from case.elementwise()
         yield from case.head()
         yield from case.ends()
 
@@ -123,6 +124,17 @@ class _Case:
 
         yield _sample(vector("rope", 2 * t * (q + k)), rotate)
         yield _sample(vector("rope_backward", 3 * t * (q + k)), rotate_backward)
+
+    def elementwise(self) -> Iterator[TaskSample]:
+        """Single operations of torch, as modules of other people are made of them."""
+        t, d = self.tokens, self.spec.d_model
+        x, y = self.random(t, d), self.random(t, d)
+        vector = self.work.vector
+        yield _sample(vector("vector", 3 * t * d), lambda: x + y)
+        yield _sample(vector("vector", 2 * t * d), lambda: torch.nn.functional.silu(x))
+        yield _sample(vector("vector", 2 * t * d), lambda: x.softmax(-1))
+        half = x[: t // 8]
+        yield _sample(vector("vector", 3 * (t // 8) * d), lambda: half * half)
 
     def head(self) -> Iterator[TaskSample]:
         """Cross entropy of all rows at once, as of a head that is not sliced."""

@@ -10,7 +10,7 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.freezing import trained_of
 from twinstream.models.hf_config import DTYPES
-from twinstream.models.model import AnyModel, load_any_model
+from twinstream.models.model import AnyModel
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.planner.choices import ChoiceError, Choices, recompute_level
 from twinstream.planner.kernel_choice import kernels_named
@@ -19,6 +19,7 @@ from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import SizeError
 from twinstream.schedule.workload import Packing
+from twinstream.tracing import find_model
 
 _LONGEST_SIZE = 40
 _MOST_LENGTHS = 4096
@@ -98,7 +99,7 @@ def spec_of(wanted: PlanOptions) -> AnyModel:
     assert wanted.model is not None and wanted.seq_len is not None
     require_known("--dtype", wanted.dtype, tuple(DTYPES))
     dtype = None if wanted.dtype is None else DTYPES[wanted.dtype]
-    return load_any_model(wanted.model, dtype=dtype, longest=max(lengths_of(wanted.seq_len)))
+    return find_model(wanted.model, dtype=dtype, longest=max(lengths_of(wanted.seq_len)))
 
 
 def recipe_of(
