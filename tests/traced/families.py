@@ -12,9 +12,13 @@ TINY: dict[str, Any] = {
     "decoder_layers": 3,
     "encoder_layers": 1,
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
-    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size"), 96),
+    **dict.fromkeys(
+        ("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size"), 96
+    ),
     **dict.fromkeys(("encoder_ffn_dim", "shared_expert_intermediate_size"), 32),
-    **dict.fromkeys(("moe_intermediate_size", "shared_intermediate_size", "expert_ffn_hidden_size"), 32),
+    **dict.fromkeys(
+        ("moe_intermediate_size", "shared_intermediate_size", "expert_ffn_hidden_size"), 32
+    ),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), 2),
     **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
@@ -27,7 +31,9 @@ TINY: dict[str, Any] = {
     "v_head_dim": 16,
     **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id"), 1),
     **dict.fromkeys(("attention_dropout", "hidden_dropout", "dropout", "embd_pdrop"), 0.0),
-    **dict.fromkeys(("attn_pdrop", "resid_pdrop", "hidden_dropout_prob", "activation_dropout"), 0.0),
+    **dict.fromkeys(
+        ("attn_pdrop", "resid_pdrop", "hidden_dropout_prob", "activation_dropout"), 0.0
+    ),
     **dict.fromkeys(("attention_probs_dropout_prob", "embedding_dropout", "embed_dropout"), 0.0),
     **dict.fromkeys(("resid_dropout", "layerdrop", "classifier_dropout", "decoder_layerdrop"), 0.0),
     **dict.fromkeys(("router_jitter_noise", "input_jitter_noise"), 0.0),
