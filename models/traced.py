@@ -62,7 +62,7 @@ class Poly(Node):
 
 
 class Peak(Node):
-    """The largest of several polynomials: which moment of a task is the peak depends on its size."""
+    """The largest of several polynomials: which moment is the peak depends on the chunk."""
 
     moments: tuple[Poly, ...] = Field(min_length=1)
 

@@ -29,6 +29,7 @@ from twinstream.executor.modules.building import (
 Batch = Mapping[str, torch.Tensor]
 Path = tuple[Any, ...]
 PRELUDE, POSTLUDE = -1, -2  # places beside a block's number
+_NEVER = 1.0 - 2**-24  # the largest random number: above every probability of being dropped
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def capture(
     Raises:
         ModuleRefusal: it cannot be run block by block; names the place and the reason.
     """
-    first = _capture(module, size, is_packed, 1.0 - 2**-24)
+    first = _capture(module, size, is_packed, _NEVER)
     if not once:
         try:
             same = first.structure() == _capture(module, size, is_packed, 0.0).structure()
@@ -132,7 +133,7 @@ def capture(
 
 def _capture(module: nn.Module, size: tuple[int, int], is_packed: bool, coin: float) -> Capture:
     watch = _Watch(module, coin)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = NoMemory()
     slots, buffers = parameter_slots(module), buffer_slots(module)
     with mode:
         fakes = {
@@ -179,6 +180,32 @@ def takes_positions(module: nn.Module) -> bool:
     return "position_ids" in inspect.signature(type(module).forward).parameters
 
 
+class NoMemory(FakeTensorMode):
+    """Tensors with a device and a shape, without memory."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.rand.default and not list(args[0]):
+            with self:  # whether a layer is dropped: none is
+                return torch.tensor(_NEVER)
+        if func is torch.ops.aten._grouped_mm.default:  # torch has a rule for bfloat16 only
+            left, right = args[0], args[1]
+            offsets = args[2] if len(args) > 2 else kwargs["offs"]
+            groups = offsets.shape[:1] if left.dim() == right.dim() == 2 else ()
+            with self:
+                return torch.empty(*groups, left.shape[0], right.shape[-1], dtype=left.dtype)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
 class _Watch(TorchDispatchMode):
     """Notes which operation of which place reads what."""
 
@@ -223,7 +250,7 @@ class _Watch(TorchDispatchMode):
             read.add(id(tensor))
             if id(tensor) in self.names:
                 used.add(self.names[id(tensor)])
-        out = fake_operation(func, args, kwargs)
+        out = func(*args, **kwargs)
         if self.place < 0 and any(id(tensor) in self.tainted for tensor in tensors):
             for tensor in pytree.tree_leaves(out):
                 if isinstance(tensor, torch.Tensor):
@@ -379,16 +406,3 @@ def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     return bool(given.get("dropout_p", 0.0))
-
-
-def fake_operation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation; grouped products of fake float32 have no rule of torch's own."""
-    if func is torch.ops.aten._grouped_mm.default and isinstance(
-        args[0], torch._subclasses.FakeTensor
-    ):
-        left, right = args[0], args[1]
-        if left.dim() == 2 and right.dim() == 2:
-            groups = (kwargs.get("offs") if len(args) < 3 else args[2]).shape[0]
-            return left.new_empty(groups, left.shape[0], right.shape[1])
-        return left.new_empty(left.shape[0], right.shape[-1])
-    return func(*args, **kwargs)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812
 from torch.utils import _pytree as pytree
 
@@ -30,6 +29,7 @@ from twinstream.executor.modules.capture import (
     PRELUDE,
     Batch,
     Capture,
+    NoMemory,
     Read,
     Unread,
     capture,
@@ -154,7 +154,7 @@ class ChunkProgram:
                 if spec == call.spec and isinstance(old, Unread):
                     call.leaves[at] = Unread(tuple(leaf.shape), leaf.dtype)
 
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with NoMemory():
             slots = self._prelude_slots
             fakes = {name: torch.empty_like(place[key], device="cpu") for place, key, name in slots}
             batch = fake_batch(self.module, *size, self.is_packed)

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses import FakeTensorMode
 
 from twinstream.executor.modules.building import build_module
 from twinstream.executor.modules.capture import (
     POSTLUDE,
     PRELUDE,
     Capture,
+    NoMemory,
     Read,
     capture,
     fake_batch,
@@ -160,7 +160,7 @@ class _Parts:
         )
         for size in self.sizes:
             chunk = first.resized(size)
-            with FakeTensorMode(allow_non_fake_inputs=True):
+            with NoMemory():
                 self._measure_prelude(chunk, size)
                 outputs: dict[int, list[Shape]] = {}
                 for index, kind in enumerate(self.kind_of):
@@ -173,7 +173,7 @@ class _Parts:
                 for name, value in chunk.found.values.items():
                     self.shapes[name][size] = value.shape
         for rows in dict.fromkeys(seq_len for _, seq_len in self.sizes):
-            with FakeTensorMode(allow_non_fake_inputs=True):
+            with NoMemory():
                 self._measure_postlude(first, (1, rows))
 
     def _tensors(self, place: int) -> dict[str, torch.Tensor]:
