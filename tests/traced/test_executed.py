@@ -1,0 +1,49 @@
+"""Traced modules by the executor: the bits of the module's own backward, under any cap."""
+
+import pytest
+import torch
+
+from tests.traced.executed import (
+    Step,
+    differences,
+    least_schedule,
+    loss_and_gradients,
+    planned,
+    reference,
+    traced,
+)
+from tests.traced.families import FAMILIES
+from twinstream.models.lowering.lower import lower_again
+from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.verify import verify
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_has_the_bits_of_its_own_backward_in_a_quarter_of_its_state(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = traced(family)
+    schedule, share = least_schedule(model)
+    assert verify(schedule) == [] == conforms(schedule, lower_again(schedule))
+    step = Step.of(model)
+    loss, gradients = loss_and_gradients(monkeypatch, model, schedule, step)
+    expected_loss, expected = reference(model, step)
+    assert loss == expected_loss and differences(gradients, expected) == []
+    assert share <= 0.5
+
+
+TEN = ("gemma3_text", "gemma4_text", "phi3", "gpt2", "gpt_oss", "qwen3_moe", "qwen3_5_moe_text",
+       "deepseek_v3", "nemotron_h", "mamba2")  # fmt: skip
+
+
+@pytest.mark.parametrize("family", TEN)
+def test_every_policy_has_the_same_bits(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, found = traced(family), []
+    step = Step.of(model)
+    for policy in ("resident", "streaming", "optimal"):
+        schedule = planned(model, policy)
+        found.append(loss_and_gradients(monkeypatch, model, schedule, step))
+    losses, gradients = zip(*found, strict=True)
+    assert len(set(losses)) == 1
+    for name, gradient in gradients[0].items():
+        assert all(torch.equal(gradient, other[name]) for other in gradients[1:])
