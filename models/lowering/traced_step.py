@@ -261,13 +261,10 @@ class TracedLowering(StepLowering):
 
     def _backward_layer(self, round_: int, layer: int) -> None:
         block = self.model.calls[layer]
-        call = self._call_of(
-            "block_backward",
-            self.model.kinds[block.kind].backward,
-            block=layer,
-            **self._gradient_dtype,
-        )
+        task = self.model.kinds[block.kind].backward
         for chunk in self._chunks_reversed():
+            more = self._place(layer, round_, chunk) | self._gradient_dtype
+            call = self._call_of("block_backward", task, block=layer, **more)
             operands = [
                 *self._parameters(block.groups), *self._inputs(block.inputs, chunk),
                 *self._state(), *self._output_gradients(block.outputs, chunk),

@@ -12,8 +12,10 @@ from tests.traced.executed import (
     reference,
     traced,
 )
-from tests.traced.families import FAMILIES
+from tests.traced.families import FAMILIES, tiny_config
+from twinstream.executor.modules.tracing import trace
 from twinstream.models.lowering.lower import lower_again
+from twinstream.models.traced import ModuleSource
 from twinstream.schedule.proof.conforms import conforms
 from twinstream.schedule.proof.verify import verify
 
@@ -47,3 +49,18 @@ def test_every_policy_has_the_same_bits(family: str, monkeypatch: pytest.MonkeyP
     assert len(set(losses)) == 1
     for name, gradient in gradients[0].items():
         assert all(torch.equal(gradient, other[name]) for other in gradients[1:])
+
+
+def test_dropout_is_the_same_forward_and_backward_under_every_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = tiny_config("gpt2") | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1)
+    model = trace(ModuleSource(config=config), dtype="float32", seq_len=32)
+    assert model.has_randomness
+    step = Step.of(model)
+    expected_loss, expected = reference(model, step, seeded=True)
+    for policy in ("resident", "streaming"):
+        schedule = planned(model, policy)
+        loss, gradients = loss_and_gradients(monkeypatch, model, schedule, step)
+        assert loss == expected_loss and differences(gradients, expected) == []
+    assert reference(model, step, seeded=False)[0] != expected_loss
