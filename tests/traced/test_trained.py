@@ -1,0 +1,107 @@
+"""`train` on models of other families: folder in, folder out, resumed to the bit."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.front_door.command_line import call
+from tests.traced.families import tiny_config
+from tests.training.small_runs import options, state_files, trained, write_rows
+
+
+def write_model(folder: Path, family: str, *, weights: bool) -> Path:
+    """A folder of a tiny model, with weights or with its config alone."""
+    config = AutoConfig.for_model(**tiny_config(family, vocab_size=260))
+    config.pad_token_id = None
+    if not weights:
+        config.save_pretrained(folder)
+        return folder / "config.json"
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_moe", "gpt2"])
+def test_a_run_goes_on_under_another_cap_and_policy(tmp_path: Path, family: str) -> None:
+    model = str(write_model(tmp_path / "model", family, weights=True))
+    rows = (str(write_rows(tmp_path / "rows.jsonl")),)
+    whole, straight = trained(options(tmp_path / "a", model=model, data=rows))
+    wanted = options(tmp_path / "b", model=model, data=rows)
+    stopped, before = trained(wanted, stop_after=3)
+    done = stopped.step
+    assert stopped.stopped and 3 <= done < 6
+    again = wanted.model_copy(update={"policy": "streaming", "host_mem": "1GiB"})
+    result, after = trained(again, resume=True)
+    assert before.losses[:done] + after.losses == straight.losses
+    assert straight.losses[-1] < straight.losses[0]
+    assert state_files(wanted.output, 6) == state_files(whole.folder, 6)
+    assert result.model is not None
+    module = AutoModelForCausalLM.from_pretrained(result.model)
+    ids = torch.arange(16).view(1, -1)
+    start = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        assert not torch.equal(module(ids).logits, start(ids).logits)
+
+
+def test_what_is_frozen_comes_back_as_it_was(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "gemma3_text", weights=True)
+    frozen = ("model.layers.*", "model.embed_tokens.*")
+    wanted = options(tmp_path, model=str(model), freeze=frozen)
+    result, _ = trained(wanted)
+    assert result.model is not None
+    before, after = (load_file(f / "model.safetensors") for f in (model, result.model))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"model.norm.weight"}  # the head is the embedding
+    assert (result.model / "config.json").read_bytes() == (model / "config.json").read_bytes()
+
+
+def test_a_config_alone_trains_from_its_own_random_weights_and_evaluates(tmp_path: Path) -> None:
+    config = write_model(tmp_path / "model", "phi3", weights=False)
+    rows = str(write_rows(tmp_path / "eval.jsonl", 20))
+    wanted = options(tmp_path, model=str(config), eval_data=(rows,), eval_every="3")
+    result, seen = trained(wanted)
+    assert result.step == 6 and len(seen.evals) == 2
+    assert seen.evals[1].loss < seen.evals[0].loss
+
+
+def test_a_traced_model_is_planned_run_and_compared(tmp_path: Path) -> None:
+    config = write_model(tmp_path / "model", "gemma3_text", weights=False)
+    traced, plan, measured = (tmp_path / name for name in ("m.json", "plan.json", "measured.json"))
+    shown = call("trace", config, "--seq-len", 64, "-o", traced, "--json").json()
+    assert shown["num_blocks"] == 3 and shown["model_type"] == "gemma3_text"
+    step = ("--seq-len", 64, "--tokens-per-step", 256, "--machine", "cpu")
+    by_file = call("plan", "--model", traced, *step, "-o", plan, "--json").json()
+    by_config = call("plan", "--model", config, *step, "--json").json()
+    assert by_file["step_time_s"] == by_config["step_time_s"] and by_file["runs_here"]
+    assert call("run", plan, "--steps", 2, "-o", measured).code == 0
+    assert call("compare", plan, "--measured", measured).code == 0
+    swept = call("whatif", "--model", traced, *step, "--changes", "10%", "--json").json()
+    assert swept["base"]["tokens_per_s"] == pytest.approx(by_file["tokens_per_s"], rel=1e-3)
+
+
+def test_without_torch_a_config_that_must_be_traced_says_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_model(tmp_path / "model", "gemma3_text", weights=False)
+    monkeypatch.setattr("twinstream.tracing.find_spec", lambda name: None)
+    told = call("plan", "--model", config, "--seq-len", 64, "--machine", "cpu")
+    assert told.code == 2 and f"twinstream trace {config} -o model.json" in told.err
+
+
+def test_a_traced_file_is_read_without_torch(tmp_path: Path) -> None:
+    from tests.contract.run_python import run_python
+
+    config = write_model(tmp_path / "model", "gemma3_text", weights=False)
+    traced = tmp_path / "m.json"
+    assert call("trace", config, "--seq-len", 64, "-o", traced).code == 0
+    code = (
+        "import sys; sys.modules['torch'] = None; import twinstream as ts;"
+        "step = ts.TrainingStep(64, 256);"
+        f"print(len(ts.plan({str(traced)!r}, 'h100', step=step).ops))"
+    )
+    assert int(run_python("-c", code, cwd=tmp_path)) > 10
+    assert json.loads(traced.read_text())["source"]["config"]["model_type"] == "gemma3_text"
