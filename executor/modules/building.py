@@ -41,6 +41,7 @@ def build_module(source: ModuleSource, dtype: torch.dtype, attention: str | None
 
 
 def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None) -> nn.Module:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -52,7 +53,13 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
             f"this version of transformers has no model type '{model_type}': update transformers, "
             "or give a Python file that builds the module (FILE.py:FUNCTION)"
         )
-    config = CONFIG_MAPPING[model_type].from_dict(given)
+    try:
+        config = CONFIG_MAPPING[model_type].from_dict(given)
+    except (StrictDataclassError, ValueError, TypeError) as error:
+        raise ModuleRefusal(
+            f"transformers refuses this config of model type '{model_type}': "
+            + " ".join(str(error).split())
+        ) from None
     chosen = {} if attention is None else {"attn_implementation": attention}
     try:
         module = AutoModelForCausalLM.from_config(config, dtype=dtype, **chosen)

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from twinstream.executor.modules.building import (
+    ModuleRefusal,
     build_module,
     documents,
     parameter_slots,
@@ -56,6 +57,15 @@ NARROW: dict[str, Any] = {
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16),
     **dict.fromkeys(("mamba_chunk_size", "chunk_size"), 8),
 }
+_COUNTS = (
+    *("vocab_size", "vocab_size_per_layer_input", "num_experts", "num_local_experts"),
+    *("n_routed_experts", "moe_num_experts", "num_experts_per_tok", "moe_k", "moe_topk"),
+    *("n_group", "topk_group", "first_k_dense_replace", "sliding_window"),
+    *("attention_window_size", "attention_chunk_size"),
+)
+_RULES: tuple[dict[str, bool], ...] = ({}, {"keeps_widths": True})
+# What a config says whose sizes depend on each other in ways of its own.
+_UNFIT = (ModuleRefusal, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 _UNLISTED_LAYERS = 4
 
@@ -66,21 +76,23 @@ def isolates_documents(source: ModuleSource, attention: str | None = None) -> Pa
     `isolated_by_mask` needs masks that know the positions, which a `ModuleProgram` of a packed
     model gives. A small copy with random weights answers; `unknown` where none can be made.
     """
+    small = [source]
     if source.kind == "transformers":
-        small = narrow_config(source.config or {})
-        source = source.model_copy(update={"config": small})
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        try:
-            module = build_module(source, torch.float32, attention).eval()
-            with _random_parameters(module):
-                return _answer(module)
-        except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError):
-            return "unknown"  # a config whose sizes depend on each other in ways of its own
+        configs = [narrow_config(source.config or {}, **rule) for rule in _RULES]
+        small = [source.model_copy(update={"config": config}) for config in configs]
+    for one in small:
+        with torch.random.fork_rng(devices=[]), suppress(*_UNFIT):
+            torch.manual_seed(0)
+            module = build_module(one, torch.float32, attention).eval()
+            if sum(parameter.numel() for parameter in module.parameters()) <= _MOST_PARAMETERS:
+                with _random_parameters(module):
+                    return _answer(module)
+    return "unknown"
 
 
-def narrow_config(config: dict[str, Any]) -> dict[str, Any]:
+def narrow_config(config: dict[str, Any], *, keeps_widths: bool = False) -> dict[str, Any]:
     """The config of a narrow model with one layer of each kind, or four."""
+    rule = {key: NARROW[key] for key in _COUNTS} if keeps_widths else NARROW
     layers = next((config[key] for key in _LAYERS if isinstance(config.get(key), int)), 0)
     lists = {
         key: value
@@ -92,8 +104,9 @@ def narrow_config(config: dict[str, Any]) -> dict[str, Any]:
         kinds = list(zip(*lists.values(), strict=True))
         chosen = sorted(kinds.index(kind) for kind in dict.fromkeys(kinds))
         chosen = chosen if len(chosen) > 1 else [*chosen, *range(1, min(layers, 3))]
-    narrow = {key: NARROW.get(key, value) for key, value in config.items() if value is not None}
-    narrow |= {key: None for key, value in config.items() if value is None}
+    narrow = {k: v if v is None else rule.get(k, v) for k, v in config.items()}
+    if "qk_rope_head_dim" in narrow:  # these classes call that their head_dim
+        narrow["head_dim"] = narrow["qk_rope_head_dim"]
     for key, value in lists.items():
         part = [value[index] for index in chosen]
         narrow[key] = "".join(part) if isinstance(value, str) else part
@@ -131,8 +144,6 @@ def _logits(
 def _random_parameters(module: nn.Module) -> Iterator[None]:
     """Random weights in place of those without memory."""
     slots = parameter_slots(module)
-    if sum(parameter.numel() for parameter in module.parameters()) > _MOST_PARAMETERS:
-        raise ValueError("too large for a probe")
     tensors = {
         name: torch.randn(place[key].shape) / math.sqrt(place[key].shape[-1])
         if place[key].dim() > 1

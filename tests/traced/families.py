@@ -202,5 +202,7 @@ def tiny_config(model_type: str, **more: Any) -> dict[str, Any]:
     kind = CONFIG_MAPPING[model_type]
     known = set(kind().to_dict()) | set(getattr(kind, "attribute_map", {}))
     given = {key: value for key, value in TINY.items() if key in known}
+    if "qk_rope_head_dim" in given:
+        given["head_dim"] = given["qk_rope_head_dim"]
     config = kind(**{**given, **FAMILIES[model_type], **more})
     return config.to_dict()
