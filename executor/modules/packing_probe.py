@@ -20,7 +20,7 @@ from twinstream.models.traced import ModuleSource
 
 Packing = Literal["isolated", "isolated_by_mask", "leaks", "unknown"]
 _TOLERANCE = 1e-4  # relative to the largest logit; rounding makes 1e-6, the least leak seen 1e-3
-_MOST_PARAMETERS = 5e8
+_MOST_PARAMETERS = 1e8
 _LENGTHS = (19, 24)  # of the documents, in tokens
 
 # Of a config's keys, what a narrow model of the same kind has.
@@ -41,7 +41,9 @@ NARROW: dict[str, Any] = {
     **dict.fromkeys(("sliding_window", "attention_window_size", "attention_chunk_size"), 8),
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 32),
     **dict.fromkeys(("qk_rope_head_dim", "index_topk"), 8),
-    "index_n_heads": 2,
+    **dict.fromkeys(("index_n_heads", "num_global_key_value_heads"), 2),
+    **dict.fromkeys(("hidden_size_per_layer_input", "global_head_dim"), 16),
+    "laurel_rank": 8,
     **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id"), 1),
     **dict.fromkeys(("attention_dropout", "hidden_dropout", "dropout", "embd_pdrop"), 0.0),
     **dict.fromkeys(("attn_pdrop", "resid_pdrop", "hidden_dropout_prob", "embed_dropout"), 0.0),
@@ -104,14 +106,32 @@ def narrow_config(config: dict[str, Any], *, keeps_widths: bool = False) -> dict
         kinds = list(zip(*lists.values(), strict=True))
         chosen = sorted(kinds.index(kind) for kind in dict.fromkeys(kinds))
         chosen = chosen if len(chosen) > 1 else [*chosen, *range(1, min(layers, 3))]
+        if config.get("num_kv_shared_layers"):  # the last layers read keys of the first
+            chosen += sorted(layers - 1 - kinds[::-1].index(kind) for kind in dict.fromkeys(kinds))
     narrow = {k: v if v is None else rule.get(k, v) for k, v in config.items()}
-    if "qk_rope_head_dim" in narrow:  # these classes call that their head_dim
-        narrow["head_dim"] = narrow["qk_rope_head_dim"]
+    if config.get("num_kv_shared_layers") and lists:
+        narrow["num_kv_shared_layers"] = len(chosen) // 2
+    if {"num_heads", "expand"} <= narrow.keys() and not keeps_widths:  # heads of state spaces
+        narrow |= {"num_heads": 8, "head_dim": 16, "n_groups": 1, "expand": 2}
+    for key, value in config.items():  # what is said of single layers, by their number
+        if isinstance(value, dict) and value and all(str(number).isdigit() for number in value):
+            said = {int(number): one for number, one in value.items()}
+            narrow[key] = {chosen.index(n): said[n] for n in said if n in chosen}
+    if not keeps_widths:
+        narrow |= latent_heads(narrow)
     for key, value in lists.items():
         part = [value[index] for index in chosen]
         narrow[key] = "".join(part) if isinstance(value, str) else part
     narrow |= {key: len(chosen) for key in _LAYERS if isinstance(config.get(key), int)}
     return narrow
+
+
+def latent_heads(config: dict[str, Any]) -> dict[str, Any]:
+    """Attention with a latent has as many heads of keys, whose head_dim is that of the rotary part."""
+    if "kv_lora_rank" not in config or "qk_rope_head_dim" not in config:
+        return {}
+    heads, width = config["num_attention_heads"], config["qk_rope_head_dim"]
+    return {"num_key_value_heads": heads, "head_dim": width}
 
 
 def _answer(module: nn.Module) -> Packing:

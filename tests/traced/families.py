@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from twinstream.executor.modules.packing_probe import NARROW
+from twinstream.executor.modules.packing_probe import NARROW, latent_heads
 
 TINY = {
     **NARROW,
@@ -51,7 +51,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "exaone_moe": {"layer_types": _SLIDING, "mlp_layer_types": ["dense", "sparse", "sparse"]},
     "falcon": {},
     "falcon_h1": {},
-    "falcon_mamba": {},
+    "falcon_mamba": {"intermediate_size": 128},
     "flex_olmo": {},
     "gemma": {},
     "gemma2": {"layer_types": _SLIDING},
@@ -113,7 +113,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "no_rope_layers": [1, 0, 1],
     },
     "longcat_flash": {"zero_expert_num": 2},
-    "mamba": {},
+    "mamba": {"intermediate_size": 128},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
     "mellum": {},
     "mimo_v2_flash": {},
@@ -202,7 +202,9 @@ def tiny_config(model_type: str, **more: Any) -> dict[str, Any]:
     kind = CONFIG_MAPPING[model_type]
     known = set(kind().to_dict()) | set(getattr(kind, "attribute_map", {}))
     given = {key: value for key, value in TINY.items() if key in known}
-    if "qk_rope_head_dim" in given:
-        given["head_dim"] = given["qk_rope_head_dim"]
-    config = kind(**{**given, **FAMILIES[model_type], **more})
-    return config.to_dict()
+    given |= latent_heads(given)
+    config = kind(**{**given, **FAMILIES[model_type], **more}).to_dict()
+    if model_type == "dbrx":  # which refuses what it writes itself
+        for part in ("attn_config", "ffn_config"):
+            config[part] = FAMILIES[model_type][part]
+    return config
