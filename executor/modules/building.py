@@ -2,6 +2,8 @@
 
 import hashlib
 import importlib.util
+import inspect
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -42,6 +44,7 @@ def build_module(
 
 
 def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None) -> nn.Module:
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -53,7 +56,13 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
             f"this version of transformers has no model type '{model_type}': update transformers, "
             "or give a Python file that builds the module (FILE.py:FUNCTION)"
         )
-    config = CONFIG_MAPPING[model_type].from_dict(given)
+    try:
+        config = CONFIG_MAPPING[model_type].from_dict(given)
+    except (StrictDataclassError, ValueError, TypeError) as error:
+        raise ModuleRefusal(
+            f"transformers refuses this config of model type '{model_type}': "
+            + " ".join(str(error).split())
+        ) from None
     chosen = {} if attention is None else {"attn_implementation": attention}
     try:
         module = AutoModelForCausalLM.from_config(config, dtype=dtype, **chosen)
@@ -196,24 +205,37 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 @contextmanager
-def documents(is_packed: bool) -> Iterator[None]:
-    """Whether masks keep documents of a row apart, told by their positions.
+def documents(position_ids: torch.Tensor | None) -> Iterator[None]:
+    """Masks keep apart documents of a row whose positions restart; None: a row is one document.
 
-    transformers looks at the positions themselves, which would synchronise the device, and makes
-    other masks for a row that happens to hold one document.
+    transformers looks at the positions itself, which would synchronise the device, and makes other
+    masks for a row that happens to hold one document. Some classes do not tell their masks the
+    positions; here every mask that transformers makes knows them.
     """
-    import importlib
-
-    if importlib.util.find_spec("transformers") is None:
+    masking = sys.modules.get("transformers.masking_utils")
+    if masking is None:
         yield
         return
-    from transformers import masking_utils
+    prepare = masking._preprocess_mask_arguments
+    signature = inspect.signature(prepare)
 
-    def find(position_ids: torch.Tensor) -> torch.Tensor | None:
-        if not is_packed:
+    def find(positions: torch.Tensor) -> torch.Tensor | None:
+        if position_ids is None:
             return None
-        before = position_ids[:, :1] - 1
-        return (torch.diff(position_ids, prepend=before, dim=-1) != 1).cumsum(-1)
+        before = positions[:, :1] - 1
+        return (torch.diff(positions, prepend=before, dim=-1) != 1).cumsum(-1)
 
-    with patch.object(masking_utils, "find_packed_sequence_indices", find):
+    def told(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        mask = given.get("attention_mask")
+        if mask is None or mask.dim() == 2:  # of ones: rows are not padded
+            given["attention_mask"] = None
+            if position_ids is not None:
+                given["position_ids"] = position_ids
+        return prepare(**given)
+
+    with (
+        patch.object(masking, "find_packed_sequence_indices", find),
+        patch.object(masking, "_preprocess_mask_arguments", told),
+    ):
         yield

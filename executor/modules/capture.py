@@ -5,9 +5,11 @@ nothing that a block made), or by a block. Arguments of a block are flattened, c
 blocks write into included; tensors that no operation of the block touches are no inputs.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -147,10 +149,15 @@ def _capture(module: nn.Module, size: tuple[int, int], is_packed: bool, coin: fl
     everything = {**fakes, **fake_buffers}
     watch.names = {id(tensor): name for name, tensor in everything.items()}
     versions = {name: tensor._version for name, tensor in fake_buffers.items()}
-    with placed(slots, fakes), placed(buffers, fake_buffers), mode, documents(is_packed):
+    with (
+        placed(slots, fakes),
+        placed(buffers, fake_buffers),
+        mode,
+        documents(batch.get("position_ids")),
+    ):
         with watch.blocks_watched(), watch:
             try:
-                logits = run_module(module, batch)
+                logits = run_module(module, module_inputs(module, batch))
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 raise ModuleRefusal(
                     f"{watch.where()} calls {error.func}, whose result depends on the values of "
@@ -168,16 +175,21 @@ def _capture(module: nn.Module, size: tuple[int, int], is_packed: bool, coin: fl
 def fake_batch(module: nn.Module, batch: int, seq_len: int, is_packed: bool) -> Batch:
     """A batch of the size, under the mode that holds."""
     made = {"input_ids": torch.zeros(batch, seq_len, dtype=torch.int64)}
-    if is_packed and takes_positions(module):
+    if is_packed:
         made["position_ids"] = torch.zeros(batch, seq_len, dtype=torch.int64)
     return made
 
 
-def takes_positions(module: nn.Module) -> bool:
-    """Whether the module's forward has an argument for positions."""
-    import inspect
+def module_inputs(module: nn.Module, batch: Batch) -> Batch:
+    """What of a batch the module's forward takes: some have no argument for positions."""
+    if "position_ids" in batch and "position_ids" not in _arguments(type(module)):
+        return {key: value for key, value in batch.items() if key != "position_ids"}
+    return batch
 
-    return "position_ids" in inspect.signature(type(module).forward).parameters
+
+@cache
+def _arguments(kind: type[nn.Module]) -> frozenset[str]:
+    return frozenset(inspect.signature(kind.forward).parameters)
 
 
 class NoMemory(FakeTensorMode):

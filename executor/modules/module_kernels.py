@@ -8,7 +8,7 @@ slice of the B S rows.
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,46 +19,29 @@ from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.gradients import gradient_views, weight_views
 from twinstream.executor.modules.module_program import ChunkProgram, ModuleProgram, row_axis
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
-from twinstream.models.traced import TracedModel
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Mode
 
 Views = Mapping[str, torch.Tensor]
 
 
-@dataclass
-class ModulePrograms:
-    """The programs of a run's modules, each made once; empty when it goes to another process."""
+def module_kernel(key: str, program_on: Callable[[torch.device], ModuleProgram]) -> Kernel:
+    """The kernel of that key, which runs a part of a module.
 
-    _made: dict[tuple[str, str], ModuleProgram] = field(default_factory=dict)
+    Raises:
+        TwinstreamError: there is none of that name.
+    """
+    name = key.split("/")[0]
+    if name not in _PARTS:
+        raise TwinstreamError(f"kernel '{key}' is unknown; known: {', '.join(_PARTS)}")
 
-    def of(self, model: TracedModel, device: torch.device) -> ModuleProgram:
-        """The program of a model on a device."""
-        key = model.ref().content_hash, str(device)
-        if key not in self._made:
-            self._made[key] = ModuleProgram(model, device)
-        return self._made[key]
+    def bind(operands: Operands, attributes: Attributes) -> Calls:
+        device = next(iter(operands.values())).bytes.device
+        calls = Calls()
+        _PARTS[name](_Bound(program_on(device), operands, attributes), calls)
+        return calls
 
-    def kernel(self, model: TracedModel, key: str) -> Kernel:
-        """The kernel that a call of a traced model's schedule names.
-
-        Raises:
-            TwinstreamError: there is none of that name.
-        """
-        name = key.split("/")[0]
-        if name not in _PARTS:
-            raise TwinstreamError(f"kernel '{key}' is unknown; known: {', '.join(_PARTS)}")
-
-        def bind(operands: Operands, attributes: Attributes) -> Calls:
-            device = next(iter(operands.values())).bytes.device
-            calls = Calls()
-            _PARTS[name](_Bound(self.of(model, device), operands, attributes), calls)
-            return calls
-
-        return bind
-
-    def __getstate__(self) -> dict[str, object]:
-        return {"_made": {}}
+    return bind
 
 
 class _Bound:
@@ -122,8 +105,12 @@ class _Bound:
         """Makes the batch of what has been fed."""
         fed = self.operands["tokens"].view(torch.int32, (2, self.num_tokens))
         ids_BS = fed[0].view(self.batch, self.seq_len)
-        if "sequences" not in self.operands:
+        if not self.model.is_packed:
             return lambda: {"input_ids": ids_BS.long()}
+        if "sequences" not in self.operands:
+            length = typed_attribute(self.attributes, "document_len", int)
+            positions = torch.arange(self.num_tokens, device=ids_BS.device).view(1, -1) % length
+            return lambda: {"input_ids": ids_BS.long(), "position_ids": positions}
         starts = typed_attribute(self.attributes, "most_sequences", int) + 1
         sequences = self.operands["sequences"].view(torch.int32, (starts + self.num_tokens,))
         positions_BS = sequences[starts:].view(1, -1)

@@ -34,8 +34,8 @@ from twinstream.executor.modules.capture import (
     Unread,
     capture,
     fake_batch,
+    module_inputs,
     run_module,
-    takes_positions,
 )
 from twinstream.models.traced import TracedModel
 
@@ -116,7 +116,6 @@ class ChunkProgram:
         self, module: nn.Module, found: Capture, *, is_packed: bool, device: torch.device
     ) -> None:
         self.module, self.found, self.is_packed, self.device = module, found, is_packed, device
-        self._takes_positions = takes_positions(module)
         self._prelude_slots = self._slots(found.used[PRELUDE])
         self._postlude_slots = self._slots(found.used[POSTLUDE], found.postlude_modules)
         self._hidden_buffers = [
@@ -206,9 +205,13 @@ class ChunkProgram:
                 raise _Reached
             return pytree.tree_map_only(torch.Tensor, self._filler, self.found.calls[index].result)
 
-        slots = self._prelude_slots
-        with self._stubbed(stub), self._given(slots, tensors), suppress(_Reached):
-            run_module(self.module, self._inputs(batch))
+        with (
+            self._stubbed(stub),
+            documents(batch["position_ids"] if self.is_packed else None),
+            self._given(self._prelude_slots, tensors),
+            suppress(_Reached),
+        ):
+            run_module(self.module, module_inputs(self.module, batch))
         return tuple(made[name] for name in self._wanted)
 
     def block(
@@ -289,6 +292,7 @@ class ChunkProgram:
         ids = torch.zeros(1, rows, dtype=torch.int64, device="meta")
         with (
             self._stubbed(stub),
+            documents(None),
             placed(self._hidden_buffers, self._meta_buffers),
             self._given(self._postlude_slots, tensors),
         ):
@@ -321,18 +325,13 @@ class ChunkProgram:
         """Loss of a slice of rows."""
         return row_loss(self.postlude(tensors, inputs), labels, scale)
 
-    def _inputs(self, batch: Batch) -> dict[str, torch.Tensor]:
-        positions = self.is_packed and self._takes_positions
-        return {k: v for k, v in batch.items() if k != "position_ids" or positions}
-
     @contextmanager
     def _stubbed(self, stub: Any) -> Iterator[None]:
         """Blocks do nothing but hand their arguments to `stub`."""
         try:
             for index, call in enumerate(self.found.calls):
                 call.module.forward = lambda *args, _i=index, **kwargs: stub(_i, (args, kwargs))
-            with documents(self.is_packed):
-                yield
+            yield
         finally:
             for call in self.found.calls:
                 del call.module.forward

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
-from twinstream.executor.modules.module_kernels import ModulePrograms
+from twinstream.executor.program.module_programs import ModulePrograms
 from twinstream.schedule.errors import TwinstreamError
 
 BackendName = Literal["cpu", "cuda"]

@@ -10,9 +10,9 @@ from twinstream.executor.kernels.operand import Kernel
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.memory.arenas import POISON_BYTE, Arenas
 from twinstream.executor.memory.poison import dying_content
-from twinstream.executor.modules.module_kernels import ModulePrograms
 from twinstream.executor.program.compiled import Work
 from twinstream.executor.program.host_work import HostWork
+from twinstream.executor.program.module_programs import ModulePrograms
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.replay.graph_classes import contents
 from twinstream.executor.run.packs import noting_packs

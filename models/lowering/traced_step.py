@@ -43,8 +43,7 @@ class TracedLowering(StepLowering):
         super().__init__(Shapes(model, workload, recipe), workload, recipe)
         self.model = model
         self.trains_embedding = any(group in self.trained for group in model.prelude.groups)
-        packed = workload.packing is not None
-        self.batch = 1 if packed else workload.chunk_tokens // workload.seq_len
+        self.batch = 1 if model.is_packed else workload.chunk_tokens // workload.seq_len
         self.seq_len = workload.chunk_tokens // self.batch
         self._values = {value.name: value for value in model.values}
         self._layer_of = {
@@ -157,6 +156,8 @@ class TracedLowering(StepLowering):
         }  # fmt: skip
         if self.workload.packing is not None:
             attributes["most_sequences"] = self.workload.packing.most_sequences
+        elif self.model.is_packed:
+            attributes["document_len"] = self.workload.seq_len
         key = f"{MODULE_KERNELS}{kernel}/torch"
         return self.builder.call(call_id, key, attributes, works)
 
@@ -310,10 +311,10 @@ def _require_possible(model: TracedModel, workload: Workload, recipe: Recipe) ->
             f"which only twinstream's own kernels do: '{model.name}' is a traced module and needs "
             "chunks of whole sequences"
         )
-    if workload.packing is not None and model.packing == "leaks":
+    if workload.packing is not None and not model.is_packed:
         raise TwinstreamError(
-            f"'{model.name}' does not keep packed documents apart: train it with one document a "
-            "sequence"
+            f"'{model.name}' was traced for one document a sequence, and not for documents of any "
+            "lengths side by side: trace it again with --packed"
         )
     if recipe.lora is not None:
         raise TwinstreamError(

@@ -2,50 +2,16 @@
 
 from typing import Any
 
-# What every config gets of the keys that it has: 3 layers, narrow, few experts.
-TINY: dict[str, Any] = {
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 128),
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "dim"), 64),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 3),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "encoder_attention_heads"), 4),
-    "decoder_attention_heads": 4,
-    "decoder_layers": 3,
-    "encoder_layers": 1,
-    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
+from twinstream.executor.modules.packing_probe import NARROW, latent_heads
+
+TINY = {
+    **NARROW,
     **dict.fromkeys(
-        ("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size"), 96
+        ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), 3
     ),
-    **dict.fromkeys(("encoder_ffn_dim", "shared_expert_intermediate_size"), 32),
-    **dict.fromkeys(
-        ("moe_intermediate_size", "shared_intermediate_size", "expert_ffn_hidden_size"), 32
-    ),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk"), 2),
-    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts", "first_k_dense_replace"), 1),
-    "head_dim": 16,
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), 256),
-    **dict.fromkeys(("sliding_window", "attention_window_size", "attention_chunk_size"), 8),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 32),
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-    **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id"), 1),
-    **dict.fromkeys(("attention_dropout", "hidden_dropout", "dropout", "embd_pdrop"), 0.0),
-    **dict.fromkeys(
-        ("attn_pdrop", "resid_pdrop", "hidden_dropout_prob", "activation_dropout"), 0.0
-    ),
-    **dict.fromkeys(("attention_probs_dropout_prob", "embedding_dropout", "embed_dropout"), 0.0),
-    **dict.fromkeys(("resid_dropout", "layerdrop", "classifier_dropout", "decoder_layerdrop"), 0.0),
-    **dict.fromkeys(("router_jitter_noise", "input_jitter_noise"), 0.0),
-    **dict.fromkeys(("mamba_d_state", "state_size", "mamba_dt_rank", "time_step_rank"), 8),
-    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads"), 8),
-    "mamba_d_head": 16,
-    "mamba_head_dim": 16,
-    "mamba_d_ssm": 128,
-    "mamba_n_groups": 1,
-    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16),
-    **dict.fromkeys(("mamba_chunk_size", "chunk_size"), 8),
+    **dict.fromkeys(("encoder_layers", "encoder_attention_heads"), 1),
+    "encoder_ffn_dim": 32,
+    "index_topk": 16,
 }
 _SLIDING = ["sliding_attention", "full_attention", "sliding_attention"]
 _LINEAR = ["linear_attention", "full_attention", "linear_attention"]
@@ -85,7 +51,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "exaone_moe": {"layer_types": _SLIDING, "mlp_layer_types": ["dense", "sparse", "sparse"]},
     "falcon": {},
     "falcon_h1": {},
-    "falcon_mamba": {},
+    "falcon_mamba": {"intermediate_size": 128},
     "flex_olmo": {},
     "gemma": {},
     "gemma2": {"layer_types": _SLIDING},
@@ -147,7 +113,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "no_rope_layers": [1, 0, 1],
     },
     "longcat_flash": {"zero_expert_num": 2},
-    "mamba": {},
+    "mamba": {"intermediate_size": 128},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
     "mellum": {},
     "mimo_v2_flash": {},
@@ -236,5 +202,9 @@ def tiny_config(model_type: str, **more: Any) -> dict[str, Any]:
     kind = CONFIG_MAPPING[model_type]
     known = set(kind().to_dict()) | set(getattr(kind, "attribute_map", {}))
     given = {key: value for key, value in TINY.items() if key in known}
-    config = kind(**{**given, **FAMILIES[model_type], **more})
-    return config.to_dict()
+    given |= latent_heads(given)
+    config = kind(**{**given, **FAMILIES[model_type], **more}).to_dict()
+    if model_type == "dbrx":  # which refuses what it writes itself
+        for part in ("attn_config", "ffn_config"):
+            config[part] = FAMILIES[model_type][part]
+    return config

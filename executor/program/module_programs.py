@@ -1,0 +1,41 @@
+"""What the parts of traced modules run by: made once in a run, without torch until then."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from twinstream.models.traced import TracedModel
+
+if TYPE_CHECKING:
+    import torch
+
+    from twinstream.executor.kernels.operand import Kernel
+    from twinstream.executor.modules.module_program import ModuleProgram
+
+
+@dataclass
+class ModulePrograms:
+    """The programs of a run's modules, each made once; empty when it goes to another process."""
+
+    _made: dict[tuple[str, str], "ModuleProgram"] = field(default_factory=dict)
+
+    def of(self, model: TracedModel, device: "torch.device") -> "ModuleProgram":
+        """The program of a model on a device."""
+        from twinstream.executor.modules.module_program import ModuleProgram
+
+        key = model.ref().content_hash, str(device)
+        if key not in self._made:
+            self._made[key] = ModuleProgram(model, device)
+        return self._made[key]
+
+    def kernel(self, model: TracedModel, key: str) -> "Kernel":
+        """The kernel that a call of a traced model's schedule names.
+
+        Raises:
+            TwinstreamError: there is none of that name.
+        """
+        from twinstream.executor.modules.module_kernels import module_kernel
+
+        return module_kernel(key, lambda device: self.of(model, device))
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_made": {}}
