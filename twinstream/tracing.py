@@ -9,7 +9,7 @@ from twinstream.models.hf_config import Dtype, UnsupportedConfigError, hf_config
 from twinstream.models.model import AnyModel, is_traced, load_any_model
 from twinstream.models.presets import is_preset
 from twinstream.models.spec import ModelSpec
-from twinstream.models.traced import TracedModel
+from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.schedule.errors import TwinstreamError
 
 DEFAULT_SEQ_LEN = 2048
@@ -21,7 +21,7 @@ class CannotTraceError(TwinstreamError):
 
 def find_model(
     model: str | Path | AnyModel, *, dtype: Dtype | None = None, longest: int | None = None,
-    is_packed: bool = False,
+    is_packed: bool | None = False,
 ) -> AnyModel:  # fmt: skip
     """The model of a name, a path, or `FILE.py:FUNCTION`.
 
@@ -32,7 +32,8 @@ def find_model(
     Args:
         dtype: of parameters, whatever the model's own is.
         longest: tokens of the longest sequence.
-        is_packed: of a model that is traced, whether documents are packed side by side.
+        is_packed: of a model that is traced, whether documents are packed side by side; None is
+            where a probe shows that they do not see each other.
 
     Raises:
         CannotTraceError: it has to be traced, and torch or transformers is not installed.
@@ -56,7 +57,7 @@ def find_model(
 
 def trace_model(
     model: str | Path, *, dtype: Dtype | None = None, attention: str | None = None,
-    seq_len: int | None = None, is_packed: bool = False,
+    seq_len: int | None = None, is_packed: bool | None = False,
 ) -> TracedModel:  # fmt: skip
     """Trace a module without its weights: `twinstream trace MODEL`.
 
@@ -66,31 +67,39 @@ def trace_model(
         dtype: of parameters; by default what the config says (bfloat16 for float16), else float32.
         attention: `eager` or `sdpa`; by default what transformers takes.
         seq_len: tokens of a sequence; other lengths are good as far as no window separates them.
-        is_packed: whether documents are packed side by side.
+        is_packed: whether documents are packed side by side; None is where a probe of a small
+            copy shows that they do not see each other.
 
     Raises:
         CannotTraceError: torch or transformers is not installed.
         TwinstreamError: the module cannot be planned; says where, why, and what to do.
     """
     _require_tracing(model, f"{model} is traced")
-    from twinstream.executor.modules.building import python_source
+    from twinstream.executor.modules.packing_probe import Packing, isolates_documents
     from twinstream.executor.modules.tracing import trace
-    from twinstream.models.traced import ModuleSource
 
-    length = seq_len or DEFAULT_SEQ_LEN
-    function = python_function(model)
-    if function is not None:
-        source = python_source(Path(function[0]), function[1])
-        chosen = dtype or "float32"
-        return trace(source, dtype=chosen, attention=attention, seq_len=length, is_packed=is_packed)
-    file = hf_config_file(model)
-    config = json.loads(file.read_bytes())
-    stated = config.get("dtype") or config.get("torch_dtype")
-    chosen = dtype or ("bfloat16" if stated in ("bfloat16", "float16") else "float32")
-    return trace(
-        ModuleSource(config=config), dtype=chosen, attention=attention, seq_len=length,
+    source, chosen = _source_of(model, dtype)
+    packing: Packing = "unknown" if is_packed is False else isolates_documents(source, attention)
+    if is_packed is None:
+        is_packed = packing in ("isolated", "isolated_by_mask")
+    found = trace(
+        source, dtype=chosen, attention=attention, seq_len=seq_len or DEFAULT_SEQ_LEN,
         is_packed=is_packed,
     )  # fmt: skip
+    return found.model_copy(update={"packing": packing})
+
+
+def _source_of(model: str | Path, dtype: Dtype | None) -> tuple[ModuleSource, Dtype]:
+    """What builds the module, and the dtype of its parameters."""
+    from twinstream.executor.modules.building import python_source
+
+    function = python_function(model)
+    if function is not None:
+        return python_source(Path(function[0]), function[1]), dtype or "float32"
+    config = json.loads(hf_config_file(model).read_bytes())
+    stated = config.get("dtype") or config.get("torch_dtype")
+    chosen = dtype or ("bfloat16" if stated in ("bfloat16", "float16") else "float32")
+    return ModuleSource(config=config), chosen
 
 
 def python_function(model: str | Path) -> tuple[str, str] | None:

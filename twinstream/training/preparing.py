@@ -19,6 +19,7 @@ from twinstream.models.model import AnyModel, require_decoder
 from twinstream.models.presets import is_preset, model_notes
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.models.traced import TracedModel
 from twinstream.schedule.files import read_document
 from twinstream.schedule.sizes import brief
 from twinstream.tracing import find_model
@@ -114,6 +115,12 @@ class Prepared:
             )
         if self.here.backend == "cuda":
             found.append("note: `train` is written for CUDA, and not yet run on a GPU")
+        model = self.model.spec
+        if isinstance(model, TracedModel) and not model.is_packed:
+            found.append(
+                f"note: {model.model_type} does not keep packed documents apart, so each has a "
+                "sequence of its own, filled up with padding"
+            )
         return [*found, *self.plan.notes]
 
 
@@ -245,7 +252,7 @@ def open_model(options: TrainOptions, *, weights: bool) -> Model:
     Raises:
         TwinstreamError: there is no such model, or its weights are not whole.
     """
-    spec = find_model(options.model, dtype=options.dtype, longest=options.seq_len)
+    spec = find_model(options.model, dtype=options.dtype, longest=options.seq_len, is_packed=None)
     if isinstance(spec, ModelSpec):
         require_executable(spec)
     path = Path(options.model)
