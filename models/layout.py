@@ -3,15 +3,36 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
-
-from twinstream.models.adapters.lora import ADAPTERS
-
-if TYPE_CHECKING:
-    from twinstream.models.spec import ModelSpec
+from typing import Protocol
 
 ALIGNMENT_BYTES = 256
 EMBEDDING, HEAD = "embedding", "head"  # groups outside the blocks
+ADAPTERS = "lora."  # begins the name of a group of adapters
+
+
+class DecoderSizes(Protocol):
+    """What the layouts of a decoder of ours follow from: a `ModelSpec`."""
+
+    @property
+    def d_model(self) -> int: ...
+    @property
+    def d_ff(self) -> int: ...
+    @property
+    def d_q(self) -> int: ...
+    @property
+    def d_kv(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def itemsize(self) -> int: ...
+    @property
+    def qk_norm(self) -> bool: ...
+    @property
+    def qkv_bias(self) -> bool: ...
+    @property
+    def tied_embeddings(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -39,7 +60,7 @@ class FlatLayout:
         raise KeyError(name)
 
 
-def block_layout(spec: "ModelSpec") -> FlatLayout:
+def block_layout(spec: DecoderSizes) -> FlatLayout:
     """Return the layout of one block.
 
     Matrices are [out_features, in_features], as in nn.Linear. The rows of qkv_proj are Q, then K,
@@ -68,7 +89,7 @@ def block_layout(spec: "ModelSpec") -> FlatLayout:
     return packed_layout(shapes, spec.itemsize)
 
 
-def head_layout(spec: "ModelSpec") -> FlatLayout:
+def head_layout(spec: DecoderSizes) -> FlatLayout:
     """Return the layout of the final norm and, unless the embeddings are tied, the LM head."""
     shapes: list[tuple[str, tuple[int, ...]]] = [("final_norm", (spec.d_model,))]
     if not spec.tied_embeddings:
@@ -76,7 +97,7 @@ def head_layout(spec: "ModelSpec") -> FlatLayout:
     return packed_layout(shapes, spec.itemsize)
 
 
-def embedding_layout(spec: "ModelSpec") -> FlatLayout:
+def embedding_layout(spec: DecoderSizes) -> FlatLayout:
     """Return the layout of the embedding, which is also the LM head if the two are tied."""
     return packed_layout([("embedding", (spec.vocab_size, spec.d_model))], spec.itemsize)
 

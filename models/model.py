@@ -9,7 +9,7 @@ from typing import Protocol
 from pydantic import JsonValue, ValidationError
 
 from twinstream.models.executable import NotExecutableError
-from twinstream.models.hf_config import Dtype
+from twinstream.models.hf.config import Dtype
 from twinstream.models.layout import FlatLayout
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec

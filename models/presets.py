@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.models.executable import executor_refusal
-from twinstream.models.hf_config import Dtype, is_own_config, states_dtype, unread_keys
+from twinstream.models.hf.config import Dtype, is_own_config, states_dtype, unread_keys
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError, did_you_mean, require
 

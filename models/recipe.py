@@ -12,7 +12,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from twinstream.models.adapters.lora import ADAPTERS, Lora
+from twinstream.models.adapters.lora import Lora
+from twinstream.models.layout import ADAPTERS
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 

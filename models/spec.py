@@ -7,8 +7,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from twinstream.models.executable import usual_fields
-from twinstream.models.hf_config import (
+from twinstream.models.hf.config import (
     Dtype,
     HfConfigError,
     describe_problems,
@@ -16,7 +15,7 @@ from twinstream.models.hf_config import (
     read_hf_config,
     read_json_object,
 )
-from twinstream.models.hf_experts import EXPERT_MODEL_TYPES, read_expert_config
+from twinstream.models.hf.experts import EXPERT_MODEL_TYPES, read_expert_config
 from twinstream.models.layout import (
     FlatLayout,
     block_layout,
@@ -32,6 +31,17 @@ from twinstream.schedule.workload import ModelRef
 Width = Annotated[int, Field(gt=0, le=2**22)]
 
 ITEMSIZE_BYTES = {"bfloat16": 2, "float32": 4}
+# What our kernels run, of the fields that are also priced with other values; and why not those.
+RUN_HERE: dict[str, tuple[object, str]] = {
+    "mlp": ("swiglu", "only SwiGLU feed-forward networks have kernels"),
+    "norm": ("rms", "only RMSNorm has kernels"),
+    "positions": ("rope", "only RoPE has kernels"),
+    "max_positions": (0, "learned positions have no kernels"),
+    "biases": (False, "only Q, K and V may have biases"),
+    "dropout": (False, "dropout has no kernels"),
+    "experts": (None, "experts have no kernels"),
+}
+
 _VOCAB_MULTIPLE = 128  # of the rows of the embedding that a rank holds; Megatron-LM's default
 
 ParameterPart = Literal[
@@ -227,9 +237,14 @@ class ModelSpec(Node):
         """The layer whose parameters or adapters a group has; None of embedding and head."""
         return layer_of(group)
 
+    @property
+    def usual_fields(self) -> set[str]:
+        """Fields of which a document need not tell: they are as all that runs here has them."""
+        return {name for name, (usual, _) in RUN_HERE.items() if getattr(self, name) == usual}
+
     def ref(self) -> ModelRef:
         """What documents say of the model, from which `model_of` makes it again."""
-        usual = usual_fields(self)
+        usual = self.usual_fields
         written = self.model_dump_json(exclude_none=True, exclude=usual)
         digest = hashlib.sha256(written.encode()).hexdigest()[:16]
         fields = self.model_dump(mode="json", exclude_none=True, exclude=usual)
@@ -275,15 +290,6 @@ def layer_parameters(shape: ModelSpec) -> LayerParameters:
         num_experts=experts.count if experts else 0,
         shared_expert=whole.mlp(experts.shared_d_ff, 1) if experts else 0,
     )
-
-
-def active_parameters(shape: ModelSpec) -> int:
-    """Parameters that one token passes through: of the routed experts only its own.
-
-    Embedding and head count whole, as the published numbers of active parameters do.
-    """
-    per_token = shape.experts.per_token if shape.experts else 0
-    return shape.num_layers * layer_parameters(shape).active(per_token) + _outside_layers(shape)
 
 
 def norm_parameters(shape: ModelSpec) -> int:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from twinstream.models.hf_config import HfConfigError
+from twinstream.models.hf.config import HfConfigError
 from twinstream.models.spec import ModelSpec
 
 # The longest sequence that a plain RoPE is said to be for: generation and serving ask for one, and

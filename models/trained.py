@@ -4,8 +4,7 @@ The base's groups are those of the model; the adapters of a layer are the group 
 """
 
 from twinstream.models.adapters.adapter_layout import adapter_group, adapter_layout
-from twinstream.models.adapters.lora import ADAPTERS
-from twinstream.models.layout import HEAD, FlatLayout
+from twinstream.models.layout import ADAPTERS, HEAD, FlatLayout
 from twinstream.models.model import Model
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec

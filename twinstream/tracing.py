@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from twinstream.models.executable import executor_refusal
-from twinstream.models.hf_config import Dtype, UnsupportedConfigError, hf_config_file
+from twinstream.models.hf.config import Dtype, UnsupportedConfigError, hf_config_file
 from twinstream.models.model import AnyModel, is_traced, load_any_model
 from twinstream.models.presets import is_preset
 from twinstream.models.spec import ModelSpec

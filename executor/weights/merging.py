@@ -19,7 +19,7 @@ from twinstream.executor.weights.peft_folder import (
 from twinstream.models.adapters.adapter_layout import adapter_group, adapter_layout
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.peft_weights import PEFT_MODULES, peft_weights_of
-from twinstream.models.hf_config import Dtype, HfConfigError
+from twinstream.models.hf.config import Dtype, HfConfigError
 from twinstream.models.hf_weights import HfWeight, hf_weights_of
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import read_bytes, reason_of

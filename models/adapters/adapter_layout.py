@@ -6,8 +6,8 @@ that one product makes x A^T for all of them.
 
 from dataclasses import dataclass
 
-from twinstream.models.adapters.lora import ADAPTERS, Lora, Target
-from twinstream.models.layout import FlatLayout, packed_layout
+from twinstream.models.adapters.lora import Lora, Target
+from twinstream.models.layout import ADAPTERS, FlatLayout, packed_layout
 from twinstream.models.spec import ModelSpec
 
 _SITES: dict[str, tuple[Target, ...]] = {

@@ -11,7 +11,6 @@ from twinstream.schedule.ops import Attribute
 
 Target = Literal["q", "k", "v", "o", "gate", "up", "down"]
 TARGETS: tuple[Target, ...] = get_args(Target)
-ADAPTERS = "lora."  # begins the name of a group of adapters
 DEFAULT_RANK = 16
 _EXAMPLE = f"r={DEFAULT_RANK},alpha={2 * DEFAULT_RANK},targets={','.join(TARGETS)}"
 _ATTRIBUTES = ("lora_rank", "lora_alpha", "lora_targets")

@@ -14,7 +14,7 @@ from tests.models.published_configs import (
     QWEN3_0_6B,
     read_config,
 )
-from twinstream.models.hf_config import UnsupportedConfigError
+from twinstream.models.hf.config import UnsupportedConfigError
 from twinstream.models.presets import load_model, model_notes
 from twinstream.models.rope import RopeScaling
 from twinstream.models.spec import ModelSpec

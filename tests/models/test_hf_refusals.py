@@ -11,7 +11,7 @@ from tests.models.published_configs import (
     MISTRAL_7B_V0_3,
     read_config,
 )
-from twinstream.models.hf_config import HfConfigError, UnsupportedConfigError
+from twinstream.models.hf.config import HfConfigError, UnsupportedConfigError
 from twinstream.models.spec import ModelSpec
 
 LLAMA_3_1 = META_LLAMA_3_1_8B["rope_scaling"]

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.models.published_configs import CONFIGS, read_config
-from twinstream.models.hf_config import HfConfigError
+from twinstream.models.hf.config import HfConfigError
 from twinstream.models.hf_weights import hf_weights
 from twinstream.models.layout import block_layout, embedding_layout, head_layout
 from twinstream.models.presets import executable_presets, load_preset

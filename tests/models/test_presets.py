@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import twinstream.models.presets
+from tests.models.active_parameters import active_parameters
 from tests.models.published_configs import META_LLAMA_3_8B
-from twinstream.models.hf_config import HfConfigError, UnsupportedConfigError
+from twinstream.models.hf.config import HfConfigError, UnsupportedConfigError
 from twinstream.models.presets import (
     UnknownModelError,
     load_model,
@@ -17,7 +18,6 @@ from twinstream.models.presets import (
     preset_names,
     preset_source,
 )
-from twinstream.models.spec import active_parameters
 
 # In billions, as printed: model cards, arXiv:2005.14165, 2104.04473 (table 1), 2205.05198 (table 3)
 PUBLISHED = {

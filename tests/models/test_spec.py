@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.models.small_model import SMALL
-from twinstream.models.hf_config import HfConfigError
+from twinstream.models.hf.config import HfConfigError
 from twinstream.models.presets import UnknownModelError, executable_presets, load_model, load_preset
 from twinstream.models.spec import ModelSpec
 

@@ -13,7 +13,7 @@ from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.requests import require_known
 from twinstream.commands.cluster_inputs import inputs_of
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.models.hf_config import DTYPES
+from twinstream.models.hf.config import DTYPES
 from twinstream.models.traced import TracedModel
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.analysis.comparison import by_rank
@@ -25,7 +25,7 @@ _TIMELINES, _MODEL = "trace.json.gz", "model.json"
 
 
 @dataclass(frozen=True)
-class ModelOptions:
+class TraceOptions:
     """How a model is traced."""
 
     dtype: Annotated[
@@ -66,7 +66,7 @@ def trace(
             help="A Hugging Face folder, its config.json, FILE.py:FUNCTION; or a schedule's JSON.",
         ),
     ],
-    model: ModelOptions,
+    model: TraceOptions,
     timelines: Timelines,
     output: Annotated[
         Path | None,
@@ -82,7 +82,7 @@ def trace(
     of a cluster's schedule every class is a process.
     """
     if _is_schedule(what):
-        if model != ModelOptions():
+        if model != TraceOptions():
             raise ArgumentError(
                 f"{what} is a schedule: --dtype, --attention, --seq-len and --packed are of models"
             )

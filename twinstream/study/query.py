@@ -18,7 +18,7 @@ from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.measures.uncertainty import Uncertainty
-from twinstream.models.hf_config import Dtype
+from twinstream.models.hf.config import Dtype
 from twinstream.models.model import AnyModel
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec

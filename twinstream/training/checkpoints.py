@@ -13,7 +13,7 @@ from pydantic import Field, JsonValue, NonNegativeInt
 
 from twinstream.data.order import Position
 from twinstream.executor.weights.durable_files import sync, whole_folder, writing
-from twinstream.models.adapters.lora import ADAPTERS
+from twinstream.models.layout import ADAPTERS
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
 from twinstream.models.traced import TracedModel

@@ -39,7 +39,7 @@ _MANY_EPOCHS = 20
 
 
 @dataclass(frozen=True)
-class Model:
+class OpenedModel:
     """What is trained.
 
     Attributes:
@@ -60,7 +60,7 @@ class Prepared:
 
     options: TrainOptions
     here: LocalMachine
-    model: Model
+    model: OpenedModel
     data: TrainingData
     eval_data: TrainingData | None
     recipe: Recipe
@@ -124,8 +124,10 @@ class Prepared:
         return [*found, *self.plan.notes]
 
 
-def prepare(options: TrainOptions, here: LocalMachine, model: Model, checkpoint: Checkpoint | None,
-            tell: Tell) -> Prepared:  # fmt: skip
+def prepare(
+    options: TrainOptions, here: LocalMachine, model: OpenedModel, checkpoint: Checkpoint | None,
+    tell: Tell,
+) -> Prepared:  # fmt: skip
     """Everything before the first step.
 
     Raises:
@@ -164,7 +166,7 @@ def prepare(options: TrainOptions, here: LocalMachine, model: Model, checkpoint:
     )  # fmt: skip
 
 
-def outline_for(model: Model, recipe: Recipe) -> "Outline":
+def outline_for(model: OpenedModel, recipe: Recipe) -> "Outline":
     """Of the run's checkpoints and its DIR/model: what MODEL has of them, which may go meanwhile.
 
     Raises:
@@ -203,7 +205,7 @@ def steps_wanted(options: TrainOptions, data: TrainingData, tokens_per_step: int
 
 
 def resolved(
-    options: TrainOptions, here: LocalMachine, model: Model, plan: Plan, num_steps: int
+    options: TrainOptions, here: LocalMachine, model: OpenedModel, plan: Plan, num_steps: int
 ) -> TrainOptions:
     """The options with what was chosen of them, so that they alone say what the run is."""
     rate = options.learning_rate
@@ -243,7 +245,7 @@ def rate_of(options: TrainOptions, num_steps: int) -> LearningRate:
     )  # fmt: skip
 
 
-def open_model(options: TrainOptions, *, weights: bool) -> Model:
+def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
     """The model, and the headers of its weights checked where it has some.
 
     Args:
@@ -257,9 +259,9 @@ def open_model(options: TrainOptions, *, weights: bool) -> Model:
         require_executable(spec)
     path = Path(options.model)
     if is_preset(options.model):
-        return Model(spec)
+        return OpenedModel(spec)
     if not path.is_dir():
-        return Model(spec, files=path.parent if path.name == "config.json" else None)
+        return OpenedModel(spec, files=path.parent if path.name == "config.json" else None)
     from twinstream.api import require_torch
 
     require_torch()
@@ -269,15 +271,17 @@ def open_model(options: TrainOptions, *, weights: bool) -> Model:
     is_there = has_weights(path)
     if isinstance(spec, ModelSpec) and (weights or is_there):
         HfFolder.open(path, spec)
-    return Model(spec, folder=path, files=path, has_weights=is_there)
+    return OpenedModel(spec, folder=path, files=path, has_weights=is_there)
 
 
-def base_name(model: Model) -> str | None:
+def base_name(model: OpenedModel) -> str | None:
     """What a PEFT folder says of its base."""
     return None if model.folder is None else str(model.folder.resolve())
 
 
-def open_data(options: TrainOptions, model: Model) -> tuple[TrainingData, TrainingData | None]:
+def open_data(
+    options: TrainOptions, model: OpenedModel
+) -> tuple[TrainingData, TrainingData | None]:
     """What is trained on and, if asked for, evaluated on.
 
     Raises:
@@ -302,7 +306,7 @@ def open_data(options: TrainOptions, model: Model) -> tuple[TrainingData, Traini
     return data, opened(options.eval_data, replace(rows, workers=0))
 
 
-def _tokenizer(options: TrainOptions, model: Model) -> Path | None:
+def _tokenizer(options: TrainOptions, model: OpenedModel) -> Path | None:
     """A folder or tokenizer.json; None is bytes, which given weights have only if told so."""
     given, folder = options.tokenizer, model.files
     if given is not None:

@@ -70,7 +70,7 @@ class Trainer:
         return [] if self._loop is None else self._loop.pids
 
     def prepare(self, *, weights: bool = True) -> Prepared:
-        """Model, data, layout and plan; nothing is written, and it is done once.
+        """OpenedModel, data, layout and plan; nothing is written, and it is done once.
 
         Args:
             weights: False lets the model's weights be missing, for who does not train.

@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.models.active_parameters import active_parameters
 from tests.models.shapes.shapes import GATED, PLAIN, ROUTED
 from twinstream.models.spec import (
-    active_parameters,
     layer_parameters,
     norm_parameters,
     padded_vocab,

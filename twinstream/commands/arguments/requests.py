@@ -9,7 +9,7 @@ from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.freezing import trained_of
-from twinstream.models.hf_config import DTYPES
+from twinstream.models.hf.config import DTYPES
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.planner.choices import ChoiceError, Choices, recompute_level

@@ -9,7 +9,7 @@ from twinstream.api import require_torch
 from twinstream.commands.arguments.outputs import check_folder
 from twinstream.commands.arguments.requests import require_known
 from twinstream.commands.output import print_report, progress
-from twinstream.models.hf_config import DTYPES
+from twinstream.models.hf.config import DTYPES
 
 
 def export(

@@ -9,7 +9,7 @@ from twinstream.models.traced import TracedModel
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import plan_again
-from twinstream.training.preparing import Model, Prepared
+from twinstream.training.preparing import OpenedModel, Prepared
 from twinstream.training.ranks.planning import Plan
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def segments(prepared: Prepared, done: int) -> list[TrainingSegment]:
 
 
 def starting_state(
-    model: Model, options: TrainOptions, recipe: Recipe, checkpoint: Checkpoint | None
+    model: OpenedModel, options: TrainOptions, recipe: Recipe, checkpoint: Checkpoint | None
 ) -> tuple["Weights", "Optimizer"]:
     """The state before a segment's first step.
 
@@ -77,7 +77,7 @@ def starting_state(
 
 
 def _weights(
-    model: Model, options: TrainOptions, recipe: Recipe, checkpoint: Checkpoint | None
+    model: OpenedModel, options: TrainOptions, recipe: Recipe, checkpoint: Checkpoint | None
 ) -> "Weights":
     """Of the base, and of adapters beside it: a checkpoint has what is trained."""
     from twinstream.executor.state.sources import read_adapters, read_parameters

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, PositiveInt, ValidationError
 
-from twinstream.models.hf_config import (
+from twinstream.models.hf.config import (
     DEFAULT_WINDOW,
     READ_STRICTLY,
     HfConfigError,

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from twinstream.models.hf_keys import HARMLESS_KEYS, NEUTRAL_VALUES, REASONS, says_nothing
+from twinstream.models.hf.keys import HARMLESS_KEYS, NEUTRAL_VALUES, REASONS, says_nothing
 from twinstream.models.rope import PositiveFinite, RopeScaling
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import read_text
