@@ -128,7 +128,8 @@ def _numbers(config: dict[str, Any]) -> list[tuple[str, int]]:
 def _sizes(seq_len: int, low: int, high: int | None, is_packed: bool) -> list[Size]:
     """Points through which costs are fitted, and the last to check them, at S itself.
 
-    Lengths are a multiple of 256 apart where that is possible, because scans pad to such.
+    Lengths are a multiple of 256 apart where that is possible, because scans pad to such. One
+    sequence is no point: a repeated axis of length 1 spares copies.
     """
     below = (seq_len - max(low, seq_len // 4)) // 3
     above = (high or 4 * seq_len) - seq_len
@@ -138,7 +139,7 @@ def _sizes(seq_len: int, low: int, high: int | None, is_packed: bool) -> list[Si
     lengths = [seq_len - i * step for i in (3, 2, 1, 0)]
     if is_packed:
         return [(1, length) for length in lengths]
-    return [*((b, s) for s in lengths[:3] for b in (2, 1)), (3, lengths[3])]
+    return [*((b, s) for s in lengths[:3] for b in (2, 3)), (4, lengths[3])]
 
 
 class _Parts:
@@ -276,6 +277,7 @@ class _Parts:
                     ),
                     dtype=_name(value.dtype),
                     has_gradient=value.has_gradient,
+                    layout=value.layout,
                 )
                 for name, value in found.values.items()
                 for shapes in (self.shapes[name],)
