@@ -104,13 +104,16 @@ class TracedGroup(Node):
 class TracedValue(Node):
     """A tensor that the prelude or a block makes, and blocks or the postlude read.
 
-    Its name is `prelude.K` or `block.L.J`.
+    Its name is `prelude.K` or `block.L.J`. `layout` is empty where it lies row by row, else its
+    axes as they lie in memory, outermost first, without those along which it only repeats: a copy
+    that lies otherwise may change the last bits of what is computed from it.
     """
 
     name: str
     shape: tuple[Poly, ...]
     dtype: str
     has_gradient: bool
+    layout: tuple[Index, ...] = ()
 
     @field_validator("dtype")
     @classmethod
@@ -123,9 +126,14 @@ class TracedValue(Node):
         """Its shape in chunks of `batch` sequences of `seq_len` tokens."""
         return tuple(size.at(batch, seq_len) for size in self.shape)
 
+    def stored_shape_at(self, batch: int, seq_len: int) -> tuple[int, ...]:
+        """The shape of the contiguous tensor that has all of it, axes as in `layout`."""
+        shape = self.shape_at(batch, seq_len)
+        return tuple(shape[axis] for axis in self.layout) if self.layout else shape
+
     def size_bytes(self, batch: int, seq_len: int) -> int:
-        """Its bytes there, contiguous."""
-        return math.prod(self.shape_at(batch, seq_len)) * BYTES_OF_DTYPE[self.dtype]
+        """Its bytes there, contiguous and without repeating anything."""
+        return math.prod(self.stored_shape_at(batch, seq_len)) * BYTES_OF_DTYPE[self.dtype]
 
 
 class TracedWork(Node):

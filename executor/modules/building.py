@@ -75,16 +75,16 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
     for part in module.modules():
         if hasattr(part, "config"):
             part.config.use_cache = False
-        if hasattr(part, "warn_if_padding_and_no_attention_mask"):  # it asks the device for ids
-            part.warn_if_padding_and_no_attention_mask = _say_nothing
+        if hasattr(part, "warn_if_padding_and_no_attention_mask"):  # asks the device; no padding
+            part.warn_if_padding_and_no_attention_mask = _no_warning
     if module._can_set_experts_implementation():
         # The other implementations ask the device how many tokens each expert has.
         module.set_experts_implementation("grouped_mm")
     return module
 
 
-def _say_nothing(*_: object) -> None:
-    """In place of a warning that needs the values of tensors."""
+def _no_warning(*_: Any) -> None:
+    """In place of what looks into the tokens."""
 
 
 def _from_python(source: ModuleSource) -> nn.Module:

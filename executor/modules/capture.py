@@ -73,6 +73,7 @@ class CapturedValue:
     dtype: torch.dtype
     has_gradient: bool
     source: tuple[int, Path] | None
+    layout: tuple[int, ...] = ()
 
 
 @dataclass
@@ -384,7 +385,7 @@ class _Watch(TorchDispatchMode):
             count = sum(value.source is not None for value in self.found.values.values())
             name = f"prelude.{count}"
         self.found.values[name] = CapturedValue(
-            tuple(tensor.shape), tensor.dtype, tensor.requires_grad, source
+            tuple(tensor.shape), tensor.dtype, tensor.requires_grad, source, layout_of(tensor)
         )
         self.known[id(tensor)] = name
         return name
@@ -409,6 +410,15 @@ class _Watch(TorchDispatchMode):
             found.used.setdefault(place, set())
         found.vocab_size = logits.shape[-1]
         return found
+
+
+def layout_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Its axes in the order of memory without repeated ones; empty for row by row."""
+    strides = tensor.stride()
+    axes = [a for a, stride in enumerate(strides) if stride > 0 or tensor.shape[a] == 1]
+    if tensor.is_contiguous() or not axes:
+        return ()
+    return tuple(sorted(axes, key=lambda axis: (-strides[axis], axis)))
 
 
 def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

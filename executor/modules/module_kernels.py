@@ -17,8 +17,15 @@ from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import Kernel, KernelOperand, Operands
 from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.gradients import gradient_views, weight_views
-from twinstream.executor.modules.module_program import ChunkProgram, ModuleProgram, row_axis
+from twinstream.executor.modules.module_program import (
+    ChunkProgram,
+    ModuleProgram,
+    restored,
+    row_axis,
+    stored,
+)
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
+from twinstream.models.traced import TracedValue
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Mode
 
@@ -67,26 +74,40 @@ class _Bound:
             if name.startswith(prefix):
                 yield name.removeprefix(prefix), operand
 
-    def value(self, operand: str, name: str) -> torch.Tensor:
-        """The view of a value of the model, or of its gradient."""
-        value = self.model.value(name)
-        dtype = getattr(torch, value.dtype)
-        return _own(self.operands[operand].view(dtype, value.shape_at(self.batch, self.seq_len)))
-
-    def values(self, kind: str, names: Sequence[str]) -> list[torch.Tensor]:
-        """Views of the operands KIND.0, KIND.1, ..., which are all there."""
-        return [self.value(f"{kind}.{place}", name) for place, name in enumerate(names)]
-
-    def some(self, kind: str, names: Sequence[str]) -> list[torch.Tensor | None]:
-        """Views of the operands KIND.0, KIND.1, ...; None of those that are not there."""
+    def inputs(self, names: Sequence[str]) -> list[torch.Tensor]:
+        """The values in the operands input.0, input.1, ..., as they lay when they were made."""
+        size = self.batch, self.seq_len
         return [
-            self.value(f"{kind}.{place}", name) if f"{kind}.{place}" in self.operands else None
-            for place, name in enumerate(names)
-        ]
+            restored(value, kept, size)
+            for value, kept in zip(map(self.model.value, names), self._kept("input", names),
+                                   strict=True)
+        ]  # fmt: skip
+
+    def outputs(self, names: Sequence[str]) -> list["_Output"]:
+        """Where the operands output.0, output.1, ... take values."""
+        values = map(self.model.value, names)
+        return [_Output(*pair) for pair in zip(values, self._kept("output", names), strict=True)]
+
+    def _kept(self, kind: str, names: Sequence[str]) -> list[torch.Tensor]:
+        found = []
+        for place, value in enumerate(map(self.model.value, names)):
+            shape = value.stored_shape_at(self.batch, self.seq_len)
+            operand = self.operands[f"{kind}.{place}"]
+            found.append(_own(operand.view(getattr(torch, value.dtype), shape)))
+        return found
+
+    def gradients_of(self, kind: str, names: Sequence[str]) -> list[torch.Tensor | None]:
+        """Gradients in the operands KIND.0, KIND.1, ...; None of those that are not there."""
+        found: list[torch.Tensor | None] = []
+        for place, value in enumerate(map(self.model.value, names)):
+            operand = self.operands.get(f"{kind}.{place}")
+            shape, dtype = value.shape_at(self.batch, self.seq_len), getattr(torch, value.dtype)
+            found.append(None if operand is None else _own(operand.view(dtype, shape)))
+        return found
 
     def contributions(self, names: Sequence[str]) -> list["_Contribution | None"]:
         """Where the gradients of inputs go."""
-        views = self.some("d_input", names)
+        views = self.gradients_of("d_input", names)
         return [
             None if view is None else _Contribution(view, self.operands[f"d_input.{place}"].mode)
             for place, view in enumerate(views)
@@ -125,6 +146,18 @@ class _Bound:
 
 
 @dataclass
+class _Output:
+    """Where a value is kept."""
+
+    value: TracedValue
+    kept: torch.Tensor
+
+    def take(self, tensor: torch.Tensor) -> None:
+        """Keep it as it lies."""
+        self.kept.copy_(stored(self.value, tensor))
+
+
+@dataclass
 class _Contribution:
     """Where a gradient is written, or added to what is there."""
 
@@ -144,7 +177,7 @@ class _Contribution:
 
 def _prelude(bound: _Bound, calls: Calls) -> None:
     chunk, tensors, fed, random = bound.chunk, bound.tensors, bound.fed(), bound.random()
-    outputs = bound.values("output", bound.model.prelude.outputs)
+    outputs = bound.outputs(bound.model.prelude.outputs)
 
     def run() -> None:
         with torch.no_grad(), _drawing(random):
@@ -157,7 +190,7 @@ def _block(bound: _Bound, calls: Calls) -> None:
     chunk, tensors, random = bound.chunk, bound.tensors, bound.random()
     index = typed_attribute(bound.attributes, "block", int)
     call = bound.model.calls[index]
-    inputs, outputs = bound.values("input", call.inputs), bound.values("output", call.outputs)
+    inputs, outputs = bound.inputs(call.inputs), bound.outputs(call.outputs)
 
     def run() -> None:
         with torch.no_grad(), _drawing(random):
@@ -170,7 +203,7 @@ def _block_backward(bound: _Bound, calls: Calls) -> None:
     chunk, tensors, random = bound.chunk, bound.tensors, bound.random()
     index = typed_attribute(bound.attributes, "block", int)
     call = bound.model.calls[index]
-    inputs, d_outputs = bound.values("input", call.inputs), bound.some("d_output", call.outputs)
+    inputs, d_outputs = bound.inputs(call.inputs), bound.gradients_of("d_output", call.outputs)
     d_inputs, gradients = bound.contributions(call.inputs), bound.gradients(calls)
 
     def run() -> None:
@@ -188,7 +221,7 @@ def _block_backward(bound: _Bound, calls: Calls) -> None:
 
 def _prelude_backward(bound: _Bound, calls: Calls) -> None:
     chunk, tensors, fed, random = bound.chunk, bound.tensors, bound.fed(), bound.random()
-    d_outputs = bound.some("d_output", bound.model.prelude.outputs)
+    d_outputs = bound.gradients_of("d_output", bound.model.prelude.outputs)
     gradients = bound.gradients(calls)
 
     def run() -> None:
@@ -208,7 +241,7 @@ class _Rows:
         names = bound.model.postlude.inputs
         shapes, size = bound.chunk.found.values, bound.chunk.found.size
         self.axes = [row_axis(shapes[name].shape, size) for name in names]
-        self.inputs = self.flat(bound.values("input", names))
+        self.inputs = self.flat(bound.inputs(names))
         fed = bound.operands["tokens"].view(torch.int32, (2, bound.num_tokens))
         self.labels = fed[1]
         self.loss_scale = StepState(bound.operands["step_state"].bytes).loss_scale[0]
@@ -304,9 +337,9 @@ def _own(view: torch.Tensor) -> torch.Tensor:
     return view.data
 
 
-def _copy(made: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+def _copy(made: Sequence[torch.Tensor], outputs: Sequence["_Output"]) -> None:
     for tensor, output in zip(made, outputs, strict=True):
-        output.copy_(tensor)
+        output.take(tensor)
 
 
 def _take(

@@ -37,10 +37,31 @@ from twinstream.executor.modules.capture import (
     module_inputs,
     run_module,
 )
-from twinstream.models.traced import TracedModel
+from twinstream.models.traced import TracedModel, TracedValue
 
 Tensors = Mapping[str, torch.Tensor]
 IGNORED = -100
+
+
+def stored(value: TracedValue, tensor: torch.Tensor) -> torch.Tensor:
+    """A value as it is kept: contiguous, with axes in the value's layout."""
+    if not value.layout:
+        return tensor.contiguous()
+    repeated = [axis for axis in range(tensor.dim()) if axis not in value.layout]
+    for axis in repeated:
+        tensor = tensor.narrow(axis, 0, 1)
+    return tensor.permute(*value.layout, *repeated).flatten(len(value.layout) - 1).contiguous()
+
+
+def restored(value: TracedValue, kept: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """A view of what is kept, with the strides that the value had when it was made."""
+    if not value.layout:
+        return kept
+    shape = value.shape_at(*size)
+    strides = [0] * len(shape)
+    for axis, stride in zip(value.layout, kept.stride(), strict=True):
+        strides[axis] = stride
+    return kept.as_strided(shape, strides)
 
 
 class _Reached(Exception):

@@ -127,7 +127,7 @@ def narrow_config(config: dict[str, Any], *, keeps_widths: bool = False) -> dict
 
 
 def latent_heads(config: dict[str, Any]) -> dict[str, Any]:
-    """Attention with a latent has as many heads of keys, whose head_dim is that of the rotary part."""
+    """With a latent there are as many heads of keys; the rotary part's width is the head_dim."""
     if "kv_lora_rank" not in config or "qk_rope_head_dim" not in config:
         return {}
     heads, width = config["num_attention_heads"], config["qk_rope_head_dim"]

@@ -1,7 +1,9 @@
 """Traces a module into a document, by running its parts on tensors without memory."""
 
+import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -125,7 +127,8 @@ def _numbers(config: dict[str, Any]) -> list[tuple[str, int]]:
 def _sizes(seq_len: int, low: int, high: int | None, is_packed: bool) -> list[Size]:
     """Points through which costs are fitted, and the last to check them, at S itself.
 
-    Lengths are a multiple of 256 apart where that is possible, because scans pad to such.
+    Lengths are a multiple of 256 apart where that is possible, because scans pad to such. One
+    sequence is no point: a repeated axis of length 1 spares copies.
     """
     below = (seq_len - max(low, seq_len // 4)) // 3
     above = (high or 4 * seq_len) - seq_len
@@ -135,7 +138,7 @@ def _sizes(seq_len: int, low: int, high: int | None, is_packed: bool) -> list[Si
     lengths = [seq_len - i * step for i in (3, 2, 1, 0)]
     if is_packed:
         return [(1, length) for length in lengths]
-    return [*((b, s) for s in lengths[:3] for b in (2, 1)), (3, lengths[3])]
+    return [*((b, s) for s in lengths[:3] for b in (2, 3)), (4, lengths[3])]
 
 
 class _Parts:
@@ -273,6 +276,7 @@ class _Parts:
                     ),
                     dtype=_name(value.dtype),
                     has_gradient=value.has_gradient,
+                    layout=value.layout,
                 )
                 for name, value in found.values.items()
                 for shapes in (self.shapes[name],)
@@ -390,12 +394,12 @@ def count_task(given: Any, run: Callable[[], Any]) -> tuple[TaskCost, Any]:
 def fit(values: dict[Size, int]) -> tuple[Poly, float]:
     """A polynomial through all points but the last, and its relative error there."""
     *sizes, check = values
-    powers = [0, 2, 4] if all(batch == 1 for batch, _ in sizes) else list(range(6))
-    rows = [[_powers(*size)[power] for power in powers] for size in sizes]
-    solved = _solve(rows, [values[size] for size in sizes])
+    powers, inverse, divisor = _inverse(tuple(sizes))
+    known = [values[size] for size in sizes]
     coefficients: list[int | float] = [0] * 6
-    for power, value in zip(powers, solved, strict=True):
-        coefficients[power] = int(value) if value.denominator == 1 else float(value)
+    for power, row in zip(powers, inverse, strict=True):
+        times = sum(x * y for x, y in zip(row, known, strict=True))
+        coefficients[power] = times // divisor if times % divisor == 0 else times / divisor
     while coefficients and coefficients[-1] == 0:
         coefficients.pop()
     poly = Poly(coefficients=tuple(coefficients))
@@ -403,21 +407,27 @@ def fit(values: dict[Size, int]) -> tuple[Poly, float]:
     return poly, error
 
 
-def _powers(batch: int, seq_len: int) -> list[int]:
-    return [1, batch, seq_len, batch * seq_len, seq_len**2, batch * seq_len**2]
-
-
-def _solve(rows: list[list[int]], values: list[int]) -> list[Fraction]:
-    """Gauss, exactly."""
-    table = [[Fraction(x) for x in (*row, value)] for row, value in zip(rows, values, strict=True)]
-    for at in range(len(table)):
-        pivot = next(i for i in range(at, len(table)) if table[i][at])
+@lru_cache
+def _inverse(sizes: tuple[Size, ...]) -> tuple[list[int], list[list[int]], int]:
+    """Powers of the polynomial, and what times the values gives its coefficients: whole numbers,
+    to be divided by the last."""
+    powers = [0, 2, 4] if all(batch == 1 for batch, _ in sizes) else list(range(6))
+    rows = [[(1, b, s, b * s, s * s, b * s * s)[power] for power in powers] for b, s in sizes]
+    size = len(rows)
+    table = [
+        [Fraction(x) for x in (*row, *(int(i == j) for j in range(size)))]
+        for i, row in enumerate(rows)
+    ]
+    for at in range(size):  # Gauss, exactly
+        pivot = next(i for i in range(at, size) if table[i][at])
         table[at], table[pivot] = table[pivot], table[at]
         table[at] = [x / table[at][at] for x in table[at]]
-        for i in range(len(table)):
+        for i in range(size):
             if i != at and (factor := table[i][at]):
                 table[i] = [x - factor * y for x, y in zip(table[i], table[at], strict=True)]
-    return [row[-1] for row in table]
+    inverse = [row[size:] for row in table]
+    divisor = math.lcm(*(x.denominator for row in inverse for x in row))
+    return powers, [[int(x * divisor) for x in row] for row in inverse], divisor
 
 
 def kind_key(module: nn.Module, found: Capture, index: int) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ what the calls' library takes beside the arena.
 """
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, prod
 
 from twinstream.models.kernel_costs.attributes import TEMPORARY_BYTES
 from twinstream.models.layout import EMBEDDING, HEAD
@@ -19,7 +19,7 @@ from twinstream.models.lowering.declarations import (
 from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.lowering.step import StepLowering
 from twinstream.models.recipe import Recipe
-from twinstream.models.traced import TracedModel, TracedTask, TracedValue
+from twinstream.models.traced import BYTES_OF_DTYPE, TracedModel, TracedTask, TracedValue
 from twinstream.schedule.cost import Work
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Attribute, TaskOperand
@@ -64,17 +64,19 @@ class TracedLowering(StepLowering):
         for chunk in range(self.workload.chunks_per_round):
             declare_inputs(self.builder, self.shapes, chunk)
             for value in self.model.values:
-                self._declare_value(value, value.name, chunk)
+                kept = value.stored_shape_at(self.batch, self.seq_len)
+                self._declare_value(value, f"{value.name}.{chunk}", kept)
                 if self._needs_gradient(value.name) and not self.workload.forward_only:
-                    self._declare_value(value, f"d_{value.name}", chunk)
+                    whole = value.shape_at(self.batch, self.seq_len)
+                    self._declare_value(value, f"d_{value.name}.{chunk}", whole)
         declare_results(self.builder, self.shapes)
 
-    def _declare_value(self, value: TracedValue, name: str, chunk: int) -> None:
+    def _declare_value(self, value: TracedValue, name: str, shape: tuple[int, ...]) -> None:
+        size_bytes = prod(shape) * BYTES_OF_DTYPE[value.dtype]
         self.builder.declare(
             Tensor(
-                tensor_id=f"{name}.{chunk}",
-                size_bytes=value.size_bytes(self.batch, self.seq_len), role="activation",
-                dtype=value.dtype, shape=value.shape_at(self.batch, self.seq_len),
+                tensor_id=name, size_bytes=size_bytes, role="activation", dtype=value.dtype,
+                shape=shape,
             )
         )  # fmt: skip
 
