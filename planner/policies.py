@@ -5,9 +5,11 @@ pyproject.toml, whose object is a `Policy`:
 
     [project.entry-points."twinstream.policies"]
     greedy = "my_package.greedy:POLICY"
+
+Without packaging, `FILE.py:POLICY` is one, too. `twinstream.toolkit` has what a rule is made of.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
@@ -27,6 +29,7 @@ from twinstream.planner.search.chunking import chunkings, with_few_blocks
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.python_file import object_of_file, split_name
 
 GROUP = "twinstream.policies"
 ON_DEVICE: tuple[OptimizerPlace, ...] = (
@@ -103,9 +106,10 @@ def policy_names() -> tuple[str, ...]:
     return (DEFAULT_POLICY, *policies())
 
 
-def compared_names() -> tuple[str, ...]:
-    """Return the policies that plan the same step: `optimal` and the project's own rules."""
-    return (DEFAULT_POLICY, *_RULES)
+def compared_names(own: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the policies that plan the same step: `optimal`, the project's own rules, and those
+    that a person adds."""
+    return (DEFAULT_POLICY, *_RULES, *own)
 
 
 def optimizer_place(policy: str) -> OptimizerPlace:
@@ -124,10 +128,20 @@ def optimizer_places(policy: str) -> tuple[OptimizerPlace, ...]:
 
 
 def policy_named(name: str) -> Policy:
-    """
+    """A policy by its name, or `FILE.py:NAME` of a person's own file.
+
     Raises:
         UnknownPolicyError: the message lists the policies there are.
+        TwinstreamError: the file cannot be run, or has no such policy.
     """
+    if (own := split_name(name)) is not None:
+        policy = object_of_file(*own)
+        if not isinstance(policy, Policy):
+            raise TwinstreamError(
+                f"'{own[1]}' of {own[0]} is a {type(policy).__name__}, not a Policy: make it with "
+                "twinstream.toolkit.Policy.by_chain(NAME, FUNCTION)"
+            )
+        return policy
     known = policies()
     if name not in known:
         raise UnknownPolicyError(f"unknown policy '{name}'; known: {', '.join(policy_names())}")

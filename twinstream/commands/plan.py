@@ -30,7 +30,7 @@ from twinstream.measures.uncertainty import uncertainty_of
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.planner.choices import OPEN, ChoiceError
 from twinstream.planner.planner import Planner
-from twinstream.planner.policies import compared_names
+from twinstream.planner.policies import compared_names, policy_named
 from twinstream.planner.request import PlanRequest
 from twinstream.planner.warm_start import WarmStartError
 from twinstream.schedule.document import Schedule
@@ -88,13 +88,14 @@ def plan(  # noqa: PLR0913
         return
     charged.require_possible()
     wanted, machine = asked.one_device(wanted)
-    if wanted.policy == ALL:
+    first, *own = (wanted.policy or "").split(",")
+    if first == ALL:
         request = request_of(replace(wanted, policy=None), machine)
         if request.choices != OPEN or warm_start:
             raise ChoiceError(
                 f"--policy {ALL} compares policies as they are; fix or name plans of one of them"
             )
-        _plan_all(request, wanted.notes, output, as_json=as_json)
+        _plan_all(request, own, wanted.notes, output, as_json=as_json)
         return
     request = request_of(wanted, machine)
     known = {path: checked_schedule(path) for path in warm_start or []}
@@ -156,13 +157,16 @@ def _tell(
 
 
 def _plan_all(
-    request: PlanRequest, notes: Sequence[str], output: Path | None, *, as_json: bool
-) -> None:
+    request: PlanRequest, own: Sequence[str], notes: Sequence[str], output: Path | None, *,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Compare the policies; fails only where none fits."""
+    for name in own:
+        policy_named(name)  # raises before any is planned
     what = f"planning {request.spec.name} for {request.machine.name} by every policy"
     try:
-        with progress(what, len(compared_names()), quiet=as_json) as advance:
-            compared = compare_policies(request, on_policy=advance)
+        with progress(what, len(compared_names(own)), quiet=as_json) as advance:
+            compared = compare_policies(request, own, on_policy=advance)
     except NoPolicyFits as error:
         if as_json:
             print_json({"policies": error.outcomes, "best": None})

@@ -77,11 +77,17 @@ class PoliciesCompared:
 
 
 def compare_policies(
-    request: PlanRequest, *, on_policy: Callable[[], None] = lambda: None
+    request: PlanRequest,
+    own: Sequence[str] = (),
+    *,
+    on_policy: Callable[[], None] = lambda: None,
 ) -> PoliciesCompared:
     """Plan and simulate the step by `optimal` and by every rule; each cuts it as it does alone.
 
     Tokens per step that are left open are the same for all. `on_policy` is called after each.
+
+    Args:
+        own: further policies by name, or FILE.py:NAME.
 
     Raises:
         NoPolicyFits: none has a plan within the caps; it says of each why.
@@ -93,7 +99,7 @@ def compare_policies(
     assert tokens is not None
     outcomes: list[PolicyOutcome] = []
     best: tuple[Schedule, Timeline] | None = None
-    for policy in compared_names():
+    for policy in compared_names(own):
         start_s = time.perf_counter()
         try:
             schedule = planner.plan(replace(request.with_tokens(tokens), policy=policy))

@@ -79,8 +79,9 @@ class PlanOptions:
         _option(
             _LIMITS,
             "NAME",
-            f"One of: {', '.join(policy_names())}; by default {DEFAULT_POLICY}. `plan --policy "
-            f"{ALL}` compares those that cut a step alike; -o then writes the fastest.",
+            f"One of: {', '.join(policy_names())}, or FILE.py:NAME of your own; by default "
+            f"{DEFAULT_POLICY}. `plan --policy {ALL}` compares those that cut a step alike (and "
+            f"{ALL},FILE.py:NAME yours); -o then writes the fastest.",
         ),
     ] = None
     kernels: Annotated[
