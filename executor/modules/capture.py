@@ -6,6 +6,7 @@ blocks write into included; tensors that no operation of the block touches are n
 """
 
 import inspect
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -120,6 +121,7 @@ def capture(
     Raises:
         ModuleRefusal: it cannot be run block by block; names the place and the reason.
     """
+    _flatten_user_dicts()
     first = _capture(module, size, is_packed, _NEVER)
     if not once:
         try:
@@ -171,6 +173,18 @@ def _capture(module: nn.Module, size: tuple[int, int], is_packed: bool, coin: fl
         name for name, tensor in fake_buffers.items() if tensor._version != versions[name]
     )
     return found
+
+
+def _flatten_user_dicts() -> None:
+    """Gemma's blocks hand keys and values on in one."""
+    if UserDict not in pytree.SUPPORTED_NODES:
+        pytree.register_pytree_node(
+            UserDict,
+            lambda held: pytree._dict_flatten(held.data),
+            lambda values, keys: UserDict(pytree._dict_unflatten(values, keys)),
+            flatten_with_keys_fn=lambda held: pytree._dict_flatten_with_keys(held.data),
+            serialized_type_name="collections.UserDict",
+        )
 
 
 def fake_batch(module: nn.Module, batch: int, seq_len: int, is_packed: bool) -> Batch:
@@ -306,11 +320,22 @@ class _Watch(TorchDispatchMode):
                         f"{self.where()} writes into its argument {pytree.keystr(path)}: blocks "
                         "may only make new tensors"
                     )
+                self._require_plain(path, leaf)
             self._note_call(index, before, spec, result, args, kwargs)
             self.place = POSTLUDE if index + 1 == len(self.blocks) else PRELUDE
             return result
 
         return run
+
+    def _require_plain(self, path: Path, leaf: Any) -> None:
+        """An object of a class of its own may not carry tensors from block to block."""
+        if isinstance(leaf, torch.Tensor | type) or not hasattr(leaf, "__dict__"):
+            return
+        if any(isinstance(held, torch.Tensor) for held in pytree.tree_leaves(vars(leaf))):
+            raise ModuleRefusal(
+                f"{self.where()} has tensors in its argument {pytree.keystr(path)} of class "
+                f"{type(leaf).__name__}: blocks may hand on tensors, tuples, lists and dictionaries"
+            )
 
     def _order_refusal(self, index: int) -> ModuleRefusal:
         calls = len(self.found.calls)

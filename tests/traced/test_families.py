@@ -1,0 +1,63 @@
+"""Every family: loss and gradients to the bit, costs as traced; what cannot be is refused."""
+
+import pytest
+import torch
+
+from tests.traced.block_by_block import (
+    SEQ_LEN,
+    block_step,
+    chunk_of,
+    real_model,
+    whole_step,
+    wrong_gradients,
+)
+from tests.traced.families import FAMILIES, NOT_TO_THE_BIT, REFUSED, ROUGH_PEAK, tiny_config
+from twinstream.executor.modules.building import ModuleRefusal
+from twinstream.executor.modules.module_program import ModuleProgram
+from twinstream.executor.modules.tracing import trace
+from twinstream.models.traced import ModuleSource, TracedModel
+
+
+def traced(family: str) -> TracedModel:
+    source = ModuleSource(config=tiny_config(family))
+    return trace(source, dtype="float32", seq_len=SEQ_LEN)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in REFUSED])
+def test_a_family_runs_block_by_block_to_the_bit_and_costs_what_was_traced(family):
+    document = traced(family)
+    model = real_model(document.source)
+    ids, labels = chunk_of(document)
+    whole, blocks = (
+        whole_step(model, ids, labels),
+        block_step(document, model, ids, labels),
+    )
+    wrong = wrong_gradients(whole, blocks)
+    if family in NOT_TO_THE_BIT:
+        assert max(wrong.values(), default=0) < 1e-4
+    else:
+        assert torch.equal(whole.loss, blocks.loss)
+        assert not wrong
+    room = ROUGH_PEAK.get(family, 0.02)
+    off = [task for task in blocks.tasks if not task[1] or abs(task[2] - 1) > room]
+    assert not off
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", REFUSED)
+def test_a_family_that_cannot_be_planned_is_refused_with_the_reason(family):
+    with pytest.raises(ModuleRefusal, match=REFUSED[family]):
+        traced(family)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_document_is_read_as_it_was_written_and_buffers_are_the_models_own(tmp_path):
+    document = traced("gemma3_text")
+    document.save(tmp_path / "model.json")
+    assert TracedModel.load(tmp_path / "model.json") == document
+    assert TracedModel.load(tmp_path / "model.json").content_hash == document.content_hash
+    buffers = ModuleProgram(document).buffers
+    real = dict(real_model(document.source).named_buffers())
+    assert buffers.keys() == real.keys() and real
+    assert all(torch.equal(buffers[name], real[name]) for name in real)
