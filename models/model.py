@@ -128,6 +128,11 @@ def model_of(ref: ModelRef | Mapping[str, JsonValue]) -> AnyModel:
         ) from None
 
 
+def is_traced_ref(ref: ModelRef) -> bool:
+    """Whether a document is about a traced module."""
+    return "calls" in ref.spec
+
+
 def require_decoder(model: AnyModel) -> ModelSpec:
     """The model, where only twinstream's own kernels will do.
 

@@ -12,6 +12,7 @@ from twinstream.hardware_profiles.curve_choice import curve_for
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.measures.published_steps import StepKind, nearest
 from twinstream.models.lowering.lower import lower
+from twinstream.models.model import is_traced_ref
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.planner.kernel_choice import usual_kernels
@@ -146,6 +147,12 @@ def uncertainty_of(
         return _of_mesh(machine, schedule)
     hypothetical = _hypothetical(machine)
     found = machine.expected_error
+    if schedule is not None and is_traced_ref(schedule.model):
+        return Uncertainty(
+            mean=None, worst=None, kind="unknown", source="", hypothetical=hypothetical,
+            note="the profile was measured with twinstream's own kernels, and this model is a "
+            "traced module" if found is not None else "",
+        )  # fmt: skip
     if found is None:
         return Uncertainty(
             mean=None, worst=None, kind="unknown", source="", hypothetical=hypothetical
