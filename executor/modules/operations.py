@@ -55,7 +55,11 @@ class TaskCost:
         """FLOPs of all operations."""
         return sum(amount.flops for amount in self.amounts.values())
 
-    def merged(self) -> dict[Key, Amount]:
+    def of_shapes(self) -> dict[Key, Amount]:
+        """Amounts of all but vector work."""
+        return {key: amount for key, amount in self.amounts.items() if key[0] != "vector"}
+
+    def of_units(self) -> dict[Key, Amount]:
         """Amounts by unit and dtype alone."""
         found: dict[Key, Amount] = {}
         for (unit, dtype, _), amount in self.amounts.items():

@@ -314,24 +314,20 @@ class _Parts:
 
     def _task(self, task: str) -> TracedTask:
         costs = self.costs[task]
-        amounts = {size: cost.amounts for size, cost in costs.items()}
-        if len({tuple(key[:2] for key in found) for found in amounts.values()}) > 1:
-            amounts = {size: cost.merged() for size, cost in costs.items()}
-        vector: dict[str, dict[Size, Amount]] = {}
+        # Kernels of one shape, by the order of their first call; or else all of a unit.
+        shaped = {size: cost.of_shapes() for size, cost in costs.items()}
+        units = {size: cost.of_units() for size, cost in costs.items()}
+        aligned = len({tuple(key[:2] for key in found) for found in shaped.values()}) == 1
         works = []
-        for at in range(len(next(iter(amounts.values())))):
-            keys = {size: list(found)[at] for size, found in amounts.items()}
-            each = {size: amounts[size][key] for size, key in keys.items()}
-            unit, dtype, _ = next(iter(keys.values()))
-            if unit == "vector":  # all of a task are one work
-                total = vector.setdefault(dtype, {size: Amount() for size in each})
-                for size, amount in each.items():
-                    total[size].add(amount)
-            else:
-                works.append(self._work(task, unit, dtype, keys, each))
-        for dtype, each in vector.items():
-            keys = dict.fromkeys(each, ("vector", dtype, ()))
-            works.append(self._work(task, "vector", dtype, keys, each))
+        if aligned:
+            for keys in zip(*shaped.values(), strict=True):
+                of_size = dict(zip(shaped, keys, strict=True))
+                each = {size: shaped[size][key] for size, key in of_size.items()}
+                works.append(self._work(task, of_size, each))
+        for key in dict.fromkeys(key for found in units.values() for key in found):
+            if key[0] == "vector" or not aligned:
+                each = {size: found.get(key, Amount()) for size, found in units.items()}
+                works.append(self._work(task, dict.fromkeys(each, key), each))
         return TracedTask(works=tuple(works), peak_bytes=self._peak(task, costs))
 
     def _peak(self, task: str, costs: dict[Size, TaskCost]) -> Peak:
@@ -352,17 +348,17 @@ class _Parts:
             self.notes.append(f"the peak of {task} is fitted to {error:.1%}")
         return peak
 
-    def _work(
-        self, task: str, unit: str, dtype: str, keys: dict[Size, Key], each: dict[Size, Amount]
-    ) -> TracedWork:
+    def _work(self, task: str, keys: dict[Size, Key], each: dict[Size, Amount]) -> TracedWork:
+        unit, dtype, shape = next(iter(keys.values()))
+
         def poly(what: str, values: dict[Size, int]) -> Poly:
             return self._poly(f"{what} of {unit} in {task}", values)
 
         rows = {
-            size: amount.rows if unit == "vector" else amount.rows // amount.launches
+            size: amount.rows if unit == "vector" else amount.rows // max(1, amount.launches)
             for size, amount in each.items()
         }
-        rest = range(len(keys[next(iter(keys))][2]))
+        rest = range(len(shape))
         return TracedWork(
             unit=unit,
             shape=(
