@@ -17,7 +17,7 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.replay.graph_classes import contents
 from twinstream.executor.run.packs import noting_packs
 from twinstream.models.lowering.traced_step import MODULE_KERNELS
-from twinstream.models.model import model_of
+from twinstream.models.model import is_traced_ref, model_of
 from twinstream.models.traced import TracedModel
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import SeveralRanksError
@@ -92,7 +92,7 @@ def bind_works(
 
 def _kernels(schedule: Schedule, programs: ModulePrograms) -> dict[str, Kernel]:
     """The kernel of every call: a registered one, or one that runs a part of the module."""
-    model = model_of(schedule.model)
+    model = model_of(schedule.model) if is_traced_ref(schedule.model) else None
     if not isinstance(model, TracedModel):
         return {name: registered_kernel(call.kernel) for name, call in schedule.calls.items()}
     return {
