@@ -19,7 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.schedule.cost import Work
-from twinstream.schedule.files import read_document, write_document
+from twinstream.schedule.files import read_document, write_text
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import Index, PositiveSize, Size
 
@@ -250,6 +250,12 @@ class ModuleSource(Node):
     function: str | None = None
     sha256: str | None = None
 
+    @field_validator("config")
+    @classmethod
+    def _as_in_a_file(cls, config: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Keys that are numbers become text, and tuples lists."""
+        return config and json.loads(json.dumps(config))  # type: ignore[no-any-return]
+
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         needed = {"transformers": ("config",), "python": ("path", "function", "sha256")}[self.kind]
@@ -365,7 +371,7 @@ class TracedModel(Node):
 
     def save(self, path: Path) -> None:
         """Write the document."""
-        write_document(self, path)
+        write_text(self.model_dump_json() + "\n", path)  # with what is None in the config
 
     @classmethod
     def load(cls, path: Path) -> Self:
