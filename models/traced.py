@@ -254,7 +254,7 @@ class ModuleSource(Node):
     @classmethod
     def _as_in_a_file(cls, config: dict[str, Any] | None) -> dict[str, Any] | None:
         """Keys that are numbers become text, and tuples lists."""
-        return config and json.loads(json.dumps(config))  # type: ignore[no-any-return]
+        return config and json.loads(json.dumps(config))
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

@@ -110,7 +110,9 @@ def run_module(module: nn.Module, batch: Batch) -> torch.Tensor:
     if isinstance(out, torch.Tensor):
         return out
     logits = getattr(out, "logits", None)
-    return logits if logits is not None else out[0]
+    logits = out[0] if logits is None else logits
+    assert isinstance(logits, torch.Tensor)
+    return logits
 
 
 def capture(
@@ -197,14 +199,14 @@ def fake_batch(module: nn.Module, batch: int, seq_len: int, is_packed: bool) -> 
 
 def module_inputs(module: nn.Module, batch: Batch) -> Batch:
     """What of a batch the module's forward takes: some have no argument for positions."""
-    if "position_ids" in batch and "position_ids" not in _arguments(type(module)):
+    if "position_ids" in batch and "position_ids" not in _arguments(type(module).forward):
         return {key: value for key, value in batch.items() if key != "position_ids"}
     return batch
 
 
 @cache
-def _arguments(kind: type[nn.Module]) -> frozenset[str]:
-    return frozenset(inspect.signature(kind.forward).parameters)
+def _arguments(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
 
 
 class NoMemory(FakeTensorMode):
@@ -213,13 +215,7 @@ class NoMemory(FakeTensorMode):
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten.rand.default and not list(args[0]):
             with self:  # whether a layer is dropped: none is

@@ -200,8 +200,9 @@ class _Parts:
     def _measure_prelude(self, chunk: ChunkProgram, size: Size) -> None:
         tensors = self._tensors(PRELUDE)
         batch = fake_batch(self.module, *size, self.is_packed)
-        given = (tensors, dict(batch))
-        made = self._note("prelude", size, given, lambda: chunk.prelude(tensors, batch))
+        made = self._note(
+            "prelude", size, (tensors, dict(batch)), lambda: chunk.prelude(tensors, batch)
+        )
         flows = [value for value in chunk.found.values.values() if value.source is not None]
         seeds = [
             torch.empty_like(x) if value.has_gradient else None
@@ -341,8 +342,9 @@ class _Parts:
         moments = [fit(dict(zip(costs, held, strict=True)))[0] for held in sorted(timelines)]
         asked = [*costs, *((b * f, s * f) for b, s in costs for f in (4, 32))]
         asked += [(b, s // 4 or 1) for b, s in costs]
-        peaking = {max(moments, key=lambda moment, at=at: moment.at(*at)): None for at in asked}
-        peak = Peak(moments=tuple(peaking))
+        values = [[moment.at(*at) for moment in moments] for at in asked]
+        peaking = dict.fromkeys(found.index(max(found)) for found in values)
+        peak = Peak(moments=tuple(moments[index] for index in peaking))
         check = list(costs)[-1]
         error = abs(peak.at(*check) - costs[check].peak_bytes) / max(1, costs[check].peak_bytes)
         if error > _GOOD_FIT:
