@@ -15,7 +15,7 @@ from twinstream.executor.modules.building import (
     parameter_slots,
     placed,
 )
-from twinstream.executor.modules.capture import module_inputs, run_module
+from twinstream.executor.modules.calling import module_inputs, run_module
 from twinstream.models.traced import ModuleSource
 
 Packing = Literal["isolated", "isolated_by_mask", "leaks", "unknown"]
