@@ -16,12 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.models.layout import FlatLayout, packed_layout
-from twinstream.schedule.cost import Work
-from twinstream.schedule.files import read_document, write_document
+from twinstream.models.traced_costs import Poly, TracedTask
+from twinstream.schedule.files import read_document, write_text
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import Index, PositiveSize, Size
 from twinstream.schedule.workload import ModelRef
@@ -32,43 +32,10 @@ UNUSED = "unused"
 PRELUDE = "prelude."
 BLOCK = "block."
 
-_PRICED = ("bfloat16", "float16", "float32")  # masks and indices move as float32 does
-
 BYTES_OF_DTYPE = {
     **{"float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4},
     **{"bfloat16": 2, "float16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1},
 }
-
-
-class Poly(Node):
-    """c0 + c1 B + c2 S + c3 B S + c4 S S + c5 B S S; coefficients that are left out are 0.
-
-    >>> Poly(coefficients=(0, 0, 0, 64)).at(2, 512)
-    65536
-    """
-
-    coefficients: tuple[int | float, ...] = Field(default=(), max_length=6)
-
-    def at(self, batch: int, seq_len: int) -> int:
-        """The value for chunks of `batch` sequences of `seq_len` tokens; never below 0."""
-        powers = (1, batch, seq_len, batch * seq_len, seq_len**2, batch * seq_len**2)
-        terms = zip(self.coefficients, powers, strict=False)
-        return max(0, round(sum(coefficient * power for coefficient, power in terms)))
-
-    @classmethod
-    def constant(cls, value: int) -> Self:
-        """The same for every chunk."""
-        return cls(coefficients=(value,) if value else ())
-
-
-class Peak(Node):
-    """The largest of several polynomials: which moment is the peak depends on the chunk."""
-
-    moments: tuple[Poly, ...] = Field(min_length=1)
-
-    def at(self, batch: int, seq_len: int) -> int:
-        """The value for chunks of `batch` sequences of `seq_len` tokens."""
-        return max(moment.at(batch, seq_len) for moment in self.moments)
 
 
 class TracedTensor(Node):
@@ -134,53 +101,6 @@ class TracedValue(Node):
     def size_bytes(self, batch: int, seq_len: int) -> int:
         """Its bytes there, contiguous and without repeating anything."""
         return math.prod(self.stored_shape_at(batch, seq_len)) * BYTES_OF_DTYPE[self.dtype]
-
-
-class TracedWork(Node):
-    """Like kernels of a task, summed; `Work` whose numbers depend on the chunk.
-
-    `matmul` has shape (M, N, K), of one product; `grouped_matmul` (rows, N, K, groups);
-    `attention_forward` and `attention_backward` (query tokens, context tokens, heads, head_dim,
-    sequences); `vector` (elements,), and its bytes are what each operation reads and writes.
-    """
-
-    unit: str
-    shape: tuple[Poly, ...]
-    flops: Poly
-    hbm_bytes: Poly
-    launches: Poly
-    dtype: str = "bfloat16"
-
-    def at(self, batch: int, seq_len: int) -> Work:
-        """The work for chunks of `batch` sequences of `seq_len` tokens."""
-        return Work(
-            unit=self.unit,
-            shape=tuple(size.at(batch, seq_len) for size in self.shape),
-            flops=self.flops.at(batch, seq_len),
-            hbm_bytes=self.hbm_bytes.at(batch, seq_len),
-            launches=self.launches.at(batch, seq_len),
-            dtype=self.dtype if self.dtype in _PRICED else "float32",
-        )
-
-
-class TracedTask(Node):
-    """What a task computes, and its temporaries.
-
-    `peak_bytes` is the most that torch's allocator holds at once beyond what the task is given
-    (inputs, parameters, gradients of outputs). What it makes is among it: outputs, gradients of
-    inputs, and those of parameters, before they are copied or added to where they belong.
-    """
-
-    works: tuple[TracedWork, ...]
-    peak_bytes: Peak
-
-    def flops(self, batch: int, seq_len: int) -> int:
-        """Its FLOPs; a multiply-add is 2."""
-        return sum(work.flops.at(batch, seq_len) for work in self.works)
-
-    def works_at(self, batch: int, seq_len: int) -> tuple[Work, ...]:
-        """Its works for chunks of `batch` sequences of `seq_len` tokens."""
-        return tuple(work.at(batch, seq_len) for work in self.works)
 
 
 class TracedKind(Node):
@@ -252,6 +172,12 @@ class ModuleSource(Node):
     path: str | None = None
     function: str | None = None
     sha256: str | None = None
+
+    @field_validator("config")
+    @classmethod
+    def _as_in_a_file(cls, config: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Keys that are numbers become text, and tuples lists."""
+        return config and json.loads(json.dumps(config))
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -445,7 +371,7 @@ class TracedModel(Node):
 
     def save(self, path: Path) -> None:
         """Write the document."""
-        write_document(self, path)
+        write_text(self.model_dump_json() + "\n", path)  # with what is None in the config
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -4,7 +4,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,7 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
     if module._can_set_experts_implementation():
         # The other implementations ask the device how many tokens each expert has.
         module.set_experts_implementation("grouped_mm")
+    assert isinstance(module, nn.Module)
     return module
 
 
@@ -173,7 +174,7 @@ def tensor_names(module: nn.Module) -> dict[int, str]:
 
 
 @contextmanager
-def placed(slots: list[Slot], tensors: dict[str, torch.Tensor]) -> Iterator[None]:
+def placed(slots: list[Slot], tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
     """These tensors are the module's parameters or buffers for a while."""
     before = [place[key] for place, key, _ in slots]
     try:

@@ -5,17 +5,13 @@ nothing that a block made), or by a block. Arguments of a block are flattened, c
 blocks write into included; tensors that no operation of the block touches are no inputs.
 """
 
-import inspect
-from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,11 +24,17 @@ from twinstream.executor.modules.building import (
     parameter_slots,
     placed,
 )
+from twinstream.executor.modules.calling import (
+    NEVER,
+    NoMemory,
+    fake_batch,
+    flatten_user_dicts,
+    module_inputs,
+    run_module,
+)
 
-Batch = Mapping[str, torch.Tensor]
 Path = tuple[Any, ...]
 PRELUDE, POSTLUDE = -1, -2  # places beside a block's number
-_NEVER = 1.0 - 2**-24  # the largest random number: above every probability of being dropped
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Read:
 
 
 @dataclass
-class BlockCall:
+class CapturedCall:
     """The call of one block.
 
     `leaves` are the flattened (args, kwargs): `Read`, `Unread`, or a constant. `outputs` are names
@@ -81,7 +83,7 @@ class CapturedValue:
 class Capture:
     """What one run of a module showed."""
 
-    calls: list[BlockCall] = field(default_factory=list)
+    calls: list[CapturedCall] = field(default_factory=list)
     values: dict[str, CapturedValue] = field(default_factory=dict)
     size: tuple[int, int] = (0, 0)  # B, S
     used: dict[int, set[str]] = field(default_factory=dict)  # parameters and buffers, by place
@@ -104,15 +106,6 @@ class Capture:
         ]
 
 
-def run_module(module: nn.Module, batch: Batch) -> torch.Tensor:
-    """Logits of a batch."""
-    out = module(**batch)
-    if isinstance(out, torch.Tensor):
-        return out
-    logits = getattr(out, "logits", None)
-    return logits if logits is not None else out[0]
-
-
 def capture(
     module: nn.Module, size: tuple[int, int], is_packed: bool = False, *, once: bool = False
 ) -> Capture:
@@ -121,8 +114,8 @@ def capture(
     Raises:
         ModuleRefusal: it cannot be run block by block; names the place and the reason.
     """
-    _flatten_user_dicts()
-    first = _capture(module, size, is_packed, _NEVER)
+    flatten_user_dicts()
+    first = _capture(module, size, is_packed, NEVER)
     if not once:
         try:
             same = first.structure() == _capture(module, size, is_packed, 0.0).structure()
@@ -173,64 +166,6 @@ def _capture(module: nn.Module, size: tuple[int, int], is_packed: bool, coin: fl
         name for name, tensor in fake_buffers.items() if tensor._version != versions[name]
     )
     return found
-
-
-def _flatten_user_dicts() -> None:
-    """Gemma's blocks hand keys and values on in one."""
-    if UserDict not in pytree.SUPPORTED_NODES:
-        pytree.register_pytree_node(
-            UserDict,
-            lambda held: pytree._dict_flatten(held.data),
-            lambda values, keys: UserDict(pytree._dict_unflatten(values, keys)),
-            flatten_with_keys_fn=lambda held: pytree._dict_flatten_with_keys(held.data),
-            serialized_type_name="collections.UserDict",
-        )
-
-
-def fake_batch(module: nn.Module, batch: int, seq_len: int, is_packed: bool) -> Batch:
-    """A batch of the size, under the mode that holds."""
-    made = {"input_ids": torch.zeros(batch, seq_len, dtype=torch.int64)}
-    if is_packed:
-        made["position_ids"] = torch.zeros(batch, seq_len, dtype=torch.int64)
-    return made
-
-
-def module_inputs(module: nn.Module, batch: Batch) -> Batch:
-    """What of a batch the module's forward takes: some have no argument for positions."""
-    if "position_ids" in batch and "position_ids" not in _arguments(type(module)):
-        return {key: value for key, value in batch.items() if key != "position_ids"}
-    return batch
-
-
-@cache
-def _arguments(kind: type[nn.Module]) -> frozenset[str]:
-    return frozenset(inspect.signature(kind.forward).parameters)
-
-
-class NoMemory(FakeTensorMode):
-    """Tensors with a device and a shape, without memory."""
-
-    def __init__(self) -> None:
-        super().__init__(allow_non_fake_inputs=True)
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.ops.aten.rand.default and not list(args[0]):
-            with self:  # whether a layer is dropped: none is
-                return torch.tensor(_NEVER)
-        if func is torch.ops.aten._grouped_mm.default:  # torch has a rule for bfloat16 only
-            left, right = args[0], args[1]
-            offsets = args[2] if len(args) > 2 else kwargs["offs"]
-            groups = offsets.shape[:1] if left.dim() == right.dim() == 2 else ()
-            with self:
-                return torch.empty(*groups, left.shape[0], right.shape[-1], dtype=left.dtype)
-        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 class _Watch(TorchDispatchMode):
@@ -380,7 +315,7 @@ class _Watch(TorchDispatchMode):
                 self.tainted.add(id(leaf))
                 self.tensors.append(leaf)
         self.found.calls.append(
-            BlockCall(
+            CapturedCall(
                 module=self.blocks[index],
                 spec=spec,
                 leaves=leaves,

@@ -17,13 +17,8 @@ from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import Kernel, KernelOperand, Operands
 from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.gradients import gradient_views, weight_views
-from twinstream.executor.modules.module_program import (
-    ChunkProgram,
-    ModuleProgram,
-    restored,
-    row_axis,
-    stored,
-)
+from twinstream.executor.modules.module_program import ChunkProgram, ModuleProgram
+from twinstream.executor.modules.rows_and_values import restored, row_axis, stored
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
 from twinstream.models.traced import TracedValue
 from twinstream.schedule.errors import TwinstreamError

@@ -182,7 +182,7 @@ def _attention(func: Any, args: Any, kwargs: Any) -> tuple[str, int, tuple[int, 
     batch, heads, queries, width = query.shape
     shapes = (query.shape, key.shape, value.shape)
     if "backward" in names or "grad_out" in names or "grad_out_" in names:
-        gradient = given.get("grad_out", given.get("grad_out_"))
+        gradient = given["grad_out" if "grad_out" in given else "grad_out_"]
         unit, flops = "attention_backward", sdpa_backward_flop_count(gradient.shape, *shapes)
     else:
         unit, flops = "attention_forward", sdpa_flop_count(*shapes)

@@ -15,7 +15,7 @@ from twinstream.executor.modules.building import (
     parameter_slots,
     placed,
 )
-from twinstream.executor.modules.capture import module_inputs, run_module
+from twinstream.executor.modules.calling import module_inputs, run_module
 from twinstream.models.traced import ModuleSource
 
 Packing = Literal["isolated", "isolated_by_mask", "leaks", "unknown"]
@@ -48,6 +48,7 @@ NARROW: dict[str, Any] = {
     **dict.fromkeys(("attention_dropout", "hidden_dropout", "dropout", "embd_pdrop"), 0.0),
     **dict.fromkeys(("attn_pdrop", "resid_pdrop", "hidden_dropout_prob", "embed_dropout"), 0.0),
     **dict.fromkeys(("activation_dropout", "attention_probs_dropout_prob", "resid_dropout"), 0.0),
+    "residual_dropout": 0.0,
     **dict.fromkeys(("embedding_dropout", "layerdrop", "decoder_layerdrop"), 0.0),
     **dict.fromkeys(("router_jitter_noise", "input_jitter_noise"), 0.0),
     **dict.fromkeys(("mamba_d_state", "state_size", "mamba_dt_rank", "time_step_rank"), 8),

@@ -1,48 +1,36 @@
 """Traces a module into a document, by running its parts on tensors without memory."""
 
-import math
 from collections.abc import Callable, Sequence
-from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
 
 from twinstream.executor.modules.building import build_module
+from twinstream.executor.modules.calling import NoMemory, fake_batch
 from twinstream.executor.modules.capture import (
     POSTLUDE,
     PRELUDE,
     Capture,
-    NoMemory,
-    Read,
     capture,
-    fake_batch,
 )
-from twinstream.executor.modules.module_program import ChunkProgram, row_loss, row_shape
+from twinstream.executor.modules.fitting import Size, fit
+from twinstream.executor.modules.grouping import groups_of, kind_key
+from twinstream.executor.modules.module_program import ChunkProgram
 from twinstream.executor.modules.operations import Amount, CountOperations, Key, TaskCost
-from twinstream.models.layout import EMBEDDING, HEAD
+from twinstream.executor.modules.rows_and_values import row_loss, row_shape
 from twinstream.models.traced import (
-    SHARED,
-    TIED,
-    UNUSED,
     ModuleSource,
-    Peak,
-    Poly,
     TracedBuffer,
     TracedCall,
-    TracedGroup,
     TracedKind,
     TracedModel,
     TracedPostlude,
     TracedPrelude,
-    TracedTask,
-    TracedTensor,
     TracedValue,
-    TracedWork,
 )
+from twinstream.models.traced_costs import Peak, Poly, TracedTask, TracedWork
 
-Size = tuple[int, int]  # B, S
 Shape = tuple[int, ...]
 _GOOD_FIT = 0.01  # relative
 _THRESHOLDS = ("window", "chunk", "topk")  # of keys whose value is a length that changes masks
@@ -199,8 +187,9 @@ class _Parts:
     def _measure_prelude(self, chunk: ChunkProgram, size: Size) -> None:
         tensors = self._tensors(PRELUDE)
         batch = fake_batch(self.module, *size, self.is_packed)
-        given = (tensors, dict(batch))
-        made = self._note("prelude", size, given, lambda: chunk.prelude(tensors, batch))
+        made = self._note(
+            "prelude", size, (tensors, dict(batch)), lambda: chunk.prelude(tensors, batch)
+        )
         flows = [value for value in chunk.found.values.values() if value.source is not None]
         seeds = [
             torch.empty_like(x) if value.has_gradient else None
@@ -340,8 +329,9 @@ class _Parts:
         moments = [fit(dict(zip(costs, held, strict=True)))[0] for held in sorted(timelines)]
         asked = [*costs, *((b * f, s * f) for b, s in costs for f in (4, 32))]
         asked += [(b, s // 4 or 1) for b, s in costs]
-        peaking = {max(moments, key=lambda moment, at=at: moment.at(*at)): None for at in asked}
-        peak = Peak(moments=tuple(peaking))
+        values = [[moment.at(*at) for moment in moments] for at in asked]
+        peaking = dict.fromkeys(found.index(max(found)) for found in values)
+        peak = Peak(moments=tuple(moments[index] for index in peaking))
         check = list(costs)[-1]
         error = abs(peak.at(*check) - costs[check].peak_bytes) / max(1, costs[check].peak_bytes)
         if error > _GOOD_FIT:
@@ -385,131 +375,6 @@ def count_task(given: Any, run: Callable[[], Any]) -> tuple[TaskCost, Any]:
     with counter:
         result = run()
     return counter.cost, result
-
-
-def fit(values: dict[Size, int]) -> tuple[Poly, float]:
-    """A polynomial through all points but the last, and its relative error there."""
-    *sizes, check = values
-    powers, inverse, divisor = _inverse(tuple(sizes))
-    known = [values[size] for size in sizes]
-    coefficients: list[int | float] = [0] * 6
-    for power, row in zip(powers, inverse, strict=True):
-        times = sum(x * y for x, y in zip(row, known, strict=True))
-        coefficients[power] = times // divisor if times % divisor == 0 else times / divisor
-    while coefficients and coefficients[-1] == 0:
-        coefficients.pop()
-    poly = Poly(coefficients=tuple(coefficients))
-    error = abs(poly.at(*check) - values[check]) / max(1, values[check])
-    return poly, error
-
-
-@lru_cache
-def _inverse(sizes: tuple[Size, ...]) -> tuple[list[int], list[list[int]], int]:
-    """Powers of the polynomial, and what times the values gives its coefficients: whole numbers,
-    to be divided by the last."""
-    powers = [0, 2, 4] if all(batch == 1 for batch, _ in sizes) else list(range(6))
-    rows = [[(1, b, s, b * s, s * s, b * s * s)[power] for power in powers] for b, s in sizes]
-    size = len(rows)
-    table = [
-        [Fraction(x) for x in (*row, *(int(i == j) for j in range(size)))]
-        for i, row in enumerate(rows)
-    ]
-    for at in range(size):  # Gauss, exactly
-        pivot = next(i for i in range(at, size) if table[i][at])
-        table[at], table[pivot] = table[pivot], table[at]
-        table[at] = [x / table[at][at] for x in table[at]]
-        for i in range(size):
-            if i != at and (factor := table[i][at]):
-                table[i] = [x - factor * y for x, y in zip(table[i], table[at], strict=True)]
-    inverse = [row[size:] for row in table]
-    divisor = math.lcm(*(x.denominator for row in inverse for x in row))
-    return powers, [[int(x * divisor) for x in row] for row in inverse], divisor
-
-
-def kind_key(module: nn.Module, found: Capture, index: int) -> tuple[Any, ...]:
-    """What blocks of one kind have in common; the class first."""
-    call = found.calls[index]
-    tensors = [*call.module.named_parameters(), *call.module.named_buffers()]
-    scalars = [
-        (name, key, value)
-        for name, part in call.module.named_modules()
-        for key, value in vars(part).items()
-        if isinstance(value, bool | int | float | str) and "layer_id" not in key
-    ]
-    read = [
-        (leaf.index, *_role(found, call.inputs[leaf.index]))
-        if isinstance(leaf, Read)
-        else repr(leaf)
-        for leaf in call.leaves
-        if isinstance(leaf, Read | bool | int | float | str | None)
-    ]
-    outputs = [(str(path), *_role(found, name)) for name, path in call.outputs.items()]
-    return (
-        type(call.module).__name__,
-        tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors),
-        tuple(scalars),
-        tuple(read),
-        tuple(outputs),
-    )
-
-
-def _role(found: Capture, name: str) -> tuple[Any, ...]:
-    value = found.values[name]
-    return value.shape, value.dtype, value.has_gradient
-
-
-def groups_of(module: nn.Module, found: Capture) -> dict[str, tuple[TracedGroup, set[int]]]:
-    """Parameters by the places that read them, in the order of the forward pass.
-
-    Parameters that nothing reads are group `unused`.
-    """
-    users: dict[str, set[int]] = {name: set() for name, _ in module.named_parameters()}
-    for place, names in found.used.items():
-        for name in names & users.keys():
-            users[name].add(place)
-    shared: list[set[int]] = []
-    members: dict[str, list[str]] = {}
-    places: dict[str, set[int]] = {}
-    for name, used in users.items():
-        if used == {PRELUDE}:
-            group = EMBEDDING
-        elif used == {PRELUDE, POSTLUDE}:
-            group = TIED if {PRELUDE} in users.values() else EMBEDDING
-        elif used == {POSTLUDE}:
-            group = HEAD
-        elif len(used) == 1:
-            group = str(next(iter(used)))
-        elif not used:
-            group = UNUSED
-        else:
-            if used not in shared:
-                shared.append(used)
-            group = f"{SHARED}{shared.index(used)}"
-        members.setdefault(group, []).append(name)
-        places[group] = places.get(group, set()) | used
-    num_blocks = len(found.calls)
-    order = sorted(members, key=lambda group: _first_place(places[group], num_blocks))
-    parameters = dict(module.named_parameters())
-    return {
-        group: (
-            TracedGroup(
-                name=group,
-                layer=int(group) if group.isdigit() else None,
-                tensors=tuple(
-                    TracedTensor(name=name, shape=tuple(parameters[name].shape))
-                    for name in members[group]
-                ),
-            ),
-            places[group],
-        )
-        for group in order
-    }
-
-
-def _first_place(places: set[int], num_blocks: int) -> int:
-    """Where in the forward pass a group is first read; what is never read comes last."""
-    order = [num_blocks if place == POSTLUDE else place for place in places]
-    return min(order, default=num_blocks + 1)
 
 
 def _name(dtype: torch.dtype) -> str:

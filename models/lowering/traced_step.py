@@ -19,7 +19,8 @@ from twinstream.models.lowering.declarations import (
 from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.lowering.step import StepLowering
 from twinstream.models.recipe import Recipe
-from twinstream.models.traced import BYTES_OF_DTYPE, TracedModel, TracedTask, TracedValue
+from twinstream.models.traced import BYTES_OF_DTYPE, TracedModel, TracedValue
+from twinstream.models.traced_costs import TracedTask
 from twinstream.schedule.cost import Work
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Attribute, TaskOperand

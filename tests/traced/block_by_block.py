@@ -5,16 +5,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from twinstream.executor.modules.capture import run_module
+from twinstream.executor.modules.calling import run_module
 from twinstream.executor.modules.module_program import (
     ModuleProgram,
-    restored,
-    row_loss,
-    row_shape,
-    stored,
 )
+from twinstream.executor.modules.rows_and_values import restored, row_loss, row_shape, stored
 from twinstream.executor.modules.tracing import count_task
-from twinstream.models.traced import ModuleSource, TracedModel, TracedTask
+from twinstream.models.traced import ModuleSource, TracedModel
+from twinstream.models.traced_costs import TracedTask
 
 BATCH, SEQ_LEN = 2, 32
 

@@ -1,0 +1,78 @@
+"""How a module is called: its batch, its arguments, and tensors without memory."""
+
+import inspect
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+Batch = Mapping[str, torch.Tensor]
+NEVER = 1.0 - 2**-24  # the largest random number: above every probability of being dropped
+
+
+def run_module(module: nn.Module, batch: Batch) -> torch.Tensor:
+    """Logits of a batch."""
+    out = module(**batch)
+    if isinstance(out, torch.Tensor):
+        return out
+    logits = getattr(out, "logits", None)
+    logits = out[0] if logits is None else logits
+    assert isinstance(logits, torch.Tensor)
+    return logits
+
+
+def flatten_user_dicts() -> None:
+    """Gemma's blocks hand keys and values on in one."""
+    if UserDict not in pytree.SUPPORTED_NODES:
+        pytree.register_pytree_node(
+            UserDict,
+            lambda held: pytree._dict_flatten(held.data),
+            lambda values, keys: UserDict(pytree._dict_unflatten(values, keys)),
+            flatten_with_keys_fn=lambda held: pytree._dict_flatten_with_keys(held.data),
+            serialized_type_name="collections.UserDict",
+        )
+
+
+def fake_batch(module: nn.Module, batch: int, seq_len: int, is_packed: bool) -> Batch:
+    """A batch of the size, under the mode that holds."""
+    made = {"input_ids": torch.zeros(batch, seq_len, dtype=torch.int64)}
+    if is_packed:
+        made["position_ids"] = torch.zeros(batch, seq_len, dtype=torch.int64)
+    return made
+
+
+def module_inputs(module: nn.Module, batch: Batch) -> Batch:
+    """What of a batch the module's forward takes: some have no argument for positions."""
+    if "position_ids" in batch and "position_ids" not in _arguments(type(module).forward):
+        return {key: value for key, value in batch.items() if key != "position_ids"}
+    return batch
+
+
+@cache
+def _arguments(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
+
+
+class NoMemory(FakeTensorMode):
+    """Tensors with a device and a shape, without memory."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.rand.default and not list(args[0]):
+            with self:  # whether a layer is dropped: none is
+                return torch.tensor(NEVER)
+        if func is torch.ops.aten._grouped_mm.default:  # torch has a rule for bfloat16 only
+            left, right = args[0], args[1]
+            offsets = args[2] if len(args) > 2 else kwargs["offs"]
+            groups = offsets.shape[:1] if left.dim() == right.dim() == 2 else ()
+            with self:
+                return torch.empty(*groups, left.shape[0], right.shape[-1], dtype=left.dtype)
+        return super().__torch_dispatch__(func, types, args, kwargs)

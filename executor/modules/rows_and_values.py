@@ -1,0 +1,61 @@
+"""How values are kept between parts of a module, and the loss of rows of the last ones."""
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from twinstream.executor.modules.building import ModuleRefusal
+from twinstream.models.traced import TracedValue
+
+IGNORED = -100
+
+
+def row_loss(
+    logits: torch.Tensor, labels: torch.Tensor, scale: float | torch.Tensor
+) -> torch.Tensor:
+    """Sum of the cross entropies of rows, times `scale`; labels are shifted, below 0 is ignored."""
+    rows = logits.reshape(-1, logits.shape[-1]).float()
+    target = labels.reshape(-1).long()
+    target = target.masked_fill(target < 0, IGNORED)
+    return F.cross_entropy(rows, target, ignore_index=IGNORED, reduction="sum") * scale
+
+
+def stored(value: TracedValue, tensor: torch.Tensor) -> torch.Tensor:
+    """A value as it is kept: contiguous, with axes in the value's layout."""
+    if not value.layout:
+        return tensor.contiguous()
+    repeated = [axis for axis in range(tensor.dim()) if axis not in value.layout]
+    for axis in repeated:
+        tensor = tensor.narrow(axis, 0, 1)
+    return tensor.permute(*value.layout, *repeated).flatten(len(value.layout) - 1).contiguous()
+
+
+def restored(value: TracedValue, kept: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """A view of what is kept, with the strides that the value had when it was made."""
+    if not value.layout:
+        return kept
+    shape = value.shape_at(*size)
+    strides = [0] * len(shape)
+    for axis, stride in zip(value.layout, kept.stride(), strict=True):
+        strides[axis] = stride
+    return kept.as_strided(shape, strides)
+
+
+def row_shape(shape: tuple[int, ...], size: tuple[int, int], rows: int) -> tuple[int, ...]:
+    """The shape of a slice of rows of a value that has B and S side by side.
+
+    Raises:
+        ModuleRefusal: it has not, so that the postlude cannot run on rows.
+    """
+    axis = row_axis(shape, size)
+    return (*shape[:axis], 1, rows, *shape[axis + 2 :])
+
+
+def row_axis(shape: tuple[int, ...], size: tuple[int, int]) -> int:
+    """The axis of B in a shape that has B and S side by side; raises as `row_shape`."""
+    for axis in range(len(shape) - 1):
+        if shape[axis : axis + 2] == size:
+            return axis
+    raise ModuleRefusal(
+        f"what comes after the blocks reads a tensor of shape {shape}, in which {size[0]} "
+        f"sequences of {size[1]} tokens are not side by side: it cannot run on slices of rows"
+    )
