@@ -10,7 +10,7 @@ from twinstream.models.model import AnyModel, is_traced, load_any_model
 from twinstream.models.presets import is_preset
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import ModuleSource, TracedModel
-from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.errors import TwinstreamError, require
 
 DEFAULT_SEQ_LEN = 2048
 
@@ -39,6 +39,7 @@ def find_model(
         CannotTraceError: it has to be traced, and torch or transformers is not installed.
         TwinstreamError: there is no such model, or it cannot be traced; says why.
     """
+    require("model", model, str, Path, ModelSpec, TracedModel)
     if isinstance(model, ModelSpec | TracedModel) or is_traced(model):
         return load_any_model(model, dtype=dtype, longest=longest)
     if python_function(model) is None:
