@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from twinstream.models.flops import model_flops_per_step
 from twinstream.models.kernel_costs.attention_library import library_bytes
-from twinstream.models.lowering.communication_tasks import COMMUNICATE
 from twinstream.models.lowering.declarations import declare_step, declare_tensors
 from twinstream.models.lowering.gathers import ParameterGathers
 from twinstream.models.lowering.lower import StepLowering, model_ref, settled
@@ -21,7 +20,7 @@ from twinstream.models.lowering.stage_optimizer import ShardedOptimizer, StageOp
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.trained import first_backward_layer
-from twinstream.schedule.chain import Chain, Input, Output
+from twinstream.schedule.chain import COMMUNICATE, Chain, Input, Output
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import KernelCall, TaskOperand
 from twinstream.schedule.tensors import Tensor

@@ -18,10 +18,9 @@ from twinstream.clusters.layout import Layout
 from twinstream.clusters.lowering.lower import lower
 from twinstream.clusters.pipeline import Stages, chain_of_stage, layout_in
 from twinstream.clusters.refusals import refusals_of
-from twinstream.models.lowering.communication_tasks import COMMUNICATE
 from twinstream.models.recipe import Recipe, megatron_recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.chain import Chain, Task
+from twinstream.schedule.chain import COMMUNICATE, Chain, Task
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError, require

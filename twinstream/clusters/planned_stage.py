@@ -8,11 +8,10 @@ from operator import itemgetter
 
 from twinstream.clusters.layout import LayoutError
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.lowering.communication_tasks import COMMUNICATE
 from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.choices import Choices
 from twinstream.planner.search.one_chain import OneChain, plan_of_chain
-from twinstream.schedule.chain import Chain, Task
+from twinstream.schedule.chain import COMMUNICATE, Chain, Task
 from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Communicate, Compute, Op, Operand, Stream, TaskOperand

@@ -13,7 +13,7 @@ class SavedActivations:
 
     def __init__(self, builder: StageBuilder, job: Job, parts: LayerParts) -> None:
         self._b, self._dtype, self._parts = builder, job.dtype, parts
-        self._held: dict[tuple[int, str, int], tuple[str, Buffer]] = {}
+        self._held: dict[tuple[int, str, int], Buffer] = {}
 
     def keep(self, layer: int, part: Part, j: int, *, first: bool) -> list[Use]:
         """A slot for what a part keeps, as an operand that is written."""
@@ -25,7 +25,7 @@ class SavedActivations:
             return []
         pool = f"saved.{part.name}" + (".first" if without_input else "")
         held = self._b.allocate(pool, size, "activation", self._dtype)
-        self._held[layer, part.name, j] = pool, held
+        self._held[layer, part.name, j] = held
         return [(f"saved.{layer}.{part.name}", held, "write")]
 
     def keep_all(self, layer: int, j: int, *, first: bool) -> list[Use]:
@@ -34,8 +34,7 @@ class SavedActivations:
 
     def of(self, layer: int, part: str, j: int) -> Buffer | None:
         """What a part has kept, if anything."""
-        found = self._held.get((layer, part, j))
-        return None if found is None else found[1]
+        return self._held.get((layer, part, j))
 
     def all_of(self, layer: int, j: int) -> list[Use]:
         """What a layer has kept, as operands that are read."""
@@ -48,4 +47,4 @@ class SavedActivations:
         for part in self._parts.parts:
             found = self._held.pop((layer, part.name, j), None)
             if found is not None:
-                self._b.free(*found)
+                self._b.free(found)

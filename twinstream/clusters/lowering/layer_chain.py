@@ -72,7 +72,7 @@ class LayerChain:
                 "again.end", self._parts.input_bytes, "activation", self._job.dtype
             )
             again = self.forward(layer, j, kept or entered, end, first=first, again=True)
-            self._b.free("again.end", end)
+            self._b.free(end)
         flow = _Flow(self._b, self._job.dtype, gradient, target, self._back)
         for at, part, element, _, _ in flow:
             if isinstance(element, CollectiveElement):
@@ -87,7 +87,7 @@ class LayerChain:
         else:
             self._release(layer, j, again)
 
-    def weight(self, layer: int, j: int) -> None:
+    def weight(self, layer: int, j: int, entered: Buffer) -> None:
         """The gradients of weights that backward has put off."""
         again = self._again.pop((layer, j))
         for part in self._parts.parts[::-1]:
@@ -97,8 +97,11 @@ class LayerChain:
                 held = self._deferred.pop((layer, element.name, j))
                 kept = self._saved(layer, part, j, again)
                 gathered = self._gather_again(layer, part, element, kept, j)
-                self._weight(layer, element, [("d_output", held, "read"), *kept], gathered, j)
-                self._b.free(f"put_off.{element.name}", held)
+                uses: list[Use] = [("d_output", held, "read"), *kept]
+                if part is self._parts.parts[0]:
+                    uses.append(("entered", entered, "read"))
+                self._weight(layer, element, uses, gathered, j)
+                self._b.free(held)
         self._release(layer, j, again)
 
     def _forward(
@@ -150,7 +153,7 @@ class LayerChain:
         uses: list[Use] = [("part", given, "read"), ("hidden", gathered, "write")]
         label = b.label("tp", layer, microbatch=j)
         b.communicate(f"gather.{tag}", "all_gather", (("tp",), "tp"), uses, label)
-        b.free("gathered_part", given)
+        b.free(given)
         return gathered
 
     def _weight(
@@ -166,7 +169,7 @@ class LayerChain:
             works = element.work.backward_weight
             self._b.compute(f"{name}.{layer}.{j}", name, works, uses, label)
         if gathered is not None:
-            self._b.free("gathered_again", gathered)
+            self._b.free(gathered)
 
     def _keep(
         self, layer: int, part: Part, j: int, made: dict[str, Buffer], *, first: bool, again: bool
@@ -178,8 +181,8 @@ class LayerChain:
         return [(pool, made[part.name], "write")]
 
     def _release(self, layer: int, j: int, again: dict[str, Buffer]) -> None:
-        for name, held in again.items():
-            self._b.free(f"again.{name}", held)
+        for held in again.values():
+            self._b.free(held)
         self._kept.release(layer, j)
 
     def _saved(self, layer: int, part: Part, j: int, again: dict[str, Buffer]) -> list[Use]:
@@ -237,7 +240,7 @@ class _Flow:
                 self.to = self._b.allocate(pool, stop.size_bytes, "activation", self._dtype)
             yield stop
             if self._pool:
-                self._b.free(self._pool, self.current)
+                self._b.free(self.current)
             self.current, self._pool = self.to, pool
 
 

@@ -47,7 +47,7 @@ class LayerOps:
             else:
                 self._chain.forward(unit[0], j, source, out, first=number == 0)
             if number:
-                self._b.free("stream", source)
+                self._b.free(source)
             self._weights.drop(unit)
             source = out
 
@@ -71,7 +71,7 @@ class LayerOps:
             else:
                 self._chain.backward(unit[0], j, (entered, gradient, out), first=first)
             if number:
-                self._b.free("stream", gradient)
+                self._b.free(gradient)
             self._weights.drop(unit)
             if not self._zero_bubble:
                 self._weights.after_backward(unit, f"{chunk}.{j}", last=last)
@@ -85,7 +85,7 @@ class LayerOps:
             if self._parts.plain:
                 self._plain.weight(unit, j, entered)
             else:
-                self._chain.weight(unit[0], j)
+                self._chain.weight(unit[0], j, entered)
             self._weights.after_backward(unit, f"{chunk}.{j}", last=last)
 
     def versions_made(self, span: range, phase: Literal["forward", "backward"]) -> int:

@@ -52,7 +52,7 @@ class PlainLayers:
             works = (*works, *self._works("backward_weight"))
         self._op("backward", "layer_backward", unit, j, works, uses)
         if again is not None:
-            self._b.free("again", again)
+            self._b.free(again)
         if not self._zero_bubble:
             for layer in unit:
                 self._kept.release(layer, j)
@@ -65,7 +65,7 @@ class PlainLayers:
             uses += [*self._kept.all_of(layer, j), *self._weights.gradients(layer)]
         self._op("weight", "weight", unit, j, self._works("backward_weight"), uses)
         for layer in unit:
-            self._b.free("put_off.all", self._deferred.pop((layer, j)))
+            self._b.free(self._deferred.pop((layer, j)))
             self._kept.release(layer, j)
 
     def _put(self, layer: int, j: int) -> Use:

@@ -21,14 +21,14 @@ class RingOps:
         tensor = f"kv.{tag}"  # own block and those that come: version 1 of it on every rank
         backward = tag.startswith("b")
         pool, size = "kv.b" if backward else "kv.f", ring.sent_bytes(backward=backward)
-        block = b.allocate(pool, size, "context", self._dtype, tensor, spare=1)
+        block = b.exchanged(pool, size, "context", self._dtype, tensor, spare=1)
         made: list[Use] = [uses[0], ("kv", block, "write")]
         b.compute(f"kv.{tag}", "kv", (), made, b.label("kv", layer, microbatch=j))
         (name, out, _), call = uses[1], "core.b" if backward else "core.f"
         for step in range(ring.num_steps):
             after = None
             if step + 1 < ring.num_steps:
-                after = b.allocate(pool, size, "context", self._dtype, tensor, spare=1)
+                after = b.exchanged(pool, size, "context", self._dtype, tensor, spare=1)
                 label = b.label("ring", layer, microbatch=j)
                 sent: list[Use] = [("kv", block, "read")]
                 heard: list[Use] = [("kv", after, "write")]
@@ -41,5 +41,4 @@ class RingOps:
             operands: list[Use] = [uses[0], (name, out, made_so_far), ("kv", block, "read"), *rest]
             label = b.label("core", layer, microbatch=j)
             b.compute(f"core.{tag}.{step}", call, works, operands, label)
-            b.free(pool, block)
             block = after or block

@@ -70,7 +70,7 @@ class StageWeights:
             f"gather.{name}.{tag}", "all_gather", (state.group.axes, "dp.gather"), uses, label
         )
         if state.shard is None:
-            self._b.free(f"cast.{state.group.name}", shard)
+            self._b.free(shard)
 
     def _cast(self, state: _State, name: str, tag: str) -> Buffer:
         """A shard in the model's dtype, made of its float32 master for each gathering."""
@@ -89,7 +89,7 @@ class StageWeights:
         """Gathered parameters are not needed any more."""
         state = self._states[name]
         if self.sharded(name) and state.parameters is not None:
-            self._b.free(f"gathered.{state.group.name}", state.parameters)
+            self._b.free(state.parameters)
             state.parameters = None
 
     def read(self, name: str) -> Use:
@@ -208,7 +208,7 @@ class StageWeights:
         label = b.label("reduce_gradients", state.index)
         uses: list[Use] = [("gradient", state.gradient, "read"), ("shard", part, "write")]
         b.communicate(f"reduce.{name}.{tag}", "reduce_scatter", (group.axes, "dp"), uses, label)
-        b.free(f"gradient.{group.name}", state.gradient)
+        b.free(state.gradient)
         state.gradient = None
         self._add_pending()
         if not once:
@@ -230,13 +230,13 @@ class StageWeights:
         assert state.gradient_shard is not None
         group, dtype = state.group, self._job.gradient_dtype
         mode: Mode = "update" if state.summed else "write"
-        moved = (3 if state.summed else 2) * part.place.size_bytes
+        moved = (3 if state.summed else 2) * part.size_bytes
         added = Work(unit="accumulate", shape=(group.trained_shard,), flops=group.trained_shard,
                      hbm_bytes=moved, launches=1, dtype=dtype)  # fmt: skip
         sums: list[Use] = [("part", part, "read"), ("sum", state.gradient_shard, mode)]
         b.compute(f"add.{name}.{tag}", f"add.{group.name}.{mode}", (added,), sums,
                   b.label("accumulate", state.index))  # fmt: skip
-        b.free(f"scattered.{group.name}", part)
+        b.free(part)
         state.summed = True
 
     def _reduce(self, state: _State, name: str) -> None:
@@ -262,7 +262,7 @@ class StageWeights:
     def _norm(self) -> Buffer:
         """Over all ranks: clipping needs it, so that no update is before all gradients."""
         b, work = self._b, self._job.work
-        norm = b.allocate("norm", 256, "scratch", "float32", tensor="gradient_norm")
+        norm = b.allocate("norm", 256, "scratch", "float32")
         uses: list[Use] = [("norm", norm, "write")]
         if self._job.layout.offload:
             for name in (*self._unsquared, *self._zero_bubble):
@@ -280,7 +280,7 @@ class StageWeights:
         b, state = self._b, self._states[name]
         mode: Mode = "write" if self._squares is None else "update"
         if self._squares is None:
-            self._squares = b.allocate("squares", 256, "scratch", "float32", tensor="squares")
+            self._squares = b.allocate("squares", 256, "scratch", "float32")
         count = self._owned(state.group)
         works = self._job.work.gradient_norm(count)
         uses: list[Use] = [
