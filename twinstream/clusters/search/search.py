@@ -9,7 +9,7 @@ import numpy as np
 from twinstream.clusters.job import Job
 from twinstream.clusters.kernel_sets import run_refusal, with_kernels
 from twinstream.clusters.layout import Layout, LayoutError
-from twinstream.clusters.offloading.errors import OffloadError
+from twinstream.clusters.offload import OffloadError
 from twinstream.clusters.predict import (
     Prediction,
     predict,
