@@ -16,6 +16,7 @@ from twinstream.schedule.ops import (
     Operand,
     Reduction,
     Stream,
+    TaskOperand,
 )
 from twinstream.schedule.tensors import DEVICE, Carried, Slot
 from twinstream.schedule.workload import MachineRef
@@ -50,6 +51,7 @@ class TaskWriter:
     def __init__(self, chain: Chain, slots: Mapping[str, str], pools: SlotPools) -> None:
         self._calls, self._slots, self._several = chain.calls, slots, pools.several
         self._roots = {t.tensor_id: t.parent for t in chain.tensors if t.parent is not None}
+        self._operands: dict[int, Operand] = {}
         self._exchanges: dict[str, _Exchange | None] = {}
         self._counts: dict[tuple[object, ...], int] = {}
 
@@ -57,16 +59,15 @@ class TaskWriter:
         self, task: Task, given: Mapping[str, str] = _NOTHING, stream: Stream = COMPUTE
     ) -> Compute | Communicate:
         """The task as an op without waits; `given` has slots of its operands by tensor."""
-        operands = tuple(
-            [
-                Operand.made(
-                    **vars(one), slot=given.get(one.tensor) or self._slot(task.task_id, one)
-                )
-                for one in task.operands
+        if given or self._roots or task.task_id in self._several:
+            slots = [self._slot(task.task_id, one, given) for one in task.operands]
+            found = [
+                Operand.made_of(one, slot=slot)
+                for one, slot in zip(task.operands, slots, strict=True)
             ]
-            if given or task.task_id in self._several or self._roots
-            else [Operand.made(**vars(one), slot=self._slots[one.tensor]) for one in task.operands]
-        )
+        else:
+            found = [self._operands.get(id(one)) or self._operand(one) for one in task.operands]
+        operands = tuple(found)
         if task.call not in self._exchanges:
             self._exchanges[task.call] = _exchange(self._calls[task.call])
         said = self._exchanges[task.call]
@@ -82,11 +83,18 @@ class TaskWriter:
             sequence=count, operands=operands, reduction=said.reduction, label=task.label,
         )  # fmt: skip
 
-    def _slot(self, task_id: str, operand: object) -> str:
-        several = self._several.get(task_id)
-        name, tensor = operand.name, operand.tensor  # type: ignore[attr-defined]
-        buffer = several.get(name) if several else None
-        return self._slots[buffer or self._roots.get(tensor, tensor)]
+    def _operand(self, operand: TaskOperand) -> Operand:
+        """Tasks share the operands that they read again and again; so do their ops."""
+        found = Operand.made_of(operand, slot=self._slots[operand.tensor])
+        self._operands[id(operand)] = found
+        return found
+
+    def _slot(self, task_id: str, operand: TaskOperand, given: Mapping[str, str]) -> str:
+        if operand.tensor in given:
+            return given[operand.tensor]
+        several = self._several.get(task_id, _NOTHING)
+        tensor = self._roots.get(operand.tensor, operand.tensor)
+        return self._slots[several.get(operand.name, tensor)]
 
 
 def resident_schedule(chain: Chain, pools: SlotPools, machine: MachineRef, caps: Caps) -> Schedule:

@@ -27,6 +27,7 @@ class Buffer:
     size_bytes: int
     kind: str = ""
     version: int = 0
+    last_read: TaskOperand | None = None
 
 
 Use = tuple[str, Buffer, Mode]
@@ -128,21 +129,24 @@ class StageBuilder:
         self._add(task_id, self._said[key], uses, label)
 
     def _add(self, task_id: str, call: str, uses: Sequence[Use], label: Label) -> None:
-        operands = []
+        operands, made = [], TaskOperand.made
         for name, held, mode in uses:
             version = held.version
-            if mode == "scratch":
-                version = 0
-            elif mode != "read":
-                held.version += 1
-                version += mode == "write"
+            if mode == "write":
+                version = held.version = version + 1
+            elif mode == "update":
+                held.version = version + 1
             if held.name is not held.tensor:
                 self._several.setdefault(task_id, {})[name] = held.name
-            operands.append(
-                TaskOperand.made(
-                    name=name, tensor=held.tensor, version=version, mode=mode, num_parts=None
-                )
-            )
+            last = held.last_read
+            if mode == "read" and last is not None and last.version == version:
+                if last.name == name:
+                    operands.append(last)
+                    continue
+            one = made(name=name, tensor=held.tensor, version=version, mode=mode, num_parts=None)
+            operands.append(one)
+            if mode == "read":
+                held.last_read = one
         self.tasks.append(
             Task.made(task_id=task_id, call=call, operands=tuple(operands), label=label)
         )

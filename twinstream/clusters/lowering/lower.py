@@ -35,7 +35,7 @@ def lower(
     job = with_some_kernels(job)
     mesh = mesh_of(job, ranks_per_node)
     schedules, classes = dict[str, Schedule](), []
-    with gc_paused():
+    with gc_paused(cycles=False):
         for stage in range(job.layout.pp):
             name = f"stage {stage}"
             chain, pools = chain_of(job, stage, folded=folded)

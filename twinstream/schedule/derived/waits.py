@@ -24,7 +24,7 @@ def derive_waits(
     walk.first_pass()
     return tuple(
         [
-            type(op).made(**(vars(op) | {"waits": waits, "waits_previous": previous}))
+            type(op).made_of(op, waits=waits, waits_previous=previous)
             for op, (waits, previous) in zip(ops, walk.next_pass(), strict=True)
         ]
     )
@@ -128,6 +128,8 @@ class _Walk:
                 if reader_index > needed.get(reader_stream, -1):
                     needed[reader_stream] = reader_index
             cell.writer_stream, cell.writer_index, cell.readers = stream, index, {}
+        if not needed:
+            return needed
         return {s: i for s, i in needed.items() if s != stream and i >= clock[s]}
 
     def _cut(
