@@ -139,10 +139,9 @@ class StageBuilder:
             if held.name is not held.tensor:
                 self._several.setdefault(task_id, {})[name] = held.name
             last = held.last_read
-            if mode == "read" and last is not None and last.version == version:
-                if last.name == name:
-                    operands.append(last)
-                    continue
+            if mode == "read" and last and last.version == version and last.name == name:
+                operands.append(last)
+                continue
             one = made(name=name, tensor=held.tensor, version=version, mode=mode, num_parts=None)
             operands.append(one)
             if mode == "read":

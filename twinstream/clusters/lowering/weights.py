@@ -262,7 +262,7 @@ class StageWeights:
     def _norm(self) -> Buffer:
         """Over all ranks: clipping needs it, so that no update is before all gradients."""
         b, work = self._b, self._job.work
-        norm = b.allocate("norm", 256, "scratch", "float32")
+        norm = b.exchanged("norm", 256, "scratch", "float32", "gradient_norm")
         uses: list[Use] = [("norm", norm, "write")]
         if self._job.layout.offload:
             for name in (*self._unsquared, *self._zero_bubble):
@@ -280,7 +280,7 @@ class StageWeights:
         b, state = self._b, self._states[name]
         mode: Mode = "write" if self._squares is None else "update"
         if self._squares is None:
-            self._squares = b.allocate("squares", 256, "scratch", "float32")
+            self._squares = b.exchanged("squares", 256, "scratch", "float32", "squares")
         count = self._owned(state.group)
         works = self._job.work.gradient_norm(count)
         uses: list[Use] = [
