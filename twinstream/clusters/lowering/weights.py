@@ -1,7 +1,8 @@
 """Parameters of a stage through a step: gathered, their gradients reduced, and updated."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.builder import Buffer, StageBuilder, Use
@@ -41,6 +42,7 @@ class StageWeights:
     def __init__(self, builder: StageBuilder, job: Job, groups: Mapping[str, Group]) -> None:
         self._b, self._job = builder, job
         self._zero = job.layout.zero
+        self._experts = job.shape.experts is not None
         self._states = {name: self._declare(name, group) for name, group in groups.items()}
         self._zero_bubble: list[str] = []
         self._pending: tuple[_State, str, str, Buffer] | None = None
@@ -127,6 +129,46 @@ class StageWeights:
             self._unsquared.append(name)
             if len(self._unsquared) > 1:  # the newest may still be on its way
                 self._square(self._unsquared.pop(0))
+
+    def read_layer(self, layer: int) -> list[Use]:
+        """All parameters of a layer."""
+        return [self.read(name) for name in self._names(layer)]
+
+    def read_of_layer(self, layer: int, group: Literal["layer", "experts"]) -> Use:
+        """The parameters of one group of a layer."""
+        return self.read(self._name(layer, group))
+
+    def layer_gradients(self, layer: int) -> list[Use]:
+        """All gradients of a layer."""
+        return [self.gradient(name) for name in self._names(layer)]
+
+    def gradient_of_layer(self, layer: int, group: Literal["layer", "experts"]) -> Use:
+        """The gradient of one group of a layer."""
+        return self.gradient(self._name(layer, group))
+
+    def gather_layers(self, layers: Sequence[int], tag: str) -> None:
+        """Gather what is in shards."""
+        for layer in layers if self._zero == 3 else ():
+            for name in self._names(layer):
+                self.gather(name, tag)
+
+    def drop_layers(self, layers: Sequence[int]) -> None:
+        """What was gathered is not needed any more."""
+        for layer in layers if self._zero == 3 else ():
+            for name in self._names(layer):
+                self.drop(name)
+
+    def after_backward_of_layers(self, layers: Sequence[int], tag: str, *, last: bool) -> None:
+        """Reduce gradients, or note that they are complete."""
+        for layer in reversed(layers):
+            for name in self._names(layer):
+                self.after_backward(name, tag, last=last)
+
+    def _names(self, layer: int) -> list[str]:
+        return [str(layer), *([f"{layer}.experts"] if self._experts else [])]
+
+    def _name(self, layer: int, group: Literal["layer", "experts"]) -> str:
+        return f"{layer}.experts" if group == "experts" else str(layer)
 
     def finish(self, everyone: tuple[str, ...]) -> None:
         """What was left to the end, the norm of all gradients over all axes, the updates."""
