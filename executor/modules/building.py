@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import inspect
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -49,7 +50,7 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    given = dict(source.config or {})
+    given = json.loads(json.dumps(source.config), object_hook=_with_floats)
     model_type = str(given.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise ModuleRefusal(
@@ -82,6 +83,11 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
         module.set_experts_implementation("grouped_mm")
     assert isinstance(module, nn.Module)
     return module
+
+
+def _with_floats(value: dict[str, Any]) -> Any:
+    """What is infinite, or no number, as transformers writes it into JSON."""
+    return float(value["__float__"]) if set(value) == {"__float__"} else value
 
 
 def _no_warning(*_: Any) -> None:

@@ -11,6 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.front_door.command_line import call
 from tests.traced.families import tiny_config
 from tests.training.small_runs import options, state_files, trained, write_rows
+from twinstream.executor.modules.building import build_module
+from twinstream.models.traced import ModuleSource
 
 
 def write_model(folder: Path, family: str, *, weights: bool) -> Path:
@@ -105,3 +107,11 @@ def test_a_traced_file_is_read_without_torch(tmp_path: Path) -> None:
     )
     assert int(run_python("-c", code, cwd=tmp_path)) > 10
     assert json.loads(traced.read_text())["source"]["config"]["model_type"] == "gemma3_text"
+
+
+def test_an_infinite_number_of_a_config_survives_its_file() -> None:
+    source = ModuleSource(config={"model_type": "mamba2", "time_step_limit": [0.0, float("inf")]})
+    again = ModuleSource.model_validate_json(source.model_dump_json())
+    assert again == source
+    module = build_module(again, torch.float32, None)
+    assert module.config.time_step_limit[1] == float("inf")
