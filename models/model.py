@@ -4,7 +4,7 @@ modules."""
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pydantic import JsonValue, ValidationError
 
@@ -15,6 +15,7 @@ from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.node import Node
 from twinstream.schedule.workload import ModelRef
 
 
@@ -72,6 +73,7 @@ class Model(Protocol):
         """What documents say of it, from which `model_of` makes it again."""
 
 
+_Node = TypeVar("_Node", bound=Node)
 AnyModel = ModelSpec | TracedModel
 """All that there are."""
 
@@ -117,14 +119,24 @@ def model_of(ref: ModelRef | Mapping[str, JsonValue]) -> AnyModel:
         TwinstreamError: it is not one that this version knows.
     """
     spec = ref.spec if isinstance(ref, ModelRef) else ref
-    kind = TracedModel if "calls" in spec else ModelSpec
+    if "calls" in spec:
+        return node_in(spec, TracedModel, "model")
+    return node_in(spec, ModelSpec, "model")
+
+
+def node_in(fields: Mapping[str, JsonValue], kind: type[_Node], what: str) -> _Node:
+    """A part of a document that is kept as plain fields.
+
+    Raises:
+        TwinstreamError: it is not valid; says where.
+    """
     try:
-        return kind.model_validate_json(json.dumps(spec))
+        return kind.model_validate_json(json.dumps(fields))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(step) for step in first["loc"])
         raise TwinstreamError(
-            f"the document's model is not valid at '{place}': {first['msg']}"
+            f"the document's {what} is not valid at '{place}': {first['msg']}"
         ) from None
 
 

@@ -160,6 +160,16 @@ class TracedBuffer(Node):
         return math.prod(self.shape) * BYTES_OF_DTYPE[self.dtype]
 
 
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inside) for key, inside in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inside) for inside in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"__float__": "NaN" if value != value else f"{'-' * (value < 0)}Infinity"}
+    return value
+
+
 class ModuleSource(Node):
     """How any process builds the module again, without weights.
 
@@ -176,8 +186,9 @@ class ModuleSource(Node):
     @field_validator("config")
     @classmethod
     def _as_in_a_file(cls, config: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Keys that are numbers become text, and tuples lists."""
-        return config and json.loads(json.dumps(config))
+        """Keys that are numbers become text, tuples lists, and what is infinite as transformers
+        writes it, since JSON has no word for it."""
+        return config and json.loads(json.dumps(_finite(config)))
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

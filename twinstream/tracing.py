@@ -1,16 +1,21 @@
 """Finds a model by its name: a family without kernels of ours is traced, where torch is there."""
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 
 from twinstream.models.executable import executor_refusal
-from twinstream.models.hf.config import Dtype, UnsupportedConfigError, hf_config_file
+from twinstream.models.hf.config import (
+    Dtype,
+    UnsupportedConfigError,
+    hf_config_file,
+    read_json_object,
+)
 from twinstream.models.model import AnyModel, is_traced, load_any_model
 from twinstream.models.presets import is_preset
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.schedule.errors import TwinstreamError, require
+from twinstream.schedule.python_file import split_name
 
 DEFAULT_SEQ_LEN = 2048
 
@@ -42,7 +47,7 @@ def find_model(
     require("model", model, str, Path, ModelSpec, TracedModel)
     if isinstance(model, ModelSpec | TracedModel) or is_traced(model):
         return load_any_model(model, dtype=dtype, longest=longest)
-    if python_function(model) is None:
+    if split_name(str(model)) is None:
         try:
             found = load_any_model(model, dtype=dtype, longest=longest)
         except UnsupportedConfigError as error:
@@ -94,19 +99,15 @@ def _source_of(model: str | Path, dtype: Dtype | None) -> tuple[ModuleSource, Dt
     """What builds the module, and the dtype of its parameters."""
     from twinstream.executor.modules.building import python_source
 
-    function = python_function(model)
+    function = split_name(str(model))
     if function is not None:
-        return python_source(Path(function[0]), function[1]), dtype or "float32"
-    config = json.loads(hf_config_file(model).read_bytes())
+        return python_source(*function), dtype or "float32"
+    if is_traced(model):
+        raise CannotTraceError(f"{model} is a traced model already: give it to plan, or train it")
+    config = read_json_object(hf_config_file(model))
     stated = config.get("dtype") or config.get("torch_dtype")
     chosen = dtype or ("bfloat16" if stated in ("bfloat16", "float16") else "float32")
     return ModuleSource(config=config), chosen
-
-
-def python_function(model: str | Path) -> tuple[str, str] | None:
-    """The file and the function of `FILE.py:FUNCTION`; None where it is not of that form."""
-    path, colon, function = str(model).rpartition(":")
-    return (path, function) if colon and path.endswith(".py") else None
 
 
 def _require_tracing(model: str | Path, why: str) -> None:

@@ -37,6 +37,7 @@ _PRESETS = ("8b",)  # the telling cells'; the others are predicted with their cu
 _TESTS = (
     "tests/executor/test_cuda.py",
     "tests/executor/test_cuda_training.py",
+    "tests/traced/test_cuda.py",
     "tests/executor/test_cuda_whole.py",
     "tests/executor/kernels",
     "tests/executor",

@@ -1,8 +1,8 @@
 """Builds the module of a source with parameters on the meta device and real buffers."""
 
 import hashlib
-import importlib.util
 import inspect
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -16,6 +16,7 @@ from torch import nn
 from twinstream.models.traced import ModuleSource
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError, read_bytes
+from twinstream.schedule.python_file import object_of_file
 
 Slot = tuple[dict[str, Any], str, str]  # a module's dictionary, the key in it, the tensor's name
 
@@ -49,7 +50,7 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    given = dict(source.config or {})
+    given = json.loads(json.dumps(source.config), object_hook=_with_floats)
     model_type = str(given.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise ModuleRefusal(
@@ -84,39 +85,48 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
     return module
 
 
+def _with_floats(value: dict[str, Any]) -> Any:
+    """What is infinite, or no number, as transformers writes it into JSON."""
+    return float(value["__float__"]) if set(value) == {"__float__"} else value
+
+
 def _no_warning(*_: Any) -> None:
     """In place of what looks into the tokens."""
 
 
 def _from_python(source: ModuleSource) -> nn.Module:
     assert source.path is not None and source.function is not None
-    try:
-        found = hashlib.sha256(read_bytes(source.path)).hexdigest()
-    except OSError as error:
-        raise DocumentError(f"cannot read {source.path}: {error.strerror}") from None
-    if found != source.sha256:
+    path = Path(source.path)
+    if _digest(path) != source.sha256:
         raise ModuleRefusal(
-            f"{source.path} is not the file that was traced: trace it again with twinstream trace"
+            f"{path} is not the file that was traced: trace it again with twinstream trace"
         )
-    spec = importlib.util.spec_from_file_location(Path(source.path).stem, source.path)
-    assert spec is not None and spec.loader is not None
-    file = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(file)
-    module = getattr(file, source.function, lambda: None)()
+    function = object_of_file(path, source.function)
+    try:
+        module = function()
+    except Exception as error:
+        raise ModuleRefusal(
+            f"'{source.function}' of {path} fails with {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(module, nn.Module):
         raise ModuleRefusal(
-            f"{source.path} has no function '{source.function}' that returns a torch.nn.Module"
+            f"'{source.function}' of {path} returns a {type(module).__name__}, not a "
+            "torch.nn.Module"
         )
     return module
 
 
 def python_source(path: Path, function: str) -> ModuleSource:
     """The source of a module that a function of a file builds."""
+    path = path.resolve()
+    return ModuleSource(kind="python", path=str(path), function=function, sha256=_digest(path))
+
+
+def _digest(path: Path) -> str:
     try:
-        digest = hashlib.sha256(read_bytes(path)).hexdigest()
+        return hashlib.sha256(read_bytes(path)).hexdigest()
     except OSError as error:
         raise DocumentError(f"cannot read {path}: {error.strerror}") from None
-    return ModuleSource(kind="python", path=str(path), function=function, sha256=digest)
 
 
 def blocks_of(module: nn.Module) -> tuple[str, nn.ModuleList]:

@@ -38,7 +38,7 @@ def flatten_user_dicts() -> None:
         )
 
 
-def fake_batch(module: nn.Module, batch: int, seq_len: int, is_packed: bool) -> Batch:
+def fake_batch(batch: int, seq_len: int, is_packed: bool) -> Batch:
     """A batch of the size, under the mode that holds."""
     made = {"input_ids": torch.zeros(batch, seq_len, dtype=torch.int64)}
     if is_packed:

@@ -141,7 +141,7 @@ def _capture(module: nn.Module, size: tuple[int, int], is_packed: bool, coin: fl
             for place, key, name in slots
         }
         fake_buffers = {name: torch.empty_like(place[key]) for place, key, name in buffers}
-        batch = fake_batch(module, *size, is_packed)
+        batch = fake_batch(*size, is_packed)
     everything = {**fakes, **fake_buffers}
     watch.names = {id(tensor): name for name, tensor in everything.items()}
     versions = {name: tensor._version for name, tensor in fake_buffers.items()}

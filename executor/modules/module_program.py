@@ -147,7 +147,7 @@ class ChunkProgram:
         with NoMemory():
             slots = self._prelude_slots
             fakes = {name: torch.empty_like(place[key], device="cpu") for place, key, name in slots}
-            batch = fake_batch(self.module, *size, self.is_packed)
+            batch = fake_batch(*size, self.is_packed)
             chunk = ChunkProgram(
                 self.module, self.found, is_packed=self.is_packed, device=torch.device("cpu")
             )

@@ -186,7 +186,7 @@ class _Parts:
 
     def _measure_prelude(self, chunk: ChunkProgram, size: Size) -> None:
         tensors = self._tensors(PRELUDE)
-        batch = fake_batch(self.module, *size, self.is_packed)
+        batch = fake_batch(*size, self.is_packed)
         made = self._note(
             "prelude", size, (tensors, dict(batch)), lambda: chunk.prelude(tensors, batch)
         )

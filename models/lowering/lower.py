@@ -1,16 +1,12 @@
 """Lower (model, workload, recipe) to the task chain of one training step."""
 
-import json
-
-from pydantic import ValidationError
-
 from twinstream.models.flops import SavedLevel, saved_bytes_per_token
 from twinstream.models.kernel_costs.attention_library import library_bytes
 from twinstream.models.lowering.declarations import carried_or_used
 from twinstream.models.lowering.decoder import DecoderLowering
 from twinstream.models.lowering.step import StepLowering
 from twinstream.models.lowering.traced_step import TracedLowering
-from twinstream.models.model import AnyModel, model_of
+from twinstream.models.model import AnyModel, model_of, node_in
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Chain
@@ -86,14 +82,6 @@ def lower_again(schedule: Schedule) -> Chain:
     Raises:
         TwinstreamError: the schedule's model or recipe is not one that this version knows.
     """
-    model = model_of(schedule.model)
-    try:
-        recipe = Recipe.model_validate_json(json.dumps(schedule.recipe))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(step) for step in first["loc"])
-        raise TwinstreamError(
-            f"the schedule's recipe is not valid at '{place}': {first['msg']}"
-        ) from None
-    chain = lower(model, schedule.workload, recipe)
+    recipe = node_in(schedule.recipe, Recipe, "recipe")
+    chain = lower(model_of(schedule.model), schedule.workload, recipe)
     return flush_chain(chain) if schedule.consumed else chain

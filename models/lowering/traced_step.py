@@ -319,6 +319,11 @@ def _require_possible(model: TracedModel, workload: Workload, recipe: Recipe) ->
             f"'{model.name}' was traced for one document a sequence, and not for documents of any "
             "lengths side by side: trace it again with --packed"
         )
+    if state := [buffer.name for buffer in model.buffers if buffer.is_state]:
+        raise TwinstreamError(
+            f"'{model.name}' changes its buffer '{state[0]}' in training (as batch norm does its "
+            "statistics): such state is not carried from step to step yet"
+        )
     if recipe.lora is not None:
         raise TwinstreamError(
             f"'{model.name}' is a traced module, and adapters are made for twinstream's own "

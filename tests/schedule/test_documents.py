@@ -1,14 +1,18 @@
 """Documents: nothing is lost in JSON, and what is wrong is refused with its place."""
 
 import json
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+import twinstream.schedule
 from tests.helpers.schedules import schedules
 from tests.schedule.small import CHAIN, SCHEDULE
 from twinstream.schedule.chain import Chain
@@ -292,3 +296,22 @@ def test_a_workload_that_is_forward_only_says_so_and_has_one_round() -> None:
     assert Workload.model_validate_json(forward.model_dump_json()) == forward
     with pytest.raises(ValidationError, match="has one round, not 4"):
         Workload.model_validate(training.model_dump() | {"forward_only": True})
+
+
+def _kinds_below(kind: type[Node]) -> Iterator[type[Node]]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from _kinds_below(below)
+
+
+def test_what_may_be_none_may_be_left_out() -> None:
+    """Files leave out what is None, so a field that is none and required cannot be read again."""
+    for module in pkgutil.iter_modules(twinstream.schedule.__path__, "twinstream.schedule."):
+        import_module(module.name)
+    written = {
+        k for k in _kinds_below(Node) if k.__module__.rpartition(".")[0] == "twinstream.schedule"
+    }
+    for kind in written:
+        for name, field in kind.model_fields.items():
+            if field.is_required() and type(None) in get_args(field.annotation):
+                pytest.fail(f"{kind.__name__}.{name} is None in no file")

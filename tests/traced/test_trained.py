@@ -11,6 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.front_door.command_line import call
 from tests.traced.families import tiny_config
 from tests.training.small_runs import options, state_files, trained, write_rows
+from twinstream.executor.modules.building import build_module
+from twinstream.models.traced import ModuleSource
 
 
 def write_model(folder: Path, family: str, *, weights: bool) -> Path:
@@ -105,3 +107,80 @@ def test_a_traced_file_is_read_without_torch(tmp_path: Path) -> None:
     )
     assert int(run_python("-c", code, cwd=tmp_path)) > 10
     assert json.loads(traced.read_text())["source"]["config"]["model_type"] == "gemma3_text"
+
+
+def test_an_infinite_number_of_a_config_survives_its_file() -> None:
+    source = ModuleSource(config={"model_type": "mamba2", "time_step_limit": [0.0, float("inf")]})
+    again = ModuleSource.model_validate_json(source.model_dump_json())
+    assert again == source
+    module = build_module(again, torch.float32, None)
+    assert module.config.time_step_limit[1] == float("inf")
+
+
+OWN_MODEL = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.norm, self.linear = norm, nn.Linear(32, 32)
+    def forward(self, x):
+        flat = self.norm(x.flatten(0, 1)).view(x.shape)
+        return x + torch.relu(self.linear(flat))
+
+class Model(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(260, 32), nn.Linear(32, 260)
+        self.blocks = nn.ModuleList([Block(norm(32)) for _ in range(3)])
+    def forward(self, input_ids):
+        x = self.embed(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+def layer_norm(): return Model(nn.LayerNorm)
+def batch_norm(): return Model(nn.BatchNorm1d)
+def three(): return 3
+def fails(): return 1 / 0
+"""
+
+
+def test_a_model_of_a_python_file_trains_and_says_where_its_weights_are(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_MODEL)
+    rows = write_rows(tmp_path / "rows.jsonl")
+    out = tmp_path / "run"
+    told = call(
+        *("train", f"{tmp_path / 'own.py'}:layer_norm", rows, "-o", out, "--seq-len", 64),
+        *("--tokens-per-step", 256, "--steps", 2, "--machine", "cpu"),
+    )
+    assert told.code == 0, told.err
+    assert "under the names of your module's state_dict" in " ".join(told.out.split())
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("nowhere", "there is no such file"),
+        ("words.txt", "words.txt"),
+        ("own.py:nothing", "has no 'nothing'"),
+        ("own.py:three", "returns a int, not a torch.nn.Module"),
+        ("own.py:fails", "fails with ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_cannot_be_traced_is_one_message(tmp_path: Path, what: str, says: str) -> None:
+    (tmp_path / "own.py").write_text(OWN_MODEL)
+    (tmp_path / "words.txt").write_text("no JSON\n")
+    told = call("trace", tmp_path / what, "--seq-len", 64, "-o", tmp_path / "m.json")
+    assert told.code == 2 and says in " ".join(told.err.split()), told.err
+    assert not (tmp_path / "m.json").exists()
+
+
+def test_state_that_a_step_changes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_MODEL)
+    traced = tmp_path / "m.json"
+    name = f"{tmp_path / 'own.py'}:batch_norm"
+    assert call("trace", name, "--seq-len", 64, "-o", traced).code == 0
+    told = call("plan", "--model", traced, "--seq-len", 64, "--machine", "cpu")
+    assert told.code == 2 and "changes its buffer" in told.err and "blocks.0.norm" in told.err

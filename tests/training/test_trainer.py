@@ -254,8 +254,8 @@ def test_bad_input_is_one_message_before_any_work(tmp_path: Path) -> None:
     refused(tmp_path, TwinstreamError, "unknown model", model="tinny")
     strange = tmp_path / "strange"
     strange.mkdir()
-    (strange / "config.json").write_text('{"model_type": "mamba"}')
-    refused(tmp_path, TwinstreamError, "mamba", model=str(strange / "config.json"))
+    (strange / "config.json").write_text('{"model_type": "none"}')
+    refused(tmp_path, TwinstreamError, "no model type 'none'", model=str(strange / "config.json"))
     refused(tmp_path, WeightsError, "has neither", model=str(write_config(tmp_path / "m").parent))
 
 

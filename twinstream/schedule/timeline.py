@@ -51,7 +51,7 @@ class DeviceMemory(Node):
     """
 
     arena_bytes: Size
-    cap_bytes: Size | None
+    cap_bytes: Size | None = None
     reserve_bytes: Size
     before_bytes: Size
     warm_bytes: Size

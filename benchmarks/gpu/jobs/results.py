@@ -114,7 +114,7 @@ class CellFound(Node):
     predicted_step_s: float
     predicted_extended_s: float
     bound_step_s: float
-    extended_step_s: float | None
+    extended_step_s: float | None = None
     extended_spread_s: float | None = None
     rounds_measured: tuple[int, int]
     short_steps_s: tuple[float, float]

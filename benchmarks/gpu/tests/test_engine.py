@@ -97,6 +97,7 @@ def test_more_rounds_that_took_no_longer_are_noise_and_no_rate(store, monkeypatc
     told = store.results.outcomes["tiny S64 offloading"].found  # is run whole, too
     assert isinstance(told, CellFound) and told.extended_step_s is None
     assert told.extended_spread_s == pytest.approx(1e-4 * 5**0.5)
+    assert read_document(Results, store.folder / "results.json") == store.results
 
 
 def test_a_peer_is_its_micro_batches_and_one_update(store):

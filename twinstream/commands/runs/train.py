@@ -187,6 +187,8 @@ def _where(model: Path | None) -> str:
             f"The adapter is in {model}; PEFT loads it as it is, and `twinstream export {model} -o "
             "DIR --merge` adds it to its base."
         )
+    if model is not None and not (model / "config.json").exists():
+        return f"The weights are in {model}, under the names of your module's state_dict."
     return f"The model is in {model}; transformers loads it as it is."
 
 
