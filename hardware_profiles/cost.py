@@ -138,6 +138,7 @@ def _compute_ns(work: Work, machine: Machine) -> float:
         return work.flops * 1e9 / machine.number("peak_fp32_flop_per_s")
     curve = _of_dtype(chosen, work, machine)
     flops = work.flops * (1.0 + _shallowness(work, curve))
+    flops += diagonal_flops(work) * curve.diagonal
     rate = machine.rate(_peak_field(work)) * chosen.ratio.value
     return _time_ns(flops, work.launches, rate, curve)
 
@@ -175,6 +176,14 @@ def inner_depth(work: Work) -> float | None:
     if work.unit == "matmul" and len(work.shape) == _MATMUL_RANK:
         return work.shape[2]
     return None
+
+
+def diagonal_flops(work: Work) -> float:
+    """Of causal attention, the FLOPs among the queries' own keys; 0 of anything else."""
+    depth = inner_depth(work)
+    if depth and work.unit.startswith("attention"):
+        return work.flops * work.shape[0] / 2 / depth
+    return 0.0
 
 
 def _memory_ns(work: Work, machine: Machine) -> float:

@@ -96,7 +96,9 @@ class Efficiency(Node):
 
     `half_depth`, of matrix products and attention only, is what an output tile's start and end
     cost, in steps of its inner loop: at depth D (K of a matmul; of attention the mean number of
-    keys of a query) the FLOPs count (D + half_depth) / D fold.
+    keys of a query) the FLOPs count (D + half_depth) / D fold. `diagonal`, of attention only, is
+    what a FLOP among a chunk's own tokens, the triangle under the causal mask, costs more than one
+    with the context before it: a deterministic backward adds up the triangle's tiles in turn.
 
     `implementation` says whose rate an attention curve is whose key names none; where neither does,
     it is that of the profile's `attention`.
@@ -105,6 +107,7 @@ class Efficiency(Node):
     max: Annotated[float, Field(ge=1e-6, le=1.5)]
     half: Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
     half_depth: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.0
+    diagonal: Annotated[float, Field(ge=0, le=100)] = 0.0
     of: Literal["flops", "bytes"]
     implementation: str | None = None
     kind: Literal["datasheet", "measured", "fitted", "assumed", "hypothetical"]
@@ -264,8 +267,9 @@ class Machine(Profile):
         if self.attention is None:  # as before profiles could state one
             del document["attention"]
         for curve in document["efficiency"].values():  # as before curves could
-            if curve["implementation"] is None:
-                del curve["implementation"]
+            for field, usual in (("implementation", None), ("diagonal", 0.0)):
+                if curve[field] == usual:
+                    del curve[field]
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
@@ -321,6 +325,8 @@ def _curve_fault(key: str, curve: Efficiency) -> tuple[str, str] | None:
             "depth_of_memory",
             f"'{key}' has no inner loop: half_depth is of matmul and attention",
         )
+    if curve.diagonal and not key.startswith("attention"):
+        return "diagonal_of_others", f"'{key}' has no causal mask: diagonal is of attention"
     if key in SUSTAINED_OF_PEAK.values() and (curve.of, curve.half) != ("flops", 0):
         return "curve_of_peak", f"'{key}' needs of = 'flops' and half = 0"
     if key in CURVE_OF_RATE.values() and curve.of != "bytes":

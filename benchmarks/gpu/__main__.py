@@ -33,7 +33,7 @@ _SMOKE = tuple(
         "after_a_refused_capture_the_device_goes_on",
     )
 )
-_PRESETS = ("8b",)  # the telling cells'; the others are predicted with their curves
+_PRESETS = ("8b", "1b")  # the cells': 15b has the layers of 8b
 _TESTS = (
     "tests/executor/test_cuda.py",
     "tests/executor/test_cuda_training.py",

@@ -168,6 +168,19 @@ def test_the_depth_of_causal_attention_is_the_mean_number_of_keys(queries, conte
     assert work_time(demand, machine).alone_ns == pytest.approx(expected)
 
 
+def test_the_triangle_of_a_causal_mask_may_cost_more_than_the_context_before_it():
+    # 512 queries after 3,584 keys: of 3,840 mean keys 256 are the triangle's
+    curves = dict(toy_machine().efficiency)
+    uneven = curves["attention_forward"].model_copy(update={"diagonal": 2.0})
+    curves |= {"attention_forward": uneven}
+    machine = toy_machine().model_copy(update={"efficiency": curves})
+    for queries, context, more in ((512, 512, 2.0), (512, 4096, 2.0 * 256 / 3840)):
+        demand = work("attention_forward", flops=10**9, shape=(queries, context, 32, 128, 1))
+        plain, found = (work_time(demand, one).compute_ns for one in (toy_machine(), machine))
+        launches = work_time(demand.model_copy(update={"flops": 1}), toy_machine()).compute_ns
+        assert found - launches == pytest.approx((plain - launches) * (1 + more), rel=1e-4)
+
+
 def test_the_power_limit_holds_bf16_but_not_the_float32_peak():
     curves = {**toy_machine().efficiency, "sustained": curve(0.8, 0, "flops")}
     machine = toy_machine().model_copy(update={"efficiency": curves})

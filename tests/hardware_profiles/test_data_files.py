@@ -32,11 +32,24 @@ FITTED = ("h100", "rtx3090")
 DATASHEET = ("h100_datasheet", "rtx3090_datasheet")
 BORROWED = ("a100", "b200", "gh200", "h200", "mi300x", "rtx4090", "rtx5090")
 TRAINING = ("a100_training", "h100_training")  # fitted to steps of clusters
+PROBED = ("h200_probed",)
 UNITS = ("matmul", "attention_forward", "attention_backward", "rms_norm", "adamw", "any_other")
 
 
+def test_what_was_probed_says_so_and_the_rest_is_its_base():
+    probed, base = load_machine("h200_probed"), load_machine("h200")
+    assert probed.peak_bf16_flop_per_s == base.peak_bf16_flop_per_s
+    for field in ("pcie_h2d_bytes_per_s", "launch_latency_ns", "device_reserve_bytes"):
+        number = getattr(probed, field)
+        assert number.kind == "measured" and "probed 2026-11-27 on NVIDIA H200" in number.source
+    backward = probed.efficiency["attention_backward/cudnn_frontend"]
+    assert backward.kind == "measured" and backward.diagonal == pytest.approx(0.98, abs=0.01)
+    assert probed.efficiency["host_adamw"] == base.efficiency["host_adamw"]
+
+
 def test_the_shipped_machines_are_the_documented_ones():
-    assert machine_names() == tuple(sorted((*FITTED, *DATASHEET, *BORROWED, *TRAINING, "cpu")))
+    known = (*FITTED, *DATASHEET, *BORROWED, *TRAINING, *PROBED, "cpu")
+    assert machine_names() == tuple(sorted(known))
 
 
 @pytest.mark.parametrize("name", machine_names())

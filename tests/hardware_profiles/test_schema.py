@@ -115,6 +115,12 @@ def test_only_matmul_and_attention_have_an_inner_loop():
         Machine(name="m", description="", device="cuda", efficiency={"rms_norm": deep})
 
 
+def test_only_attention_has_a_causal_mask():
+    uneven = curve(1, 0, "flops").model_copy(update={"diagonal": 1.0})
+    with pytest.raises(ValidationError, match="'matmul' has no causal mask"):
+        Machine(name="m", description="", device="cuda", efficiency={"matmul": uneven})
+
+
 @pytest.mark.parametrize(("max_", "half"), [(0, 0), (1.6, 0), (1, -1), (math.nan, 0)])
 def test_a_curve_out_of_range_is_refused(max_, half):
     with pytest.raises(ValidationError):

@@ -31,7 +31,7 @@ _END_S = 12.0  # to write tables and copy, before the command's own limit
 _POLL_S = 0.5
 _COPY_EVERY_S = 20.0
 _LOG = "printed.txt"
-_KEPT = ("results.json", "profile.toml", "timelines.json.gz", "log.txt", _LOG)
+_KEPT = ("results.json", "profile.toml", "timelines.json.gz", "log.txt", "tests.txt", _LOG)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,12 @@ from benchmarks.gpu.report.page import markdown_of
 from benchmarks.gpu.report.table import table_of
 from twinstream.schedule.files import write_bytes, write_document, write_text
 
+_KEPT = {
+    "results.json": ".json",
+    "profile.toml": ".toml",
+    "timelines.json.gz": "-timelines.json.gz",
+}
+
 
 def write_tables(results: Results, folder: Path) -> None:
     """table.md and table.json beside the results."""
@@ -24,7 +30,7 @@ def write_tables(results: Results, folder: Path) -> None:
 
 
 def publish(campaign: Path, benchmarks: Path) -> list[Path]:
-    """Write DEVICE.md, DEVICE.json and DEVICE.toml (the profile) into a folder; what was written.
+    """Write DEVICE.md, .json (results), .toml (profile), timelines into a folder; what was written.
 
     Raises:
         DocumentError: there are no results, or they are damaged.
@@ -35,13 +41,12 @@ def publish(campaign: Path, benchmarks: Path) -> list[Path]:
         raise CampaignError(f"{benchmarks} is no folder; give the one for pages, docs/benchmarks")
     name = re.sub(r"[^a-z0-9]+", "-", results.where.device.lower()).strip("-")
     table = table_of(results, campaign_of(results.size, backend=results.where.backend))
-    page, figures = benchmarks / f"{name}.md", benchmarks / f"{name}.json"
-    write_text(markdown_of(results, table), page)
-    write_document(table, figures)
-    written = [page, figures]
-    if (profile := campaign / "profile.toml").exists():
-        write_bytes(profile.read_bytes(), benchmarks / f"{name}.toml")
-        written.append(benchmarks / f"{name}.toml")
+    written = [benchmarks / f"{name}.md"]
+    write_text(markdown_of(results, table), written[0])
+    for kept, ending in _KEPT.items():
+        if (source := campaign / kept).exists():
+            written.append(benchmarks / f"{name}{ending}")
+            write_bytes(source.read_bytes(), written[-1])
     return written
 
 

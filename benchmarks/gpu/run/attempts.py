@@ -36,7 +36,7 @@ class Attempts:
         attempts = self.store.results.attempts(key)
         before = self.store.results.outcomes.get(key)
         begun = Outcome(status="started", attempts=attempts + 1)
-        if before is not None and before.status == "part":  # what was found is not lost
+        if before is not None and before.status in ("part", "started"):  # keep what was found
             begun = begun.model_copy(update={"found": before.found})
         self.store.put(key, begun)
         self.tell(f"{key} ... (about {expected_s:.0f} s, {self.budget.left_s:.0f} s left)")

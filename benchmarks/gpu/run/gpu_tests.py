@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.gpu.jobs.campaign import SMOKE
-from benchmarks.gpu.jobs.results import Results, SuiteFound
+from benchmarks.gpu.jobs.results import SuiteFound
 from benchmarks.gpu.jobs.store import Store
 from benchmarks.gpu.run.reached_tests import REACHED
 from twinstream.executor.probe.process import JobFailed, JobRefused
@@ -38,24 +38,36 @@ class SuiteRun:
 def tested(store: Store, key: str, tests: Sequence[str], limit_s: float) -> SuiteFound:
     """One suite, from where an earlier call left it; what a test that failed printed is logged.
 
-    The smoke tests leave to the whole suite what they did not reach.
+    The smoke tests leave to the whole suite what they did not reach. What pytest prints is in the
+    folder as it comes, so that a call that is cut off loses nothing.
     """
-    done = run_gpu_tests(tests, _found_before(store.results, key), limit_s)
+    printed = store.folder / f"{key}.txt"
+    before = _found_before(store, key, printed)
+    begun = store.results.outcomes.get(key)
+    if begun is not None:
+        store.put(key, begun.model_copy(update={"found": before}))
+    done = run_gpu_tests(tests, before, limit_s, printed)
+    printed.unlink()
     if done.found.failures or not done.found.complete:
         store.log(done.printed[-200_000:])
     return done.found.model_copy(update={"complete": True}) if key == SMOKE else done.found
 
 
-def _found_before(results: Results, key: str) -> SuiteFound:
-    """What an earlier call found of this suite; else only what the smoke tests reached."""
-    found, smoke = results.found(key), results.found(SMOKE)
-    if isinstance(found, SuiteFound):
-        return found
-    return SuiteFound(reached=smoke.reached) if isinstance(smoke, SuiteFound) else SuiteFound()
+def _found_before(store: Store, key: str, printed: Path) -> SuiteFound:
+    """What earlier calls found of this suite, one that was killed too; else the smoke tests."""
+    found, smoke = store.results.found(key), store.results.found(SMOKE)
+    if not isinstance(found, SuiteFound):
+        reached = smoke.reached if isinstance(smoke, SuiteFound) else ()
+        found = SuiteFound(reached=reached)
+    if store.results.attempts(key) > 1 and printed.exists():
+        return suite_found(printed.read_text("utf-8", "replace"), found, complete=False)
+    return found
 
 
-def run_gpu_tests(paths: Sequence[str], before: SuiteFound, limit_s: float) -> SuiteRun:
-    """Run the tests marked gpu under some paths that were not reached before.
+def run_gpu_tests(
+    paths: Sequence[str], before: SuiteFound, limit_s: float, log: Path
+) -> SuiteRun:
+    """Run the tests marked gpu under some paths that were not reached before, printing to a file.
 
     One that is cut off by the limit twice counts as failed.
 
@@ -72,7 +84,7 @@ def run_gpu_tests(paths: Sequence[str], before: SuiteFound, limit_s: float) -> S
         json.dump(before.reached, reached)
         reached.flush()
         names = {"COLUMNS": "200", "TWINSTREAM_CAMPAIGN": "1", REACHED: reached.name}
-        printed, code = run_within(_command(paths), limit_s, names)
+        printed, code = run_within(_command(paths), limit_s, names, log)
     if code not in (0, 1, 5, None):  # passed, some failed, none selected, out of time
         raise JobFailed(f"pytest ended with code {code}: {_last_line(printed)}", printed[-20_000:])
     return SuiteRun(suite_found(printed, before, complete=code is not None), printed)
@@ -112,28 +124,32 @@ def _command(paths: Sequence[str]) -> Sequence[str]:
 
 
 def run_within(
-    command: Sequence[str], limit_s: float, names: Mapping[str, str]
+    command: Sequence[str], limit_s: float, names: Mapping[str, str], log: Path
 ) -> tuple[str, int | None]:
-    """(what a command printed, its exit code or None if it was ended); `names` are variables."""
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True, env={**os.environ, **names},
-    )  # fmt: skip
-    try:
-        printed, _ = process.communicate(timeout=limit_s)
-        return printed, process.returncode
-    except subprocess.TimeoutExpired:
-        return _ended(process), None
-    except BaseException:
-        _ended(process)
-        raise
+    """(what a command printed into the file, its exit code or None if it was ended).
+
+    `names` are variables of its environment.
+    """
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT,
+            start_new_session=True, env={**os.environ, **names},
+        )  # fmt: skip
+        try:
+            code: int | None = process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            code = None
+        except BaseException:
+            _end(process)
+            raise
+    return log.read_text("utf-8", "replace"), code
 
 
-def _ended(process: "subprocess.Popen[str]") -> str:
-    """End the process and all that it started; what they had printed."""
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End the process and all that it started."""
     os.killpg(process.pid, signal.SIGKILL)
-    printed, _ = process.communicate()
-    return printed
+    process.wait()
 
 
 def _last_line(printed: str) -> str:

@@ -50,7 +50,7 @@ def trained(size: Size, backend: Backend, limit_s: float) -> TrainFound:
             "--eval-data", str(held_out), "--eval-tokens", _EVAL_TOKENS[size],
             "--backend", backend, "--ranks", "1", *(_CUDA_BF16 if backend == "cuda" else ()), *more,
         )  # fmt: skip
-        printed, code = run_within(command, limit_s, {})
+        printed, code = run_within(command, limit_s, {}, folder / "printed.txt")
         if code is None:
             raise JobTimeout(f"`twinstream train {model}` had not ended after {limit_s:.0f} s")
         if code:

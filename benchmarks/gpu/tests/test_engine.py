@@ -360,7 +360,8 @@ def test_tests_come_last_and_are_done_only_when_all_were_reached(store, monkeypa
     asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
     answers = iter([suite("a"), suite("a", "b", complete=False), suite("a", "b", "c")])
 
-    def run(paths, before, limit_s):
+    def run(paths, before, limit_s, printed):
+        printed.touch()
         asked.append((tuple(paths), before.reached))
         return next(answers)
 
@@ -376,15 +377,23 @@ def test_tests_come_last_and_are_done_only_when_all_were_reached(store, monkeypa
 
 
 def test_a_call_that_is_killed_in_the_tests_keeps_what_an_earlier_one_found(store, monkeypatch):
-    def killed(paths, before, limit_s):
+    seen: list[SuiteFound] = []
+
+    def killed(paths, before, limit_s, printed):
+        seen.append(before)
+        printed.write_text(f"t.py::test_{len(seen)} PASSED\nt.py::test_b ")
         raise Killed
 
     part = SuiteFound(passed=1, reached=("a",), complete=False)
     store.put("tests", Outcome(status="part", found=part))
     monkeypatch.setattr(gpu_tests, "run_gpu_tests", killed)
-    with pytest.raises(Killed):
-        engine(store, FakeDevice(Clock()), stages=("tests",), tests=("all",)).run()
-    assert again(store).results.outcomes["tests"].found == part
+    for _ in range(2):
+        with pytest.raises(Killed):
+            engine(again(store), FakeDevice(Clock()), stages=("tests",), tests=("all",)).run()
+    assert seen == [part, SuiteFound(
+        passed=2, reached=("a", "t.py::test_1"), in_flight="t.py::test_b", complete=False
+    )]  # fmt: skip
+    assert again(store).results.outcomes["tests"].found == seen[1]
 
 
 def test_a_new_process_takes_the_host_memory_again_and_has_time_for_it(store):

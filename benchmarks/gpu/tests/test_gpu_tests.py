@@ -42,8 +42,9 @@ def tests_in(tmp_path):
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory) -> tuple[str, SuiteFound]:
-    path = written(tmp_path_factory.mktemp("mixed"), MIXED)
-    return path, run_gpu_tests([path], NOTHING, limit_s=60.0).found
+    folder = tmp_path_factory.mktemp("mixed")
+    path = written(folder, MIXED)
+    return path, run_gpu_tests([path], NOTHING, 60.0, folder / "printed").found
 
 
 def test_outcomes_are_counted_and_failures_named(mixed):
@@ -58,19 +59,19 @@ def test_tests_that_take_too_long_are_ended_and_those_before_counted(monkeypatch
     printed = "t.py::test_a PASSED\nt.py::test_b FAILED\nt.py::test_c "
     program = f"import time; print({printed!r}, flush=True); time.sleep(600)"
     monkeypatch.setattr(gpu_tests, "_command", lambda *_: (sys.executable, "-c", program))
-    found = run_gpu_tests([str(tmp_path)], NOTHING, limit_s=10.0).found
+    found = run_gpu_tests([str(tmp_path)], NOTHING, 10.0, tmp_path / "printed").found
     assert (found.complete, found.in_flight) == (False, "t.py::test_c")
     assert (found.passed, found.failed) == (1, 1)
     assert found.failures == ("t.py::test_b",)
     assert found.reached == ("t.py::test_a", "t.py::test_b")
 
 
-def test_tests_that_were_reached_are_not_run_again_and_all_are_counted(mixed):
+def test_tests_that_were_reached_are_not_run_again_and_all_are_counted(mixed, tmp_path):
     path, whole = mixed
     right, *named, wrong, left_out = whole.reached
     assert "test_right" in right and "test_wrong" in wrong
     part = SuiteFound(passed=1, failed=1, failures=("w",), reached=(right, wrong), complete=False)
-    found = run_gpu_tests([path], part, limit_s=60.0).found
+    found = run_gpu_tests([path], part, 60.0, tmp_path / "printed").found
     reached = (right, wrong, *named, left_out)
     assert found == whole.model_copy(update={"failures": ("w",), "reached": reached})
 
@@ -88,13 +89,13 @@ def test_a_test_that_twice_does_not_end_has_failed():
 
 def test_tests_that_are_not_here_are_refused(tmp_path):
     with pytest.raises(JobRefused, match="run the campaign from the checkout"):
-        run_gpu_tests([str(tmp_path / "nowhere")], NOTHING, limit_s=10.0)
+        run_gpu_tests([str(tmp_path / "nowhere")], NOTHING, 10.0, tmp_path / "printed")
 
 
 def test_pytest_that_cannot_run_is_a_failure_with_what_was_printed(tests_in, tmp_path):
     (tmp_path / "conftest.py").write_text("import nowhere_at_all")
     with pytest.raises(JobFailed, match="pytest ended with code 4") as caught:
-        run_gpu_tests([tests_in("")], NOTHING, limit_s=60.0)
+        run_gpu_tests([tests_in("")], NOTHING, 60.0, tmp_path / "printed")
     assert "nowhere_at_all" in caught.value.details
 
 
@@ -114,12 +115,12 @@ def test_paths_that_lie_in_one_another_are_run_in_the_order_given(tests_in, tmp_
     (tmp_path / "a_broken").mkdir()
     (tmp_path / "a_broken" / "test_broken.py").write_text("import nowhere_at_all")
     paths = [first, str(inner), str(tmp_path)]
-    found = run_gpu_tests(paths, NOTHING, limit_s=60.0).found
+    found = run_gpu_tests(paths, NOTHING, 60.0, tmp_path / "printed").found
     assert [name.rpartition("::")[2] for name in found.reached] == [
         "test_first", "test_inner", "test_outer",
     ]  # fmt: skip
     assert (found.passed, found.failed) == (3, 1)
     (failure,) = found.failures
     assert "test_broken.py" in failure
-    again = run_gpu_tests(paths, found, limit_s=60.0).found
+    again = run_gpu_tests(paths, found, 60.0, tmp_path / "printed").found
     assert again == found

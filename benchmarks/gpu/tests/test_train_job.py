@@ -14,7 +14,7 @@ from twinstream.executor.probe.process import JobFailed, JobTimeout
 def run_that_logs(*events):
     """In place of the command: writes these events into the run's folder."""
 
-    def run(command, limit_s, names):
+    def run(command, limit_s, names, log):
         words = list(command)
         assert words[words.index("--eval-every") - 2 :][:2] == ["--steps", "2"]
         lines = Path(words[words.index("train") + 2]).read_text(encoding="utf-8").splitlines()

@@ -1,7 +1,8 @@
 """Fit efficiency curves to measured kernels, whole tasks and single units together.
 
 Each unit of work is priced as the cost model does: FLOPs and FLOPs over the depth of the inner loop
-for matmul and attention, bytes for the rest, and launches. That is linear in a few
+for matmul and attention, of attention those under the causal mask once more, bytes for the rest,
+and launches. That is linear in a few
 non-negative coefficients, so that the times of tasks made of many units, and of units alone, are
 one least-squares problem of relative errors.
 """
@@ -15,12 +16,14 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from twinstream.executor.probe.tasks.task_samples import TaskSample
-from twinstream.hardware_profiles.cost import inner_depth
+from twinstream.hardware_profiles.cost import diagonal_flops, inner_depth
 from twinstream.hardware_profiles.curve_choice import efficiency_keys
 from twinstream.hardware_profiles.schema import Efficiency, is_compute_unit
 from twinstream.schedule.cost import Work
 
-_PRIOR_WEIGHT = 0.05  # of a vector unit's rate: what the samples do not tell stays near the copy's
+# Of a vector unit's rate, which without samples that tell stays near the copy's, and of what the
+# triangle of a causal mask costs more, which then is nothing.
+_PRIOR_WEIGHT = 0.05
 _WEAK_PRIOR_WEIGHT = 0.005  # of a compute unit's, where depth and rate are measured at one depth
 _MOST_EFFICIENT = 1.5  # no curve may have more
 _ROBUST_FROM = 0.05
@@ -76,6 +79,7 @@ def fit_curves(
     priors = {
         "bytes": (_PRIOR_WEIGHT, ceilings.copy_bytes_per_s),
         "flops": (_WEAK_PRIOR_WEIGHT, ceilings.flop_per_s),
+        "diagonal": (_PRIOR_WEIGHT, ceilings.flop_per_s),
     }
     for name in columns:
         if (kind := name.split()[0]) in priors:
@@ -83,7 +87,7 @@ def fit_curves(
             row = np.zeros(len(columns))
             row[index[name]] = weight * per_s / 1e9
             rows.append(row)
-            goals.append(weight)
+            goals.append(0.0 if kind == "diagonal" else weight)
     solved = _solve_robustly(np.array(rows), np.array(goals))
     found = dict(zip(columns, solved, strict=True))
     predicted = [
@@ -107,6 +111,8 @@ def _terms(works: Sequence[Work], starts: tuple[str, ...]) -> dict[str, float]:
             amounts[f"flops {key}"] = work.flops
             if depth := inner_depth(work):
                 amounts[f"depth {key}"] = work.flops / depth
+            if triangle := diagonal_flops(work):
+                amounts[f"diagonal {key}"] = triangle
             if work.unit in starts:
                 amounts[f"launches {key}"] = work.launches
         else:
@@ -167,6 +173,7 @@ def _curves(
             max=maximum,
             half=launch_ns * nominal_per_ns * maximum,
             half_depth=depth_slope * nominal_per_ns * maximum,
+            diagonal=found.get(f"diagonal {key}", 0.0) * nominal_per_ns * maximum,
             of="flops" if compute else "bytes",
             kind="measured",
             source=source,

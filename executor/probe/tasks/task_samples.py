@@ -13,7 +13,7 @@ from twinstream.executor.probe.tasks.chain_memory import ChainMemory, in_order
 from twinstream.executor.probe.timing.device_timing import DeviceTimer, Timing
 from twinstream.executor.run.device_state import DeviceState
 from twinstream.models.kernel_costs.workspace import attention_shape
-from twinstream.schedule.chain import Chain
+from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import KernelCall
 
@@ -41,6 +41,17 @@ def best_matmul_flop_per_s(samples: Sequence[TaskSample]) -> float:
     )
 
 
+def listed_samples(chain: Chain) -> Iterator[tuple[str, tuple[Work, ...]]]:
+    """Name and work of each sample of a chain, in the order in which a probe takes them."""
+    for name, work in _distinct_matmuls(chain):
+        yield name, (work,)
+    for _, works in _attentions(chain):
+        for name, work in works.items():
+            yield name, (work,)
+    for task in _distinct_tasks(chain):
+        yield _task_name(chain, task), chain.calls[task.call].cost
+
+
 def task_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
     """Every distinct call of a chain's first round and of its recomputes.
 
@@ -56,34 +67,74 @@ def task_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
             run()
             if task.call not in seen:
                 seen.add(task.call)
-                name = f"{chain.model.name} S{chain.workload.seq_len} {task.call}"
-                yield TaskSample.of(name, call.cost, timer.timed(run))
+                yield TaskSample.of(_task_name(chain, task), call.cost, timer.timed(run))
 
 
 def matmul_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
     """Each distinct matrix product of the chain's calls alone, once with random operands."""
+    for name, work in _distinct_matmuls(chain):
+        yield TaskSample.of(name, (work,), _matmul_timing(work, timer))
+
+
+def attention_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
+    """Attention alone, forward and backward, for each distinct place of a chunk."""
+    for call, works in _attentions(chain):
+        implementation = attention_implementation(str(call.attributes["attention"]))
+        shape = attention_shape(call.attributes)
+        keys = next(iter(works.values())).shape[1]
+        trial = AttentionTrial(implementation, shape, timer.device, seed=keys)
+        with torch.no_grad():
+            for (name, work), run in zip(
+                works.items(), (trial.forward, trial.backward), strict=True
+            ):
+                yield TaskSample.of(name, (work,), timer.timed(run))
+
+
+def _task_name(chain: Chain, task: Task) -> str:
+    work = chain.workload
+    return f"{chain.model.name} S{work.seq_len}/{work.chunk_tokens} {task.call}"
+
+
+def _distinct_tasks(chain: Chain) -> Iterator[Task]:
+    seen: set[str] = set()
+    for task in in_order(chain):
+        if task.call not in seen:
+            seen.add(task.call)
+            yield task
+
+
+def _distinct_matmuls(chain: Chain) -> Iterator[tuple[str, Work]]:
     seen: set[tuple[tuple[int, ...], bool]] = set()
     for call in chain.calls.values():
         for work in call.cost:
             if work.unit != "matmul" or (key := (work.shape, _accumulates(work))) in seen:
                 continue
             seen.add(key)
-            one = work.model_copy(
-                update={
-                    "flops": work.flops // work.launches,
-                    "hbm_bytes": work.hbm_bytes // work.launches,
-                    "launches": 1,
-                }
-            )
-            name = f"matmul {'x'.join(map(str, work.shape))}"
-            yield TaskSample.of(name, (one,), _matmul_timing(one, timer))
+            one = {
+                "flops": work.flops // work.launches,
+                "hbm_bytes": work.hbm_bytes // work.launches,
+                "launches": 1,
+            }
+            name = f"matmul {'x'.join(map(str, work.shape))}{'+=' * _accumulates(work)}"
+            yield name, work.model_copy(update=one)
 
 
-def attention_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
-    """Attention alone, forward and backward, for each distinct place of a chunk."""
+def _attentions(chain: Chain) -> Iterator[tuple[KernelCall, dict[str, Work]]]:
+    """Forward and backward of each place's attention, by the names of their samples."""
     for call in chain.calls.values():
-        if call.kernel.startswith("block_backward/"):
-            yield from _attention(call, timer)
+        works = [work for work in call.cost if work.unit == "attention_backward"]
+        if not call.kernel.startswith("block_backward/") or len(works) != 1:
+            continue
+        (backward,) = works
+        queries, keys, _, _, sequences = backward.shape
+        found = {}
+        for unit, flops in (
+            ("attention_forward", backward.flops * 4 // 10),
+            ("attention_backward", backward.flops),
+        ):
+            name = f"{unit} {call.attributes['attention']} {queries}/{keys}x{sequences}"
+            found[name] = backward.model_copy(update={"unit": unit, "flops": flops})
+        yield call, found
 
 
 def _accumulates(work: Work) -> bool:
@@ -108,24 +159,3 @@ def _matmul_timing(work: Work, timer: DeviceTimer) -> Timing:
     y, x = random(k, m), random(k, n)
     out.zero_()
     return timer.timed(lambda: torch.addmm(out, y.t(), x, out=out))
-
-
-def _attention(call: KernelCall, timer: DeviceTimer) -> Iterator[TaskSample]:
-    works = [work for work in call.cost if work.unit == "attention_backward"]
-    if len(works) != 1:
-        return
-    (backward,) = works
-    queries, keys, _, _, sequences = backward.shape
-    name = str(call.attributes["attention"])
-    implementation = attention_implementation(name)
-    trial = AttentionTrial(
-        implementation, attention_shape(call.attributes), timer.device, seed=keys
-    )
-    with torch.no_grad():
-        for unit, flops, run in (
-            ("attention_forward", backward.flops * 4 // 10, trial.forward),
-            ("attention_backward", backward.flops, trial.backward),
-        ):
-            work = backward.model_copy(update={"unit": unit, "flops": flops})
-            sample_name = f"{unit} {name} {queries}/{keys}x{sequences}"
-            yield TaskSample.of(sample_name, (work,), timer.timed(run))

@@ -149,7 +149,8 @@ def samples() -> list[TaskSample]:
 
 def test_every_call_of_a_chain_is_timed_once_and_every_product_alone(samples):
     for chain in TINY:
-        prefix = f"tiny S{chain.workload.seq_len} "
+        work = chain.workload
+        prefix = f"tiny S{work.seq_len}/{work.chunk_tokens} "
         names = [s.name.removeprefix(prefix) for s in samples if s.name.startswith(prefix)]
         assert sorted(names) == sorted(chain.calls)
     assert all(sample.time_ns > 0 for sample in samples)

@@ -1,0 +1,108 @@
+"""`python -m benchmarks.gpu.report.refit`: a campaign's profile from its samples, fitted anew.
+
+The samples of a probe are kept with the results. So another form of curve is tried on what was
+measured, without the device.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Annotated
+
+import typer
+
+from benchmarks.gpu.exits import run_command
+from benchmarks.gpu.jobs.results import KernelsFound, ProbeFound, Results, SampleRatio
+from benchmarks.gpu.jobs.store import CampaignError, read_results
+from twinstream.executor.probe.chains import PRESETS, probe_chains
+from twinstream.executor.probe.cuda import with_general
+from twinstream.executor.probe.tasks.curves import Ceilings, CurveFit, fit_curves
+from twinstream.executor.probe.tasks.task_samples import TaskSample, listed_samples
+from twinstream.hardware_profiles.loader import load_machine, save_machine
+from twinstream.hardware_profiles.schema import Machine
+
+
+def refit(results: Results, probed: Machine) -> tuple[Machine, CurveFit]:
+    """The profile with today's curves, and how well they give the samples.
+
+    Raises:
+        CampaignError: nothing was probed, or today's probe takes other samples.
+    """
+    found, chosen = results.found("probe"), results.found("kernels")
+    if not isinstance(found, ProbeFound) or not isinstance(chosen, KernelsFound):
+        raise CampaignError("these results have no probe of a CUDA device")
+    source = probed.efficiency["sustained"].source.partition("; ")[2]
+    ceilings = Ceilings(
+        flop_per_s=probed.rate("peak_bf16_flop_per_s"),
+        hbm_bytes_per_s=probed.number("hbm_bytes_per_s"),
+        copy_bytes_per_s=probed.rate("hbm_bytes_per_s"),
+        launch_ns=probed.number("launch_latency_ns"),
+    )
+    samples = _samples(found.samples, chosen)
+    fit = fit_curves(samples, ceilings, source)
+    return probed.model_copy(
+        update={"efficiency": probed.efficiency | with_general(fit.curves)}
+    ), fit
+
+
+def _samples(timed: Sequence[SampleRatio], chosen: KernelsFound) -> list[TaskSample]:
+    """The samples with their work, which is that of today's probe in its order."""
+    models = {sample.name.split()[0] for sample in timed}
+    presets = tuple(preset for preset in (*PRESETS, "tiny") if preset in models)
+    listed = [
+        one for chain in probe_chains(chosen.kernels, presets) for one in listed_samples(chain)
+    ]
+    for other in chosen.others:
+        kernels = chosen.kernels.model_copy(update={"attention": other, "deterministic": False})
+        listed += [
+            (name, works)
+            for chain in probe_chains(kernels, presets)
+            for name, works in listed_samples(chain)
+            if name.startswith("attention")
+        ]
+    if len(listed) != len(timed):
+        raise CampaignError(
+            f"the results have {len(timed)} samples, and the probe now takes {len(listed)}: it was "
+            "changed; measure again"
+        )
+    for (name, _), sample in zip(listed, timed, strict=True):
+        if _what(name) != _what(sample.name):
+            raise CampaignError(
+                f"sample '{sample.name}' of the results is '{name}' of the probe now: it was "
+                "changed; measure again"
+            )
+    return [
+        TaskSample(name, works, sample.time_ns, sample.state)
+        for (name, works), sample in zip(listed, timed, strict=True)
+    ]
+
+
+def _what(name: str) -> str:
+    """A sample's kernel without its shape, whose form has changed."""
+    return name.split()[0] if name.startswith(("matmul", "attention")) else name.split()[-1]
+
+
+def _command(
+    campaign: Annotated[Path, typer.Argument(help="A campaign's --out.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The profile, TOML.")],
+) -> None:
+    """Fit the probed samples anew, write the profile, and say how far off its curves are."""
+    machine, fit = refit(read_results(campaign), load_machine(campaign / "profile.toml"))
+    save_machine(machine, output)
+    by_kernel: dict[str, list[float]] = {}
+    for name, ratio in fit.ratios.items():
+        by_kernel.setdefault(_what(name), []).append(abs(1.0 / ratio - 1.0))
+    for kernel, errors in sorted(by_kernel.items(), key=lambda one: -max(one[1])):
+        far = f"mean error {mean(errors):6.1%}, worst {max(errors):6.1%}"
+        print(f"{kernel:32} {len(errors):3} samples, {far}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(_command)
+    run_command(lambda: app(args=None if arguments is None else list(arguments)))
+
+
+if __name__ == "__main__":
+    main()
