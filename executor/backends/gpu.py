@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+_THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
+
 
 class GpuEvent(Protocol):
     """The part of `torch.cuda.Event` that is used; a stream is whatever `Gpu.stream` gave."""
@@ -132,7 +134,7 @@ class TorchGpu:
             ):
                 body()
         except RuntimeError:
-            self._take_pool_back(graph, users)
+            self._take_pool_back(graph, stream, users)
             raise
         return graph
 
@@ -140,12 +142,25 @@ class TorchGpu:
         """Never free the pool: torch would end the process, since the device has failed."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pool))
 
-    def _take_pool_back(self, graph: Any, users: int) -> None:
+    def _take_pool_back(self, graph: Any, stream: Any, users: int) -> None:
         """End a refused capture's hold on the pool, which had so many users before it.
 
-        torch (2.11) leaves the pool recording and counts the graph among its users for good: the
-        pool could not be captured into again, and its memory never be given back.
+        torch (2.11) leaves the pool recording, in its allocator of pinned memory too, and counts
+        the graph among its users for good: the pool could not be captured into again, and its
+        memory never be given back. Only an end of the capture that succeeds ends all of that, so
+        it is ended once more within another, of which torch does not know.
         """
+        number = torch.zeros(1, device=self._device)
+        torch.cuda.synchronize(self._device)
+        runtime = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}")
+        where = ctypes.c_void_p(stream.cuda_stream)
+        with torch.cuda.stream(stream):
+            if runtime.cudaStreamBeginCapture(where, _THREAD_LOCAL) == 0:
+                number.add_(1)  # torch warns of a capture of nothing
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+            if torch.cuda.is_current_stream_capturing():
+                runtime.cudaStreamEndCapture(where, ctypes.byref(ctypes.c_void_p()))
         graph.reset()
         with contextlib.suppress(RuntimeError):  # it was not recording; no call tells
             torch._C._cuda_endAllocateToPool(self._index, self._pool.id)

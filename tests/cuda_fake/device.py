@@ -99,7 +99,7 @@ class FakeDevice:
         during(cuda_run, "warm_up", "warm-up")
         during(cuda_run, "_graphs", "captures")
         during(CudaBackend, "finish", "finish")
-        during(CudaBackend, "rest", "rest")
+        during(CudaBackend, "synchronize", "rest")
         begin_pass = CudaBackend.begin_pass
 
         def named(backend: CudaBackend, number: int, *, timed: bool) -> None:
