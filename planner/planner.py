@@ -216,10 +216,11 @@ def _of_machine(error: InfeasiblePlan, request: PlanRequest) -> InfeasiblePlan:
 
 
 @contextmanager
-def gc_paused() -> Iterator[None]:
+def gc_paused(*, cycles: bool = True) -> Iterator[None]:
     """Planning makes millions of small objects, few of them in cycles; looking takes a quarter.
 
-    Those are found at the end, by one look at what was made meanwhile and at nothing older.
+    Those are found at the end, by one look at what was made meanwhile and at nothing older; without
+    `cycles` there are none, and all of it counts as old without a look.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -228,4 +229,8 @@ def gc_paused() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-            gc.collect(1)
+            if cycles:
+                gc.collect(1)
+            else:
+                gc.freeze()
+                gc.unfreeze()

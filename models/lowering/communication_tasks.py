@@ -3,10 +3,23 @@
 from collections.abc import Sequence
 
 from twinstream.models.lowering.chain_builder import ChainBuilder
-from twinstream.schedule.chain import Task
+from twinstream.schedule.chain import COMMUNICATE, Task
 from twinstream.schedule.ops import Attribute, KernelCall, Label, TaskOperand
 
-COMMUNICATE = "communicate"  # the kernel of such tasks
+
+def communication_call(
+    collective: str, axes: Sequence[str], queue: str, shift: int = 0, reduction: str | None = None
+) -> tuple[str, KernelCall]:
+    """The id and the call of all tasks that say the same to the same ranks on one queue."""
+    attributes: dict[str, Attribute] = {
+        "collective": collective, "axes": " ".join(axes), "queue": queue,
+    }  # fmt: skip
+    if shift:
+        attributes["shift"] = shift
+    if reduction is not None:
+        attributes["reduction"] = reduction
+    call_id = ".".join((COMMUNICATE, queue, collective, *axes))
+    return call_id, KernelCall(kernel=COMMUNICATE, attributes=attributes, cost=())
 
 
 class CommunicationTasks:
@@ -22,8 +35,8 @@ class CommunicationTasks:
     def send(self, tensor: str, shift: int, round_: int) -> None:
         """The newest version, to the rank `shift` further."""
         told = self.builder.read("hidden", tensor)
-        task_id, label = f"send.{tensor}.v{told.version}", Label(kind="send", round=round_)
-        self._add(task_id, _message("send", shift), [told], label)
+        label = Label(kind="send", round=round_)
+        self._add(f"send.{tensor}.v{told.version}", _message("send", shift), [told], label)
 
     def receive(self, tensor: str, version: int, shift: int, round_: int) -> None:
         """That version, from the rank `shift` further."""
@@ -37,29 +50,23 @@ class CommunicationTasks:
         operands: list[TaskOperand], label: Label,
     ) -> None:  # fmt: skip
         """Of all ranks that differ along these axes only."""
-        attributes: dict[str, Attribute] = {
-            "collective": collective, "axes": " ".join(axes), "queue": queue,
-        }  # fmt: skip
+        reduction = None
         if collective in ("all_reduce", "reduce_scatter"):
-            is_librarys = tuple(axes) == self._by_library
-            attributes["reduction"] = "library" if is_librarys else "rank_order"
-        self._add(task_id, attributes, operands, label)
+            reduction = "library" if tuple(axes) == self._by_library else "rank_order"
+        self._add(
+            task_id, communication_call(collective, axes, queue, 0, reduction), operands, label
+        )
 
     def _add(
-        self,
-        task_id: str,
-        attributes: dict[str, Attribute],
-        operands: list[TaskOperand],
-        label: Label,
+        self, task_id: str, said: tuple[str, KernelCall], operands: list[TaskOperand], label: Label
     ) -> None:
-        call = f"{COMMUNICATE}.{attributes['queue']}.{attributes['collective']}"
-        known = KernelCall(kernel=COMMUNICATE, attributes=attributes, cost=())
-        assert self.builder.calls.setdefault(call, known) == known, "a queue has one set of axes"
+        call_id, call = said
+        assert self.builder.calls.setdefault(call_id, call) == call
         self.builder.tasks.append(
-            Task(task_id=task_id, call=call, operands=tuple(operands), label=label)
+            Task(task_id=task_id, call=call_id, operands=tuple(operands), label=label)
         )
 
 
-def _message(collective: str, shift: int) -> dict[str, Attribute]:
+def _message(collective: str, shift: int) -> tuple[str, KernelCall]:
     queue = f"{collective}.{'next' if shift > 0 else 'prev'}"
-    return {"collective": collective, "axes": "pp", "shift": shift, "queue": queue}
+    return communication_call(collective, ("pp",), queue, shift)

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from twinstream.models.flops import model_flops_per_step
 from twinstream.models.kernel_costs.attention_library import library_bytes
-from twinstream.models.lowering.communication_tasks import COMMUNICATE
 from twinstream.models.lowering.declarations import declare_groups
 from twinstream.models.lowering.decoder import DecoderLowering, declare_step
 from twinstream.models.lowering.gathers import ParameterGathers
@@ -21,7 +20,7 @@ from twinstream.models.lowering.stage_cut import StageCut, StageShapes
 from twinstream.models.lowering.stage_optimizer import ShardedOptimizer, StageOptimizer
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.chain import Chain, Input, Output
+from twinstream.schedule.chain import COMMUNICATE, Chain, Input, Output
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import KernelCall, TaskOperand
 from twinstream.schedule.tensors import Tensor

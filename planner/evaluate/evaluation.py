@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 
-from twinstream.models.lowering.communication_tasks import COMMUNICATE
 from twinstream.models.lowering.lower import lower_again
 from twinstream.planner.evaluate.dataflow import Dataflow
 from twinstream.planner.evaluate.errors import NoEvaluation
 from twinstream.planner.evaluate.restoring import with_state_kept
-from twinstream.schedule.chain import Chain, Output, Task
+from twinstream.schedule.chain import COMMUNICATE, Chain, Output, Task
 from twinstream.schedule.cluster.communication import counted_anew
 from twinstream.schedule.derived.flush import without_updates
 from twinstream.schedule.derived.waits import derive_waits

@@ -8,8 +8,7 @@ import pytest
 from twinstream.clusters.conforms import conforms_cluster
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
-from twinstream.clusters.offloading.errors import OffloadError
-from twinstream.clusters.offloading.offload import offloaded
+from twinstream.clusters.offload import OffloadError, offloaded
 from twinstream.clusters.predict import document_of, predict
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.schema import Machine

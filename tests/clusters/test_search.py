@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.clusters.random_jobs import DENSE, MIXTURE, job_of
+from tests.clusters.random_jobs import DENSE, MIXTURE, job_of, random_job
 from tests.simulator.cluster.real_clusters import calm_cluster
 from twinstream.clusters.layout import LayoutError
 from twinstream.clusters.predict import predict
@@ -71,6 +71,23 @@ def test_folded_layers_take_about_as_long_as_whole_ones():
         job = job_of(8, shape, 8192, **fields)
         whole = predict(job, cluster).step_s
         assert folded_step_s(job, pricing) == pytest.approx(whole, rel=0.04), fields
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_step_that_surely_takes_longer_is_not_simulated_further(seed):
+    """What is known of it then is less than it takes, and not by much: its microbatches follow one
+    another on the fullest stage."""
+    job = random_job(seed)
+    layout = job.layout
+    batch = 12 * layout.dp * layout.micro_batch * layout.pp
+    job = job.model_copy(update={"global_batch": batch})
+    cluster = load_cluster("h100_dgx")
+    pricing = Pricing(cluster, machine_of(cluster))
+    whole_s = folded_step_s(job, pricing)
+    least_s = folded_step_s(job, pricing, 0.0)
+    assert 0.5 * whole_s < least_s <= whole_s
+    assert folded_step_s(job, pricing, 0.99 * least_s) == least_s
+    assert folded_step_s(job, pricing, 1.01 * least_s) == whole_s
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,19 @@ group of parameters is updated once.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from pydantic import ValidationError
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
-from twinstream.clusters.lowering.lower import lower
+from twinstream.clusters.lowering.groups import mesh_of
+from twinstream.clusters.lowering.lower import chain_of, with_some_kernels
 from twinstream.clusters.pipeline import Stages, chain_of_stage, layout_in
 from twinstream.clusters.refusals import refusals_of
-from twinstream.models.lowering.communication_tasks import COMMUNICATE
 from twinstream.models.recipe import Recipe, megatron_recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.chain import Chain, Task
+from twinstream.schedule.chain import COMMUNICATE, Chain, Task
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError, require
@@ -54,17 +54,14 @@ def conforms_cluster(schedule: ClusterSchedule) -> list[Violation]:
         ]
     if why := refusals_of(job, schedule.mesh.size):
         return [CallDiffers(f"the document's layout cannot be: {why[0]}")]
-    again = lower(job, schedule.mesh.ranks_per_node, schedule.machine)
-    if again.mesh.axes != schedule.mesh.axes:
+    if mesh_of(job, schedule.mesh.ranks_per_node).axes != schedule.mesh.axes:
         return [CallDiffers("the mesh is not that of the document's layout")]
-    found: list[Violation] = []
-    for one in schedule.classes:
-        stages = one.cell("pp", schedule.mesh.length("pp"))
-        if len(stages) > 1:
-            found.append(TaskUnexpected(f"class '{one.name}' is of {len(stages)} stages at once"))
-            continue
-        expected = again.schedules[again.classes[stages[0]].schedule]
-        found += list(_differences(one, schedule.of(one), expected))[:_MOST_TOLD]
+    job = with_some_kernels(job)
+
+    def differences(one: RankClass, stage: int) -> Iterator[Violation]:
+        return _of_class(one, schedule.of(one), chain_of(job, stage)[0])
+
+    found = _of_stages(schedule, differences)
     return [*found, *list(_uncovered(schedule, job))[:_MOST_TOLD]]
 
 
@@ -87,38 +84,18 @@ def _job_of(schedule: ClusterSchedule) -> Job:
     return Job.model_validate_json(json.dumps(fields | counts))  # strict: tuples from text alone
 
 
-def _differences(one: RankClass, given: Schedule, expected: Schedule) -> Iterator[Violation]:
-    """Tasks and communication of a class against those of its stage, whatever their order."""
-    have, want = _by_id(given), _by_id(expected)
-    for op_id in want.keys() - have.keys():
-        yield TaskMissing(f"class '{one.name}' lacks '{op_id}'", (op_id,))
-    for op_id in have.keys() - want.keys():
-        yield TaskUnexpected(f"class '{one.name}' has '{op_id}', which its stage has not", (op_id,))
-    for op_id in want.keys() & have.keys():
-        op, wanted = have[op_id], want[op_id]
-        if _said(op) != _said(wanted):
-            yield CallDiffers(f"class '{one.name}': '{op_id}' is not what its stage does", (op_id,))
-        elif _content(op) != _content(wanted):
-            yield OperandsDiffer(
-                f"class '{one.name}': '{op_id}' works on other tensors or versions", (op_id,)
-            )
-        elif isinstance(op, Compute) and given.calls[op.call] != expected.calls[op.call]:
-            yield CallDiffers(f"class '{one.name}': call '{op.call}' is another", (op_id,))
-
-
-def _by_id(schedule: Schedule) -> dict[str, Compute | Communicate]:
-    return {op.op_id: op for op in schedule.ops if isinstance(op, Compute | Communicate)}
-
-
-def _said(op: Compute | Communicate) -> tuple[object, ...]:
-    """What an op does, apart from operands."""
-    if isinstance(op, Compute):
-        return ("compute", op.call, op.label)
-    return (op.collective, op.axes, op.shift, op.sequence, op.reduction, op.stream.queue)
-
-
-def _content(op: Compute | Communicate) -> list[tuple[object, ...]]:
-    return [(o.name, o.tensor, o.version, o.mode, o.num_parts) for o in op.operands]
+def _of_stages(
+    schedule: ClusterSchedule, differences: Callable[[RankClass, int], Iterator[Violation]]
+) -> list[Violation]:
+    """What differs in each class, which is to be of one stage."""
+    found: list[Violation] = []
+    for one in schedule.classes:
+        stages = one.cell("pp", schedule.mesh.length("pp"))
+        if len(stages) > 1:
+            found.append(TaskUnexpected(f"class '{one.name}' is of {len(stages)} stages at once"))
+            continue
+        found += list(differences(one, stages[0]))[:_MOST_TOLD]
+    return found
 
 
 def _uncovered(schedule: ClusterSchedule, job: Job) -> Iterator[Violation]:
@@ -190,14 +167,7 @@ def conforms_ranks(schedule: ClusterSchedule) -> list[Violation]:
         return [CallDiffers(f"the document's layout is none: {error.errors()[0]['msg']}")]
     if {"pp": layout.pp, "dp": layout.dp} != _degrees(schedule):
         return [CallDiffers("the mesh is not that of the document's layout")]
-    found: list[Violation] = []
-    for one in schedule.classes:
-        places = one.cell("pp", layout.pp)
-        if len(places) > 1:
-            found.append(TaskUnexpected(f"class '{one.name}' is of {len(places)} stages at once"))
-            continue
-        found += list(_of_class(schedule, one, spec, layout))[:_MOST_TOLD]
-    return found
+    return _of_stages(schedule, lambda one, stage: _of_rank(schedule, one, stage, (spec, layout)))
 
 
 def _degrees(schedule: ClusterSchedule) -> dict[str, int]:
@@ -205,10 +175,10 @@ def _degrees(schedule: ClusterSchedule) -> dict[str, int]:
     return {"pp": 1, "dp": 1} | lengths
 
 
-def _of_class(
-    schedule: ClusterSchedule, one: RankClass, spec: ModelSpec, layout: Layout
+def _of_rank(
+    schedule: ClusterSchedule, one: RankClass, stage: int, laid_out: tuple[ModelSpec, Layout]
 ) -> Iterator[Violation]:
-    part, (stage,) = schedule.of(one), one.cell("pp", layout.pp)
+    part, (spec, layout) = schedule.of(one), laid_out
     own, workload = part.workload, workload_of_rounds(part, layout)
     if workload is None or own.seq_len != schedule.seq_len:
         yield WorkDiffers(
@@ -222,6 +192,10 @@ def _of_class(
     except (ValidationError, TwinstreamError) as error:
         yield CallDiffers(f"class '{one.name}' cannot be lowered again: {error}")
         return
+    yield from _of_class(one, part, chain)
+
+
+def _of_class(one: RankClass, part: Schedule, chain: Chain) -> Iterator[Violation]:
     for violation in conforms(part, _silent(chain)):
         yield type(violation)(f"class '{one.name}': {violation.message}")
     yield from _communications(one, part, chain)

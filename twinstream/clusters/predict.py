@@ -7,7 +7,7 @@ from twinstream.clusters.job import Job
 from twinstream.clusters.kernel_sets import with_kernels
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.lowering.lower import lower
-from twinstream.clusters.offloading.offload import offloaded
+from twinstream.clusters.offload import offloaded
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.refusals import require_possible
 from twinstream.hardware_profiles.clusters.loader import machine_of

@@ -8,6 +8,8 @@ from twinstream.schedule.ops import KernelCall, Label, TaskOperand
 from twinstream.schedule.tensors import Tensor
 from twinstream.schedule.workload import ModelRef, Workload
 
+COMMUNICATE = "communicate"  # the kernel of tasks that become `Communicate` ops
+
 
 class Task(Node):
     """One unit of computation; tasks run in chain order."""

@@ -41,6 +41,18 @@ class Node(BaseModel):
         _set_private(node, None)
         return node
 
+    @classmethod
+    def made_of(cls, node: "Node", **fields: Any) -> Self:
+        """The same of another node's fields, with these in place of its own or beside them."""
+        known = vars(node).copy()
+        known.update(fields)
+        found = object.__new__(cls)
+        _set_fields(found, known)
+        _set_names(found, cls._names)
+        _set_extra(found, None)
+        _set_private(found, None)
+        return found
+
 
 _Kind = TypeVar("_Kind", bound=Node)
 

@@ -1,256 +1,165 @@
-"""Ops of one class of ranks as they are issued, with the waits that their slots ask for."""
+"""Collects the chain of a class of ranks, in the order in which its tasks are issued."""
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
+from twinstream.models.lowering.communication_tasks import communication_call
+from twinstream.planner.pack.slot_pools import SlotPools
+from twinstream.schedule.chain import Task
 from twinstream.schedule.cost import Work
-from twinstream.schedule.ops import (
-    Communicate,
-    Compute,
-    KernelCall,
-    Label,
-    Mode,
-    Op,
-    Operand,
-    Stream,
-)
-from twinstream.schedule.tensors import DEVICE, Carried, Role, Slot, Tensor
+from twinstream.schedule.ops import KernelCall, Label, Mode, TaskOperand
+from twinstream.schedule.tensors import Role, Tensor
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send", "recv"]
 
 
 @dataclass(eq=False, slots=True)
-class BufferSlot:
-    """A slot, with who used it last: the writer, and by queue the last reader since."""
-
-    slot: str
-    size_bytes: int
-    role: Role
-    writer: int = -1
-    readers: dict[int, int] = field(default_factory=dict)
-    opening: dict[tuple[int, bool], int] = field(default_factory=dict)
-    written: bool = False
-
-
-@dataclass(eq=False, slots=True)
 class Buffer:
-    """A tensor in a slot, and its newest version."""
+    """A tensor of a kind (or of none) and its newest version.
+
+    `name` is another than the tensor's where that is in several slots at a time.
+    """
 
     tensor: str
-    place: BufferSlot
+    name: str
+    size_bytes: int
+    kind: str = ""
     version: int = 0
+    last_read: TaskOperand | None = None
 
 
-_MOST_QUEUES = 16
 Use = tuple[str, Buffer, Mode]
 Over = tuple[tuple[str, ...], str]  # axes of the mesh, and the queue
 Ends = tuple[Buffer, Buffer, Buffer]  # what a chunk was given, its output's gradient, its input's
 
 
 class StageBuilder:
-    """Collects what a class of ranks does in a step.
+    """Collects what a class of ranks does in a step: tensors, calls and tasks.
 
-    A slot is taken from a pool of slots of one kind and given back; the slot that has been free
-    longest is taken first. Ops of other queues that still use it are waited for, within a pass
-    and from pass to pass.
+    What ranks exchange has a tensor of its own each time, with slots from a pool (`SlotPools`).
+    Anything else is in a tensor of a kind, which has one content after the other: that which has
+    been free longest is taken.
     """
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.calls: dict[str, KernelCall] = {}
-        self.ops: list[Op] = []
-        self.carried: list[Carried] = []
-        self.places: list[BufferSlot] = []
-        self._free: dict[str, deque[BufferSlot]] = {}
-        self._queues: dict[str, int] = {}
-        self._streams: list[Stream] = []
-        self._queue_of: list[int] = []
-        self._clocks: list[list[int]] = []
-        self._done: list[list[int]] = []
-        self._sequence: dict[tuple[object, ...], int] = {}
-        self._known: dict[str, Buffer] = {}
+        self.tasks: list[Task] = []
+        self.persistent: list[str] = []
+        self._pools: dict[str, tuple[str, int]] = {}
+        self._several: dict[str, dict[str, str]] = {}
+        self._free: dict[str, deque[Buffer]] = {}
+        self._counts: dict[str, int] = {}
+        self._said: dict[tuple[object, ...], str] = {}
         self._labels: dict[tuple[object, ...], Label] = {}
 
+    @property
+    def pools(self) -> SlotPools:
+        """Slots of what is exchanged."""
+        return SlotPools(self._pools, self._several)
+
     def persist(self, tensor: str, size_bytes: int, role: Role, dtype: str) -> Buffer:
-        """A tensor carried from step to step, in a slot of its own."""
-        held = self._new(tensor, self._slot(tensor, size_bytes, role), dtype)
-        self.carried.append(Carried(tensor=tensor, slot=held.place.slot))
-        return held
+        """A tensor carried from step to step."""
+        self.persistent.append(tensor)
+        return self._declare(tensor, size_bytes, role, dtype)
 
     def allocate(
-        self, pool: str, size_bytes: int, role: Role, dtype: str, tensor: str | None = None,
-        spare: int = 0,
-    ) -> Buffer:  # fmt: skip
-        """A slot of a pool; with a `tensor` of its own, else the slot's.
+        self, kind: str, size_bytes: int, role: Role, dtype: str, spare: int = 0
+    ) -> Buffer:
+        """A tensor of a kind, with what is in it now until it is given back by `free`.
 
-        A free one is taken only if `spare` more are free: what was given back last may still be
-        on its way.
+        One that was given back is taken only if `spare` more were: what is in the last may still
+        be on its way.
         """
-        free = self._free.setdefault(pool, deque())
+        free = self._free.setdefault(kind, deque())
         if len(free) > spare:
-            place = free.popleft()
-        else:
-            place = self._slot(f"{pool}.{self._count(pool)}", size_bytes, role)
-        return self._new(tensor or place.slot, place, dtype)
+            return free.popleft()
+        held = self._declare(f"{kind}.{self._count(kind)}", size_bytes, role, dtype)
+        held.kind = kind
+        return held
 
-    def free(self, pool: str, held: Buffer) -> None:
-        """The tensor is not needed any more."""
-        self._free[pool].append(held.place)
+    def free(self, held: Buffer) -> None:
+        """What is in the tensor is not needed any more."""
+        self._free[held.kind].append(held)
+
+    def exchanged(
+        self, pool: str, size_bytes: int, role: Role, dtype: str, tensor: str, spare: int = 0
+    ) -> Buffer:
+        """A tensor by the name that it has on other ranks, from its first use to its last in a
+        slot of a pool; again by that name, it is in one more slot."""
+        count = self._count(tensor)
+        if not count:
+            held = self._declare(tensor, size_bytes, role, dtype)
+        else:
+            held = Buffer(tensor, f"{tensor}#{count}", size_bytes)
+        self._pools[held.name] = pool, spare
+        return held
 
     def label(
         self, kind: str, layer: int | None = None, chunk: int | None = None,
         microbatch: int | None = None,
     ) -> Label:  # fmt: skip
-        """Of an op; those of one kind and place are one object."""
+        """Of a task; those of one kind and place are one object."""
         key = kind, layer, chunk, microbatch
         if key not in self._labels:
             self._labels[key] = Label(kind=kind, layer=layer, chunk=chunk, round=microbatch)
         return self._labels[key]
 
     def compute(
-        self, op_id: str, call: str, works: tuple[Work, ...], uses: Sequence[Use], label: Label
+        self, task_id: str, call: str, works: tuple[Work, ...], uses: Sequence[Use], label: Label
     ) -> None:
-        """A task; ops of one call do the same work."""
+        """A task of computation; those of one call do the same work."""
         if call not in self.calls:
             self.calls[call] = KernelCall(kernel=f"cluster.{label.kind}", attributes={}, cost=works)
-        queue = self._queue("compute")
-        waits, operands = self._used(queue, uses)
-        self.ops.append(
-            Compute.made(
-                op_id=op_id, stream=self._streams[queue], waits=waits, waits_previous=(),
-                kind="compute", task=op_id, call=call, operands=operands, label=label,
-            )
-        )  # fmt: skip
+        self._add(task_id, call, uses, label)
 
     def communicate(
-        self, op_id: str, collective: Collective, over: Over, uses: Sequence[Use], label: Label,
+        self, task_id: str, collective: Collective, over: Over, uses: Sequence[Use], label: Label,
         shift: int = 0,
     ) -> None:  # fmt: skip
-        """One side of an exchange."""
-        axes, queue = over
-        number = self._queue(queue)
-        waits, operands = self._used(number, uses)
-        key: tuple[object, ...] = (axes, shift, collective) if shift else (axes, queue)
-        sequence = self._sequence[key] = self._sequence.get(key, -1) + 1
-        self.ops.append(
-            Communicate.made(
-                op_id=op_id, stream=self._streams[number], waits=waits, waits_previous=(),
-                kind="communicate", collective=collective, axes=axes, shift=shift,
-                sequence=sequence, operands=operands, reduction="library", label=label,
+        """A task that is one side of an exchange."""
+        key = collective, over, shift
+        if key not in self._said:
+            axes, queue = over
+            call_id, call = communication_call(collective, axes, queue, shift)
+            self._said[key] = call_id
+            self.calls[call_id] = call
+        self._add(task_id, self._said[key], uses, label)
+
+    def _add(self, task_id: str, call: str, uses: Sequence[Use], label: Label) -> None:
+        operands, made = [], TaskOperand.made
+        for name, held, mode in uses:
+            version = held.version
+            if mode == "write":
+                version = held.version = version + 1
+            elif mode == "update":
+                held.version = version + 1
+            if held.name is not held.tensor:
+                self._several.setdefault(task_id, {})[name] = held.name
+            last = held.last_read
+            if mode == "read" and last and last.version == version and last.name == name:
+                operands.append(last)
+                continue
+            one = made(name=name, tensor=held.tensor, version=version, mode=mode, num_parts=None)
+            operands.append(one)
+            if mode == "read":
+                held.last_read = one
+        self.tasks.append(
+            Task.made(task_id=task_id, call=call, operands=tuple(operands), label=label)
+        )
+
+    def _declare(self, tensor: str, size_bytes: int, role: Role, dtype: str) -> Buffer:
+        size_bytes = max(1, size_bytes)
+        self.tensors.append(
+            Tensor.made(
+                tensor_id=tensor, size_bytes=size_bytes, role=role, dtype=dtype,
+                shape=(size_bytes,), parent=None, offset_bytes=0,
             )
         )  # fmt: skip
+        return Buffer(tensor, tensor, size_bytes)
 
-    def finish(self) -> None:
-        """Close the loop: what the next pass begins with waits for what this one ended with."""
-        known: dict[tuple[int, int], int] = {}
-        openings = [
-            (at, queue, writes, place)
-            for place in self.places
-            for (queue, writes), at in place.opening.items()
-        ]
-        openings.sort(key=lambda one: one[:3])
-        added: dict[int, dict[int, int]] = {}
-        for at, queue, writes, place in openings:
-            last = [place.writer, *(place.readers.values() if writes else ())]
-            for position in last:
-                other = self._queue_of[position] if position >= 0 else queue
-                if other != queue and position > known.get((queue, other), -1):
-                    known[queue, other] = position
-                    added.setdefault(at, {})[other] = position
-        for at, by_queue in added.items():
-            before = tuple(self.ops[position].op_id for position in sorted(by_queue.values()))
-            self.ops[at] = self.ops[at].model_copy(update={"waits_previous": before})
-
-    def slots(self) -> tuple[Slot, ...]:
-        """All slots, one behind the other, aligned."""
-        found, end = [], 0
-        for place in self.places:
-            found.append(
-                Slot(slot_id=place.slot, tier=DEVICE, offset_bytes=end, size_bytes=place.size_bytes)
-            )
-            end += -(-place.size_bytes // DEVICE.alignment_bytes) * DEVICE.alignment_bytes
-        return tuple(found)
-
-    def _slot(self, slot: str, size_bytes: int, role: Role) -> BufferSlot:
-        place = BufferSlot(slot, max(1, size_bytes), role)
-        self.places.append(place)
-        return place
-
-    def _count(self, pool: str) -> int:
-        key = ("slot", pool)
-        self._sequence[key] = self._sequence.get(key, -1) + 1
-        return self._sequence[key]
-
-    def _new(self, tensor: str, place: BufferSlot, dtype: str) -> Buffer:
-        held = self._known.get(tensor)
-        if held is not None and held.place is place:
-            return held
-        known, held = held, Buffer(tensor, place)
-        self._known[tensor] = held
-        if known is None:
-            self.tensors.append(
-                Tensor.made(
-                    tensor_id=tensor, size_bytes=place.size_bytes, role=place.role, dtype=dtype,
-                    shape=(place.size_bytes,),
-                    parent=None, offset_bytes=0,
-                )
-            )  # fmt: skip
-        return held
-
-    def _queue(self, name: str) -> int:
-        number = self._queues.get(name)
-        if number is None:
-            number = self._queues[name] = len(self._streams)
-            assert number < _MOST_QUEUES
-            self._streams.append(Stream(queue=name))
-            self._done.append([-1] * _MOST_QUEUES)
-        return number
-
-    def _used(self, queue: int, uses: Sequence[Use]) -> tuple[tuple[str, ...], tuple[Operand, ...]]:
-        """What an op that is issued now waits for, and its operands; takes note of its uses."""
-        at, queue_of, wanted, found = len(self.ops), self._queue_of, dict[int, int](), []
-        queue_of.append(queue)
-        for name, held, mode in uses:
-            place, version = held.place, held.version
-            if not place.written:  # what comes after the pass's first write waits for that
-                place.opening.setdefault((queue, mode != "read"), at)
-            if (position := place.writer) >= 0 and (other := queue_of[position]) != queue:
-                wanted[other] = max(position, wanted.get(other, -1))
-            if mode == "read":
-                place.readers[queue] = at
-            else:
-                for other, position in place.readers.items():
-                    if other != queue:
-                        wanted[other] = max(position, wanted.get(other, -1))
-                place.writer, place.readers, place.written = at, {}, True
-                if mode == "scratch":
-                    version = 0
-                else:
-                    held.version += 1
-                    version += mode == "write"
-            found.append(
-                Operand.made(
-                    name=name, tensor=held.tensor, version=version, mode=mode, num_parts=None,
-                    slot=place.slot,
-                )
-            )  # fmt: skip
-        return self._needed(queue, at, wanted), tuple(found)
-
-    def _needed(self, queue: int, at: int, wanted: dict[int, int]) -> tuple[str, ...]:
-        """Of these ops those that nothing else has made sure of; vector clocks by position."""
-        clock = self._done[queue].copy()
-        self._done[queue] = clock
-        self._clocks.append(clock)
-        needed = []
-        for other, position in sorted(wanted.items(), key=_newest_first):
-            if clock[other] < position:
-                needed.append(position)
-                clock[:] = map(max, clock, self._clocks[position])
-        clock[queue] = at
-        return tuple([self.ops[position].op_id for position in sorted(needed)])
-
-
-def _newest_first(item: tuple[int, int]) -> int:
-    return -item[1]
+    def _count(self, name: str) -> int:
+        found = self._counts[name] = self._counts.get(name, -1) + 1
+        return found

@@ -5,8 +5,6 @@ from typing import Literal, NamedTuple
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.builder import Buffer, Collective, Ends, StageBuilder, Use
-from twinstream.clusters.lowering.kept import SavedActivations
-from twinstream.clusters.lowering.layer_weights import LayerWeights
 from twinstream.clusters.lowering.parts import (
     CollectiveElement,
     Element,
@@ -16,21 +14,67 @@ from twinstream.clusters.lowering.parts import (
     Ring,
     whole,
 )
-from twinstream.clusters.lowering.ring import RingOps
+from twinstream.clusters.lowering.weights import StageWeights
+from twinstream.schedule.cost import Work
+from twinstream.schedule.ops import Mode
 
 Phase = Literal["forward", "backward"]
 _COLUMN_PARALLEL = ("attention", "attention_before", "mlp")
+
+
+class SavedActivations:
+    """Slots of what layers keep, by layer, part and microbatch, taken in forward.
+
+    Of a chunk's first layer the input is not among them: it is the chunk's.
+    """
+
+    def __init__(self, builder: StageBuilder, job: Job, parts: LayerParts) -> None:
+        self._b, self._dtype, self._parts = builder, job.dtype, parts
+        self._held: dict[tuple[int, str, int], Buffer] = {}
+
+    def keep(self, layer: int, part: Part, j: int, *, first: bool) -> list[Use]:
+        """A slot for what a part keeps, as an operand that is written."""
+        size = part.saved_bytes
+        without_input = first and part is self._parts.parts[0]
+        if without_input:
+            size -= self._parts.input_bytes
+        if size <= 0:
+            return []
+        pool = f"saved.{part.name}" + (".first" if without_input else "")
+        held = self._b.allocate(pool, size, "activation", self._dtype)
+        self._held[layer, part.name, j] = held
+        return [(f"saved.{layer}.{part.name}", held, "write")]
+
+    def keep_all(self, layer: int, j: int, *, first: bool) -> list[Use]:
+        """Of all parts of a layer."""
+        return [use for part in self._parts.parts for use in self.keep(layer, part, j, first=first)]
+
+    def of(self, layer: int, part: str, j: int) -> Buffer | None:
+        """What a part has kept, if anything."""
+        return self._held.get((layer, part, j))
+
+    def all_of(self, layer: int, j: int) -> list[Use]:
+        """What a layer has kept, as operands that are read."""
+        names = [part.name for part in self._parts.parts]
+        found = [(name, self.of(layer, name, j)) for name in names]
+        return [(f"saved.{layer}.{name}", held, "read") for name, held in found if held is not None]
+
+    def release(self, layer: int, j: int) -> None:
+        """A layer's backward is through with it."""
+        for part in self._parts.parts:
+            found = self._held.pop((layer, part.name, j), None)
+            if found is not None:
+                self._b.free(found)
 
 
 class LayerChain:
     """Emits the elements of a layer one after the other; weights' gradients run beside them."""
 
     def __init__(
-        self, builder: StageBuilder, job: Job, parts: LayerParts, weights: LayerWeights
+        self, builder: StageBuilder, job: Job, parts: LayerParts, weights: StageWeights
     ) -> None:
         self._b, self._job, self._parts, self._weights = builder, job, parts, weights
         self._kept = SavedActivations(builder, job, parts)
-        self._rings = RingOps(builder, job)
         self._zero_bubble = job.layout.pipeline == "zero_bubble"
         self._deferred: dict[tuple[int, str, int], Buffer] = {}
         self._again: dict[tuple[int, int], dict[str, Buffer]] = {}
@@ -72,7 +116,7 @@ class LayerChain:
                 "again.end", self._parts.input_bytes, "activation", self._job.dtype
             )
             again = self.forward(layer, j, kept or entered, end, first=first, again=True)
-            self._b.free("again.end", end)
+            self._b.free(end)
         flow = _Flow(self._b, self._job.dtype, gradient, target, self._back)
         for at, part, element, _, _ in flow:
             if isinstance(element, CollectiveElement):
@@ -87,7 +131,7 @@ class LayerChain:
         else:
             self._release(layer, j, again)
 
-    def weight(self, layer: int, j: int) -> None:
+    def weight(self, layer: int, j: int, entered: Buffer) -> None:
         """The gradients of weights that backward has put off."""
         again = self._again.pop((layer, j))
         for part in self._parts.parts[::-1]:
@@ -97,17 +141,20 @@ class LayerChain:
                 held = self._deferred.pop((layer, element.name, j))
                 kept = self._saved(layer, part, j, again)
                 gathered = self._gather_again(layer, part, element, kept, j)
-                self._weight(layer, element, [("d_output", held, "read"), *kept], gathered, j)
-                self._b.free(f"put_off.{element.name}", held)
+                uses: list[Use] = [("d_output", held, "read"), *kept]
+                if part is self._parts.parts[0]:
+                    uses.append(("entered", entered, "read"))
+                self._weight(layer, element, uses, gathered, j)
+                self._b.free(held)
         self._release(layer, j, again)
 
     def _forward(
         self, layer: int, element: LayerCompute | Ring, tag: str, uses: list[Use], j: int
     ) -> None:
         if isinstance(element, Ring):
-            self._rings.emit(element, layer, tag, element.step.forward, uses, j)
+            self._ring(element, layer, tag, element.step.forward, uses, j)
         else:
-            uses = [*uses, self._weights.read_of(layer, element.weights)]
+            uses = [*uses, self._weights.read_of_layer(layer, element.weights)]
             works = element.work.forward
             label = self._b.label(f"{element.name}_forward", layer, microbatch=j)
             name = f"forward.{element.name}"
@@ -121,9 +168,9 @@ class LayerChain:
         current, to = flow
         uses: list[Use] = [("d_output", current, "read"), ("d_hidden", to, "write"), *kept]
         if isinstance(element, Ring):
-            self._rings.emit(element, layer, f"b{layer}.{j}", element.step.backward, uses, j)
+            self._ring(element, layer, f"b{layer}.{j}", element.step.backward, uses, j)
             return
-        uses.append(self._weights.read_of(layer, element.weights))
+        uses.append(self._weights.read_of_layer(layer, element.weights))
         if self._zero_bubble and (size := element.gradient_bytes):
             pool = f"put_off.{element.name}"
             put = self._b.allocate(pool, size, "activation", self._job.dtype)
@@ -135,6 +182,36 @@ class LayerChain:
         self._b.compute(f"{name}.{layer}.{j}", name, element.work.backward_input, uses, label)
         if not self._zero_bubble:
             self._weight(layer, element, [("d_output", current, "read"), *kept], gathered, j)
+
+    def _ring(
+        self, ring: Ring, layer: int, tag: str, works: tuple[Work, ...], uses: list[Use], j: int
+    ) -> None:
+        """The steps of one layer and microbatch; `uses`: what flows in, what it makes, the rest."""
+        b, dtype = self._b, self._job.dtype
+        tensor = f"kv.{tag}"  # own block and those that come: version 1 of it on every rank
+        backward = tag.startswith("b")
+        pool, size = "kv.b" if backward else "kv.f", ring.sent_bytes(backward=backward)
+        block = b.exchanged(pool, size, "context", dtype, tensor, spare=1)
+        made: list[Use] = [uses[0], ("kv", block, "write")]
+        b.compute(f"kv.{tag}", "kv", (), made, b.label("kv", layer, microbatch=j))
+        (name, out, _), call = uses[1], "core.b" if backward else "core.f"
+        for step in range(ring.num_steps):
+            after = None
+            if step + 1 < ring.num_steps:
+                after = b.exchanged(pool, size, "context", dtype, tensor, spare=1)
+                label = b.label("ring", layer, microbatch=j)
+                sent: list[Use] = [("kv", block, "read")]
+                heard: list[Use] = [("kv", after, "write")]
+                send, recv = f"ring_send.{tag}.{step}", f"ring_recv.{tag}.{step}"
+                b.communicate(send, "send", (("cp",), "cp.send"), sent, label, 1)
+                b.communicate(recv, "recv", (("cp",), "cp.recv"), heard, label, -1)
+            made_so_far: Mode = "update" if step else "write"
+            # what is saved is there since the first step
+            rest = [use for use in uses[2:] if not step or use[2] != "write"]
+            operands: list[Use] = [uses[0], (name, out, made_so_far), ("kv", block, "read"), *rest]
+            label = b.label("core", layer, microbatch=j)
+            b.compute(f"core.{tag}.{step}", call, works, operands, label)
+            block = after or block
 
     def _gather_again(
         self, layer: int, part: Part, element: LayerCompute, kept: list[Use], j: int
@@ -150,7 +227,7 @@ class LayerChain:
         uses: list[Use] = [("part", given, "read"), ("hidden", gathered, "write")]
         label = b.label("tp", layer, microbatch=j)
         b.communicate(f"gather.{tag}", "all_gather", (("tp",), "tp"), uses, label)
-        b.free("gathered_part", given)
+        b.free(given)
         return gathered
 
     def _weight(
@@ -160,13 +237,13 @@ class LayerChain:
         if element.work.backward_weight:
             if gathered is not None:
                 uses = [*uses, ("gathered", gathered, "read")]
-            uses = [*uses, self._weights.gradient_of(layer, element.weights)]
+            uses = [*uses, self._weights.gradient_of_layer(layer, element.weights)]
             name = f"weight.{element.name}"
             label = self._b.label(f"{element.name}_weight", layer, microbatch=j)
             works = element.work.backward_weight
             self._b.compute(f"{name}.{layer}.{j}", name, works, uses, label)
         if gathered is not None:
-            self._b.free("gathered_again", gathered)
+            self._b.free(gathered)
 
     def _keep(
         self, layer: int, part: Part, j: int, made: dict[str, Buffer], *, first: bool, again: bool
@@ -178,8 +255,8 @@ class LayerChain:
         return [(pool, made[part.name], "write")]
 
     def _release(self, layer: int, j: int, again: dict[str, Buffer]) -> None:
-        for name, held in again.items():
-            self._b.free(f"again.{name}", held)
+        for held in again.values():
+            self._b.free(held)
         self._kept.release(layer, j)
 
     def _saved(self, layer: int, part: Part, j: int, again: dict[str, Buffer]) -> list[Use]:
@@ -237,7 +314,7 @@ class _Flow:
                 self.to = self._b.allocate(pool, stop.size_bytes, "activation", self._dtype)
             yield stop
             if self._pool:
-                self._b.free(self._pool, self.current)
+                self._b.free(self.current)
             self.current, self._pool = self.to, pool
 
 

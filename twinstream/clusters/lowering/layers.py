@@ -1,15 +1,16 @@
 """The layers of a virtual stage, forward and backward, with their parameters gathered ahead."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.builder import Buffer, Ends, StageBuilder, Use
-from twinstream.clusters.lowering.layer_chain import LayerChain
-from twinstream.clusters.lowering.layer_weights import LayerWeights
+from twinstream.clusters.lowering.layer_chain import LayerChain, SavedActivations
 from twinstream.clusters.lowering.parts import CollectiveElement, LayerParts, layer_parts
-from twinstream.clusters.lowering.plain_layers import PlainLayers
 from twinstream.clusters.lowering.weights import StageWeights
+from twinstream.models.shapes.kernels import times
+from twinstream.schedule.cost import Work
 
 
 class LayerOps:
@@ -22,7 +23,7 @@ class LayerOps:
         self._parts: LayerParts = layer_parts(job)
         if folded:
             self._parts = replace(self._parts, plain=True)
-        self._weights = LayerWeights(job, weights)
+        self._weights = weights
         self._plain = PlainLayers(builder, job, self._parts, self._weights)
         self._chain = LayerChain(builder, job, self._parts, self._weights)
         self._zero_bubble = job.layout.pipeline == "zero_bubble"
@@ -37,18 +38,18 @@ class LayerOps:
             self._pass_on(f"forward.none{chunk}.{j}", source, target, "layer_forward", j)
             return
         units = _units(span, fine)
-        self._weights.gather(units[0], f"f{chunk}.{j}")
+        self._weights.gather_layers(units[0], f"f{chunk}.{j}")
         for number, unit in enumerate(units):
             if number + 1 < len(units):
-                self._weights.gather(units[number + 1], f"f{chunk}.{j}")
+                self._weights.gather_layers(units[number + 1], f"f{chunk}.{j}")
             out = target if number == len(units) - 1 else self._stream()
             if self._parts.plain:
                 self._plain.forward(unit, j, source, out, first=number == 0)
             else:
                 self._chain.forward(unit[0], j, source, out, first=number == 0)
             if number:
-                self._b.free("stream", source)
-            self._weights.drop(unit)
+                self._b.free(source)
+            self._weights.drop_layers(unit)
             source = out
 
     def backward(
@@ -60,10 +61,10 @@ class LayerOps:
             self._pass_on(f"backward.none{chunk}.{j}", gradient, target, "layer_backward", j)
             return
         units = _units(span, fine)[::-1]
-        self._weights.gather(units[0], f"b{chunk}.{j}")
+        self._weights.gather_layers(units[0], f"b{chunk}.{j}")
         for number, unit in enumerate(units):
             if number + 1 < len(units):
-                self._weights.gather(units[number + 1], f"b{chunk}.{j}")
+                self._weights.gather_layers(units[number + 1], f"b{chunk}.{j}")
             first = number == len(units) - 1
             out = target if first else self._stream()
             if self._parts.plain:
@@ -71,10 +72,10 @@ class LayerOps:
             else:
                 self._chain.backward(unit[0], j, (entered, gradient, out), first=first)
             if number:
-                self._b.free("stream", gradient)
-            self._weights.drop(unit)
+                self._b.free(gradient)
+            self._weights.drop_layers(unit)
             if not self._zero_bubble:
-                self._weights.after_backward(unit, f"{chunk}.{j}", last=last)
+                self._weights.after_backward_of_layers(unit, f"{chunk}.{j}", last=last)
             gradient = out
 
     def weight(
@@ -85,8 +86,8 @@ class LayerOps:
             if self._parts.plain:
                 self._plain.weight(unit, j, entered)
             else:
-                self._chain.weight(unit[0], j)
-            self._weights.after_backward(unit, f"{chunk}.{j}", last=last)
+                self._chain.weight(unit[0], j, entered)
+            self._weights.after_backward_of_layers(unit, f"{chunk}.{j}", last=last)
 
     def versions_made(self, span: range, phase: Literal["forward", "backward"]) -> int:
         """Of what a chunk leaves: one, or two where the last op is a sum over tp in its place."""
@@ -102,6 +103,92 @@ class LayerOps:
 
     def _stream(self) -> Buffer:
         return self._b.allocate("stream", self._parts.input_bytes, "activation", self._job.dtype)
+
+
+class PlainLayers:
+    """Emits one op for the forward, and one for the backward, of layers that follow one another."""
+
+    def __init__(
+        self, builder: StageBuilder, job: Job, parts: LayerParts, weights: StageWeights
+    ) -> None:
+        self._b, self._job, self._parts, self._weights = builder, job, parts, weights
+        self._kept = SavedActivations(builder, job, parts)
+        self._zero_bubble = job.layout.pipeline == "zero_bubble"
+        self._deferred: dict[tuple[int, int], Buffer] = {}
+
+    def forward(
+        self, unit: Sequence[int], j: int, source: Buffer, out: Buffer, *, first: bool
+    ) -> None:
+        """From the input of the first to the output of the last; `first` of the chunk."""
+        uses: list[Use] = [("hidden", source, "read"), ("output", out, "write")]
+        for layer in unit:
+            uses += self._weights.read_layer(layer)
+            uses += self._kept.keep_all(layer, j, first=first and layer == unit[0])
+        self._op("forward", "layer_forward", unit, j, self._works("forward"), uses)
+
+    def backward(self, unit: Sequence[int], j: int, ends: Ends, *, first: bool) -> None:
+        """From the gradient of the output to that of the input, with the weights' unless late."""
+        entered, gradient, out = ends
+        uses: list[Use] = [("d_output", gradient, "read"), ("d_hidden", out, "write")]
+        if first:
+            uses.append(("entered", entered, "read"))
+        again = None
+        if self._parts.full_recompute and not self._zero_bubble:
+            again = self._b.allocate("again", self._parts.full_bytes, "activation", self._job.dtype)
+            uses.append(("again", again, "write"))
+        for layer in unit:
+            uses += [*self._weights.read_layer(layer), *self._kept.all_of(layer, j)]
+            uses += (
+                [self._put(layer, j)] if self._zero_bubble else self._weights.layer_gradients(layer)
+            )
+        works = self._works("backward_input")
+        if self._parts.full_recompute:
+            works = (*self._parts.recomputed, *works)
+        if not self._zero_bubble:
+            works = (*works, *self._works("backward_weight"))
+        self._op("backward", "layer_backward", unit, j, works, uses)
+        if again is not None:
+            self._b.free(again)
+        if not self._zero_bubble:
+            for layer in unit:
+                self._kept.release(layer, j)
+
+    def weight(self, unit: Sequence[int], j: int, entered: Buffer) -> None:
+        """The gradients of weights that backward has put off."""
+        uses: list[Use] = [("entered", entered, "read")]
+        for layer in unit:
+            uses.append((f"put_off.{layer}", self._deferred[layer, j], "read"))
+            uses += [*self._kept.all_of(layer, j), *self._weights.layer_gradients(layer)]
+        self._op("weight", "weight", unit, j, self._works("backward_weight"), uses)
+        for layer in unit:
+            self._b.free(self._deferred.pop((layer, j)))
+            self._kept.release(layer, j)
+
+    def _put(self, layer: int, j: int) -> Use:
+        """What the gradients of weights need, with what was computed again for it."""
+        size = self._parts.gradient_bytes
+        if self._parts.full_recompute:
+            size += self._parts.full_bytes
+        held = self._b.allocate("put_off.all", size, "activation", self._job.dtype)
+        self._deferred[layer, j] = held
+        return (f"put_off.{layer}", held, "write")
+
+    def _works(self, kind: str) -> tuple[Work, ...]:
+        works = self._parts.work()
+        if kind != "forward":
+            works = works[::-1]
+        return tuple(one for work in works for one in getattr(work, kind))
+
+    def _op(
+        self, name: str, kind: str, unit: Sequence[int], j: int, works: tuple[Work, ...],
+        uses: list[Use],
+    ) -> None:  # fmt: skip
+        """One call for as many layers, whichever they are."""
+        call = f"{name}.{len(unit)}"
+        if call not in self._b.calls and len(unit) > 1:
+            works = tuple(times(work, len(unit)) for work in works)
+        label = self._b.label(kind, unit[0], microbatch=j)
+        self._b.compute(f"{name}.{unit[0]}.{j}", call, works, uses, label)
 
 
 def _units(span: range, fine: bool) -> list[tuple[int, ...]]:

@@ -3,12 +3,14 @@
 from collections import defaultdict, deque
 
 from twinstream.clusters.job import Job
-from twinstream.clusters.lowering.builder import StageBuilder
 from twinstream.clusters.lowering.groups import mesh_of
 from twinstream.clusters.lowering.stage import StageOps
 from twinstream.models.flops import model_flops_per_sequence
 from twinstream.models.recipe import KernelChoice
+from twinstream.planner.emit.task_ops import resident_schedule
+from twinstream.planner.pack.slot_pools import SlotPools
 from twinstream.planner.planner import gc_paused
+from twinstream.schedule.chain import Chain
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Communicate, Op
@@ -30,27 +32,31 @@ def lower(
     Raises:
         LayoutError: the layout cannot be.
     """
-    if job.recipe.kernels is None:
-        priced = KernelChoice(vector="megatron", attention="flash", deterministic=False)
-        recipe = job.recipe.model_copy(update={"kernels": priced})
-        job = job.model_copy(update={"recipe": recipe})
+    job = with_some_kernels(job)
     mesh = mesh_of(job, ranks_per_node)
-    everyone = tuple(axis.name for axis in mesh.axes if axis.size > 1)
-    flops = job.global_batch * model_flops_per_sequence(job.shape, job.seq_len, job.recipe)
-    schedules, classes = {}, []
-    with gc_paused():
+    schedules, classes = dict[str, Schedule](), []
+    with gc_paused(cycles=False):
         for stage in range(job.layout.pp):
             name = f"stage {stage}"
-            built = StageOps(job, stage, everyone, folded=folded).lower()
-            schedules[name] = _schedule(job, built, flops, machine, caps or Caps())
+            chain, pools = chain_of(job, stage, folded=folded)
+            schedules[name] = resident_schedule(chain, pools, machine, caps or Caps())
             classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
         document = ClusterSchedule.model_construct(
             schema_version=1, mesh=mesh, classes=tuple(classes), schedules=schedules, order=(),
             model=job.shape.model_dump(mode="json"), layout=job.layout.model_dump(mode="json"),
             seq_len=job.seq_len, global_batch=job.global_batch,
-            precision="bf16", attention="flash", model_flops=flops, machine=machine,
+            precision="bf16", attention="flash",
+            model_flops=schedules["stage 0"].model_flops, machine=machine,
         )  # fmt: skip
         return in_one_order(document)
+
+
+def with_some_kernels(job: Job) -> Job:
+    """The job with the kernel set `megatron`, where its recipe leaves that open."""
+    if job.recipe.kernels is not None:
+        return job
+    priced = KernelChoice(vector="megatron", attention="flash", deterministic=False)
+    return job.model_copy(update={"recipe": job.recipe.model_copy(update={"kernels": priced})})
 
 
 def in_one_order(schedule: ClusterSchedule) -> ClusterSchedule:
@@ -154,16 +160,19 @@ def _group_key(schedule: ClusterSchedule, one: RankClass, op: Communicate) -> _K
     return (op.axes, sent, begins, others)
 
 
-def _schedule(
-    job: Job, built: StageBuilder, flops: int, machine: MachineRef, caps: Caps
-) -> Schedule:
+def chain_of(job: Job, stage: int, *, folded: bool = False) -> tuple[Chain, SlotPools]:
+    """What the ranks of a stage do in a step, and which slots what they exchange is in."""
+    everyone = tuple(axis.name for axis in mesh_of(job, 1).axes if axis.size > 1)
+    built = StageOps(job, stage, everyone, folded=folded).lower()
     tokens = job.layout.micro_batch * job.seq_len
-    return Schedule.model_construct(
-        schema_version=1, tensors=tuple(built.tensors), slots=built.slots(), calls=built.calls,
-        ops=tuple(built.ops), carried=tuple(built.carried), caps=caps,
+    chain = Chain.model_construct(
+        tensors=tuple(built.tensors), calls=built.calls, tasks=tuple(built.tasks), recomputes=(),
+        inputs=(), outputs=(), persistent=tuple(built.persistent), round_starts=(0,),
         workload=Workload(seq_len=job.seq_len, chunk_tokens=tokens, chunks_per_round=1,
                           rounds_per_step=job.num_microbatches),
         model=ModelRef(name=job.shape.name, content_hash="", spec={}),
-        recipe=job.recipe.model_dump(mode="json"), model_flops=flops, machine=machine,
-        policy="resident", bound=None, consumed=(),
+        recipe=job.recipe.model_dump(mode="json"),
+        model_flops=job.global_batch
+        * model_flops_per_sequence(job.shape, job.seq_len, job.recipe),
     )  # fmt: skip
+    return chain, built.pools

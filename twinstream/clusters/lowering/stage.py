@@ -45,13 +45,12 @@ class StageOps:
         self._last = self._last_of("weight" if layout.pipeline == "zero_bubble" else "backward")
 
     def lower(self) -> StageBuilder:
-        """All ops of the step."""
+        """All tasks of the step."""
         steps = {"forward": self._forward, "backward": self._backward, "weight": self._weight}
         for action in self.actions:
             steps[action.phase](action)
         self._tied()
         self.weights.finish(self.axes)
-        self.b.finish()
         return self.b
 
     def _groups(self) -> dict[str, Group]:
@@ -89,13 +88,11 @@ class StageOps:
         self.layers.forward(self.chunks[chunk], chunk, j, entered, out, fine=fine)
         if place < self.num_stages - 1:
             self._send("boundary", place + 1, j, out, 1)
-            self.b.free("sending", out)
 
     def _backward(self, action: Action) -> None:
         _, chunk, j = action
         place = self._place(chunk)
         last = self._last[chunk] == j
-        late = self.job.layout.pipeline == "zero_bubble"
         top = place == self.num_stages - 1
         if top:
             gradient = self._head(j, last=last)
@@ -109,14 +106,12 @@ class StageOps:
         self.layers.backward(
             self.chunks[chunk], chunk, j, (entered, gradient, out), fine=fine, last=last
         )
-        self.b.free("head_gradient" if top else "receiving", gradient)
-        if not late:
-            self.b.free("boundary", self._inputs.pop((chunk, j)))
+        if top:
+            self.b.free(gradient)
         if place == 0:
             self._embed_backward(j, out, last=last)
         else:
             self._send("d_boundary", place, j, out, -1)
-        self.b.free("sending_back", out)
 
     def _weight(self, action: Action) -> None:
         _, chunk, j = action
@@ -125,7 +120,6 @@ class StageOps:
         self.layers.weight(
             self.chunks[chunk], chunk, j, self._inputs[chunk, j], fine=fine, last=last
         )
-        self.b.free("boundary", self._inputs.pop((chunk, j)))
 
     def _enter(self, place: int, j: int) -> Buffer:
         held = self._take("boundary", f"boundary.{place}.{j}", spare=1 if place else 0)
@@ -150,7 +144,7 @@ class StageOps:
                 f"embed_scatter.{j}", "reduce_scatter",
                 [("hidden", part, "read"), ("part", held, "write")],
             )  # fmt: skip
-            b.free("whole", part)
+            b.free(part)
         self.weights.drop("embedding")
         return held
 
@@ -167,7 +161,7 @@ class StageOps:
         self._compute(f"embed_backward.{j}", job.work.embedding().backward, uses,
                       b.label("embed_backward", microbatch=j))  # fmt: skip
         if source is not gradient:
-            b.free("whole", source)
+            b.free(source)
         if not (last and self._ties):
             self.weights.after_backward("embedding", f"backward.{j}", last=last)
 
@@ -203,7 +197,7 @@ class StageOps:
             self._compute(f"loss_sums.{j}", (), uses, b.label("loss", microbatch=j))
             self._talk(f"loss_reduce.{j}", "all_reduce", [("sums", sums, "update")])
             read.append(("sums", sums, "read"))
-            b.free("loss_sums", sums)
+            b.free(sums)
         out = b.allocate("head_gradient", self.hidden, "activation", job.dtype, spare=1)
         whole_out = b.allocate("whole", whole(job), "activation", job.dtype) if split else out
         self._compute(
@@ -215,12 +209,11 @@ class StageOps:
         if split:
             self._talk(f"head_scatter.{j}", "reduce_scatter",
                        [("hidden", whole_out, "read"), ("part", out, "write")])  # fmt: skip
-            b.free("whole", whole_out)
-            b.free("whole", hidden)
+            b.free(whole_out)
+            b.free(hidden)
         elif layout.tp > 1:
             self._talk(f"head_reduce.{j}", "all_reduce", [("hidden", out, "update")])
-        b.free("logits", logits)
-        b.free("boundary", top)
+        b.free(logits)
         weights.drop("head")
         if job.shape.tied_embeddings and layout.pp == 1:
             weights.drop("embedding")
@@ -241,8 +234,8 @@ class StageOps:
         b, own = self.b, "embedding" if stage == 0 else "head"
         group = embedding_group(self.job)
         dtype = self.job.gradient_dtype
-        told = b.allocate("tied_told", group.gradient_bytes, "gradient", dtype, f"tied.{stage}")
-        heard = b.allocate(
+        told = b.exchanged("tied_told", group.gradient_bytes, "gradient", dtype, f"tied.{stage}")
+        heard = b.exchanged(
             "tied_heard", group.gradient_bytes, "gradient", dtype, f"tied.{pp - 1 - stage}"
         )
         label = b.label("tied_gradients")
@@ -277,7 +270,7 @@ class StageOps:
         return 1
 
     def _take(self, pool: str, tensor: str, spare: int = 0) -> Buffer:
-        return self.b.allocate(pool, self.hidden, "activation", self.job.dtype, tensor, spare)
+        return self.b.exchanged(pool, self.hidden, "activation", self.job.dtype, tensor, spare)
 
     def _send(self, what: str, place: int, j: int, held: Buffer, shift: int) -> None:
         queue = "send.next" if shift > 0 else "send.prev"

@@ -1,7 +1,8 @@
 """Parameters of a stage through a step: gathered, their gradients reduced, and updated."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.builder import Buffer, StageBuilder, Use
@@ -41,6 +42,7 @@ class StageWeights:
     def __init__(self, builder: StageBuilder, job: Job, groups: Mapping[str, Group]) -> None:
         self._b, self._job = builder, job
         self._zero = job.layout.zero
+        self._experts = job.shape.experts is not None
         self._states = {name: self._declare(name, group) for name, group in groups.items()}
         self._zero_bubble: list[str] = []
         self._pending: tuple[_State, str, str, Buffer] | None = None
@@ -70,7 +72,7 @@ class StageWeights:
             f"gather.{name}.{tag}", "all_gather", (state.group.axes, "dp.gather"), uses, label
         )
         if state.shard is None:
-            self._b.free(f"cast.{state.group.name}", shard)
+            self._b.free(shard)
 
     def _cast(self, state: _State, name: str, tag: str) -> Buffer:
         """A shard in the model's dtype, made of its float32 master for each gathering."""
@@ -89,7 +91,7 @@ class StageWeights:
         """Gathered parameters are not needed any more."""
         state = self._states[name]
         if self.sharded(name) and state.parameters is not None:
-            self._b.free(f"gathered.{state.group.name}", state.parameters)
+            self._b.free(state.parameters)
             state.parameters = None
 
     def read(self, name: str) -> Use:
@@ -127,6 +129,46 @@ class StageWeights:
             self._unsquared.append(name)
             if len(self._unsquared) > 1:  # the newest may still be on its way
                 self._square(self._unsquared.pop(0))
+
+    def read_layer(self, layer: int) -> list[Use]:
+        """All parameters of a layer."""
+        return [self.read(name) for name in self._names(layer)]
+
+    def read_of_layer(self, layer: int, group: Literal["layer", "experts"]) -> Use:
+        """The parameters of one group of a layer."""
+        return self.read(self._name(layer, group))
+
+    def layer_gradients(self, layer: int) -> list[Use]:
+        """All gradients of a layer."""
+        return [self.gradient(name) for name in self._names(layer)]
+
+    def gradient_of_layer(self, layer: int, group: Literal["layer", "experts"]) -> Use:
+        """The gradient of one group of a layer."""
+        return self.gradient(self._name(layer, group))
+
+    def gather_layers(self, layers: Sequence[int], tag: str) -> None:
+        """Gather what is in shards."""
+        for layer in layers if self._zero == 3 else ():
+            for name in self._names(layer):
+                self.gather(name, tag)
+
+    def drop_layers(self, layers: Sequence[int]) -> None:
+        """What was gathered is not needed any more."""
+        for layer in layers if self._zero == 3 else ():
+            for name in self._names(layer):
+                self.drop(name)
+
+    def after_backward_of_layers(self, layers: Sequence[int], tag: str, *, last: bool) -> None:
+        """Reduce gradients, or note that they are complete."""
+        for layer in reversed(layers):
+            for name in self._names(layer):
+                self.after_backward(name, tag, last=last)
+
+    def _names(self, layer: int) -> list[str]:
+        return [str(layer), *([f"{layer}.experts"] if self._experts else [])]
+
+    def _name(self, layer: int, group: Literal["layer", "experts"]) -> str:
+        return f"{layer}.experts" if group == "experts" else str(layer)
 
     def finish(self, everyone: tuple[str, ...]) -> None:
         """What was left to the end, the norm of all gradients over all axes, the updates."""
@@ -208,7 +250,7 @@ class StageWeights:
         label = b.label("reduce_gradients", state.index)
         uses: list[Use] = [("gradient", state.gradient, "read"), ("shard", part, "write")]
         b.communicate(f"reduce.{name}.{tag}", "reduce_scatter", (group.axes, "dp"), uses, label)
-        b.free(f"gradient.{group.name}", state.gradient)
+        b.free(state.gradient)
         state.gradient = None
         self._add_pending()
         if not once:
@@ -230,13 +272,13 @@ class StageWeights:
         assert state.gradient_shard is not None
         group, dtype = state.group, self._job.gradient_dtype
         mode: Mode = "update" if state.summed else "write"
-        moved = (3 if state.summed else 2) * part.place.size_bytes
+        moved = (3 if state.summed else 2) * part.size_bytes
         added = Work(unit="accumulate", shape=(group.trained_shard,), flops=group.trained_shard,
                      hbm_bytes=moved, launches=1, dtype=dtype)  # fmt: skip
         sums: list[Use] = [("part", part, "read"), ("sum", state.gradient_shard, mode)]
         b.compute(f"add.{name}.{tag}", f"add.{group.name}.{mode}", (added,), sums,
                   b.label("accumulate", state.index))  # fmt: skip
-        b.free(f"scattered.{group.name}", part)
+        b.free(part)
         state.summed = True
 
     def _reduce(self, state: _State, name: str) -> None:
@@ -262,7 +304,7 @@ class StageWeights:
     def _norm(self) -> Buffer:
         """Over all ranks: clipping needs it, so that no update is before all gradients."""
         b, work = self._b, self._job.work
-        norm = b.allocate("norm", 256, "scratch", "float32", tensor="gradient_norm")
+        norm = b.exchanged("norm", 256, "scratch", "float32", "gradient_norm")
         uses: list[Use] = [("norm", norm, "write")]
         if self._job.layout.offload:
             for name in (*self._unsquared, *self._zero_bubble):
@@ -280,7 +322,7 @@ class StageWeights:
         b, state = self._b, self._states[name]
         mode: Mode = "write" if self._squares is None else "update"
         if self._squares is None:
-            self._squares = b.allocate("squares", 256, "scratch", "float32", tensor="squares")
+            self._squares = b.exchanged("squares", 256, "scratch", "float32", "squares")
         count = self._owned(state.group)
         works = self._job.work.gradient_norm(count)
         uses: list[Use] = [

@@ -1,8 +1,10 @@
 """A layout simulated with its layers as single ops, each as long as its chain takes alone."""
 
+import math
 from collections.abc import Mapping
 
 from twinstream.clusters.job import Job
+from twinstream.clusters.layout import stages_of
 from twinstream.clusters.lowering.lower import lower
 from twinstream.clusters.search.chains import Pricing, layer_times
 from twinstream.hardware_profiles.clusters.schema import Cluster
@@ -16,19 +18,29 @@ from twinstream.simulator.network_costs import ClusterCosts, ExchangeCost
 from twinstream.simulator.replay import replay_cluster
 
 
-def folded_step_s(job: Job, pricing: Pricing) -> float:
+def folded_step_s(job: Job, pricing: Pricing, most_s: float = math.inf) -> float:
     """Seconds of a step: pipeline, gradients and updates simulated, layers not looked into.
 
     To the last update of one step from idle streams. What gradients that are being reduced take
     from layers' own talk is not seen, nor what messages take of the compute.
+
+    Args:
+        most_s: of a step that surely takes longer, it is enough to know that: what a few
+            microbatches take and, for each further one, its computation on the fullest stage.
     """
     cluster, machine = pricing.cluster, pricing.machine
     times = layer_times(job, pricing)
     layers = {"forward": times.forward, "backward": times.backward, "weight": times.weight}
-    counts = _counts(job)
-    steps = []
+    counts, layout = _counts(job), job.layout
+    each_ns = _most_layers(job) * (
+        times.forward + times.backward + times.weight * (layout.pipeline == "zero_bubble")
+    )
+    steps: list[float] = []
     for count in counts:
-        layout = job.layout
+        if steps:
+            least_s = (steps[0] + each_ns * (job.num_microbatches - counts[0])) / 1e9
+            if least_s > most_s:
+                return least_s
         few = job.model_copy(update={"global_batch": count * layout.dp * layout.micro_batch})
         ref = MachineRef(name=cluster.name, content_hash=cluster.name)
         document = lower(few, cluster.count("gpus_per_node"), ref, folded=True)
@@ -40,6 +52,12 @@ def folded_step_s(job: Job, pricing: Pricing) -> float:
             (steps[1] - steps[0]) * (job.num_microbatches - counts[1]) / (counts[1] - counts[0])
         )
     return step_ns / 1e9
+
+
+def _most_layers(job: Job) -> int:
+    """Of a stage, all its virtual stages together."""
+    spans, pp = stages_of(job.layout, job.shape.num_layers), job.layout.pp
+    return max(sum(map(len, spans[stage::pp])) for stage in range(pp))
 
 
 def _counts(job: Job) -> tuple[int, ...]:

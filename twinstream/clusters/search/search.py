@@ -1,5 +1,6 @@
 """The fastest layout of a model and batch on so many GPUs."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 from twinstream.clusters.job import Job
 from twinstream.clusters.kernel_sets import run_refusal, with_kernels
 from twinstream.clusters.layout import Layout, LayoutError
-from twinstream.clusters.offloading.errors import OffloadError
+from twinstream.clusters.offload import OffloadError
 from twinstream.clusters.predict import (
     Prediction,
     predict,
@@ -137,7 +138,9 @@ def _ranked(
         layout = again.without(possible[number])
         one = with_kernels(job.model_copy(update={"layout": layout}), pricing.machine)
         more_s = float(away_s[number] + again.step_s[number])
-        simulated.append((folded_step_s(one, pricing) + more_s, int(number)))
+        tried = keep + _MOST_MISFITS  # no more than these are simulated whole
+        most_s = ranked[tried - 1][0] if len(ranked) >= tried else math.inf
+        simulated.append((folded_step_s(one, pricing, most_s - more_s) + more_s, int(number)))
     layouts = [
         (possible[n].model_copy(update={"offload": memory.offload}), float(step_s[n]))
         for _, n in sorted(simulated)

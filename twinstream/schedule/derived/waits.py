@@ -1,10 +1,13 @@
 """Derive the waits that a choice of slots and issue order implies."""
 
 from twinstream.schedule.ops import Op
-from twinstream.schedule.proof.accesses import Access, AccessMap
+from twinstream.schedule.proof.accesses import AccessMap, uses_of
 from twinstream.schedule.proof.clocks import Clocks, StreamOrder, merge
 from twinstream.schedule.proof.memory_cells import GARBAGE, MemoryCell, MemoryCells
 from twinstream.schedule.tensors import Slot, Tensor
+
+_Range = tuple[int, int, int]  # tier, first and past-the-last byte
+_Access = tuple[int, bool]  # number of a range, and whether it is only read
 
 
 def derive_waits(
@@ -20,8 +23,10 @@ def derive_waits(
     walk = _Walk(ops, AccessMap(tensors, slots))
     walk.first_pass()
     return tuple(
-        op.model_copy(update={"waits": waits, "waits_previous": previous})
-        for op, (waits, previous) in zip(ops, walk.next_pass(), strict=True)
+        [
+            type(op).made_of(op, waits=waits, waits_previous=previous)
+            for op, (waits, previous) in zip(ops, walk.next_pass(), strict=True)
+        ]
     )
 
 
@@ -30,6 +35,7 @@ class _Walk:
 
     Once bytes have been written in a pass, who touches exactly these depends on nothing before it.
     Accesses of which that cannot be said are `exposed`, and looked at again in the next pass.
+    Bytes that all ops use as one range have a cell of their own; others are cut as they are used.
     """
 
     def __init__(self, ops: tuple[Op, ...], access_map: AccessMap) -> None:
@@ -37,16 +43,18 @@ class _Walk:
         self.order = StreamOrder(ops)
         self.clocks = Clocks(self.order)
         self.memory = [MemoryCells() for _ in access_map.tiers]
-        self.accesses = [access_map.of(op) for op in ops]
+        self.ranges: list[_Range] = []
+        self.accesses = self._accesses(access_map)
+        self.own = _own_cells(self.ranges)
         self.needed: list[dict[int, int]] = []
-        self.exposed: list[list[Access]] = []
+        self.exposed: list[list[_Access]] = []
 
     def first_pass(self) -> None:
         """What is done when, and what ops need of this pass."""
-        for position in range(len(self.ops)):
+        for position, accesses in enumerate(self.accesses):
             clock = self.clocks.predecessor(position)
-            exposed: list[Access] = []
-            needed = self._needed(position, clock, self.accesses[position], exposed)
+            exposed: list[_Access] = []
+            needed = self._needed(position, clock, accesses, exposed)
             self.needed.append(needed)
             self.exposed.append(exposed)
             for stream, index in needed.items():
@@ -63,12 +71,39 @@ class _Walk:
             for stream, index in self.needed[position].items():
                 if (now := index + length[stream]) >= clock[stream]:
                     _need(needed, stream, now)
-            found.append(self._chosen(needed, clock))
+            found.append(self._chosen(needed, clock) if needed else ((), ()))
             self.clocks.complete(position, clock)
         return found
 
+    def _accesses(self, access_map: AccessMap) -> list[list[_Access]]:
+        """Of every op, reads first, so that a write over an op's own operand shows."""
+        numbers: dict[_Range, int] = {}
+        known: dict[tuple[str, str, int | None, bool], list[_Access]] = {}
+        found = []
+        for op in self.ops:
+            reads: list[_Access] = []
+            writes: list[_Access] = []
+            for tensor, slot, num_parts, _, mode in uses_of(op):
+                is_read = mode == "read"
+                key = tensor, slot, num_parts, is_read
+                accesses = known.get(key)
+                if accesses is None:
+                    tier, ranges = access_map.ranges(tensor, slot, num_parts)
+                    accesses = known[key] = [
+                        (numbers.setdefault((tier, start, end), len(numbers)), is_read)
+                        for start, end, leaf in ranges
+                        if leaf != GARBAGE or not is_read
+                    ]
+                if is_read:
+                    reads += accesses
+                else:
+                    writes += accesses
+            found.append(reads + writes)
+        self.ranges = list(numbers)
+        return found
+
     def _needed(
-        self, position: int, clock: list[int], accesses: list[Access], exposed: list[Access]
+        self, position: int, clock: list[int], accesses: list[_Access], exposed: list[_Access]
     ) -> dict[int, int]:
         """By stream, the last op that conflicts and may not be done yet; the op goes on record.
 
@@ -77,20 +112,46 @@ class _Walk:
         stream, index = self.order.stream_of[position], self.clocks.index(position)
         needed: dict[int, int] = {}
         for access in accesses:
-            memory = self.memory[access.tier]
-            found = memory.overlapping(access.start, access.end)
-            if not _written(found, access):
-                exposed.append(access)
-            for cell in found:
-                _need(needed, cell.writer_stream, cell.writer_index)
-            if access.mode == "read":
-                _record_read(memory, found, access, stream, index)
+            number, is_read = access
+            cell = self.own[number]
+            if cell is None:
+                self._cut(access, (stream, index), needed, exposed)
                 continue
-            for cell in found:
-                for reader_stream, reader_index in cell.readers.items():
-                    _need(needed, reader_stream, reader_index)
-            memory.replace(MemoryCell(access.start, access.end, GARBAGE, 0, stream, index))
+            if cell.writer_index < 0:
+                exposed.append(access)
+            elif cell.writer_index > needed.get(cell.writer_stream, -1):
+                needed[cell.writer_stream] = cell.writer_index
+            if is_read:
+                cell.readers[stream] = index
+                continue
+            for reader_stream, reader_index in cell.readers.items():
+                if reader_index > needed.get(reader_stream, -1):
+                    needed[reader_stream] = reader_index
+            cell.writer_stream, cell.writer_index, cell.readers = stream, index, {}
+        if not needed:
+            return needed
         return {s: i for s, i in needed.items() if s != stream and i >= clock[s]}
+
+    def _cut(
+        self, access: _Access, user: tuple[int, int], needed: dict[int, int],
+        exposed: list[_Access],
+    ) -> None:  # fmt: skip
+        """The same of bytes that are also used in other ranges."""
+        number, is_read = access
+        tier, start, end = self.ranges[number]
+        memory = self.memory[tier]
+        found = memory.overlapping(start, end)
+        if not _written(found, start, end):
+            exposed.append(access)
+        for cell in found:
+            _need(needed, cell.writer_stream, cell.writer_index)
+        if is_read:
+            _record_read(memory, found, (start, end), user)
+            return
+        for cell in found:
+            for reader_stream, reader_index in cell.readers.items():
+                _need(needed, reader_stream, reader_index)
+        memory.replace(MemoryCell(start, end, GARBAGE, 0, *user))
 
     def _chosen(
         self, needed: dict[int, int], clock: list[int]
@@ -122,18 +183,34 @@ class _Walk:
         return clocks[position]
 
 
-def _written(found: list[MemoryCell], access: Access) -> bool:
+def _own_cells(ranges: list[_Range]) -> list[MemoryCell | None]:
+    """A cell for each range that no other one overlaps."""
+    found: list[MemoryCell | None] = [None] * len(ranges)
+    ends: dict[int, int] = {}  # by tier, past the last byte of all ranges so far
+    last = -1
+    for number in sorted(range(len(ranges)), key=ranges.__getitem__):
+        tier, start, end = ranges[number]
+        if start >= ends.get(tier, 0):
+            found[number] = MemoryCell(start, end, GARBAGE, 0, 0, -1)
+        else:
+            found[last] = None
+        ends[tier] = max(end, ends.get(tier, 0))
+        last = number
+    return found
+
+
+def _written(found: list[MemoryCell], start: int, end: int) -> bool:
     """Whether exactly these bytes were written, and nothing has cut them since."""
     if len(found) != 1 or found[0].writer_index < 0:
         return False
-    return (found[0].start, found[0].end) == (access.start, access.end)
+    return (found[0].start, found[0].end) == (start, end)
 
 
 def _record_read(
-    memory: MemoryCells, found: list[MemoryCell], access: Access, stream: int, index: int
+    memory: MemoryCells, found: list[MemoryCell], read: tuple[int, int], user: tuple[int, int]
 ) -> None:
-    position = access.start
-    for cell in [*found, MemoryCell(access.end, access.end, GARBAGE, 0, stream, -1)]:
+    (position, end), (stream, index) = read, user
+    for cell in [*found, MemoryCell(end, end, GARBAGE, 0, stream, -1)]:
         if position < cell.start:  # the initial fill, read before anything is written there
             unwritten = MemoryCell(position, cell.start, GARBAGE, 0, stream, -1)
             memory.replace(unwritten)

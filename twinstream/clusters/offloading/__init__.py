@@ -1,1 +1,0 @@
-"""Which of a stage's tensors live in host memory, and when they are copied."""
