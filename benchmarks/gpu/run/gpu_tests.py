@@ -64,9 +64,7 @@ def _found_before(store: Store, key: str, printed: Path) -> SuiteFound:
     return found
 
 
-def run_gpu_tests(
-    paths: Sequence[str], before: SuiteFound, limit_s: float, log: Path
-) -> SuiteRun:
+def run_gpu_tests(paths: Sequence[str], before: SuiteFound, limit_s: float, log: Path) -> SuiteRun:
     """Run the tests marked gpu under some paths that were not reached before, printing to a file.
 
     One that is cut off by the limit twice counts as failed.
