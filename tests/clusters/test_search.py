@@ -9,6 +9,7 @@ from tests.simulator.cluster.real_clusters import calm_cluster
 from twinstream.clusters.layout import LayoutError
 from twinstream.clusters.predict import predict
 from twinstream.clusters.refusals import refusals_of
+from twinstream.clusters.search import workers
 from twinstream.clusters.search.chains import Pricing
 from twinstream.clusters.search.folded import folded_step_s
 from twinstream.clusters.search.search import search_layouts
@@ -37,6 +38,16 @@ def test_the_fastest_of_few_layouts_is_that_of_simulating_them_all():
     fastest = min(every, key=every.__getitem__)
     assert found.best[0].prediction.step_s <= 1.01 * every[fastest]
     assert told(found.best[0].layout) in every
+
+
+def test_processes_beside_this_one_find_the_same(monkeypatch):
+    monkeypatch.setattr(workers, "_WORTH_S", 0.0)
+    answers = []
+    for cores in (1, 3):
+        monkeypatch.setattr(workers, "_cores", lambda cores=cores: cores)
+        answers.append(search_layouts(_job(global_batch=32), 16, load_cluster("h100_dgx"), keep=7))
+    alone, beside = answers
+    assert alone == beside and alone.num_simulated >= 7
 
 
 def test_no_layout_beats_the_least_bound_and_each_is_above_its_own():

@@ -9,11 +9,9 @@ import numpy as np
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.kernel_sets import run_refusal, with_kernels
-from twinstream.clusters.layout import Layout, LayoutError
-from twinstream.clusters.offload import OffloadError
+from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import (
     Prediction,
-    predict,
     predicted_alone,
     schedule_alone,
     without_reduction,
@@ -21,9 +19,9 @@ from twinstream.clusters.predict import (
 from twinstream.clusters.refusals import require_possible
 from twinstream.clusters.search.bounds import Bounds, BoundTables, Recomputed
 from twinstream.clusters.search.chains import Pricing
-from twinstream.clusters.search.folded import folded_step_s
 from twinstream.clusters.search.shortage import Memory, none_fits
 from twinstream.clusters.search.space import SearchSpace, require_axes, told
+from twinstream.clusters.search.workers import LayoutTimers
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.models.executable import executor_refusal
@@ -31,7 +29,6 @@ from twinstream.planner.kernel_choice import usual_kernels
 from twinstream.schedule.document import Schedule
 
 GIB = 2**30
-_MOST_OFFLOADED = 1  # such a plan takes the planner a minute
 _MOST_MISFITS = 8  # that may be planned in vain
 _MOST_SIMULATED = 60  # with layers as single ops; the next one's bound then is the gap's
 
@@ -129,23 +126,32 @@ def _ranked(
     step_s = np.maximum(bounds.step_s + again.step_s, away_s)
     order = fits[np.argsort(step_s[fits], kind="stable")]
     simulated: list[tuple[float, int]] = []
-    for count, number in enumerate(order):
-        ranked = sorted(simulated)
-        enough = len(ranked) >= keep and step_s[number] >= ranked[0][0]
-        if enough or count >= _MOST_SIMULATED:
-            break
-        progress(f"simulated {count} of {len(fits):,} layouts that may fit")
-        layout = again.without(possible[number])
-        one = with_kernels(job.model_copy(update={"layout": layout}), pricing.machine)
-        more_s = float(away_s[number] + again.step_s[number])
-        tried = keep + _MOST_MISFITS  # no more than these are simulated whole
-        most_s = ranked[tried - 1][0] if len(ranked) >= tried else math.inf
-        simulated.append((folded_step_s(one, pricing, most_s - more_s) + more_s, int(number)))
-    layouts = [
-        (possible[n].model_copy(update={"offload": memory.offload}), float(step_s[n]))
-        for _, n in sorted(simulated)
-    ]
-    best = _whole(job, layouts, asked.cluster, keep, progress)
+    candidates = [int(number) for number in order[:_MOST_SIMULATED]]
+    tried = keep + _MOST_MISFITS  # no more than these are simulated whole
+    with LayoutTimers(pricing) as timers:
+        while candidates:
+            progress(f"simulated {len(simulated)} of {len(fits):,} layouts that may fit")
+            some, candidates = candidates[: timers.width], candidates[timers.width :]
+            ranked = sorted(simulated)
+            most_s = ranked[tried - 1][0] if len(ranked) >= tried else math.inf
+            more_s = {n: float(away_s[n] + again.step_s[n]) for n in some}
+            asked_s = []
+            for n in some:
+                layout = again.without(possible[n])
+                one = with_kernels(job.model_copy(update={"layout": layout}), pricing.machine)
+                asked_s.append((one, most_s - more_s[n]))
+            for n, found_s in zip(some, timers.folded_s(asked_s, len(candidates)), strict=True):
+                if len(simulated) >= keep and step_s[n] >= min(simulated)[0]:
+                    candidates = []  # nor can any after it be better
+                    break
+                simulated.append((found_s + more_s[n], n))
+            if candidates and len(simulated) >= keep and step_s[candidates[0]] >= min(simulated)[0]:
+                break
+        layouts = [
+            (possible[n].model_copy(update={"offload": memory.offload}), float(step_s[n]))
+            for _, n in sorted(simulated)
+        ]
+        best = _whole(job, layouts, timers, keep, progress)
     if not best:
         return None
     return SearchResult(best, float(step_s[order[0]]), len(possible), len(fits), len(simulated))
@@ -175,23 +181,19 @@ def _search_alone(job: Job, cluster: Cluster, fixed: Mapping[str, Any]) -> Searc
 
 
 def _whole(
-    job: Job, ranked: list[tuple[Layout, float]], cluster: Cluster, keep: int,
+    job: Job, ranked: list[tuple[Layout, float]], timers: LayoutTimers, keep: int,
     progress: Callable[[str], None],
 ) -> tuple[RankedLayout, ...]:  # fmt: skip
     """The best of what was simulated folded, whole; what then does not fit is left out."""
     found: list[RankedLayout] = []
-    tries = num_offloaded = 0
-    for layout, bound_s in ranked:
-        if len(found) >= keep or num_offloaded >= _MOST_OFFLOADED or tries >= keep + _MOST_MISFITS:
-            break
-        progress(f"simulating whole: {told(layout)}")
-        tries += 1
-        try:
-            one = with_kernels(job.model_copy(update={"layout": layout}), machine_of(cluster))
-            prediction = predict(one, cluster)
-        except (OffloadError, LayoutError):
-            continue
-        if prediction.fits:
-            found.append(RankedLayout(one, bound_s, prediction))
-            num_offloaded += prediction.is_offloaded
+    left = ranked[: keep + _MOST_MISFITS]
+    while left and len(found) < keep and not any(one.prediction.is_offloaded for one in found):
+        width = 1 if left[0][0].offload else timers.width  # such a plan takes a minute
+        some, left = left[:width], left[width:]
+        progress(f"simulating whole: {told(some[0][0])}")
+        jobs = [job.model_copy(update={"layout": layout}) for layout, _ in some]
+        timed = timers.predictions(jobs, min(len(left), keep - len(found)))
+        for (_, bound_s), one in zip(some, timed, strict=True):
+            if one is not None and one[1].fits and len(found) < keep:
+                found.append(RankedLayout(one[0], bound_s, one[1]))
     return tuple(sorted(found, key=lambda one: one.prediction.step_s))
