@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from twinstream.models.adapters.lora import lora_of
+from twinstream.models.adapters.lora import lora_of, module_lora_of
 from twinstream.models.hf_weights import hf_weights_of
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.models.traced import TracedModel
 from twinstream.models.trained import trained_groups
 from twinstream.schedule.errors import TwinstreamError
 
@@ -64,7 +65,15 @@ def trained_of(model: AnyModel, lora: str | None, freeze: Sequence[str]) -> Reci
     """
     if lora is not None and freeze:
         raise FreezeError("--lora freezes the whole model already: leave out --freeze")
-    adapters = None if lora is None else lora_of(lora)
+    adapters = None
+    if isinstance(model, TracedModel):
+        if lora is not None and model.source.lora != module_lora_of(lora):
+            raise FreezeError(
+                f"'{model.name}' was traced with other adapters, or none: trace it again with "
+                f"twinstream trace MODEL --lora {lora}"
+            )
+    elif lora is not None:
+        adapters = lora_of(lora)
     recipe = Recipe(lora=adapters, frozen=frozen_groups(model, freeze))
     trained_groups(model, recipe)
     return recipe

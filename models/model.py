@@ -52,8 +52,8 @@ class Model(Protocol):
         """Groups of parameters, in the order of the forward pass."""
 
     @property
-    def unused_groups(self) -> tuple[str, ...]:
-        """Those of them that nothing reads: they are kept, and never trained."""
+    def untrained_groups(self) -> tuple[str, ...]:
+        """Those of them that are never trained, whatever a recipe says."""
 
     def group_layout(self, group: str) -> FlatLayout:
         """How the parameters of a group lie in its flat tensor."""

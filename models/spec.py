@@ -213,8 +213,8 @@ class ModelSpec(Node):
         return ("embedding", *map(str, range(self.num_layers)), "head")
 
     @property
-    def unused_groups(self) -> tuple[str, ...]:
-        """Those of them that nothing reads: none."""
+    def untrained_groups(self) -> tuple[str, ...]:
+        """Those of them that are never trained: none."""
         return ()
 
     def group_layout(self, group: str) -> FlatLayout:

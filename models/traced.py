@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from twinstream.models.layout import FlatLayout, packed_layout
+from twinstream.models.adapters.lora import ModuleLora
+from twinstream.models.layout import ADAPTERS, FlatLayout, packed_layout
 from twinstream.models.traced_costs import Poly, TracedTask
 from twinstream.schedule.files import read_document, write_text
 from twinstream.schedule.node import Node
@@ -56,6 +57,7 @@ class TracedGroup(Node):
     Its name is `embedding` (the prelude reads it; so may the postlude, where it is tied), `tied`
     (both read it, and the prelude has others for itself), a block's number, `head` (only the
     postlude reads it), `shared.K` (several parts do), or `unused` (none does: no gradient).
+    Adapters beside a block's layers are a group of their own, `lora.` and its name.
     """
 
     name: str
@@ -125,7 +127,7 @@ class TracedCall(Node):
 
 
 class TracedPrelude(Node):
-    """What comes before the blocks. `backward` is None where it has no parameters."""
+    """What comes before the blocks. `backward` is None where none of its parameters is trained."""
 
     forward: TracedTask
     groups: tuple[str, ...]
@@ -174,7 +176,7 @@ class ModuleSource(Node):
     """How any process builds the module again, without weights.
 
     `transformers`: from a whole config. `python`: a function of a file without other arguments;
-    the file is refused if its bytes have changed.
+    the file is refused if its bytes have changed. `lora`: adapters are put into its blocks.
     """
 
     kind: Literal["transformers", "python"] = "transformers"
@@ -182,6 +184,7 @@ class ModuleSource(Node):
     path: str | None = None
     function: str | None = None
     sha256: str | None = None
+    lora: ModuleLora | None = None
 
     @field_validator("config")
     @classmethod
@@ -311,15 +314,18 @@ class TracedModel(Node):
     def parameter_groups(self) -> tuple[str, ...]:
         """Names of all groups in the order of the forward pass, by who reads them first."""
         reads = [self.prelude.groups, *(call.groups for call in self.calls), self.postlude.groups]
-        first = dict.fromkeys(self.unused_groups, len(reads))
+        first = {group.name: len(reads) for group in self.groups if group.name == UNUSED}
         first |= {group: at for at, groups in reversed(list(enumerate(reads))) for group in groups}
         names = (group.name for group in self.groups)
         return tuple(sorted(names, key=lambda name: (first[name], self.layer_of(name) is not None)))
 
     @property
-    def unused_groups(self) -> tuple[str, ...]:
-        """Those of them that nothing reads: they are kept, and never trained."""
-        return tuple(group.name for group in self.groups if group.name == UNUSED)
+    def untrained_groups(self) -> tuple[str, ...]:
+        """Those of them that nothing reads, or beside which adapters are trained."""
+        names = [group.name for group in self.groups]
+        if self.source.lora is not None:
+            return tuple(name for name in names if not name.startswith(ADAPTERS))
+        return tuple(name for name in names if name == UNUSED)
 
     def group_layout(self, group: str) -> FlatLayout:
         """How the parameters of a group lie in its flat tensor."""

@@ -1,6 +1,7 @@
 """Which groups of parameters a recipe has, how they lie, and which of them it trains.
 
-The base's groups are those of the model; the adapters of a layer are the group `lora.LAYER`.
+The base's groups are those of the model; the adapters of a layer are the group `lora.LAYER`, which
+a traced module has among its own.
 """
 
 from twinstream.models.adapters.adapter_layout import adapter_group, adapter_layout
@@ -33,8 +34,8 @@ def trained_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
             f"'{model.name}' has no group '{unknown[0]}' to freeze: there are embedding, the "
             f"layers 0 to {model.num_layers - 1}, and head"
         )
-    unused = model.unused_groups
-    trained = tuple(g for g in groups if not recipe.freezes(g) and g not in unused)
+    never = model.untrained_groups
+    trained = tuple(g for g in groups if not recipe.freezes(g) and g not in never)
     if not trained:
         raise NothingToTrainError(
             f"all of '{model.name}' is frozen, and nothing is left to train; freeze less, or add "
@@ -45,9 +46,8 @@ def trained_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
 
 def layout_of(model: Model, recipe: Recipe, group: str) -> FlatLayout:
     """How the flat parameters of a group lie."""
-    if group.startswith(ADAPTERS):
+    if group.startswith(ADAPTERS) and isinstance(model, ModelSpec):
         assert recipe.lora is not None, f"the recipe has no adapters, and so no group {group}"
-        assert isinstance(model, ModelSpec), "adapters are those of our own kernels"
         return adapter_layout(model, recipe.lora)
     return model.group_layout(group)
 

@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 
+from twinstream.models.adapters.lora import module_lora_of
 from twinstream.models.executable import executor_refusal
 from twinstream.models.hf.config import (
     Dtype,
@@ -26,7 +27,7 @@ class CannotTraceError(TwinstreamError):
 
 def find_model(
     model: str | Path | AnyModel, *, dtype: Dtype | None = None, longest: int | None = None,
-    is_packed: bool | None = False,
+    is_packed: bool | None = False, lora: str | None = None,
 ) -> AnyModel:  # fmt: skip
     """The model of a name, a path, or `FILE.py:FUNCTION`.
 
@@ -39,6 +40,7 @@ def find_model(
         longest: tokens of the longest sequence.
         is_packed: of a model that is traced, whether documents are packed side by side; None is
             where a probe shows that they do not see each other.
+        lora: of a model that is traced, adapters in its blocks (`r=16,targets=q_proj,v_proj`).
 
     Raises:
         CannotTraceError: it has to be traced, and torch or transformers is not installed.
@@ -58,12 +60,12 @@ def find_model(
                 return found
             why = f"{model}: twinstream's own kernels do not compute it: {refusal}"
         _require_tracing(model, why)
-    return trace_model(model, dtype=dtype, seq_len=longest, is_packed=is_packed)
+    return trace_model(model, dtype=dtype, seq_len=longest, is_packed=is_packed, lora=lora)
 
 
 def trace_model(
     model: str | Path, *, dtype: Dtype | None = None, attention: str | None = None,
-    seq_len: int | None = None, is_packed: bool | None = False,
+    seq_len: int | None = None, is_packed: bool | None = False, lora: str | None = None,
 ) -> TracedModel:  # fmt: skip
     """Trace a module without its weights: `twinstream trace MODEL`.
 
@@ -75,6 +77,8 @@ def trace_model(
         seq_len: tokens of a sequence; other lengths are good as far as no window separates them.
         is_packed: whether documents are packed side by side; None is where a probe of a small
             copy shows that they do not see each other.
+        lora: adapters beside linear layers of the blocks, all or `targets` by their names there:
+            `r=16,alpha=32,targets=q_proj,v_proj`. The base is frozen.
 
     Raises:
         CannotTraceError: torch or transformers is not installed.
@@ -88,6 +92,8 @@ def trace_model(
     packing: Packing = "unknown" if is_packed is False else isolates_documents(source, attention)
     if is_packed is None:
         is_packed = packing in ("isolated", "isolated_by_mask")
+    if lora is not None:
+        source = source.model_copy(update={"lora": module_lora_of(lora)})
     found = trace(
         source, dtype=chosen, attention=attention, seq_len=seq_len or DEFAULT_SEQ_LEN,
         is_packed=is_packed,

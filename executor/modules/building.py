@@ -13,16 +13,13 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from twinstream.executor.modules.adapters import add_adapters
+from twinstream.executor.modules.blocks import ModuleRefusal
 from twinstream.models.traced import ModuleSource
-from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError, read_bytes
 from twinstream.schedule.python_file import object_of_file
 
 Slot = tuple[dict[str, Any], str, str]  # a module's dictionary, the key in it, the tensor's name
-
-
-class ModuleRefusal(TwinstreamError):
-    """A module cannot be run block by block: says what, where, and what to do."""
 
 
 def build_module(
@@ -40,8 +37,12 @@ def build_module(
     """
     with torch.device("cpu"), nullcontext() if with_parameters else _parameters_on_meta():
         if source.kind == "python":
-            return _from_python(source).to(dtype).train()
-        return _from_config(source, dtype, attention).train()
+            module = _from_python(source).to(dtype).train()
+        else:
+            module = _from_config(source, dtype, attention).train()
+        if source.lora is not None:
+            add_adapters(module, source.lora)
+        return module
 
 
 def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None) -> nn.Module:
@@ -127,32 +128,6 @@ def _digest(path: Path) -> str:
         return hashlib.sha256(read_bytes(path)).hexdigest()
     except OSError as error:
         raise DocumentError(f"cannot read {path}: {error.strerror}") from None
-
-
-def blocks_of(module: nn.Module) -> tuple[str, nn.ModuleList]:
-    """The list of blocks and its name: `blocks` of the module, or the largest outermost list.
-
-    Raises:
-        ModuleRefusal: there is none.
-    """
-    own = getattr(module, "blocks", None)
-    if isinstance(own, nn.ModuleList):
-        return "blocks", own
-    lists: dict[str, nn.ModuleList] = {}
-    for name, part in module.named_modules():
-        if isinstance(part, nn.ModuleList) and not any(name.startswith(f"{n}.") for n in lists):
-            lists[name] = part
-    if not lists:
-        raise ModuleRefusal(
-            f"{type(module).__name__} has no torch.nn.ModuleList of blocks: put its blocks into "
-            "one, as attribute `blocks`"
-        )
-
-    def size(name: str) -> int:
-        return sum(parameter.numel() for parameter in lists[name].parameters())
-
-    name = max(lists, key=size)
-    return name, lists[name]
 
 
 def parameter_slots(module: nn.Module) -> list[Slot]:

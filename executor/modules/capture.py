@@ -16,14 +16,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from twinstream.executor.modules.building import (
-    ModuleRefusal,
-    blocks_of,
-    buffer_slots,
-    documents,
-    parameter_slots,
-    placed,
-)
+from twinstream.executor.modules.blocks import ModuleRefusal, blocks_of
+from twinstream.executor.modules.building import buffer_slots, documents, parameter_slots, placed
 from twinstream.executor.modules.calling import (
     NEVER,
     NoMemory,

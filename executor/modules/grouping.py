@@ -4,8 +4,9 @@ from typing import Any
 
 from torch import nn
 
+from twinstream.executor.modules.adapters import is_adapter
 from twinstream.executor.modules.capture import POSTLUDE, PRELUDE, Capture, Read
-from twinstream.models.layout import EMBEDDING, HEAD
+from twinstream.models.layout import ADAPTERS, EMBEDDING, HEAD
 from twinstream.models.traced import SHARED, TIED, UNUSED, TracedGroup, TracedTensor
 
 
@@ -54,7 +55,9 @@ def groups_of(module: nn.Module, found: Capture) -> dict[str, tuple[TracedGroup,
     members: dict[str, list[str]] = {}
     places: dict[str, set[int]] = {}
     for name, used in users.items():
-        if used == {PRELUDE}:
+        if is_adapter(name):
+            group = ADAPTERS + "_".join(map(str, sorted(used)))
+        elif used == {PRELUDE}:
             group = EMBEDDING
         elif used == {PRELUDE, POSTLUDE}:
             group = TIED if {PRELUDE} in users.values() else EMBEDDING
@@ -77,7 +80,7 @@ def groups_of(module: nn.Module, found: Capture) -> dict[str, tuple[TracedGroup,
         group: (
             TracedGroup(
                 name=group,
-                layer=int(group) if group.isdigit() else None,
+                layer=int(alone) if (alone := group.removeprefix(ADAPTERS)).isdigit() else None,
                 tensors=tuple(
                     TracedTensor(name=name, shape=tuple(parameters[name].shape))
                     for name in members[group]

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from twinstream.executor.modules.blocks import ModuleRefusal
 from twinstream.executor.modules.building import (
-    ModuleRefusal,
     Slot,
     buffer_slots,
     build_module,

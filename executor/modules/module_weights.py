@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from twinstream.executor.modules.adapters import fresh_adapters
 from twinstream.executor.modules.building import build_module
 from twinstream.models.traced import TracedModel
 
@@ -13,14 +14,20 @@ def fresh_module_parameters(model: TracedModel, seed: int) -> Iterator[tuple[str
 
     The whole module is made at once: for a while its parameters are there twice.
     """
+    parameters = fresh_parameters(model, seed) | fresh_adapters(model, seed)
+    for group in model.parameter_groups:
+        yield group, flat_group(model, group, parameters)
+
+
+def fresh_parameters(model: TracedModel, seed: int) -> dict[str, torch.Tensor]:
+    """The base's parameters by name, as the module's own code draws them after this seed."""
+    source = model.source.model_copy(update={"lora": None})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = build_module(
-            model.source, getattr(torch, model.dtype), model.attention, with_parameters=True
+            source, getattr(torch, model.dtype), model.attention, with_parameters=True
         )
-    parameters = dict(module.named_parameters())
-    for group in model.parameter_groups:
-        yield group, flat_group(model, group, parameters)
+    return dict(module.named_parameters())
 
 
 def flat_group(

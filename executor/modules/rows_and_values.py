@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from twinstream.executor.modules.building import ModuleRefusal
+from twinstream.executor.modules.blocks import ModuleRefusal
 from twinstream.models.traced import TracedValue
 
 IGNORED = -100

@@ -138,6 +138,8 @@ class _Parts:
         self.module, self.found, self.sizes, self.is_packed = module, found, sizes, is_packed
         self.notes: list[str] = []
         self.parameters = dict(module.named_parameters())
+        trained = {name for name, one in self.parameters.items() if one.requires_grad}
+        self.trained = None if len(trained) == len(self.parameters) else trained
         keys = [kind_key(module, found, index) for index in range(len(found.calls))]
         self.keys = list(dict.fromkeys(keys))
         self.kind_of = [self.keys.index(key) for key in keys]
@@ -195,6 +197,8 @@ class _Parts:
             torch.empty_like(x) if value.has_gradient else None
             for x, value in zip(made, flows, strict=True)
         ]
+        if self.trained is not None:  # adapters are in blocks
+            return
         given = (tensors, dict(batch), seeds)
         self._note(
             "prelude.backward", size, given, lambda: chunk.prelude_backward(tensors, batch, seeds)
@@ -216,7 +220,7 @@ class _Parts:
             f"{kind}.backward",
             size,
             (tensors, inputs, seeds),
-            lambda: chunk.block_backward(index, tensors, inputs, seeds),
+            lambda: chunk.block_backward(index, tensors, inputs, seeds, self.trained),
         )
         return shapes
 
@@ -242,7 +246,7 @@ class _Parts:
             "postlude.backward",
             size,
             given,
-            lambda: chunk.postlude_backward(tensors, inputs, labels, 1.0),
+            lambda: chunk.postlude_backward(tensors, inputs, labels, 1.0, self.trained),
         )
 
     def described(self) -> dict[str, Any]:
@@ -282,7 +286,9 @@ class _Parts:
                 forward=self._task("prelude"),
                 groups=used[PRELUDE],
                 outputs=outside,
-                backward=self._task("prelude.backward") if used[PRELUDE] else None,
+                backward=self._task("prelude.backward")
+                if "prelude.backward" in self.costs
+                else None,
             ),
             "calls": tuple(
                 TracedCall(

@@ -96,7 +96,7 @@ def outline_of(spec: AnyModel, like: Path | None, lora: Lora | None, base: str |
         HfConfigError: there is no `like`, and no family of transformers is like this model.
     """
     if isinstance(spec, TracedModel):
-        return ModuleOutline.of(spec, like)
+        return ModuleOutline.of(spec, like, base)
     if lora is None:
         return HfOutline.of(spec, like)
     return AdapterOutline(spec, lora, base, tokenizer_files(like))

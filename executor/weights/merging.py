@@ -9,6 +9,7 @@ from twinstream.executor.weights.durable_files import whole_folder, write_file, 
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.executor.weights.hf_writer import HfOutline, write_hf_folder
+from twinstream.executor.weights.module_folder import write_merged_module
 from twinstream.executor.weights.peft_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -19,7 +20,7 @@ from twinstream.executor.weights.peft_folder import (
 from twinstream.models.adapters.adapter_layout import adapter_group, adapter_layout
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.peft_weights import PEFT_MODULES, peft_weights_of
-from twinstream.models.hf.config import Dtype, HfConfigError
+from twinstream.models.hf.config import Dtype, HfConfigError, UnsupportedConfigError
 from twinstream.models.hf_weights import HfWeight, hf_weights_of
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import read_bytes, reason_of
@@ -108,6 +109,9 @@ def export_adapter(
     found = base or _named_base(source)
     try:
         spec = ModelSpec.from_hf_config(found, dtype=dtype, longest=1)  # no sequence is run
+    except UnsupportedConfigError:
+        write_merged_module(source, destination, found, dtype)
+        return
     except HfConfigError as error:
         raise WeightsError(source, f"the base it is to be merged into: {error}") from None
     write_merged(destination, HfFolder.open(found, spec), PeftFolder.open(source, spec))

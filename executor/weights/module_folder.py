@@ -1,5 +1,6 @@
 """A traced module's weights as transformers has them in a folder, both ways."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,12 +8,25 @@ from typing import Any
 
 import torch
 
+from twinstream.executor.modules.adapters import fresh_adapters, is_adapter, peft_files
 from twinstream.executor.modules.building import build_module, parameter_slots, placed
-from twinstream.executor.modules.module_weights import flat_group
-from twinstream.executor.weights.durable_files import make_room, sync, write_files, writing
+from twinstream.executor.modules.module_weights import flat_group, fresh_parameters
+from twinstream.executor.weights.durable_files import (
+    make_room,
+    sync,
+    whole_folder,
+    write_files,
+    writing,
+)
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import has_weights
 from twinstream.executor.weights.model_files import CONFIG, model_config, tokenizer_files
+from twinstream.executor.weights.peft_folder import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    read_adapter_config,
+)
+from twinstream.models.layout import ADAPTERS
 from twinstream.models.traced import TracedModel
 
 
@@ -22,84 +36,150 @@ class ModuleOutline:
 
     Attributes:
         files: config.json where there is one to copy, tokenizer and so on, by name.
+        base: of adapters, the folder of what they stand beside.
     """
 
     model: TracedModel
     files: Mapping[str, bytes]
+    base: str | None = None
 
     @classmethod
-    def of(cls, model: TracedModel, like: Path | None = None) -> "ModuleOutline":
+    def of(
+        cls, model: TracedModel, like: Path | None = None, base: str | None = None
+    ) -> "ModuleOutline":
         """
         Args:
-            like: a folder whose config.json and tokenizer are taken over.
+            like: a folder whose config.json and tokenizer are taken over; of adapters the latter.
+            base: of adapters, what they stand beside.
 
         Raises:
             WeightsError: a file of it cannot be read.
         """
         config = {}
-        if like is not None and (like / CONFIG).exists():
+        if like is not None and (like / CONFIG).exists() and model.source.lora is None:
             config = {CONFIG: model_config(like, model.dtype)}
-        return cls(model, config | tokenizer_files(like))
+        return cls(model, config | tokenizer_files(like), base)
 
 
 def read_module_parameters(
-    folder: Path, model: TracedModel
+    folder: Path | None, model: TracedModel, seed: int, adapters: Path | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:  # fmt: skip
     """The groups of a folder: transformers reads its files and makes the module's tensors of them.
 
     For a while all of them are there beside the state.
 
+    Args:
+        folder: None are fresh parameters, drawn by the seed.
+        adapters: the folder of a model's adapters; without one they are fresh.
+
     Raises:
         WeightsError: a file is missing or broken, or they are not the module's.
     """
-    parameters = _read(folder, model)
+    parameters = fresh_parameters(model, seed) if folder is None else _read(folder, model)
+    if model.source.lora is not None:
+        fresh = fresh_adapters(model, seed)
+        parameters |= fresh if adapters is None else _read_adapters(adapters, fresh)
     for group in model.parameter_groups:
         yield group, flat_group(model, group, parameters)
+
+
+def write_merged_module(source: Path, destination: Path, base: Path, dtype: str | None) -> None:
+    """Write a base with a PEFT folder's adapters added, as transformers writes it.
+
+    In float32, rounded once; all weights are held. It is there whole or not at all.
+
+    Raises:
+        WeightsError: a folder cannot be read or written, or the adapters are of another base.
+    """
+    config = read_adapter_config(source)
+    stored = _tensors_of(source / ADAPTER_WEIGHTS)
+    module = _loaded(base, dtype or "auto", "the adapter's base")
+    parameters = dict(module.named_parameters())
+    scale = float(config["lora_alpha"]) / int(config["r"])
+    ending = ".lora_A.weight"
+    for name in [name for name in stored if name.endswith(ending)]:
+        layer = name.removeprefix(_PEFT).removesuffix(ending)
+        a, b = stored[name].float(), stored[name.replace(ending, ".lora_B.weight")].float()
+        weight = parameters.get(f"{layer}.weight")
+        added = scale * (b @ a)
+        if weight is not None and type(module.get_submodule(layer)).__name__ == "Conv1D":
+            added = added.T
+        if weight is None or weight.shape != added.shape:
+            raise WeightsError(source, f"has adapters of {layer}, which {base} has not like that")
+        weight.data.copy_(weight.float() + added)
+    with whole_folder(destination) as folder, writing(folder, 0):
+        module.save_pretrained(folder)
+        write_files(folder, tokenizer_files(base))
 
 
 def _read(folder: Path, model: TracedModel) -> dict[str, torch.Tensor]:
     if model.source.kind == "python":
         return _read_own(folder, model)
+    return dict(_loaded(folder, model.dtype, f"'{model.name}'").named_parameters())
+
+
+def _loaded(folder: Path, dtype: str, what: str) -> Any:
+    """The module that transformers makes of a folder."""
     import transformers
 
     quiet: Any = transformers.utils.logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
-    chosen: dict[str, Any] = {"dtype": getattr(torch, model.dtype), "use_safetensors": True}
+    chosen: dict[str, Any] = {"dtype": dtype, "use_safetensors": True}
     try:
         module, about = load(folder, output_loading_info=True, local_files_only=True, **chosen)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise WeightsError(folder, f"transformers cannot load it: {reason}") from None
-    for what in ("missing_keys", "mismatched_keys"):
-        if about.get(what):
-            names = sorted(map(str, about[what]))
+    for kind in ("missing_keys", "mismatched_keys"):
+        if about.get(kind):
+            names = sorted(map(str, about[kind]))
             raise WeightsError(
                 folder,
-                f"its weights are not those of '{model.name}': {some_of(names)} "
-                f"{'missing' if what == 'missing_keys' else 'of another shape'}",
+                f"its weights are not those of {what}: {some_of(names)} "
+                f"{'missing' if kind == 'missing_keys' else 'of another shape'}",
             )
-    return dict(module.named_parameters())
+    return module
+
+
+def _read_adapters(
+    folder: Path, like: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    path = folder / ADAPTER_WEIGHTS
+    stored = _tensors_of(path)
+    found = {name.removeprefix(_PEFT): one for name, one in stored.items()}
+    wrong = [
+        name for name, one in like.items() if getattr(found.get(name), "shape", 0) != one.shape
+    ]
+    if wrong:
+        raise WeightsError(path, f"lacks {some_of(wrong)}, or has another shape of it")
+    return {name: found[name].to(one.dtype) for name, one in like.items()}
+
+
+def _tensors_of(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(path, f"cannot be read: {error}") from None
 
 
 def _read_own(folder: Path, model: TracedModel) -> dict[str, torch.Tensor]:
     """What `write_module_folder` wrote of a module that is not transformers'."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = folder / _OWN
-    try:
-        found = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(path, f"cannot be read: {error}") from None
-    names = [tensor.name for group in model.groups for tensor in group.tensors]
+    found = _tensors_of(path)
+    tensors = [tensor for group in model.groups for tensor in group.tensors]
+    names = [one.name for one in tensors if not (model.source.lora and is_adapter(one.name))]
     if missing := [name for name in names if name not in found]:
         raise WeightsError(path, f"lacks {some_of(missing)}")
     return found
 
 
 _OWN = "model.safetensors"
+_PEFT = "base_model.model."
 
 
 def write_module_folder(
@@ -107,7 +187,8 @@ def write_module_folder(
 ) -> None:
     """Write weights, config and tokenizer as a folder that transformers loads unedited.
 
-    Everything is on the disk when this returns. All weights are held at once.
+    Of a model with adapters these alone, as PEFT has them. Everything is on the disk when this
+    returns. All that is written is held at once.
 
     Args:
         read_group: gives the flat parameters of a group, 1-D uint8 on the host.
@@ -116,20 +197,26 @@ def write_module_folder(
         WeightsError: the folder has weights already or cannot be written.
     """
     model = outline.model
-    make_room(destination, model.num_parameters * model.itemsize)
+    groups = [g for g in model.parameter_groups if not model.source.lora or g.startswith(ADAPTERS)]
+    size_bytes = sum(model.group_layout(group).size_bytes for group in groups)
+    make_room(destination, size_bytes)
     if has_weights(destination):
         raise WeightsError(destination, "has weights already; write to another folder")
     dtype = getattr(torch, model.dtype)
     parameters: dict[str, torch.Tensor] = {}
-    for group in model.parameter_groups:
+    for group in groups:
         flat = read_group(group)
         for inner in model.group_layout(group).tensors:
             view = flat[inner.offset_bytes : inner.offset_bytes + inner.size_bytes].view(dtype)
             parameters[inner.name] = view.view(inner.shape)
-    with writing(destination, model.num_parameters * model.itemsize):
-        if model.source.kind == "python":
-            from safetensors.torch import save_file
+    with writing(destination, size_bytes):
+        from safetensors.torch import save_file
 
+        if model.source.lora is not None:
+            tensors, config = peft_files(model, parameters, outline.base)
+            save_file(tensors, destination / ADAPTER_WEIGHTS)
+            write_files(destination, {ADAPTER_CONFIG: json.dumps(config, indent=2).encode()})
+        elif model.source.kind == "python":
             save_file({name: one.contiguous() for name, one in parameters.items()},
                       destination / _OWN)  # fmt: skip
         else:

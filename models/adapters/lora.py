@@ -50,6 +50,29 @@ class Lora(Node):
         return dict(zip(_ATTRIBUTES, told, strict=True))
 
 
+class ModuleLora(Node):
+    """The same beside linear layers in the blocks of a traced module, by their names there.
+
+    A target is the last part of a name (`q_proj`; `q` is that, too). None given are all of them.
+    """
+
+    rank: Annotated[int, Field(gt=0, le=2**16)]
+    alpha: Annotated[float, Field(gt=0, le=1e6)]
+    targets: Annotated[tuple[str, ...], Field(strict=False)] = ()
+
+    @property
+    def scale(self) -> float:
+        """What the product of the two matrices is multiplied by."""
+        return self.alpha / self.rank
+
+    def covers(self, name: str) -> bool:
+        """Whether the layer of that name, or of that last part of a name, is a target."""
+        last = name.rpartition(".")[2]
+        return (
+            not self.targets or last in self.targets or last.removesuffix("_proj") in self.targets
+        )
+
+
 def lora_of_attributes(attributes: Mapping[str, Attribute]) -> Lora | None:
     """Of a block kernel's attributes; None where it has no adapters.
 
@@ -73,6 +96,29 @@ def lora_of(text: str) -> Lora:
     >>> lora_of("r=8,targets=q,v")
     Lora(rank=8, alpha=16.0, targets=('q', 'v'))
     """
+    rank, alpha, targets = _read(text)
+    return _made(rank, alpha, targets or list(TARGETS), f"--lora '{text}'")
+
+
+def module_lora_of(text: str) -> ModuleLora:
+    """The same of a traced module, whose layers have names of their own.
+
+    Raises:
+        LoraError: the text cannot be read; says what it should look like.
+
+    >>> module_lora_of("r=8,targets=q_proj,v_proj")
+    ModuleLora(rank=8, alpha=16.0, targets=('q_proj', 'v_proj'))
+    """
+    rank, alpha, targets = _read(text)
+    try:
+        found = {"rank": rank, "alpha": alpha, "targets": targets}
+        return ModuleLora.model_validate(found)
+    except ValidationError as error:
+        raise _refused(error, f"--lora '{text}'") from None
+
+
+def _read(text: str) -> tuple[object, object, list[str]]:
+    """Rank, alpha and targets in a text; no targets where it has none."""
     found: dict[str, list[str]] = {}
     key = ""
     for part in text.split(","):
@@ -88,12 +134,8 @@ def lora_of(text: str) -> Lora:
         raise _unreadable(text, f"'{unknown[0]}' is no option of it")
     numbers = {name: _number(text, found[name][0]) for name in ("r", "alpha") if name in found}
     rank = numbers.get("r", DEFAULT_RANK)
-    return _made(
-        int(rank) if rank == int(rank) else rank,
-        numbers.get("alpha", 2.0 * rank),
-        found.get("targets", list(TARGETS)),
-        f"--lora '{text}'",
-    )
+    whole = int(rank) if rank == int(rank) else rank
+    return whole, numbers.get("alpha", 2.0 * rank), found.get("targets", [])
 
 
 def _number(text: str, value: str) -> float:
@@ -112,8 +154,12 @@ def _made(rank: object, alpha: object, targets: list[str], given: str) -> Lora:
     try:
         return Lora.model_validate({"rank": rank, "alpha": alpha, "targets": targets})
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise LoraError(f"{given}: {first['loc'][0]}: {first['msg']}") from None
+        raise _refused(error, given) from None
+
+
+def _refused(error: ValidationError, given: str) -> LoraError:
+    first = error.errors(include_url=False)[0]
+    return LoraError(f"{given}: {first['loc'][0]}: {first['msg']}")
 
 
 def _unreadable(text: str, problem: str) -> LoraError:

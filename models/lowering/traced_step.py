@@ -326,6 +326,6 @@ def _require_possible(model: TracedModel, workload: Workload, recipe: Recipe) ->
         )
     if recipe.lora is not None:
         raise TwinstreamError(
-            f"'{model.name}' is a traced module, and adapters are made for twinstream's own "
-            "kernels: leave out --lora, or freeze some of its weights with --freeze"
+            f"'{model.name}' is a traced module, whose adapters are part of it: trace it with "
+            "--lora, and leave them out of the recipe"
         )

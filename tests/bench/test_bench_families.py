@@ -14,7 +14,7 @@ from tests.traced.block_by_block import (
     wrong_gradients,
 )
 from tests.traced.families import FAMILIES, tiny_config
-from twinstream.executor.modules.building import ModuleRefusal
+from twinstream.executor.modules.blocks import ModuleRefusal
 from twinstream.executor.modules.packing_probe import isolates_documents
 from twinstream.executor.modules.tracing import trace
 from twinstream.models.traced import ModuleSource, TracedModel

@@ -10,7 +10,8 @@ import torch
 from tests.traced.families import tiny_config
 from twinstream.executor.kernels import registry
 from twinstream.executor.kernels.calls import Calls
-from twinstream.executor.modules.building import blocks_of, build_module
+from twinstream.executor.modules.blocks import blocks_of
+from twinstream.executor.modules.building import build_module
 from twinstream.executor.modules.tracing import trace
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.execute import execute
@@ -120,7 +121,7 @@ def loss_and_gradients(
     options = RunOptions(num_passes=1, poison=True)
     execute(schedule, initial_state(model, 0, RECIPE), training.host_work(schedule), options)
     found = {}
-    for group in set(model.parameter_groups) - set(model.unused_groups):
+    for group in set(model.parameter_groups) - set(model.untrained_groups):
         seed = zlib.crc32(f"param.{group}".encode())
         parts = sorted(key for key in caught if key[0] == seed)
         flat = torch.cat([caught[key] for key in parts]).view(torch.float32)

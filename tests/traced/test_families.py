@@ -12,7 +12,7 @@ from tests.traced.block_by_block import (
     wrong_gradients,
 )
 from tests.traced.families import FAMILIES, NOT_TO_THE_BIT, REFUSED, ROUGH_PEAK, tiny_config
-from twinstream.executor.modules.building import ModuleRefusal
+from twinstream.executor.modules.blocks import ModuleRefusal
 from twinstream.executor.modules.module_program import ModuleProgram
 from twinstream.executor.modules.tracing import trace
 from twinstream.models.traced import ModuleSource, TracedModel

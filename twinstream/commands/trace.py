@@ -44,6 +44,14 @@ class TraceOptions:
             "ones are good as far as no attention window separates them.",
         ),
     ] = None  # fmt: skip
+    lora: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OPTIONS",
+            help="Adapters beside linear layers of a model's blocks, all or those named: "
+            "r=16,alpha=32,targets=q_proj,v_proj.",
+        ),
+    ] = None
     packed: Annotated[
         bool, typer.Option("--packed", help="Documents are packed side by side in a chunk.")
     ] = False
@@ -84,7 +92,8 @@ def trace(
     if _is_schedule(what):
         if model != TraceOptions():
             raise ArgumentError(
-                f"{what} is a schedule: --dtype, --attention, --seq-len and --packed are of models"
+                f"{what} is a schedule: --dtype, --attention, --seq-len, --lora and --packed are "
+                "of models"
             )
         _trace_timelines(Path(what), timelines, output, as_json=as_json)
         return
@@ -99,6 +108,7 @@ def trace(
         found = trace_model(
             what, dtype=None if model.dtype is None else DTYPES[model.dtype],
             attention=model.attention, seq_len=model.seq_len, is_packed=model.packed,
+            lora=model.lora,
         )  # fmt: skip
     output = output or Path(_MODEL)
     write_document(found, output)

@@ -20,6 +20,7 @@ from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import brief, gib
 from twinstream.schedule.tensors import HOST
 from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.workload import ModelRef
 from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.tables import (
     nondeterminism_notes,
@@ -110,11 +111,19 @@ def _headlines(
     if isinstance(kernels, dict):  # schedules of before name none
         bits = " (not deterministic)" if nondeterministic_kernels(schedule) else ""
         table.add_row("kernels", f"{kernels['vector']}, attention {kernels['attention']}{bits}")
-    if told := trained_text(schedule.recipe):
+    if told := trained_text(schedule.recipe | _adapters(schedule.model)):
         table.add_row("trains", told)
     if summary.plan_seconds is not None:
         table.add_row("planned in", seconds(summary.plan_seconds))
     return table
+
+
+def _adapters(model: ModelRef) -> dict[str, object]:
+    """Those that a traced module has."""
+    match model.spec:
+        case {"source": {"lora": {} as lora}}:
+            return {"lora": lora}
+    return {}
 
 
 def trained_text(recipe: Mapping[str, object]) -> str:
@@ -125,7 +134,7 @@ def trained_text(recipe: Mapping[str, object]) -> str:
     """
     match recipe:
         case {"lora": {"rank": rank, "alpha": alpha, "targets": [*targets]}}:
-            names = ", ".join(map(str, targets))
+            names = ", ".join(map(str, targets)) or "every linear layer of the blocks"
             return f"adapters of rank {rank}, alpha {alpha:g}, on {names}; the base is frozen"
         case {"frozen": [*groups]} if groups:
             layers = sorted((str(g) for g in groups if str(g).isdigit()), key=int)

@@ -254,13 +254,13 @@ class Checkpoints:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def written_names(carried: Sequence[str], *, adapters: bool) -> list[str]:
-    """Of what a run carries what a checkpoint has: all, or with adapters them without the base.
+def written_names(carried: Sequence[str]) -> list[str]:
+    """Of what a run carries what a checkpoint has: all, or where there are adapters only these.
 
-    >>> written_names(["param.0", "param.lora.0", "opt.lora.0"], adapters=True)
+    >>> written_names(["param.0", "param.lora.0", "opt.lora.0"])
     ['param.lora.0', 'opt.lora.0']
     """
-    return [name for name in carried if not adapters or f".{ADAPTERS}" in name]
+    return [name for name in carried if f".{ADAPTERS}" in name] or list(carried)
 
 
 def linked_copy(source: Path, destination: Path, leave_out: Sequence[str]) -> None:

@@ -223,6 +223,6 @@ class TrainingLoop:
     def _write_tensors(self, server: TrainerServer, segment: TrainingSegment, folder: Path) -> None:
         from twinstream.executor.weights.checkpoint_files import write_tensors
 
-        names = written_names(server.names, adapters=segment.recipe.lora is not None)
+        names = written_names(server.names)
         needed_bytes = segment.plan.checkpoint_bytes
         write_tensors(folder, self._prepared.outline, names, server.read, needed_bytes)

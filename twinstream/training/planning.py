@@ -140,7 +140,7 @@ class DevicePlan(StepPlan):
             for tensor in self.schedule.tensors
             if tensor.parent is None and tensor.role in roles
         }
-        written = written_names(list(sizes), adapters="lora" in self.schedule.recipe)
+        written = written_names(list(sizes))
         return sum(sizes[name] for name in written)
 
     @property
@@ -203,7 +203,7 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
     """
     trained = trained_of(spec, options.lora, options.freeze)
     lora = trained.lora
-    if options.adapter is not None:
+    if options.adapter is not None and not isinstance(spec, TracedModel):
         from twinstream.executor.weights.peft_folder import PeftFolder
 
         found = PeftFolder.open(options.adapter, require_decoder(spec)).lora

@@ -211,7 +211,7 @@ def resolved(
     rate = options.learning_rate
     if rate is None:
         rate = _FRESH_RATE if model.folder is None else _GIVEN_RATE
-        if plan.recipe.lora is not None:
+        if (plan.recipe if isinstance(model.spec, ModelSpec) else model.spec.source).lora:
             rate = _LORA_RATE
     return options.model_copy(
         update={
@@ -254,7 +254,10 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
     Raises:
         TwinstreamError: there is no such model, or its weights are not whole.
     """
-    spec = find_model(options.model, dtype=options.dtype, longest=options.seq_len, is_packed=None)
+    spec = find_model(
+        options.model, dtype=options.dtype, longest=options.seq_len, is_packed=None,
+        lora=options.lora,
+    )  # fmt: skip
     if isinstance(spec, ModelSpec):
         require_executable(spec)
     path = Path(options.model)

@@ -99,7 +99,8 @@ def spec_of(wanted: PlanOptions) -> AnyModel:
     assert wanted.model is not None and wanted.seq_len is not None
     require_known("--dtype", wanted.dtype, tuple(DTYPES))
     dtype = None if wanted.dtype is None else DTYPES[wanted.dtype]
-    return find_model(wanted.model, dtype=dtype, longest=max(lengths_of(wanted.seq_len)))
+    longest = max(lengths_of(wanted.seq_len))
+    return find_model(wanted.model, dtype=dtype, longest=longest, lora=wanted.lora)
 
 
 def recipe_of(

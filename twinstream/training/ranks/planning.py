@@ -100,15 +100,13 @@ class RanksPlan(StepPlan):
         zero, dp = self.layout.zero, self.layout.dp
         times = {"parameter": dp if zero == 3 else 1, "optimizer_state": dp if zero else 1}
         sizes: dict[str, int] = {}
-        adapters = False
         for part in self.schedule.schedules.values():
-            adapters = adapters or part.recipe.get("lora") is not None
             tensors = {tensor.tensor_id: tensor for tensor in part.tensors}
             for item in part.carried:
                 whole = tensors[tensors[item.tensor].parent or item.tensor]
                 if whole.role in times:
                     sizes[whole.tensor_id] = whole.size_bytes * times[whole.role]
-        return sum(sizes[name] for name in written_names(list(sizes), adapters=adapters))
+        return sum(sizes[name] for name in written_names(list(sizes)))
 
     @property
     def parts(self) -> list[RankPart]:

@@ -87,17 +87,16 @@ def _weights(
     from twinstream.executor.weights.peft_folder import PeftFolder
 
     spec, base = model.spec, model.folder
-    if checkpoint is not None and recipe.lora is None:
+    adapter = options.adapter if checkpoint is None else checkpoint.path
+    has_adapters = (spec.source if isinstance(spec, TracedModel) else recipe).lora is not None
+    if checkpoint is not None and not has_adapters:
         base = checkpoint.path
+    if isinstance(spec, TracedModel):
+        return read_module_parameters(base, spec, options.seed, adapter)
     if base is None:
         parameters = fresh_parameters(spec, options.seed)
-    elif isinstance(spec, TracedModel):
-        parameters = read_module_parameters(base, spec)
     else:
         parameters = read_parameters(HfFolder.open(base, spec))
-    if isinstance(spec, TracedModel):
-        return parameters
-    adapter = options.adapter if checkpoint is None else checkpoint.path
     if recipe.lora is None or adapter is None:
         return chain(parameters, fresh_adapters(spec, options.seed, recipe))
     return chain(parameters, read_adapters(PeftFolder.open(adapter, spec)))

@@ -1,0 +1,103 @@
+"""LoRA in somebody's module: two small matrices beside linear layers of its blocks."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from twinstream.executor.modules.blocks import ModuleRefusal, blocks_of
+from twinstream.models.adapters.lora import ModuleLora
+from twinstream.models.traced import TracedModel
+
+_A, _B = "lora_A", "lora_B"
+
+
+def add_adapters(module: nn.Module, lora: ModuleLora) -> None:
+    """Put adapters beside the targets in the module's blocks, as PEFT computes them.
+
+    A layer keeps its name and its weight; A [rank, in] and B [out, rank] are `lora_A.weight` and
+    `lora_B.weight` below it. The base is frozen.
+
+    Raises:
+        ModuleRefusal: a target is no linear layer of a block; says which there are.
+    """
+    module.requires_grad_(requires_grad=False)
+    linear = dict(_linear_layers(module))
+    known = sorted({name.rpartition(".")[2] for name in linear})
+    for target in lora.targets:
+        if not any(lora.model_copy(update={"targets": (target,)}).covers(name) for name in linear):
+            raise ModuleRefusal(
+                f"the blocks of {type(module).__name__} have no linear layer '{target}' for "
+                f"adapters: there are {', '.join(known) or 'none'}"
+            )
+    for name, layer in linear.items():
+        if lora.covers(name):
+            _adapt(layer, lora)
+
+
+def _linear_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    prefix, blocks = blocks_of(module)
+    for name, layer in blocks.named_modules():
+        if isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D":
+            yield f"{prefix}.{name}", layer
+
+
+def _adapt(layer: Any, lora: ModuleLora) -> None:
+    if hasattr(layer, _A):  # shared by several blocks
+        return
+    is_transposed = not isinstance(layer, nn.Linear)
+    inside, outside = layer.weight.shape if is_transposed else layer.weight.shape[::-1]
+    plain = type(layer)
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        found = plain.forward(self, x)  # first, as PEFT: autograd adds in this order
+        adapted: torch.Tensor = found + getattr(self, _B)(getattr(self, _A)(x)) * lora.scale
+        return adapted
+
+    layer.add_module(_A, nn.Linear(inside, lora.rank, bias=False, dtype=layer.weight.dtype))
+    layer.add_module(_B, nn.Linear(lora.rank, outside, bias=False, dtype=layer.weight.dtype))
+    layer.__class__ = type(f"{plain.__name__}WithLora", (plain,), {"forward": forward})
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter is one of an adapter's matrices."""
+    return f".{_A}." in name or f".{_B}." in name
+
+
+def fresh_adapters(model: TracedModel, seed: int) -> dict[str, torch.Tensor]:
+    """A uniform within 1 / sqrt(in_features), which is PEFT's default, and B zero, by name."""
+    generator, dtype = torch.Generator().manual_seed(seed), getattr(torch, model.dtype)
+    found = {}
+    for group in model.groups:
+        for tensor in group.tensors:
+            if not is_adapter(tensor.name):
+                continue
+            drawn = torch.zeros(tensor.shape, dtype=torch.float32)
+            if f".{_A}." in tensor.name:
+                limit = 1.0 / math.sqrt(tensor.shape[1])
+                drawn.uniform_(-limit, limit, generator=generator)
+            found[tensor.name] = drawn.to(dtype)
+    return found
+
+
+def peft_files(
+    model: TracedModel, parameters: Mapping[str, torch.Tensor], base: str | None
+) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+    """Tensors and config of the adapters' folder as PEFT writes it."""
+    lora = model.source.lora
+    assert lora is not None, "the model has adapters"
+    tensors = {
+        f"base_model.model.{name}": tensor.contiguous()
+        for name, tensor in parameters.items()
+        if is_adapter(name)
+    }
+    adapted = sorted({name.split(f".{_A}.")[0] for name in parameters if f".{_A}." in name})
+    config: dict[str, object] = {
+        "base_model_name_or_path": base, "bias": "none",
+        "inference_mode": True, "init_lora_weights": True, "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0, "peft_type": "LORA", "r": lora.rank, "target_modules": adapted,
+        "task_type": "CAUSAL_LM",
+    }  # fmt: skip
+    return tensors, config

@@ -1,0 +1,115 @@
+"""LoRA on models of other families: PEFT's numbers, PEFT's files, the same bits after a resume."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from tests.front_door.command_line import call
+from tests.traced.test_trained import write_model
+from tests.training.small_runs import options, trained, write_rows
+from twinstream.executor.modules.adapters import add_adapters, is_adapter
+from twinstream.models.adapters.lora import ModuleLora
+from twinstream.tracing import trace_model
+
+QV = "r=4,alpha=6,targets=q_proj,v"
+IDS = torch.arange(40).view(2, 20)
+
+
+def loaded(folder: Path, adapters: Path | None = None) -> torch.nn.Module:
+    module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return module if adapters is None else PeftModel.from_pretrained(module, adapters)
+
+
+def adapter_files(run: Path) -> dict[str, bytes]:
+    """What the last checkpoint has of what is trained."""
+    files = [*(run / "checkpoint-6").glob("adapter_*"), *(run / "checkpoint-6/optimizer").iterdir()]
+    assert len(files) == 5
+    return {path.name: path.read_bytes() for path in files}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [("gemma3_text", ("q_proj", "v_proj")), ("gpt2", ()), ("qwen3_moe", ("o_proj", "k_proj"))],
+)
+def test_adapters_compute_what_pefts_do(tmp_path: Path, family: str, targets: tuple) -> None:
+    folder = write_model(tmp_path / "model", family, weights=True)
+    ours, theirs = loaded(folder), loaded(folder)
+    lora = ModuleLora(rank=4, alpha=6.0, targets=targets)
+    add_adapters(ours, lora)
+    names = sorted({n.split(".lora_A.")[0] for n, _ in ours.named_parameters() if is_adapter(n)})
+    assert len(names) >= 6
+    config = LoraConfig(r=4, lora_alpha=6, target_modules=names, task_type="CAUSAL_LM")
+    peft = get_peft_model(theirs, config)
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            if is_adapter(name):
+                parameter.normal_(std=0.1)
+                place = "base_model.model." + name.replace(".weight", ".default.weight")
+                peft.get_parameter(place).copy_(parameter)
+    for model in (ours, peft):
+        model.eval()
+        model(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
+    assert torch.equal(ours(IDS).logits, peft(IDS).logits)
+    for name, parameter in ours.named_parameters():
+        if is_adapter(name):
+            place = "base_model.model." + name.replace(".weight", ".default.weight")
+            assert torch.equal(parameter.grad, peft.get_parameter(place).grad)
+        else:
+            assert parameter.grad is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_goes_on_to_the_same_bits_and_peft_loads_it(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "gemma3_text", weights=True)
+    rows = (str(write_rows(tmp_path / "rows.jsonl")),)
+    given = {"model": str(model), "data": rows, "lora": QV}
+    whole, straight = trained(options(tmp_path / "a", **given))
+    wanted = options(tmp_path / "b", **given)
+    stopped, before = trained(wanted, stop_after=3)
+    again = wanted.model_copy(update={"policy": "streaming", "host_mem": "1GiB"})
+    result, after = trained(again, resume=True)
+    assert before.losses[: stopped.step] + after.losses == straight.losses
+    assert straight.losses[-1] < straight.losses[0]
+    assert adapter_files(wanted.output) == adapter_files(whole.folder)
+    assert result.model is not None
+    written = load_file(result.model / "adapter_model.safetensors")
+    assert len(written) == 12 and not (result.model / "model.safetensors").exists()
+    merged = tmp_path / "merged"
+    assert call("export", result.model, "-o", merged, "--merge").code == 0
+    with torch.no_grad():
+        base, adapted = loaded(model)(IDS).logits, loaded(model, result.model)(IDS).logits
+        whole_logits = loaded(merged)(IDS).logits
+    assert not torch.allclose(base, adapted)
+    torch.testing.assert_close(whole_logits, adapted, rtol=1e-5, atol=1e-5)
+
+
+def test_the_base_has_no_optimizer_state_and_no_gradient(tmp_path: Path) -> None:
+    config = write_model(tmp_path / "model", "gemma3_text", weights=False)
+    plan = tmp_path / "plan.json"
+    step = ("--seq-len", 64, "--tokens-per-step", 256, "--machine", "cpu")
+    call("plan", "--model", config, *step, "--lora", QV, "-o", plan)
+    text = plan.read_text()
+    assert '"opt.lora.0"' in text and '"opt.0"' not in text and '"grad.0"' not in text
+    adapted, whole = (trace_model(config, seq_len=64, lora=lora) for lora in (QV, None))
+    flops = [model.kinds[0].backward.flops(1, 64) for model in (adapted, whole)]
+    assert flops[0] < 0.8 * flops[1]  # no gradient of the base's weights
+
+
+def test_targets_and_documents_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    config = write_model(tmp_path / "model", "gemma3_text", weights=False)
+    step = ("--seq-len", 64, "--tokens-per-step", 256, "--machine", "cpu")
+    refused = call("plan", "--model", config, *step, "--lora", "r=4,targets=query")
+    assert (
+        refused.code == 2 and "no linear layer 'query'" in refused.err and "q_proj" in refused.err
+    )
+    traced = tmp_path / "m.json"
+    call("trace", config, "--seq-len", 64, "--lora", QV, "-o", traced)
+    assert trace_model(config, seq_len=64, lora=QV).source.lora is not None
+    call("plan", "--model", traced, *step, "--lora", QV)
+    refused = call("plan", "--model", traced, *step, "--lora", "r=8")
+    assert "traced with other adapters" in refused.err
