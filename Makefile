@@ -80,7 +80,7 @@ wheels:
 	mkdir -p .carry/flash4-2
 	$(PYTHON) $(DOWNLOAD) --pre --dest .carry/flash4-1 $(FLASH4)
 	cd .carry/flash4-1 && sha256sum *.whl >SHA256SUMS && for wheel in *_libs_cu13-*.whl; do \
-		test ! -e $$wheel || { split -b 39M $$wheel $$wheel.part- && rm $$wheel && \
+		test ! -e $$wheel || { split -b 36M $$wheel $$wheel.part- && rm $$wheel && \
 		mv $$wheel.part-a[b-z] ../flash4-2/; }; done
 
 clean:
