@@ -78,7 +78,7 @@ def read_module_parameters(
     parameters = fresh_parameters(model, seed) if folder is None else _read(folder, model)
     if model.source.lora is not None:
         fresh = fresh_adapters(model, seed)
-        parameters |= fresh if adapters is None else _read_adapters(adapters, fresh)
+        parameters |= fresh if adapters is None else _read_adapters(adapters, model, fresh)
     for group in model.parameter_groups:
         yield group, flat_group(model, group, parameters)
 
@@ -144,8 +144,15 @@ def _loaded(folder: Path, dtype: str, what: str) -> Any:
 
 
 def _read_adapters(
-    folder: Path, like: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:  # fmt: skip
+    folder: Path, model: TracedModel, like: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    config, lora = read_adapter_config(folder), model.source.lora
+    assert lora is not None, "the model has adapters"
+    if (config.get("r"), config.get("lora_alpha")) != (lora.rank, lora.alpha):
+        raise WeightsError(
+            folder, f"has r = {config.get('r')}, alpha = {config.get('lora_alpha')}, and --lora "
+            f"says r = {lora.rank}, alpha = {lora.alpha:g}",
+        )  # fmt: skip
     path = folder / ADAPTER_WEIGHTS
     stored = _tensors_of(path)
     found = {name.removeprefix(_PEFT): one for name, one in stored.items()}

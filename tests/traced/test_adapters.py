@@ -13,6 +13,7 @@ from tests.traced.test_trained import write_model
 from tests.training.small_runs import options, trained, write_rows
 from twinstream.executor.modules.adapters import add_adapters, is_adapter
 from twinstream.models.adapters.lora import ModuleLora
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.tracing import trace_model
 
 QV = "r=4,alpha=6,targets=q_proj,v"
@@ -98,6 +99,21 @@ def test_the_base_has_no_optimizer_state_and_no_gradient(tmp_path: Path) -> None
     adapted, whole = (trace_model(config, seq_len=64, lora=lora) for lora in (QV, None))
     flops = [model.kinds[0].backward.flops(1, 64) for model in (adapted, whole)]
     assert flops[0] < 0.8 * flops[1]  # no gradient of the base's weights
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_begins_with_an_adapter_that_is_given(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "gemma3_text", weights=True)
+    rows = (str(write_rows(tmp_path / "rows.jsonl")),)
+    given = {"model": str(model), "data": rows, "lora": QV}
+    first, straight = trained(options(tmp_path / "a", **given))
+    assert first.model is not None
+    more = {"adapter": first.model, "steps": 1}
+    _, on = trained(options(tmp_path / "b", **given, **more))
+    assert on.losses[0] < straight.losses[0]
+    for lora, why in ((None, "say with --lora"), ("r=4,alpha=8,targets=q_proj,v", "alpha = 6")):
+        with pytest.raises(TwinstreamError, match=why):
+            trained(options(tmp_path / "c", **{**given, "lora": lora}, **more))
 
 
 def test_targets_and_documents_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -203,7 +203,13 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
     """
     trained = trained_of(spec, options.lora, options.freeze)
     lora = trained.lora
-    if options.adapter is not None and not isinstance(spec, TracedModel):
+    if options.adapter is not None and isinstance(spec, TracedModel):
+        if spec.source.lora is None:
+            raise OptionsError(
+                f"adapter: '{spec.name}' runs by its own code: say with --lora what "
+                f"{options.adapter} has, r=...,alpha=...,targets=..."
+            )
+    elif options.adapter is not None:
         from twinstream.executor.weights.peft_folder import PeftFolder
 
         found = PeftFolder.open(options.adapter, require_decoder(spec)).lora
