@@ -150,6 +150,16 @@ class TorchGpu:
         memory never be given back. Only an end of the capture that succeeds ends all of that, so
         it is ended once more within another, of which torch does not know.
         """
+        with contextlib.suppress(RuntimeError, OSError):
+            self._end_again(graph, stream)
+        graph.reset()
+        with contextlib.suppress(RuntimeError):  # it was not recording; no call tells
+            torch._C._cuda_endAllocateToPool(self._index, self._pool.id)
+        for _ in range(self._pool.use_count() - users):
+            torch._C._cuda_releasePool(self._index, self._pool.id)
+
+    def _end_again(self, graph: Any, stream: Any) -> None:
+        """End a capture that was refused within another one."""
         number = torch.zeros(1, device=self._device)
         torch.cuda.synchronize(self._device)
         runtime = ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}")
@@ -161,11 +171,6 @@ class TorchGpu:
                     graph.capture_end()
             if torch.cuda.is_current_stream_capturing():
                 runtime.cudaStreamEndCapture(where, ctypes.byref(ctypes.c_void_p()))
-        graph.reset()
-        with contextlib.suppress(RuntimeError):  # it was not recording; no call tells
-            torch._C._cuda_endAllocateToPool(self._index, self._pool.id)
-        for _ in range(self._pool.use_count() - users):
-            torch._C._cuda_releasePool(self._index, self._pool.id)
 
     @contextlib.contextmanager
     def named_range(self, name: str) -> Iterator[None]:

@@ -23,6 +23,10 @@ def add_adapters(module: nn.Module, lora: ModuleLora) -> None:
     Raises:
         ModuleRefusal: a target is no linear layer of a block; says which there are.
     """
+    if own := [name for name, _ in module.named_parameters() if is_adapter(name)]:
+        raise ModuleRefusal(
+            f"{type(module).__name__} has adapters of its own ({own[0]}): leave out --lora"
+        )
     module.requires_grad_(requires_grad=False)
     linear = dict(_linear_layers(module))
     known = sorted({name.rpartition(".")[2] for name in linear})
@@ -40,6 +44,9 @@ def add_adapters(module: nn.Module, lora: ModuleLora) -> None:
 def _linear_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     prefix, blocks = blocks_of(module)
     for name, layer in blocks.named_modules():
+        # MultiheadAttention reads the weight of its out_proj, which never runs.
+        if type(layer).__name__ == "NonDynamicallyQuantizableLinear":
+            continue
         if isinstance(layer, nn.Linear) or type(layer).__name__ == "Conv1D":
             yield f"{prefix}.{name}", layer
 

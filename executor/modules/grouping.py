@@ -1,10 +1,10 @@
 """Which blocks are of one kind, and which parameters are one flat tensor."""
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
 
-from twinstream.executor.modules.adapters import is_adapter
 from twinstream.executor.modules.capture import POSTLUDE, PRELUDE, Capture, Read
 from twinstream.models.layout import ADAPTERS, EMBEDDING, HEAD
 from twinstream.models.traced import SHARED, TIED, UNUSED, TracedGroup, TracedTensor
@@ -42,10 +42,12 @@ def _role(found: Capture, name: str) -> tuple[Any, ...]:
     return value.shape, value.dtype, value.has_gradient
 
 
-def groups_of(module: nn.Module, found: Capture) -> dict[str, tuple[TracedGroup, set[int]]]:
+def groups_of(
+    module: nn.Module, found: Capture, adapters: Collection[str]
+) -> dict[str, tuple[TracedGroup, set[int]]]:
     """Parameters by the places that read them, in the order of the forward pass.
 
-    Parameters that nothing reads are group `unused`.
+    Parameters that nothing reads are group `unused`; `adapters` have groups of their own.
     """
     users: dict[str, set[int]] = {name: set() for name, _ in module.named_parameters()}
     for place, names in found.used.items():
@@ -55,7 +57,7 @@ def groups_of(module: nn.Module, found: Capture) -> dict[str, tuple[TracedGroup,
     members: dict[str, list[str]] = {}
     places: dict[str, set[int]] = {}
     for name, used in users.items():
-        if is_adapter(name):
+        if name in adapters:
             group = ADAPTERS + "_".join(map(str, sorted(used)))
         elif used == {PRELUDE}:
             group = EMBEDDING

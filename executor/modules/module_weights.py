@@ -14,7 +14,9 @@ def fresh_module_parameters(model: TracedModel, seed: int) -> Iterator[tuple[str
 
     The whole module is made at once: for a while its parameters are there twice.
     """
-    parameters = fresh_parameters(model, seed) | fresh_adapters(model, seed)
+    parameters = fresh_parameters(model, seed)
+    if model.source.lora is not None:
+        parameters |= fresh_adapters(model, seed)
     for group in model.parameter_groups:
         yield group, flat_group(model, group, parameters)
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from twinstream.executor.modules.adapters import is_adapter
 from twinstream.executor.modules.building import build_module
 from twinstream.executor.modules.calling import NoMemory, fake_batch
 from twinstream.executor.modules.capture import (
@@ -58,7 +59,10 @@ def trace(
     low, high = seq_lens_like(source, seq_len)
     sizes = _sizes(seq_len, low, high, is_packed)
     found = capture(module, sizes[0], is_packed)
-    parts = _Parts(module, found, sizes, is_packed)
+    adapters = None
+    if source.lora is not None:
+        adapters = {name for name, _ in module.named_parameters() if is_adapter(name)}
+    parts = _Parts(module, found, sizes, is_packed, adapters)
     parts.measure()
     config = getattr(module, "config", None)
     return TracedModel(
@@ -133,13 +137,13 @@ class _Parts:
     """A module's prelude, kinds of blocks and postlude, measured at several sizes."""
 
     def __init__(
-        self, module: nn.Module, found: Capture, sizes: list[Size], is_packed: bool
-    ) -> None:
+        self, module: nn.Module, found: Capture, sizes: list[Size], is_packed: bool,
+        trained: set[str] | None,
+    ) -> None:  # fmt: skip
         self.module, self.found, self.sizes, self.is_packed = module, found, sizes, is_packed
         self.notes: list[str] = []
         self.parameters = dict(module.named_parameters())
-        trained = {name for name, one in self.parameters.items() if one.requires_grad}
-        self.trained = None if len(trained) == len(self.parameters) else trained
+        self.trained = trained  # adapters, where there are some; None are all
         keys = [kind_key(module, found, index) for index in range(len(found.calls))]
         self.keys = list(dict.fromkeys(keys))
         self.kind_of = [self.keys.index(key) for key in keys]
@@ -252,7 +256,7 @@ class _Parts:
     def described(self) -> dict[str, Any]:
         """Fields of the document."""
         found = self.found
-        groups = groups_of(self.module, found)
+        groups = groups_of(self.module, found, self.trained or ())
         used = {
             place: tuple(name for name, (_, users) in groups.items() if place in users)
             for place in (*range(len(found.calls)), PRELUDE, POSTLUDE)

@@ -20,6 +20,7 @@ from twinstream.executor.weights.peft_folder import (
 from twinstream.models.adapters.adapter_layout import adapter_group, adapter_layout
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.peft_weights import PEFT_MODULES, peft_weights_of
+from twinstream.models.executable import executor_refusal
 from twinstream.models.hf.config import Dtype, HfConfigError, UnsupportedConfigError
 from twinstream.models.hf_weights import HfWeight, hf_weights_of
 from twinstream.models.spec import ModelSpec
@@ -114,6 +115,9 @@ def export_adapter(
         return
     except HfConfigError as error:
         raise WeightsError(source, f"the base it is to be merged into: {error}") from None
+    if executor_refusal(spec) is not None:  # transformers computes it
+        write_merged_module(source, destination, found, dtype)
+        return
     write_merged(destination, HfFolder.open(found, spec), PeftFolder.open(source, spec))
 
 

@@ -25,6 +25,7 @@ from twinstream.executor.weights.peft_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     read_adapter_config,
+    require_plain,
 )
 from twinstream.models.layout import ADAPTERS
 from twinstream.models.traced import TracedModel
@@ -91,15 +92,12 @@ def write_merged_module(source: Path, destination: Path, base: Path, dtype: str 
     Raises:
         WeightsError: a folder cannot be read or written, or the adapters are of another base.
     """
-    config = read_adapter_config(source)
-    stored = _tensors_of(source / ADAPTER_WEIGHTS)
+    config, stored = _plain_adapters(source)
     module = _loaded(base, dtype or "auto", "the adapter's base")
     parameters = dict(module.named_parameters())
     scale = float(config["lora_alpha"]) / int(config["r"])
-    ending = ".lora_A.weight"
-    for name in [name for name in stored if name.endswith(ending)]:
-        layer = name.removeprefix(_PEFT).removesuffix(ending)
-        a, b = stored[name].float(), stored[name.replace(ending, ".lora_B.weight")].float()
+    for layer in [name.removesuffix(_A) for name in stored if name.endswith(_A)]:
+        a, b = stored[f"{layer}{_A}"].float(), stored[f"{layer}{_B}"].float()
         weight = parameters.get(f"{layer}.weight")
         added = scale * (b @ a)
         if weight is not None and type(module.get_submodule(layer)).__name__ == "Conv1D":
@@ -146,7 +144,7 @@ def _loaded(folder: Path, dtype: str, what: str) -> Any:
 def _read_adapters(
     folder: Path, model: TracedModel, like: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    config, lora = read_adapter_config(folder), model.source.lora
+    (config, found), lora = _plain_adapters(folder), model.source.lora
     assert lora is not None, "the model has adapters"
     if (config.get("r"), config.get("lora_alpha")) != (lora.rank, lora.alpha):
         raise WeightsError(
@@ -154,14 +152,35 @@ def _read_adapters(
             f"says r = {lora.rank}, alpha = {lora.alpha:g}",
         )  # fmt: skip
     path = folder / ADAPTER_WEIGHTS
-    stored = _tensors_of(path)
-    found = {name.removeprefix(_PEFT): one for name, one in stored.items()}
+    if more := sorted(set(found) - set(like)):
+        raise WeightsError(path, f"has {some_of(more)} besides what --lora says")
     wrong = [
         name for name, one in like.items() if getattr(found.get(name), "shape", 0) != one.shape
     ]
     if wrong:
         raise WeightsError(path, f"lacks {some_of(wrong)}, or has another shape of it")
     return {name: found[name].to(one.dtype) for name, one in like.items()}
+
+
+def _plain_adapters(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Config and matrices of plain LoRA, by the names of the module's own parameters.
+
+    Raises:
+        WeightsError: it is another kind of adapter, or not whole.
+    """
+    config, path = read_adapter_config(folder), folder / ADAPTER_WEIGHTS
+    known = {key: value for key, value in config.items() if key != "fan_in_fan_out"}
+    require_plain(folder / ADAPTER_CONFIG, known)
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+        raise WeightsError(folder / ADAPTER_CONFIG, f"has r = {rank!r}, lora_alpha = {alpha!r}")
+    found = {name.removeprefix(_PEFT): one for name, one in _tensors_of(path).items()}
+    layers = {name.removesuffix(ending) for name in found for ending in (_A, _B)}
+    layers &= {name.rpartition(".lora_")[0] for name in found}
+    whole = {f"{layer}{ending}" for layer in layers for ending in (_A, _B)}
+    if wrong := sorted(whole ^ set(found)):
+        raise WeightsError(path, f"is not lora_A and lora_B beside layers: {some_of(wrong)}")
+    return config, found
 
 
 def _tensors_of(path: Path) -> dict[str, torch.Tensor]:
@@ -186,7 +205,7 @@ def _read_own(folder: Path, model: TracedModel) -> dict[str, torch.Tensor]:
 
 
 _OWN = "model.safetensors"
-_PEFT = "base_model.model."
+_PEFT, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 
 
 def write_module_folder(

@@ -125,7 +125,7 @@ def read_adapter(folder: Path) -> tuple[Lora, dict[str, StoredTensor]]:
             those that adapter_config.json says.
     """
     config, path = read_adapter_config(folder), folder / ADAPTER_CONFIG
-    _require_plain(path, config)
+    require_plain(path, config)
     stored = read_header(folder / ADAPTER_WEIGHTS)
     modules = {n.removeprefix(_PREFIX).rpartition(".lora_")[0] for n in stored if ".lora_" in n}
     targets = [t for t in TARGETS if any(m.endswith(f".{PEFT_MODULES[t]}") for m in modules)]
@@ -145,7 +145,12 @@ def read_adapter(folder: Path) -> tuple[Lora, dict[str, StoredTensor]]:
     return lora, stored
 
 
-def _require_plain(path: Path, config: Mapping[str, Any]) -> None:
+def require_plain(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuse what changes the computation of an adapter.
+
+    Raises:
+        WeightsError: it is no plain LoRA.
+    """
     for name in ("peft_type", *config):
         value, plain = config.get(name), _PLAIN.get(name, ())
         if name in _HARMLESS or value in plain or (value in _EMPTY and name != "peft_type"):

@@ -1,5 +1,6 @@
 """The search of layouts: what it finds, what it leaves out, and what it says when there is none."""
 
+import os
 import re
 
 import pytest
@@ -48,6 +49,19 @@ def test_processes_beside_this_one_find_the_same(monkeypatch):
         answers.append(search_layouts(_job(global_batch=32), 16, load_cluster("h100_dgx"), keep=7))
     alone, beside = answers
     assert alone == beside and alone.num_simulated >= 7
+
+
+def test_a_search_whose_workers_die_goes_on_alone(monkeypatch):
+    monkeypatch.setattr(workers, "_WORTH_S", 0.0)
+    monkeypatch.setattr(workers, "_cores", lambda: 2)
+    asked = (_job(global_batch=32), 16, load_cluster("h100_dgx"))
+    whole = search_layouts(*asked, keep=7)
+    monkeypatch.setattr(workers, "_begin", _die)
+    assert search_layouts(*asked, keep=7) == whole
+
+
+def _die(*_: object) -> None:
+    os._exit(1)
 
 
 def test_no_layout_beats_the_least_bound_and_each_is_above_its_own():

@@ -1,5 +1,6 @@
 """LoRA on models of other families: PEFT's numbers, PEFT's files, the same bits after a resume."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.front_door.command_line import call
 from tests.traced.test_trained import write_model
-from tests.training.small_runs import options, trained, write_rows
+from tests.training.small_runs import options, state_files, trained, write_rows
 from twinstream.executor.modules.adapters import add_adapters, is_adapter
 from twinstream.models.adapters.lora import ModuleLora
 from twinstream.schedule.errors import TwinstreamError
@@ -114,6 +115,75 @@ def test_a_run_begins_with_an_adapter_that_is_given(tmp_path: Path) -> None:
     for lora, why in ((None, "say with --lora"), ("r=4,alpha=8,targets=q_proj,v", "alpha = 6")):
         with pytest.raises(TwinstreamError, match=why):
             trained(options(tmp_path / "c", **{**given, "lora": lora}, **more))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_of_a_mixture_is_merged_and_another_kind_refused(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "qwen3_moe", weights=True)
+    peft = get_peft_model(loaded(model), LoraConfig(
+        r=4, lora_alpha=6, target_modules=["q_proj", "o_proj"], task_type="CAUSAL_LM",
+    ))  # fmt: skip
+    with torch.no_grad():
+        for name, parameter in peft.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    adapter, base = tmp_path / "adapter", ("--base", model, "--merge")
+    peft.save_pretrained(adapter)
+    assert call("export", adapter, "-o", tmp_path / "merged", *base).code == 0
+    with torch.no_grad():
+        merged, beside = loaded(tmp_path / "merged")(IDS).logits, peft.eval()(IDS).logits
+    torch.testing.assert_close(merged, beside, rtol=1e-5, atol=1e-5)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"use_rslora": True}))
+    refused = call("export", adapter, "-o", tmp_path / "other", *base)
+    assert refused.code == 2 and "use_rslora" in refused.err
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    rows = (str(write_rows(tmp_path / "rows.jsonl")),)
+    given = {"model": str(model), "data": rows, "adapter": adapter, "steps": 1}
+    with pytest.raises(TwinstreamError, match="besides what --lora says"):
+        trained(options(tmp_path, lora="r=4,alpha=6,targets=q_proj", **given))
+
+
+OWN = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.low = nn.LayerNorm(32), nn.Module()
+        self.low.lora_A, self.low.lora_B = nn.Linear(32, 4), nn.Linear(4, 32)
+        self.norm.weight.requires_grad_(False)
+
+    def forward(self, x):
+        return x + self.low.lora_B(self.low.lora_A(self.norm(x)))
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(260, 32), nn.Linear(32, 260)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, input_ids):
+        x = self.embed(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_with_low_rank_layers_of_its_own_is_trained_whole(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    given = {"model": f"{tmp_path}/own.py:Own", "data": (str(write_rows(tmp_path / "rows.jsonl")),)}
+    wanted = options(tmp_path, **given)
+    stopped, _ = trained(wanted, stop_after=3)
+    trained(wanted, resume=True)
+    assert stopped.step < 6 and len(state_files(wanted.output, 6)) == 5
+    with pytest.raises(TwinstreamError, match="adapters of its own"):
+        trained(options(tmp_path / "b", lora="r=2", **given))
 
 
 def test_targets_and_documents_that_do_not_fit_are_refused(tmp_path: Path) -> None:

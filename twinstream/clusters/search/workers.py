@@ -18,7 +18,12 @@ from twinstream.clusters.search.folded import folded_step_s
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.planner import gc_paused
-from twinstream.schedule.worker_processes import WorkerContext, WorkerDied, ignore_interrupts
+from twinstream.schedule.worker_processes import (
+    WorkerContext,
+    end_with_parent,
+    ignore_interrupts,
+    interrupts_held,
+)
 
 _WORTH_S = 4.0  # of work that is left; starting processes takes a second or two
 _Found = TypeVar("_Found")
@@ -39,9 +44,13 @@ class LayoutTimers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is None:
+            return
+        if kind is not None:  # what is at work is not waited for
+            for process in list(self._pool._processes.values()):
+                process.terminate()
+        self._pool.shutdown(cancel_futures=True)
 
     @property
     def width(self) -> int:
@@ -59,20 +68,22 @@ class LayoutTimers:
         return self._each(_predicted, [(job,) for job in jobs], num_left)
 
     def _each(self, work: Any, asked: Sequence[tuple[Any, ...]], num_left: int) -> list[Any]:
-        if self._pool is None:
-            begun_s = time.perf_counter()
-            found = [work(self._pricing, *each) for each in asked]
-            each_s = (time.perf_counter() - begun_s) / max(1, len(asked))
-            if self._most > 1 and each_s * num_left > _WORTH_S:
-                self._pool = ProcessPoolExecutor(
-                    self._most, mp_context=WorkerContext(), initializer=_begin,
-                    initargs=(self._pricing.cluster, self._pricing.machine),
-                )  # fmt: skip
-            return found
-        try:
-            return list(self._pool.map(_in_worker, [work] * len(asked), asked))
-        except BrokenProcessPool:
-            raise WorkerDied from None
+        if self._pool is not None:
+            try:
+                with interrupts_held():  # by what is started meanwhile
+                    futures = [self._pool.submit(_in_worker, work, each) for each in asked]
+                return [future.result() for future in futures]
+            except BrokenProcessPool:  # short of memory, probably: on with one process
+                self._pool, self._most = None, 1
+        begun_s = time.perf_counter()
+        found = [work(self._pricing, *each) for each in asked]
+        each_s = (time.perf_counter() - begun_s) / max(1, len(asked))
+        if self._most > 1 and each_s * num_left > _WORTH_S:
+            self._pool = ProcessPoolExecutor(
+                self._most, mp_context=WorkerContext(), initializer=_begin,
+                initargs=(self._pricing.cluster, self._pricing.machine),
+            )  # fmt: skip
+        return found
 
 
 def _cores() -> int:
@@ -85,6 +96,7 @@ def _cores() -> int:
 def _begin(cluster: Cluster, machine: Machine) -> None:
     global _pricing
     ignore_interrupts()
+    end_with_parent()
     _pricing = Pricing(cluster, machine)
 
 
