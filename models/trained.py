@@ -22,6 +22,11 @@ def all_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
     return (*model.parameter_groups, *map(adapter_group, adapters))
 
 
+def adapter_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
+    """Those of adapters: of a recipe, or that a traced module has."""
+    return tuple(group for group in all_groups(model, recipe) if group.startswith(ADAPTERS))
+
+
 def trained_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
     """Those that have a gradient, an optimizer state and an update; the rest is only read.
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.gpu.device.worker import DeviceWorker, where_is
-from benchmarks.gpu.exits import run_command
+from benchmarks.gpu.exits import run_app
 from benchmarks.gpu.jobs.campaign import STAGES, campaign_of
 from benchmarks.gpu.jobs.store import Store, only_campaign
 from benchmarks.gpu.report.publish import write_tables
@@ -180,7 +180,7 @@ def _tell(line: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    run_command(lambda: app(args=None if arguments is None else list(arguments)))
+    run_app(app, arguments)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,25 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import typer
 
 from twinstream.schedule.errors import TwinstreamError
 
 _USER_ERROR = 2
 _INTERRUPTED = 130
+
+
+def run_app(
+    command: typer.Typer | Callable[..., object], arguments: Sequence[str] | None
+) -> None:  # fmt: skip
+    """Run a command line, by default the process's own, and end as a command does."""
+    app = command
+    if not isinstance(app, typer.Typer):
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        app.command()(command)
+    run_command(lambda: app(args=None if arguments is None else list(arguments)))
 
 
 def run_command(command: Callable[[], object]) -> None:

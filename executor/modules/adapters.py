@@ -1,7 +1,6 @@
 """LoRA in somebody's module: two small matrices beside linear layers of its blocks."""
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,7 +8,6 @@ from torch import nn
 
 from twinstream.executor.modules.blocks import ModuleRefusal, blocks_of
 from twinstream.models.adapters.lora import ModuleLora
-from twinstream.models.traced import TracedModel
 
 _A, _B = "lora_A", "lora_B"
 
@@ -71,40 +69,3 @@ def _adapt(layer: Any, lora: ModuleLora) -> None:
 def is_adapter(name: str) -> bool:
     """Whether a parameter is one of an adapter's matrices."""
     return f".{_A}." in name or f".{_B}." in name
-
-
-def fresh_adapters(model: TracedModel, seed: int) -> dict[str, torch.Tensor]:
-    """A uniform within 1 / sqrt(in_features), which is PEFT's default, and B zero, by name."""
-    generator, dtype = torch.Generator().manual_seed(seed), getattr(torch, model.dtype)
-    found = {}
-    for group in model.groups:
-        for tensor in group.tensors:
-            if not is_adapter(tensor.name):
-                continue
-            drawn = torch.zeros(tensor.shape, dtype=torch.float32)
-            if f".{_A}." in tensor.name:
-                limit = 1.0 / math.sqrt(tensor.shape[1])
-                drawn.uniform_(-limit, limit, generator=generator)
-            found[tensor.name] = drawn.to(dtype)
-    return found
-
-
-def peft_files(
-    model: TracedModel, parameters: Mapping[str, torch.Tensor], base: str | None
-) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
-    """Tensors and config of the adapters' folder as PEFT writes it."""
-    lora = model.source.lora
-    assert lora is not None, "the model has adapters"
-    tensors = {
-        f"base_model.model.{name}": tensor.contiguous()
-        for name, tensor in parameters.items()
-        if is_adapter(name)
-    }
-    adapted = sorted({name.split(f".{_A}.")[0] for name in parameters if f".{_A}." in name})
-    config: dict[str, object] = {
-        "base_model_name_or_path": base, "bias": "none",
-        "inference_mode": True, "init_lora_weights": True, "lora_alpha": lora.alpha,
-        "lora_dropout": 0.0, "peft_type": "LORA", "r": lora.rank, "target_modules": adapted,
-        "task_type": "CAUSAL_LM",
-    }  # fmt: skip
-    return tensors, config

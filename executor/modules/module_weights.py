@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from twinstream.executor.modules.adapters import fresh_adapters
 from twinstream.executor.modules.building import build_module
+from twinstream.models.layout import ADAPTERS
 from twinstream.models.traced import TracedModel
 
 
@@ -14,22 +14,22 @@ def fresh_module_parameters(model: TracedModel, seed: int) -> Iterator[tuple[str
 
     The whole module is made at once: for a while its parameters are there twice.
     """
-    parameters = fresh_parameters(model, seed)
-    if model.source.lora is not None:
-        parameters |= fresh_adapters(model, seed)
-    for group in model.parameter_groups:
-        yield group, flat_group(model, group, parameters)
-
-
-def fresh_parameters(model: TracedModel, seed: int) -> dict[str, torch.Tensor]:
-    """The base's parameters by name, as the module's own code draws them after this seed."""
     source = model.source.model_copy(update={"lora": None})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = build_module(
             source, getattr(torch, model.dtype), model.attention, with_parameters=True
         )
-    return dict(module.named_parameters())
+    yield from flat_groups(model, dict(module.named_parameters()))
+
+
+def flat_groups(
+    model: TracedModel, parameters: Mapping[str, torch.Tensor], *, adapters: bool = False
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The groups of the base, or those of adapters beside it, in the order of the forward pass."""
+    for group in model.parameter_groups:
+        if group.startswith(ADAPTERS) == adapters:
+            yield group, flat_group(model, group, parameters)
 
 
 def flat_group(

@@ -8,14 +8,13 @@ from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.staging import Staging
 from twinstream.executor.modules.module_weights import fresh_module_parameters
-from twinstream.models.adapters.adapter_layout import adapter_group
 from twinstream.models.kernel_costs.workspace import state_bytes
 from twinstream.models.layout import FlatLayout
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
 from twinstream.models.traced import TracedModel
-from twinstream.models.trained import layout_of, trained_groups
+from twinstream.models.trained import adapter_groups, layout_of, trained_groups
 from twinstream.schedule.derived.flush import is_state
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -58,10 +57,9 @@ def adapter_state(spec: AnyModel, seed: int, recipe: Recipe) -> State:
 
 
 def fresh_adapters(spec: AnyModel, seed: int, recipe: Recipe) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each layer's flat adapters in turn, as `adapter_state` has them."""
+    """Each group of flat adapters in turn, as `adapter_state` has them."""
     generator = torch.Generator().manual_seed(seed)
-    for layer in range(spec.num_layers if recipe.lora else 0):
-        group = adapter_group(layer)
+    for group in adapter_groups(spec, recipe):
         layout = layout_of(spec, recipe, group)
         yield group, _drawn_adapters(layout, DTYPES[spec.dtype], generator)
 
@@ -192,7 +190,7 @@ def _drawn_adapters(
 ) -> torch.Tensor:
     flat = torch.zeros(layout.size_bytes, dtype=torch.uint8)
     for inner in layout.tensors:
-        if inner.name.endswith("_a"):
+        if inner.name.endswith(("_a", ".lora_A.weight")):
             view = flat[inner.offset_bytes : inner.offset_bytes + inner.size_bytes].view(dtype)
             random, bound = torch.empty(view.numel()), float(inner.shape[1]) ** -0.5
             view.copy_(random.uniform_(-bound, bound, generator=generator))

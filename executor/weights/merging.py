@@ -5,11 +5,13 @@ from pathlib import Path
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES
-from twinstream.executor.weights.durable_files import whole_folder, write_file, writing
+from twinstream.executor.weights.durable_files import whole_folder, write_file, write_files, writing
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.executor.weights.hf_writer import HfOutline, write_hf_folder
-from twinstream.executor.weights.module_folder import write_merged_module
+from twinstream.executor.weights.model_files import tokenizer_files
+from twinstream.executor.weights.module_adapters import LORA_A, LORA_B, plain_adapters
+from twinstream.executor.weights.module_folder import loaded_module
 from twinstream.executor.weights.peft_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -70,6 +72,32 @@ def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> Non
 
     with whole_folder(destination) as folder:
         write_hf_folder(folder, HfOutline.of(spec, base.path), read_group)
+
+
+def write_merged_module(source: Path, destination: Path, base: Path, dtype: str | None) -> None:
+    """Write a base with a PEFT folder's adapters added, as transformers writes it.
+
+    In float32, rounded once; all weights are held. It is there whole or not at all.
+
+    Raises:
+        WeightsError: a folder cannot be read or written, or the adapters are of another base.
+    """
+    config, stored = plain_adapters(source)
+    module = loaded_module(base, dtype or "auto", "the adapter's base")
+    parameters = dict(module.named_parameters())
+    scale = float(config["lora_alpha"]) / int(config["r"])
+    for layer in [name.removesuffix(LORA_A) for name in stored if name.endswith(LORA_A)]:
+        a, b = stored[f"{layer}{LORA_A}"].float(), stored[f"{layer}{LORA_B}"].float()
+        weight = parameters.get(f"{layer}.weight")
+        added = scale * (b @ a)
+        if weight is not None and type(module.get_submodule(layer)).__name__ == "Conv1D":
+            added = added.T
+        if weight is None or weight.shape != added.shape:
+            raise WeightsError(source, f"has adapters of {layer}, which {base} has not like that")
+        weight.data.copy_(weight.float() + added)
+    with whole_folder(destination) as folder, writing(folder, 0):
+        module.save_pretrained(folder)
+        write_files(folder, tokenizer_files(base))
 
 
 def copy_adapter(source: Path, destination: Path) -> None:

@@ -1,6 +1,5 @@
 """A traced module's weights as transformers has them in a folder, both ways."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,25 +7,14 @@ from typing import Any
 
 import torch
 
-from twinstream.executor.modules.adapters import fresh_adapters, is_adapter, peft_files
+from twinstream.executor.modules.adapters import is_adapter
 from twinstream.executor.modules.building import build_module, parameter_slots, placed
-from twinstream.executor.modules.module_weights import flat_group, fresh_parameters
-from twinstream.executor.weights.durable_files import (
-    make_room,
-    sync,
-    whole_folder,
-    write_files,
-    writing,
-)
+from twinstream.executor.modules.module_weights import flat_groups
+from twinstream.executor.weights.durable_files import make_room, sync, write_files, writing
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import has_weights
 from twinstream.executor.weights.model_files import CONFIG, model_config, tokenizer_files
-from twinstream.executor.weights.peft_folder import (
-    ADAPTER_CONFIG,
-    ADAPTER_WEIGHTS,
-    read_adapter_config,
-    require_plain,
-)
+from twinstream.executor.weights.module_adapters import tensors_of, write_module_adapters
 from twinstream.models.layout import ADAPTERS
 from twinstream.models.traced import TracedModel
 
@@ -63,60 +51,25 @@ class ModuleOutline:
 
 
 def read_module_parameters(
-    folder: Path | None, model: TracedModel, seed: int, adapters: Path | None = None
+    folder: Path, model: TracedModel
 ) -> Iterator[tuple[str, torch.Tensor]]:  # fmt: skip
     """The groups of a folder: transformers reads its files and makes the module's tensors of them.
 
-    For a while all of them are there beside the state.
-
-    Args:
-        folder: None are fresh parameters, drawn by the seed.
-        adapters: the folder of a model's adapters; without one they are fresh.
+    Adapters are not among them. For a while all of them are there beside the state.
 
     Raises:
         WeightsError: a file is missing or broken, or they are not the module's.
     """
-    parameters = fresh_parameters(model, seed) if folder is None else _read(folder, model)
-    if model.source.lora is not None:
-        fresh = fresh_adapters(model, seed)
-        parameters |= fresh if adapters is None else _read_adapters(adapters, model, fresh)
-    for group in model.parameter_groups:
-        yield group, flat_group(model, group, parameters)
-
-
-def write_merged_module(source: Path, destination: Path, base: Path, dtype: str | None) -> None:
-    """Write a base with a PEFT folder's adapters added, as transformers writes it.
-
-    In float32, rounded once; all weights are held. It is there whole or not at all.
-
-    Raises:
-        WeightsError: a folder cannot be read or written, or the adapters are of another base.
-    """
-    config, stored = _plain_adapters(source)
-    module = _loaded(base, dtype or "auto", "the adapter's base")
-    parameters = dict(module.named_parameters())
-    scale = float(config["lora_alpha"]) / int(config["r"])
-    for layer in [name.removesuffix(_A) for name in stored if name.endswith(_A)]:
-        a, b = stored[f"{layer}{_A}"].float(), stored[f"{layer}{_B}"].float()
-        weight = parameters.get(f"{layer}.weight")
-        added = scale * (b @ a)
-        if weight is not None and type(module.get_submodule(layer)).__name__ == "Conv1D":
-            added = added.T
-        if weight is None or weight.shape != added.shape:
-            raise WeightsError(source, f"has adapters of {layer}, which {base} has not like that")
-        weight.data.copy_(weight.float() + added)
-    with whole_folder(destination) as folder, writing(folder, 0):
-        module.save_pretrained(folder)
-        write_files(folder, tokenizer_files(base))
+    yield from flat_groups(model, _read(folder, model))
 
 
 def _read(folder: Path, model: TracedModel) -> dict[str, torch.Tensor]:
     if model.source.kind == "python":
         return _read_own(folder, model)
-    return dict(_loaded(folder, model.dtype, f"'{model.name}'").named_parameters())
+    return dict(loaded_module(folder, model.dtype, f"'{model.name}'").named_parameters())
 
 
-def _loaded(folder: Path, dtype: str, what: str) -> Any:
+def loaded_module(folder: Path, dtype: str, what: str) -> Any:
     """The module that transformers makes of a folder."""
     import transformers
 
@@ -141,62 +94,10 @@ def _loaded(folder: Path, dtype: str, what: str) -> Any:
     return module
 
 
-def _read_adapters(
-    folder: Path, model: TracedModel, like: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    (config, found), lora = _plain_adapters(folder), model.source.lora
-    assert lora is not None, "the model has adapters"
-    if (config.get("r"), config.get("lora_alpha")) != (lora.rank, lora.alpha):
-        raise WeightsError(
-            folder, f"has r = {config.get('r')}, alpha = {config.get('lora_alpha')}, and --lora "
-            f"says r = {lora.rank}, alpha = {lora.alpha:g}",
-        )  # fmt: skip
-    path = folder / ADAPTER_WEIGHTS
-    if more := sorted(set(found) - set(like)):
-        raise WeightsError(path, f"has {some_of(more)} besides what --lora says")
-    wrong = [
-        name for name, one in like.items() if getattr(found.get(name), "shape", 0) != one.shape
-    ]
-    if wrong:
-        raise WeightsError(path, f"lacks {some_of(wrong)}, or has another shape of it")
-    return {name: found[name].to(one.dtype) for name, one in like.items()}
-
-
-def _plain_adapters(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Config and matrices of plain LoRA, by the names of the module's own parameters.
-
-    Raises:
-        WeightsError: it is another kind of adapter, or not whole.
-    """
-    config, path = read_adapter_config(folder), folder / ADAPTER_WEIGHTS
-    known = {key: value for key, value in config.items() if key != "fan_in_fan_out"}
-    require_plain(folder / ADAPTER_CONFIG, known)
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
-        raise WeightsError(folder / ADAPTER_CONFIG, f"has r = {rank!r}, lora_alpha = {alpha!r}")
-    found = {name.removeprefix(_PEFT): one for name, one in _tensors_of(path).items()}
-    layers = {name.removesuffix(ending) for name in found for ending in (_A, _B)}
-    layers &= {name.rpartition(".lora_")[0] for name in found}
-    whole = {f"{layer}{ending}" for layer in layers for ending in (_A, _B)}
-    if wrong := sorted(whole ^ set(found)):
-        raise WeightsError(path, f"is not lora_A and lora_B beside layers: {some_of(wrong)}")
-    return config, found
-
-
-def _tensors_of(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(path, f"cannot be read: {error}") from None
-
-
 def _read_own(folder: Path, model: TracedModel) -> dict[str, torch.Tensor]:
     """What `write_module_folder` wrote of a module that is not transformers'."""
     path = folder / _OWN
-    found = _tensors_of(path)
+    found = tensors_of(path)
     tensors = [tensor for group in model.groups for tensor in group.tensors]
     names = [one.name for one in tensors if not (model.source.lora and is_adapter(one.name))]
     if missing := [name for name in names if name not in found]:
@@ -205,7 +106,6 @@ def _read_own(folder: Path, model: TracedModel) -> dict[str, torch.Tensor]:
 
 
 _OWN = "model.safetensors"
-_PEFT, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 
 
 def write_module_folder(
@@ -236,13 +136,11 @@ def write_module_folder(
             view = flat[inner.offset_bytes : inner.offset_bytes + inner.size_bytes].view(dtype)
             parameters[inner.name] = view.view(inner.shape)
     with writing(destination, size_bytes):
-        from safetensors.torch import save_file
-
         if model.source.lora is not None:
-            tensors, config = peft_files(model, parameters, outline.base)
-            save_file(tensors, destination / ADAPTER_WEIGHTS)
-            write_files(destination, {ADAPTER_CONFIG: json.dumps(config, indent=2).encode()})
+            write_module_adapters(destination, model.source.lora, parameters, outline.base)
         elif model.source.kind == "python":
+            from safetensors.torch import save_file
+
             save_file({name: one.contiguous() for name, one in parameters.items()},
                       destination / _OWN)  # fmt: skip
         else:

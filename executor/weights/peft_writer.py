@@ -1,7 +1,7 @@
 """Flat adapters to a folder that PEFT loads."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -40,7 +40,9 @@ def write_peft_folder(
     make_room(destination, file.size_bytes)
     if file.path.exists():
         raise WeightsError(destination, "has an adapter already; write to another folder")
-    write_file(destination / ADAPTER_CONFIG, _config(lora, base))
+    targets = [PEFT_MODULES[target].split(".")[1] for target in lora.targets]
+    config = adapter_config(lora.rank, lora.alpha, targets, base)
+    write_file(destination / ADAPTER_CONFIG, config)
     file.create()
     for layer in range(spec.num_layers):
         file.write(peft_weights_of(spec, lora, layer), read_group(adapter_group(layer)))
@@ -50,20 +52,20 @@ def write_peft_folder(
         sync(destination.parent)
 
 
-def _config(lora: Lora, base: str | None) -> bytes:
-    alpha = int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha
+def adapter_config(rank: int, alpha: float, targets: Sequence[str], base: str | None) -> bytes:
+    """adapter_config.json of a plain LoRA beside modules of these names, or ends of names."""
     config = {
         "base_model_name_or_path": base,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
         "init_lora_weights": True,
-        "lora_alpha": alpha,
+        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "lora_dropout": 0.0,
         "modules_to_save": None,
         "peft_type": "LORA",
-        "r": lora.rank,
-        "target_modules": [PEFT_MODULES[target].split(".")[1] for target in lora.targets],
+        "r": rank,
+        "target_modules": [*targets],
         "task_type": "CAUSAL_LM",
         "use_dora": False,
         "use_rslora": False,

@@ -20,7 +20,19 @@ class LoraError(TwinstreamError):
     """Options of LoRA that cannot be read or do not go together."""
 
 
-class Lora(Node):
+class _LowRank(Node):
+    """Two matrices of a rank, whose product counts alpha / rank times."""
+
+    rank: Annotated[int, Field(gt=0, le=2**16)]
+    alpha: Annotated[float, Field(gt=0, le=1e6)]
+
+    @property
+    def scale(self) -> float:
+        """What the product of the two matrices is multiplied by."""
+        return self.alpha / self.rank
+
+
+class Lora(_LowRank):
     """y = x W^T + scale (x A^T) B^T beside every target projection W of every block.
 
     A is [rank, in_features], B is [out_features, rank], and scale is alpha / rank. Targets are in
@@ -29,8 +41,6 @@ class Lora(Node):
     Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, arXiv:2106.09685.
     """
 
-    rank: Annotated[int, Field(gt=0, le=2**16)]
-    alpha: Annotated[float, Field(gt=0, le=1e6)]
     targets: Annotated[tuple[Target, ...], Field(min_length=1, strict=False)] = TARGETS
 
     @field_validator("targets")
@@ -39,31 +49,19 @@ class Lora(Node):
         return tuple(target for target in TARGETS if target in given)
 
     @property
-    def scale(self) -> float:
-        """What the product of the two matrices is multiplied by."""
-        return self.alpha / self.rank
-
-    @property
     def attributes(self) -> dict[str, Attribute]:
         """What a block kernel is told of it; `lora_of_attributes` reads it back."""
         told = (self.rank, self.alpha, ",".join(self.targets))
         return dict(zip(_ATTRIBUTES, told, strict=True))
 
 
-class ModuleLora(Node):
+class ModuleLora(_LowRank):
     """The same beside linear layers in the blocks of a traced module, by their names there.
 
     A target is the last part of a name (`q_proj`; `q` is that, too). None given are all of them.
     """
 
-    rank: Annotated[int, Field(gt=0, le=2**16)]
-    alpha: Annotated[float, Field(gt=0, le=1e6)]
     targets: Annotated[tuple[str, ...], Field(strict=False)] = ()
-
-    @property
-    def scale(self) -> float:
-        """What the product of the two matrices is multiplied by."""
-        return self.alpha / self.rank
 
     def covers(self, name: str) -> bool:
         """Whether the layer of that name, or of that last part of a name, is a target."""

@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from tests.training.small_runs import options, state_files, trained, write_rows
+from tests.training.small_runs import (
+    options,
+    same_bits_after_a_stop,
+    state_files,
+    trained,
+    write_rows,
+)
 
 pytestmark = pytest.mark.gpu
 CUDA: dict[str, Any] = {
@@ -16,14 +22,8 @@ CUDA: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", ["model", "8bit", "float32_master"])
 def test_a_run_goes_on_to_the_same_bits(kind: str, tmp_path: Path) -> None:
-    more = CUDA | {"optimizer_state": kind}
-    whole, straight = trained(options(tmp_path / "a", **more))
-    wanted = options(tmp_path / "b", **more)
-    stopped, before = trained(wanted, stop_after=3)
-    again = wanted.model_copy(update={"policy": "streaming"})
-    result, after = trained(again, resume=True)
-    assert before.losses[: stopped.step] + after.losses == straight.losses
-    assert state_files(result.folder, 6) == state_files(whole.folder, 6)
+    given = CUDA | {"optimizer_state": kind}
+    same_bits_after_a_stop(tmp_path, {"policy": "streaming"}, **given)
 
 
 def test_evaluations_between_steps_change_nothing(tmp_path: Path) -> None:

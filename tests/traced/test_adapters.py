@@ -11,7 +11,13 @@ from transformers import AutoModelForCausalLM
 
 from tests.front_door.command_line import call
 from tests.traced.test_trained import write_model
-from tests.training.small_runs import options, state_files, trained, write_rows
+from tests.training.small_runs import (
+    options,
+    same_bits_after_a_stop,
+    state_files,
+    trained,
+    write_rows,
+)
 from twinstream.executor.modules.adapters import add_adapters, is_adapter
 from twinstream.models.adapters.lora import ModuleLora
 from twinstream.schedule.errors import TwinstreamError
@@ -24,13 +30,6 @@ IDS = torch.arange(40).view(2, 20)
 def loaded(folder: Path, adapters: Path | None = None) -> torch.nn.Module:
     module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return module if adapters is None else PeftModel.from_pretrained(module, adapters)
-
-
-def adapter_files(run: Path) -> dict[str, bytes]:
-    """What the last checkpoint has of what is trained."""
-    files = [*(run / "checkpoint-6").glob("adapter_*"), *(run / "checkpoint-6/optimizer").iterdir()]
-    assert len(files) == 5
-    return {path.name: path.read_bytes() for path in files}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -69,15 +68,9 @@ def test_adapters_compute_what_pefts_do(tmp_path: Path, family: str, targets: tu
 def test_a_run_goes_on_to_the_same_bits_and_peft_loads_it(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", "gemma3_text", weights=True)
     rows = (str(write_rows(tmp_path / "rows.jsonl")),)
+    again = {"policy": "streaming", "host_mem": "1GiB"}
     given = {"model": str(model), "data": rows, "lora": QV}
-    whole, straight = trained(options(tmp_path / "a", **given))
-    wanted = options(tmp_path / "b", **given)
-    stopped, before = trained(wanted, stop_after=3)
-    again = wanted.model_copy(update={"policy": "streaming", "host_mem": "1GiB"})
-    result, after = trained(again, resume=True)
-    assert before.losses[: stopped.step] + after.losses == straight.losses
-    assert straight.losses[-1] < straight.losses[0]
-    assert adapter_files(wanted.output) == adapter_files(whole.folder)
+    result = same_bits_after_a_stop(tmp_path, again, **given)
     assert result.model is not None
     written = load_file(result.model / "adapter_model.safetensors")
     assert len(written) == 12 and not (result.model / "model.safetensors").exists()

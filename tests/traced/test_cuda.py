@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.traced.test_trained import write_model
-from tests.training.small_runs import options, state_files, trained, write_rows
+from tests.training.small_runs import same_bits_after_a_stop, write_rows
 
 pytestmark = pytest.mark.gpu
 FAMILIES = ("gemma3_text", "qwen3_moe", "gpt2", "phi3", "deepseek_v3")
@@ -21,14 +21,7 @@ def test_a_run_goes_on_under_another_policy(tmp_path: Path, family: str, dtype: 
         "model": model, "data": (str(write_rows(tmp_path / "rows.jsonl")),),
         "backend": "cuda", "machine": "h100", "dtype": dtype,
     }  # fmt: skip
-    whole, straight = trained(options(tmp_path / "a", **given))
-    wanted = options(tmp_path / "b", **given)
-    stopped, before = trained(wanted, stop_after=3)
-    again = wanted.model_copy(update={"policy": "streaming"})
-    _, after = trained(again, resume=True)
-    assert before.losses[: stopped.step] + after.losses == straight.losses
-    assert straight.losses[-1] < straight.losses[0]
-    assert state_files(wanted.output, 6) == state_files(whole.folder, 6)
-    assert whole.model is not None
-    trained_module = AutoModelForCausalLM.from_pretrained(whole.model, dtype=torch.float32)
+    result = same_bits_after_a_stop(tmp_path, {"policy": "streaming"}, **given)
+    assert result.model is not None
+    trained_module = AutoModelForCausalLM.from_pretrained(result.model, dtype=torch.float32)
     assert all(value.isfinite().all() for value in trained_module.state_dict().values())

@@ -10,7 +10,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.front_door.command_line import call
 from tests.traced.families import tiny_config
-from tests.training.small_runs import options, state_files, trained, write_rows
+from tests.training.small_runs import (
+    options,
+    same_bits_after_a_stop,
+    trained,
+    write_rows,
+)
 from twinstream.executor.modules.building import build_module
 from twinstream.models.traced import ModuleSource
 
@@ -31,16 +36,8 @@ def write_model(folder: Path, family: str, *, weights: bool) -> Path:
 def test_a_run_goes_on_under_another_cap_and_policy(tmp_path: Path, family: str) -> None:
     model = str(write_model(tmp_path / "model", family, weights=True))
     rows = (str(write_rows(tmp_path / "rows.jsonl")),)
-    whole, straight = trained(options(tmp_path / "a", model=model, data=rows))
-    wanted = options(tmp_path / "b", model=model, data=rows)
-    stopped, before = trained(wanted, stop_after=3)
-    done = stopped.step
-    assert stopped.stopped and 3 <= done < 6
-    again = wanted.model_copy(update={"policy": "streaming", "host_mem": "1GiB"})
-    result, after = trained(again, resume=True)
-    assert before.losses[:done] + after.losses == straight.losses
-    assert straight.losses[-1] < straight.losses[0]
-    assert state_files(wanted.output, 6) == state_files(whole.folder, 6)
+    again = {"policy": "streaming", "host_mem": "1GiB"}
+    result = same_bits_after_a_stop(tmp_path, again, model=model, data=rows)
     assert result.model is not None
     module = AutoModelForCausalLM.from_pretrained(result.model)
     ids = torch.arange(16).view(1, -1)

@@ -83,7 +83,21 @@ def trained(
 
 
 def state_files(folder: Path, step: int) -> dict[str, bytes]:
-    """Weights and optimizer state of a checkpoint."""
+    """Weights, or adapters, and optimizer state of a checkpoint."""
     checkpoint = folder / f"checkpoint-{step}"
-    paths = [checkpoint / "model.safetensors", *sorted((checkpoint / "optimizer").iterdir())]
+    paths = [*checkpoint.glob("*.safetensors"), *sorted((checkpoint / "optimizer").iterdir())]
+    assert len(paths) > 1
     return {path.name: path.read_bytes() for path in paths}
+
+
+def same_bits_after_a_stop(folder: Path, again: dict[str, Any], **given: Any) -> TrainResult:
+    """A run stopped after three steps goes on with other options to the bits of one that is not."""
+    whole, straight = trained(options(folder / "a", **given))
+    wanted = options(folder / "b", **given)
+    stopped, before = trained(wanted, stop_after=3)
+    assert stopped.stopped and 3 <= stopped.step < 6
+    result, after = trained(wanted.model_copy(update=again), resume=True)
+    assert before.losses[: stopped.step] + after.losses == straight.losses
+    assert straight.losses[-1] < straight.losses[0]
+    assert state_files(wanted.output, 6) == state_files(whole.folder, 6)
+    return result

@@ -34,24 +34,23 @@ class Node(BaseModel):
 
         For the hundred thousands of nodes of a large document; a sixth of `model_construct`'s time.
         """
-        node = object.__new__(cls)
-        _set_fields(node, fields)
-        _set_names(node, cls._names)
-        _set_extra(node, None)
-        _set_private(node, None)
-        return node
+        return cls._with_fields(fields)
 
     @classmethod
     def made_of(cls, node: "Node", **fields: Any) -> Self:
         """The same of another node's fields, with these in place of its own or beside them."""
         known = vars(node).copy()
         known.update(fields)
-        found = object.__new__(cls)
-        _set_fields(found, known)
-        _set_names(found, cls._names)
-        _set_extra(found, None)
-        _set_private(found, None)
-        return found
+        return cls._with_fields(known)
+
+    @classmethod
+    def _with_fields(cls, fields: dict[str, Any]) -> Self:
+        node = object.__new__(cls)
+        _set_fields(node, fields)
+        _set_names(node, cls._names)
+        _set_extra(node, None)
+        _set_private(node, None)
+        return node
 
 
 _Kind = TypeVar("_Kind", bound=Node)

@@ -20,6 +20,7 @@ from twinstream.models.presets import is_preset, model_notes
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
+from twinstream.models.trained import adapter_groups
 from twinstream.schedule.files import read_document
 from twinstream.schedule.sizes import brief
 from twinstream.tracing import find_model
@@ -211,7 +212,7 @@ def resolved(
     rate = options.learning_rate
     if rate is None:
         rate = _FRESH_RATE if model.folder is None else _GIVEN_RATE
-        if (plan.recipe if isinstance(model.spec, ModelSpec) else model.spec.source).lora:
+        if adapter_groups(model.spec, plan.recipe):
             rate = _LORA_RATE
     return options.model_copy(
         update={

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.gpu.exits import run_command
+from benchmarks.gpu.exits import run_app
 from benchmarks.gpu.jobs.store import CampaignError, read_results
 from benchmarks.gpu.report.publish import write_tables
 from twinstream.schedule.files import DocumentError, write_bytes, write_text
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
         _command
     )
-    run_command(lambda: app(args=None if arguments is None else list(arguments)))
+    run_app(app, arguments)
 
 
 if __name__ == "__main__":

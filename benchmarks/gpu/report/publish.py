@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.gpu.exits import run_command
+from benchmarks.gpu.exits import run_app
 from benchmarks.gpu.jobs.campaign import campaign_of
 from benchmarks.gpu.jobs.results import Results
 from benchmarks.gpu.jobs.store import CampaignError, read_results
@@ -61,9 +61,7 @@ def _command(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(_command)
-    run_command(lambda: app(args=None if arguments is None else list(arguments)))
+    run_app(_command, arguments)
 
 
 if __name__ == "__main__":

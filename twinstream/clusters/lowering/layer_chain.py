@@ -67,8 +67,8 @@ class SavedActivations:
                 self._b.free(found)
 
 
-class LayerChain:
-    """Emits the elements of a layer one after the other; weights' gradients run beside them."""
+class LayerEmitter:
+    """What emits the tasks of layers has."""
 
     def __init__(
         self, builder: StageBuilder, job: Job, parts: LayerParts, weights: StageWeights
@@ -76,6 +76,15 @@ class LayerChain:
         self._b, self._job, self._parts, self._weights = builder, job, parts, weights
         self._kept = SavedActivations(builder, job, parts)
         self._zero_bubble = job.layout.pipeline == "zero_bubble"
+
+
+class LayerChain(LayerEmitter):
+    """Emits the elements of a layer one after the other; weights' gradients run beside them."""
+
+    def __init__(
+        self, builder: StageBuilder, job: Job, parts: LayerParts, weights: StageWeights
+    ) -> None:
+        super().__init__(builder, job, parts, weights)
         self._deferred: dict[tuple[int, str, int], Buffer] = {}
         self._again: dict[tuple[int, int], dict[str, Buffer]] = {}
         self._out, self._back = _stops(job, parts, "forward"), _stops(job, parts, "backward")

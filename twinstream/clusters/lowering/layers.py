@@ -6,7 +6,7 @@ from typing import Literal
 
 from twinstream.clusters.job import Job
 from twinstream.clusters.lowering.builder import Buffer, Ends, StageBuilder, Use
-from twinstream.clusters.lowering.layer_chain import LayerChain, SavedActivations
+from twinstream.clusters.lowering.layer_chain import LayerChain, LayerEmitter
 from twinstream.clusters.lowering.parts import CollectiveElement, LayerParts, layer_parts
 from twinstream.clusters.lowering.weights import StageWeights
 from twinstream.models.shapes.kernels import times
@@ -105,15 +105,13 @@ class LayerOps:
         return self._b.allocate("stream", self._parts.input_bytes, "activation", self._job.dtype)
 
 
-class PlainLayers:
+class PlainLayers(LayerEmitter):
     """Emits one op for the forward, and one for the backward, of layers that follow one another."""
 
     def __init__(
         self, builder: StageBuilder, job: Job, parts: LayerParts, weights: StageWeights
     ) -> None:
-        self._b, self._job, self._parts, self._weights = builder, job, parts, weights
-        self._kept = SavedActivations(builder, job, parts)
-        self._zero_bubble = job.layout.pipeline == "zero_bubble"
+        super().__init__(builder, job, parts, weights)
         self._deferred: dict[tuple[int, int], Buffer] = {}
 
     def forward(

@@ -129,7 +129,7 @@ def _ranked(
     candidates = [int(number) for number in order[:_MOST_SIMULATED]]
     tried = keep + _MOST_MISFITS  # no more than these are simulated whole
     with LayoutTimers(pricing) as timers:
-        while candidates:
+        while candidates and not _is_beaten(float(step_s[candidates[0]]), simulated, keep):
             progress(f"simulated {len(simulated)} of {len(fits):,} layouts that may fit")
             some, candidates = candidates[: timers.width], candidates[timers.width :]
             ranked = sorted(simulated)
@@ -141,12 +141,9 @@ def _ranked(
                 one = with_kernels(job.model_copy(update={"layout": layout}), pricing.machine)
                 asked_s.append((one, most_s - more_s[n]))
             for n, found_s in zip(some, timers.folded_s(asked_s, len(candidates)), strict=True):
-                if len(simulated) >= keep and step_s[n] >= min(simulated)[0]:
-                    candidates = []  # nor can any after it be better
+                if _is_beaten(float(step_s[n]), simulated, keep):
                     break
                 simulated.append((found_s + more_s[n], n))
-            if candidates and len(simulated) >= keep and step_s[candidates[0]] >= min(simulated)[0]:
-                break
         layouts = [
             (possible[n].model_copy(update={"offload": memory.offload}), float(step_s[n]))
             for _, n in sorted(simulated)
@@ -155,6 +152,11 @@ def _ranked(
     if not best:
         return None
     return SearchResult(best, float(step_s[order[0]]), len(possible), len(fits), len(simulated))
+
+
+def _is_beaten(bound_s: float, simulated: list[tuple[float, int]], keep: int) -> bool:
+    """Whether a layout of this bound, and so all behind it, cannot be the best."""
+    return len(simulated) >= keep and bound_s >= min(simulated)[0]
 
 
 def _alone(fixed: Mapping[str, Any]) -> Layout:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from twinstream.models.recipe import Recipe
 from twinstream.models.traced import TracedModel
+from twinstream.models.trained import adapter_groups
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import plan_again
@@ -83,20 +84,23 @@ def _weights(
     from twinstream.executor.state.sources import read_adapters, read_parameters
     from twinstream.executor.state.training_state import fresh_adapters, fresh_parameters
     from twinstream.executor.weights.hf_folder import HfFolder
+    from twinstream.executor.weights.module_adapters import read_module_adapters
     from twinstream.executor.weights.module_folder import read_module_parameters
     from twinstream.executor.weights.peft_folder import PeftFolder
 
     spec, base = model.spec, model.folder
-    adapter = options.adapter if checkpoint is None else checkpoint.path
-    has_adapters = (spec.source if isinstance(spec, TracedModel) else recipe).lora is not None
+    has_adapters = bool(adapter_groups(spec, recipe))
     if checkpoint is not None and not has_adapters:
         base = checkpoint.path
-    if isinstance(spec, TracedModel):
-        return read_module_parameters(base, spec, options.seed, adapter)
     if base is None:
         parameters = fresh_parameters(spec, options.seed)
+    elif isinstance(spec, TracedModel):
+        parameters = read_module_parameters(base, spec)
     else:
         parameters = read_parameters(HfFolder.open(base, spec))
-    if recipe.lora is None or adapter is None:
+    adapter = options.adapter if checkpoint is None else checkpoint.path
+    if not has_adapters or adapter is None:
         return chain(parameters, fresh_adapters(spec, options.seed, recipe))
+    if isinstance(spec, TracedModel):
+        return chain(parameters, read_module_adapters(adapter, spec))
     return chain(parameters, read_adapters(PeftFolder.open(adapter, spec)))

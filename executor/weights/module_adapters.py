@@ -1,0 +1,92 @@
+"""Adapters of a traced module as PEFT has them in a folder, both ways."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from twinstream.executor.modules.module_weights import flat_groups
+from twinstream.executor.weights.durable_files import write_file
+from twinstream.executor.weights.errors import WeightsError, some_of
+from twinstream.executor.weights.peft_folder import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    read_adapter_config,
+    require_plain,
+)
+from twinstream.executor.weights.peft_writer import adapter_config
+from twinstream.models.adapters.lora import ModuleLora
+from twinstream.models.layout import ADAPTERS
+from twinstream.models.traced import TracedModel
+
+LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
+_PEFT = "base_model.model."
+
+
+def read_module_adapters(
+    folder: Path, model: TracedModel
+) -> Iterator[tuple[str, torch.Tensor]]:  # fmt: skip
+    """The groups of adapters of a PEFT folder, in the model's dtype.
+
+    Raises:
+        WeightsError: it is of other adapters than the model's.
+    """
+    (config, found), lora = plain_adapters(folder), model.source.lora
+    assert lora is not None, "the model has adapters"
+    if (config["r"], config["lora_alpha"]) != (lora.rank, lora.alpha):
+        raise WeightsError(
+            folder, f"has r = {config['r']}, alpha = {config['lora_alpha']}, and --lora says r = "
+            f"{lora.rank}, alpha = {lora.alpha:g}",
+        )  # fmt: skip
+    groups = [group for group in model.groups if group.name.startswith(ADAPTERS)]
+    shapes = {tensor.name: tensor.shape for group in groups for tensor in group.tensors}
+    path = folder / ADAPTER_WEIGHTS
+    if more := sorted(set(found) - set(shapes)):
+        raise WeightsError(path, f"has {some_of(more)} besides what --lora says")
+    if wrong := [n for n, shape in shapes.items() if n not in found or found[n].shape != shape]:
+        raise WeightsError(path, f"lacks {some_of(wrong)}, or has another shape of it")
+    yield from flat_groups(model, found, adapters=True)
+
+
+def write_module_adapters(
+    destination: Path, lora: ModuleLora, parameters: Mapping[str, torch.Tensor], base: str | None
+) -> None:
+    """Write adapters, by the names that they have in the module, as PEFT does."""
+    from safetensors.torch import save_file
+
+    tensors = {f"{_PEFT}{name}": tensor.contiguous() for name, tensor in parameters.items()}
+    save_file(tensors, destination / ADAPTER_WEIGHTS)
+    adapted = sorted(name.removesuffix(LORA_A) for name in parameters if name.endswith(LORA_A))
+    write_file(destination / ADAPTER_CONFIG, adapter_config(lora.rank, lora.alpha, adapted, base))
+
+
+def plain_adapters(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Config and matrices of plain LoRA, by the names of the module's own parameters.
+
+    Raises:
+        WeightsError: it is another kind of adapter, or not whole.
+    """
+    config, path = read_adapter_config(folder), folder / ADAPTER_WEIGHTS
+    known = {key: value for key, value in config.items() if key != "fan_in_fan_out"}
+    require_plain(folder / ADAPTER_CONFIG, known)
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
+        raise WeightsError(folder / ADAPTER_CONFIG, f"has r = {rank!r}, lora_alpha = {alpha!r}")
+    found = {name.removeprefix(_PEFT): one for name, one in tensors_of(path).items()}
+    layers = {name.removesuffix(ending) for name in found for ending in (LORA_A, LORA_B)}
+    layers &= {name.rpartition(".lora_")[0] for name in found}
+    whole = {f"{layer}{ending}" for layer in layers for ending in (LORA_A, LORA_B)}
+    if wrong := sorted(whole ^ set(found)):
+        raise WeightsError(path, f"is not lora_A and lora_B beside layers: {some_of(wrong)}")
+    return config, found
+
+
+def tensors_of(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(path, f"cannot be read: {error}") from None
