@@ -51,7 +51,7 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    given = json.loads(json.dumps(source.config), object_hook=_with_floats)
+    given = json.loads(json.dumps(source.config), object_hook=with_floats)
     model_type = str(given.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise ModuleRefusal(
@@ -86,7 +86,7 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
     return module
 
 
-def _with_floats(value: dict[str, Any]) -> Any:
+def with_floats(value: dict[str, Any]) -> Any:
     """What is infinite, or no number, as transformers writes it into JSON."""
     return float(value["__float__"]) if set(value) == {"__float__"} else value
 

@@ -1,14 +1,14 @@
 """A real model of a config, and one step of it block by block: losses, gradients, costs."""
 
+import json
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
+from twinstream.executor.modules.building import with_floats
 from twinstream.executor.modules.calling import run_module
-from twinstream.executor.modules.module_program import (
-    ModuleProgram,
-)
+from twinstream.executor.modules.module_program import ModuleProgram
 from twinstream.executor.modules.rows_and_values import restored, row_loss, row_shape, stored
 from twinstream.executor.modules.tracing import count_task
 from twinstream.models.traced import ModuleSource, TracedModel
@@ -21,11 +21,10 @@ def real_model(source: ModuleSource) -> nn.Module:
     """As transformers makes it, on the CPU in float32, with weights off their symmetric start."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-    config = source.config
-    assert config is not None
+    config = json.loads(json.dumps(source.config), object_hook=with_floats)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(
-        CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)), dtype=torch.float32
+        CONFIG_MAPPING[config["model_type"]].from_dict(config), dtype=torch.float32
     ).train()
     for part in model.modules():
         if hasattr(part, "config"):
