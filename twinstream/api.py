@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.data.text import TextBatches, byte_tokens, check_vocabulary, default_text
+from twinstream.documents import simulate
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.model import AnyModel, model_of
@@ -26,12 +27,10 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import ArgumentError, TwinstreamError, require
 from twinstream.schedule.files import write_text
 from twinstream.schedule.ops import Fetch
-from twinstream.schedule.proof.verify import require_safe
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
-from twinstream.simulator.replay import simulate as replay
 from twinstream.simulator.replay import steady_state
 from twinstream.tracing import find_model
 
@@ -110,17 +109,6 @@ def plan(  # noqa: PLR0913
     return Planner(steady_state).plan(request, warm_start)
 
 
-def simulate(schedule: Schedule, machine: str | Path | Machine) -> Timeline:
-    """Predict the timeline of a schedule on a machine, whatever machine it was planned for.
-
-    Raises:
-        UnsafeSchedule: `verify` finds something: an edit gave it a race or a circle of waits, say.
-        TwinstreamError: the machine cannot be read, or lacks a number that the schedule needs.
-    """
-    require_safe(schedule)
-    return replay(schedule, load_machine(machine))
-
-
 def write_report(
     path: str | Path,
     schedule: AnySchedule,
@@ -129,10 +117,11 @@ def write_report(
     predicted: AnyTimeline | None = None,
     measured: AnyTimeline | None = None,
 ) -> None:
-    """Write one HTML page about a schedule and its timelines; without a prediction, simulate.
+    """Write one HTML page about a schedule and its timelines.
 
     Args:
-        machine: of a mesh the profile of a node; its prediction is what `simulate_cluster` returns.
+        machine: of a mesh the profile of a node.
+        predicted: without it the schedule is simulated, of a mesh on the cluster it was made for.
 
     Raises:
         TwinstreamError: a timeline is not of this schedule, or the file cannot be written.
@@ -144,9 +133,7 @@ def write_report(
     profile = load_machine(machine)
     before = predicted
     if before is None:
-        if isinstance(schedule, ClusterSchedule):
-            raise ArgumentError("give predicted, the timeline of `simulate_cluster`, of a mesh")
-        before = replay(schedule, profile)
+        before = simulate(schedule, profile)
     write_text(report_html(schedule, profile, predicted=before, measured=measured), Path(path))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from twinstream import api
 from twinstream.demo_loop import Loop, Trial, calibrated, loop_rows
+from twinstream.documents import simulate
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import copied_bytes, executed_flops, summarize
@@ -193,7 +194,7 @@ def _machine(settings: DemoSettings, progress: Progress) -> Machine:
 def _trial(
     settings: DemoSettings, machine: Machine, schedule: Schedule, progress: Progress
 ) -> Trial:
-    predicted = api.simulate(schedule, machine)
+    predicted = simulate(schedule, machine)
     with progress(f"training, policy {schedule.policy}", settings.num_steps) as advance:
         run = api.execute(
             schedule,

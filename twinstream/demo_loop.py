@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from twinstream import api
+from twinstream.documents import simulate
 from twinstream.fidelity.fit_report import provenance
 from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.fitting import Fit
@@ -91,7 +92,7 @@ def loop_rows(
     rows = []
     for name, trial in trials.items():
         measured_ns = trial.alone.step_ns
-        again_ns = api.simulate(trial.schedule, after).step_ns
+        again_ns = simulate(trial.schedule, after).step_ns
         rows.append(
             Row(
                 name=name,

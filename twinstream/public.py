@@ -1,12 +1,12 @@
 """What `import twinstream` offers, with all that it takes."""
 
-from twinstream.api import Run, execute, plan, simulate, write_report
-from twinstream.clusters.conforms import conforms_cluster
+from twinstream.api import Run, execute, plan, write_report
 from twinstream.clusters.job import Job
 from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import Prediction, planned_document, predict
 from twinstream.clusters.search.search import RankedLayout, SearchResult, search_layouts
 from twinstream.cost.bill import Bill
+from twinstream.documents import conforms, simulate, verify
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.loader import load_machine, machine_names
@@ -33,15 +33,12 @@ from twinstream.schedule.analysis.comparison import Comparison, compare
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.cluster.verify_cluster import verify_cluster
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import verify
 from twinstream.schedule.proof.violations import Violation
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Packing
-from twinstream.simulator.replay import SteadyState, simulate_cluster, steady_state
+from twinstream.simulator.replay import SteadyState, steady_state
 from twinstream.study.front import cost_of_run, cost_time, cost_work, explore, query, sweep
 from twinstream.study.query import Answer, Property, Query
 from twinstream.study.sweep.sweep import Swept
@@ -114,7 +111,6 @@ __all__ = [
     "compare",
     "compare_policies",
     "conforms",
-    "conforms_cluster",
     "cost_of_run",
     "cost_time",
     "cost_work",
@@ -136,7 +132,6 @@ __all__ = [
     "search_layouts",
     "search_target",
     "simulate",
-    "simulate_cluster",
     "steady_state",
     "summarize",
     "sweep",
@@ -144,7 +139,6 @@ __all__ = [
     "train",
     "usual_changes",
     "verify",
-    "verify_cluster",
     "whatif",
     "write_report",
 ]

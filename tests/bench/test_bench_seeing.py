@@ -6,6 +6,7 @@ import time
 import pytest
 
 from twinstream import api
+from twinstream.documents import simulate
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.planner.request import TrainingStep
 from twinstream.report.report import report_html
@@ -27,7 +28,7 @@ def test_a_report_and_a_trace_of_an_8b_step(seq_len, tokens, tmp_path):
     schedule = api.plan(
         "8b", machine, step=step, device_mem="24GiB", host_mem="400GiB", policy="streaming"
     )
-    timeline = api.simulate(schedule, machine)
+    timeline = simulate(schedule, machine)
     start_s = time.process_time()
     html = report_html(schedule, machine, predicted=timeline, measured=timeline)
     report_s = time.process_time() - start_s

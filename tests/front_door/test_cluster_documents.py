@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import twinstream as ts
 from tests.front_door.command_line import call, error_of
 from tests.helpers.sketches import op, sketch, tensor
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
@@ -206,3 +207,19 @@ def test_of_slots_that_overlap_the_fullest_moment_counts(b_bytes, rest):
     spans = PassSpans(start_ns=(0, 10, 20), end_ns=(10, 20, 30))
     found = device_memory(sketch(ops, tensors=tensors, slots=slots), spans)
     assert found == {"activation": 1024, "parameter": 512, "arena": rest}
+
+
+def test_python_asks_a_mesh_what_it_asks_a_device(cluster_file):
+    schedule = read_document(ClusterSchedule, cluster_file)
+    assert ts.verify(schedule) == [] == ts.conforms(schedule)
+    cluster = load_cluster("h100_dgx")
+    alike = simulate_cluster(schedule, cluster, machine_of(cluster))
+    assert ts.simulate(schedule) == ts.simulate(schedule, cluster="h100_dgx") == alike
+    slow = ts.simulate(schedule, stragglers={"stage 1": 1.5})
+    assert slow.step_ns > alike.step_ns
+    with pytest.raises(ts.TwinstreamError, match="a mesh has one for each stage"):
+        ts.conforms(schedule, ts.Chain.model_construct())
+    broken = schedule.model_copy(update={"order": schedule.order[::-1]})
+    assert ts.verify(broken) != []
+    with pytest.raises(ts.TwinstreamError, match="OrderWrong"):
+        ts.simulate(broken)

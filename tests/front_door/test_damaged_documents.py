@@ -12,7 +12,8 @@ from tests.front_door.damaged_documents import as_toml, damaged
 from twinstream import api
 from twinstream.commands.arguments.inputs import checked_schedule, read_timelines
 from twinstream.commands.arguments.options import Profiles
-from twinstream.commands.cluster_inputs import cluster_inputs
+from twinstream.commands.schedule_inputs import inputs_of as cluster_inputs
+from twinstream.documents import simulate
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text
 from twinstream.measures.explanation import explain
 from twinstream.measures.metrics import summarize
@@ -48,7 +49,7 @@ def test_damaged_schedules_are_refused_or_used(files: Files, tmp_path: Path):
         path = tmp_path / "schedule.json"
         path.write_text(json.dumps(mine))
         schedule = checked_schedule(path)
-        timeline = api.simulate(schedule, machine)
+        timeline = simulate(schedule, machine)
         summarize(schedule, timeline, machine)
         explain(schedule, timeline, machine)
         trace_of([MeshView("predicted", schedule, timeline)])
@@ -109,7 +110,7 @@ def test_damaged_profiles_are_refused_or_planned_for(files: Files, tmp_path: Pat
     def use(mine: object) -> None:
         assert isinstance(mine, dict)
         machine = load_machine_text(as_toml(mine), source="mine.toml")
-        timeline = api.simulate(schedule, machine)
+        timeline = simulate(schedule, machine)
         summarize(schedule, timeline, machine)
         api.plan("tiny", machine, step=STEP, policy="streaming")
 

@@ -13,8 +13,12 @@ from tests.front_door.command_line import call, error_of
 from tests.front_door.test_explorer import TINY, complaints, served
 from tests.helpers.browser import browser_page
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.measures.metrics import rate_text
+from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, as_cluster
+from twinstream.schedule.cluster.cluster_timeline import as_cluster_timeline
 from twinstream.schedule.files import read_document
+from twinstream.schedule.timeline import Timeline
 from twinstream.simulator.replay import simulate_cluster
 from twinstream.study.explore.answers import Answers, State, StateError
 from twinstream.study.explore.app import explorer
@@ -54,11 +58,24 @@ def test_the_page_draws_the_lanes_below_the_plans(shown):
         assert complaints(opened) == []
 
 
-def test_a_file_without_a_cluster_s_schedule_is_refused(files):
+def test_one_device_s_schedule_is_shown_as_a_mesh_of_one(files):
+    shown = ShownCluster(
+        "mine.json",
+        as_cluster(files.read_schedule()),
+        as_cluster_timeline(read_document(Timeline, files.predicted)),
+        load_machine("cpu"),
+    )
+    speed = rate_text(call("simulate", files.schedule, "--json").json()["tokens_per_s"])
+    assert f"{speed} tokens/s" in str(clusters_part([shown]))
+    client = explorer(Answers({}, {}), [shown]).server.test_client()
+    assert client.get("/cluster/0").status_code == 200
+
+
+def test_a_file_without_a_schedule_is_refused(files):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    said = error_of("explore", files.schedule, "--port", port)
-    assert "is a schedule, not a cluster schedule" in said
+    said = error_of("explore", files.predicted, "--port", port)
+    assert "is a timeline, not a schedule" in said
 
 
 ON_GPUS = State(

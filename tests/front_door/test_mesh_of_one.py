@@ -14,7 +14,7 @@ from twinstream.schedule.analysis.comparison import by_rank
 from twinstream.schedule.cluster.cluster_schedule import THE_DEVICE, as_cluster
 from twinstream.schedule.cluster.cluster_timeline import as_cluster_timeline
 from twinstream.schedule.cluster.mesh import Axis, Mesh
-from twinstream.schedule.errors import ArgumentError
+from twinstream.schedule.proof.violations import UnsafeSchedule
 
 MACHINE = load_machine_text(
     'name = "made up"\ndevice = "cpu"\npeak_fp32_flop_per_s = 1e9\npeak_bf16_flop_per_s = 1e9'
@@ -86,7 +86,7 @@ def test_ranks_have_waits_and_counters_in_a_trace_and_the_worst_of_all_are_told(
 def test_python_writes_the_page_of_a_mesh_from_its_prediction(both, tmp_path):
     schedule, line = as_cluster(both[0]), as_cluster_timeline(both[1])
     path = tmp_path / "mesh.html"
-    with pytest.raises(ArgumentError, match="give predicted"):
+    with pytest.raises(UnsafeSchedule, match="will not be run"):  # a sketch of a schedule
         ts.write_report(path, schedule, MACHINE)
     ts.write_report(path, schedule, MACHINE, predicted=line)
     assert "toy on 1 rank of here" in path.read_text("utf-8")

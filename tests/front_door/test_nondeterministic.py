@@ -6,6 +6,7 @@ import pytest
 
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream import api
+from twinstream.documents import simulate
 from twinstream.executor.backends.protocol import MeasuredPass
 from twinstream.executor.replay.dispatch import Passes
 from twinstream.executor.run.measured import measured_timeline
@@ -82,7 +83,7 @@ def test_simulation_trace_report_and_comparison_say_so(planned, tmp_path):
 
 def test_a_measured_timeline_says_so(planned):
     schedule = read_document(Schedule, planned[2])
-    spans = api.simulate(schedule, "h200").cold
+    spans = simulate(schedule, "h200").cold
     passes = Passes(times=(MeasuredPass(spans=spans, end_ns=max(spans.end_ns)),), host_cost=None)
     measured = measured_timeline(schedule, passes, Provenance(kind="measured", where="here"))
     assert measured.provenance.description == f"measured on here (not deterministic: {NAMED})"

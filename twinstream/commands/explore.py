@@ -9,9 +9,11 @@ import typer
 
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.options import ClusterIfKnown, Json, Profiles
-from twinstream.commands.cluster_inputs import cluster_inputs
 from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.schedule_inputs import inputs_of
 from twinstream.planner.planner import gc_paused
+from twinstream.schedule.cluster.cluster_schedule import as_cluster
+from twinstream.schedule.cluster.cluster_timeline import as_cluster_timeline
 from twinstream.study.explore.answers import ExploreError
 from twinstream.study.front import require_dash
 
@@ -28,13 +30,13 @@ class Address:
 
 @dataclass(frozen=True)
 class BesideSchedules:
-    """Where schedules of clusters ran, and what their ranks measured."""
+    """Where the schedules ran, and what was measured."""
 
     cluster: ClusterIfKnown = None
     measured: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE", help="What ranks of a schedule measured; one for each, in their order."
+            metavar="FILE", help="What was measured of a schedule; one for each, in their order."
         ),
     ] = None
 
@@ -60,7 +62,7 @@ def explore(
     beside: BesideSchedules,
     schedules: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="CLUSTER-SCHEDULE", help="To be shown below the plans."),
+        typer.Argument(metavar="SCHEDULE", help="To be shown below the plans."),
     ] = None,
     machine: Annotated[
         list[Path] | None,
@@ -74,8 +76,8 @@ def explore(
 ) -> None:
     """Serve a page with model, machines, caps and sequence length as controls; Ctrl-C ends it.
 
-    Below stand the schedules of clusters that are given, simulated, with a group of lanes a class,
-    and what their ranks measured.
+    Below stand the schedules that are given, simulated, with a group of lanes for each class of
+    ranks, and what was measured of them.
     """
     measured = beside.measured_of(schedules or [])
     require_dash()
@@ -85,10 +87,11 @@ def explore(
     shown = []
     for path, ran in zip(schedules or (), measured, strict=True):
         with progress(f"simulating {path}", quiet=as_json), gc_paused():
-            given = cluster_inputs(path, Profiles(cluster=beside.cluster))
+            given = inputs_of(path, Profiles(cluster=beside.cluster))
+            after = given.measured(ran)
             one = ShownCluster(
-                path.name, given.schedule, given.timeline(), given.machine, given.measured(ran),
-                given.told,
+                path.name, as_cluster(given.schedule), as_cluster_timeline(given.timeline()),
+                given.machine, None if after is None else as_cluster_timeline(after), given.told,
             )  # fmt: skip
         shown.append(one)
 

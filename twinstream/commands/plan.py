@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 from rich.constrain import Constrain
 
-from twinstream import api
 from twinstream.clusters.kernel_sets import why_schedule_not_here
 from twinstream.clusters.layout import LayoutError
 from twinstream.commands.arguments import options
@@ -23,6 +22,7 @@ from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.arguments.requests import request_of
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan_many import plan_for_ranks, plan_on_cluster
+from twinstream.documents import simulate
 from twinstream.measures.explanation import explain
 from twinstream.measures.metrics import summarize
 from twinstream.measures.policies_compared import ALL, NoPolicyFits, compare_policies
@@ -135,7 +135,7 @@ def _tell(
 ) -> None:
     machine, (charged, notes) = request.machine, about
     with progress("simulating", quiet=as_json):
-        timeline = api.simulate(schedule, machine)
+        timeline = simulate(schedule, machine)
     notes = [*notes, *plan_notes(schedule, machine, timeline)]
     bill = charged.bill(schedule.workload.tokens_per_step * 1e9 / timeline.step_ns, num_gpus=1)
     if as_json:

@@ -5,29 +5,29 @@ from typing import Annotated
 
 import typer
 
-from twinstream import api
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.grouped import grouped
-from twinstream.commands.arguments.inputs import UnknownMachineError, checked_schedule, machine_of
+from twinstream.commands.arguments.inputs import checked_schedule
 from twinstream.commands.arguments.outputs import output_option, require_own_outputs
-from twinstream.commands.cluster_inputs import (
-    ClusterInputs,
-    DeviceInputs,
-    cluster_inputs,
+from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.schedule_inputs import (
+    ScheduleInputs,
     inputs_of,
     refuse_cluster_options,
 )
-from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.simulate import about_prediction
+from twinstream.documents import UnknownMachineError, machine_for
 from twinstream.log.layout_choice import LayoutChoice
 from twinstream.log.run_files import PLAN, RunFiles
 from twinstream.measures.uncertainty import uncertainty_of
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.analysis.idle import AnyTimeline
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.cluster.cluster_schedule import as_cluster
+from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline, as_cluster_timeline
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import DocumentError, read_document, write_text
 from twinstream.schedule.timeline import Timeline
+from twinstream.simulator.replay import simulate
 
 
 @grouped()
@@ -68,7 +68,7 @@ def report(
 
 
 def _of_schedule(
-    inputs: DeviceInputs | ClusterInputs, predicted: Path | None, measured: Path | None
+    inputs: ScheduleInputs, predicted: Path | None, measured: Path | None
 ) -> tuple[str, dict[str, object]]:
     """The page, and the figures that `--json` prints."""
     from twinstream.report.report import report_html
@@ -81,7 +81,7 @@ def _of_schedule(
 
 
 def _figures(
-    inputs: DeviceInputs | ClusterInputs, before: AnyTimeline, after: AnyTimeline | None
+    inputs: ScheduleInputs, before: AnyTimeline, after: AnyTimeline | None
 ) -> dict[str, object]:
     """What is predicted, and what was measured where it was."""
     summary = inputs.summary(before)
@@ -108,12 +108,13 @@ def _of_run(folder: Path, where: options.Profiles, output: Path) -> tuple[str, d
     figures: dict[str, object] = {"run": run_summary(run)}
     files = RunFiles(folder)
     if files.cluster.exists():
-        inputs = cluster_inputs(files.cluster, where)
+        inputs = inputs_of(files.cluster, where)
         after = inputs.measured(files.measured) if files.measured.exists() else None
         choice = read_document(LayoutChoice, files.layouts) if files.layouts.exists() else None
         part = RanksPart(
-            inputs.schedule, inputs.timeline(), inputs.machine, after, choice, inputs.told
-        )
+            as_cluster(inputs.schedule), as_cluster_timeline(inputs.timeline()), inputs.machine,
+            None if after is None else as_cluster_timeline(after), choice, inputs.told,
+        )  # fmt: skip
         return run_html(run, ranks=part), figures | _figures(inputs, part.predicted, after)
     refuse_cluster_options(folder, where)
     schedule = checked_schedule(folder / PLAN) if (folder / PLAN).exists() else None
@@ -124,6 +125,6 @@ def _of_run(folder: Path, where: options.Profiles, output: Path) -> tuple[str, d
 def _predicted(schedule: Schedule, machine: str | None) -> Timeline | None:
     """None where the machine that it was planned for is not known here."""
     try:
-        return api.simulate(schedule, machine_of(schedule, machine))
+        return simulate(schedule, machine_for(schedule, machine))
     except UnknownMachineError:
         return None

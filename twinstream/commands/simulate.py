@@ -8,14 +8,15 @@ from rich.console import RenderableType
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.outputs import output_option
-from twinstream.commands.cluster_inputs import ClusterInputs, DeviceInputs, inputs_of
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan import describe
+from twinstream.commands.schedule_inputs import ScheduleInputs, inputs_of
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import prediction_notes
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.analysis.idle import AnyTimeline
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline
@@ -52,37 +53,33 @@ def simulate(
 
 
 def about_prediction(
-    inputs: DeviceInputs | ClusterInputs, timeline: AnyTimeline, summary: Summary
+    inputs: ScheduleInputs, timeline: AnyTimeline, summary: Summary
 ) -> dict[str, object]:
     """What JSON has of a prediction beside its summary."""
     found: dict[str, object] = {
         "simulated_on": timeline.provenance.where,
         "device_memory_missing_bytes": summary.missing_bytes,
     }
-    if isinstance(inputs, ClusterInputs):
-        return found | {
-            "stragglers": inputs.stragglers,
-            "assumed": inputs.assumed or None,
-            "num_ops": sum(len(inputs.schedule.of(one).ops) for one in inputs.schedule.classes),
-        }
-    assert isinstance(timeline, Timeline)
-    return (
-        found
-        | describe(inputs.schedule)
-        | {
-            "utilization": timeline.utilization,
-            "notes": prediction_notes(inputs.schedule, inputs.machine, timeline),
-        }
-    )
+    schedule = inputs.schedule
+    if isinstance(schedule, Schedule):
+        assert isinstance(timeline, Timeline)
+        notes = prediction_notes(schedule, inputs.machine, timeline)
+        return found | describe(schedule) | {"utilization": timeline.utilization, "notes": notes}
+    assert inputs.place is not None
+    return found | {
+        "stragglers": inputs.stragglers,
+        "assumed": inputs.place.assumed or None,
+        "num_ops": sum(len(schedule.of(one).ops) for one in schedule.classes),
+    }
 
 
 def _screen(
-    inputs: DeviceInputs | ClusterInputs, timeline: AnyTimeline, summary: Summary
+    inputs: ScheduleInputs, timeline: AnyTimeline, summary: Summary
 ) -> list[RenderableType]:
-    if isinstance(inputs, ClusterInputs):
-        return [mesh_screen(inputs.schedule, summary, inputs.cluster.name)]
-    assert isinstance(timeline, Timeline)
     schedule, profile = inputs.schedule, inputs.machine
+    if not isinstance(schedule, Schedule):
+        return [mesh_screen(schedule, summary, timeline.provenance.where)]
+    assert isinstance(timeline, Timeline)
     return [
         f"Simulated on {profile.name}:",
         *_told(summary.missing_bytes, profile),

@@ -151,12 +151,13 @@ def _plan_cell(request: PlanRequest, start_s: float) -> PlannedCell:
 
 def _planned(request: PlanRequest, cell: Cell) -> tuple[Schedule, Timeline]:
     from twinstream import api
+    from twinstream.documents import simulate
 
     schedule = api.plan(
         cell.spec, request.machine, step=cell.step(request.recipe),
         device_mem=cell.device_bytes, host_mem=cell.host_bytes, policy=cell.policy,
     )  # fmt: skip
-    return schedule, api.simulate(schedule, request.machine)
+    return schedule, simulate(schedule, request.machine)
 
 
 def _written(request: PlanRequest, schedule: Schedule, predicted: Timeline) -> Short:

@@ -4,25 +4,15 @@ import json
 from pathlib import Path
 from typing import TypeVar
 
-from twinstream.hardware_profiles.loader import load_machine, machine_names
-from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.lowering.lower import lower_again
-from twinstream.schedule.chain import Chain
+from twinstream.documents import require_sound
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError, called, read_bytes, read_document
 from twinstream.schedule.node import Node
-from twinstream.schedule.proof.conforms import require_conforming
-from twinstream.schedule.proof.verify import require_safe
 from twinstream.schedule.timeline import Timeline
 
 _Document = TypeVar("_Document", bound=Node)
-
-
-class UnknownMachineError(TwinstreamError):
-    """A schedule's machine is no shipped one, and none was given."""
 
 
 def read_schedule(path: Path) -> Schedule:
@@ -42,25 +32,8 @@ def checked_schedule(path: Path) -> Schedule:
         UnsafeSchedule: it is damaged in its meaning.
     """
     schedule = read_schedule(path)
-    require_safe(schedule)
-    require_conforming(schedule, chain_of(schedule))
+    require_sound(schedule)
     return schedule
-
-
-def chain_of(schedule: Schedule) -> Chain:
-    """The chain that a schedule says it was planned for.
-
-    Raises:
-        TwinstreamError: its model or recipe is not valid, or far too large for its ops.
-    """
-    work, layers = schedule.workload, schedule.model.spec.get("num_layers")
-    blocks = work.rounds_per_step * work.chunks_per_round * (layers if type(layers) is int else 1)
-    if blocks > len(schedule.ops):  # do not lower what a slip made astronomical
-        raise DocumentError(
-            f"the schedule's workload and model have {blocks:,} blocks to compute, but it has only "
-            f"{len(schedule.ops):,} ops; is 'workload' or 'model' damaged?"
-        )
-    return lower_again(schedule)
 
 
 def predicted_and_measured(predicted: Path, measured: Path) -> tuple[Timeline, Timeline]:
@@ -95,30 +68,6 @@ def read_timelines(
             )
         found.append(timeline)
     return found[0], found[1]
-
-
-def machine_of(schedule: Schedule, given: str | None) -> Machine:
-    """The machine given, else the shipped one that the schedule was planned for.
-
-    Raises:
-        UnknownMachineError: none was given, and the schedule's is not a shipped one as it is.
-    """
-    if given is not None:
-        return load_machine(given)
-    name, planned_for = schedule.machine.name, schedule.machine.content_hash
-    if name not in machine_names():
-        raise UnknownMachineError(
-            f"the schedule was planned for machine '{name}', which is no shipped profile; "
-            "give its profile: --machine FILE.toml"
-        )
-    shipped = load_machine(name)
-    if shipped.content_hash != planned_for:
-        raise UnknownMachineError(
-            f"the schedule was planned for another '{name}' ({planned_for}) than the shipped one "
-            f"({shipped.content_hash}); give its profile: --machine FILE.toml, or the shipped one "
-            f"all the same: --machine {name}"
-        )
-    return shipped
 
 
 def read_as(kind: type[_Document], path: Path) -> _Document:

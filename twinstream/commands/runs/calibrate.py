@@ -9,11 +9,11 @@ import typer
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.inputs import checked_schedule, read_timelines
 from twinstream.commands.arguments.outputs import output_option
-from twinstream.commands.cluster_inputs import holds_cluster
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.runs.calibrating_collectives import calibrate_collectives
 from twinstream.commands.runs.calibrating_ranks import calibrate_ranks
 from twinstream.commands.runs.calibrating_steps import calibrate_steps
+from twinstream.commands.schedule_inputs import holds_cluster
 from twinstream.fidelity.fit_report import (
     ending,
     fit_json,

@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from twinstream.commands.cluster_inputs import measured_of_cluster, read_cluster
 from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.schedule_inputs import measured_of_cluster, read_cluster
 from twinstream.fidelity.fit_report import fit_json, observation_table, parameter_table
 from twinstream.fidelity.ranks_fit import fit_ranks
 from twinstream.hardware_profiles.clusters.curves import CollectiveCurve

@@ -7,16 +7,15 @@ import typer
 
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.inputs import predicted_and_measured, read_as
-from twinstream.commands.cluster_inputs import (
-    ClusterInputs,
-    DeviceInputs,
+from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.plan import describe
+from twinstream.commands.schedule_inputs import (
+    ScheduleInputs,
     holds_cluster,
     inputs_of,
     measured_of_cluster,
     read_cluster,
 )
-from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.plan import describe
 from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
 from twinstream.planner.planner import gc_paused
@@ -24,6 +23,7 @@ from twinstream.schedule.analysis.comparison import Comparison, GroupComparison,
 from twinstream.schedule.analysis.comparison import compare as join
 from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import DocumentError
 from twinstream.schedule.timeline import Timeline
 from twinstream.screens.tables import comparison_tables, headline_errors, nondeterminism_notes
@@ -59,15 +59,12 @@ def compare(  # noqa: PLR0913
         shown = comparison_json(found, summaries)
         if inputs is not None:
             shown["uncertainty"] = uncertainty_of(inputs.machine, inputs.schedule)
-        if isinstance(inputs, DeviceInputs):
-            document = inputs.schedule
+        if inputs is not None and isinstance(document := inputs.schedule, Schedule):
+            line = inputs.timeline() if predicted is None else read_as(Timeline, predicted)
+            assert isinstance(line, Timeline)
             shown = describe(document) | shown
             notes = nondeterminism_notes(document)
-            if predicted is None:
-                notes += prediction_notes(document, inputs.machine, inputs.timeline())
-            else:
-                line = read_as(Timeline, predicted)
-                notes += prediction_notes(document, inputs.machine, line)
+            notes += prediction_notes(document, inputs.machine, line)
     if as_json:
         print_json(shown)
     else:
@@ -75,7 +72,7 @@ def compare(  # noqa: PLR0913
         print_report(*comparison_tables(found, summaries, peak_of), *notes)
 
 
-_Joined = tuple[Comparison, tuple[Summary, Summary] | None, DeviceInputs | ClusterInputs | None]
+_Joined = tuple[Comparison, tuple[Summary, Summary] | None, ScheduleInputs | None]
 
 
 def _joined(path: Path, predicted: Path | None, measured: Path, where: options.Profiles) -> _Joined:

@@ -25,10 +25,11 @@ from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.requests import request_of
 from twinstream.commands.arguments.tokens import token_stream
-from twinstream.commands.cluster_inputs import holds_cluster
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan import describe, planned
 from twinstream.commands.runs.run_ranks import HowToRun, run_cluster_file, run_planned_ranks
+from twinstream.commands.schedule_inputs import holds_cluster
+from twinstream.documents import simulate
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
@@ -193,7 +194,7 @@ def _predicted(schedule: Schedule, machine: Machine | None, *, quiet: bool) -> S
     if machine is None:
         return None
     with progress(f"predicting {schedule.model.name}", quiet=quiet):
-        return summarize(schedule, api.simulate(schedule, machine), machine)
+        return summarize(schedule, simulate(schedule, machine), machine)
 
 
 def _schedule(

@@ -18,9 +18,10 @@ from twinstream.clusters.shared_machine import Place
 from twinstream.commands.arguments.backends import UNKNOWN_PEAK
 from twinstream.commands.arguments.cluster_options import RanksOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
-from twinstream.commands.cluster_inputs import ClusterInputError, place_of, read_cluster
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan_many import planned_for_ranks
+from twinstream.commands.schedule_inputs import ScheduleInputError, read_cluster
+from twinstream.documents import known_place_of
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.planner.planner import gc_paused
 from twinstream.run_settings import RunSettings
@@ -58,7 +59,7 @@ def run_cluster_file(path: Path, num_ranks: int | None, how: HowToRun) -> None:
     """Train by the cluster's schedule in a file; of torchrun's ranks the first one tells.
 
     Raises:
-        ClusterInputError: another number of ranks is asked for.
+        ScheduleInputError: another number of ranks is asked for.
         TwinstreamError: as `run_processes`, `join_as_rank`.
     """
     schedule = read_cluster(path)
@@ -66,11 +67,11 @@ def run_cluster_file(path: Path, num_ranks: int | None, how: HowToRun) -> None:
     require_conforming_cluster(schedule)
     size = schedule.mesh.size
     if num_ranks not in (None, size):
-        raise ClusterInputError(
+        raise ScheduleInputError(
             f"the schedule is of {size} ranks, and --ranks {num_ranks} were asked for: leave it "
             "out, or plan with as many"
         )
-    _run(_Job(schedule, place_of(schedule, how.cluster, None, path)), how)
+    _run(_Job(schedule, known_place_of(schedule, how.cluster, None, path)), how)
 
 
 def run_planned_ranks(
