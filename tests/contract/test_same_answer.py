@@ -16,6 +16,8 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
+from twinstream.study.front import query, sweep
+from twinstream.study.several_ranks import RanksStep
 
 STEP = ("--model", "tiny", "--seq-len", 256, "--tokens-per-step", 1024, "--chunk-tokens", 256)
 MACHINE = ("--machine", "NODE")  # of h100_dgx, written to a file
@@ -172,3 +174,25 @@ def test_what_runs_here_runs(tmp_path: Path):
     assert "host CPU" in error_of("run", file)
     told, _ = planned(*STEP, *MACHINE, folder=tmp_path)
     assert told["runs_here"] or told["why_not_here"]
+
+
+def test_ranks_are_planned_alike_by_plan_whatif_sweep_and_python(tmp_path: Path):
+    told, file = planned(*STEP, "--machine", "cpu", "--gpus", 2, folder=tmp_path)
+    expected = told["predicted"]["step_time_s"]
+    values = {"model": "tiny", "machine": "cpu", "ranks": 2, "seq_len": 256}
+    values |= {"tokens_per_step": 1024, "chunk_tokens": 256}
+    answer = query(**values).answer()
+    assert isinstance(answer, RanksStep) and answer.step_s == expected
+    assert answer.schedule == read_document(ClusterSchedule, file)
+    varied = ("whatif", *STEP, "--machine", "cpu", "--gpus", 2, "--set", "hbm_bytes_per_s=1e9")
+    found = call(*varied, "--json").json()
+    assert found["base"]["step_s"] == expected
+    (changed,) = found["answers"]
+    assert changed["anew"]["step_s"] > expected
+    config = {"fixed": values, "axes": {"dp": [1, 2]}}
+    rows = sweep(config, tmp_path / "rows", num_jobs=1).rows
+    assert min(float(row["step_s"]) for row in rows) == pytest.approx(expected, rel=1e-6)
+    assert {row["layout.pp"] for row in rows} == {"1", "2"}
+    fixed = query(**values, pp=2)
+    kept = fixed.changed({"ranks": 4, "pp": "open"}).kept(answer)
+    assert kept.layout is not None and kept.layout.num_gpus == 4

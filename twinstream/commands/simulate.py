@@ -9,7 +9,7 @@ from twinstream.commands.arguments import options
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.plan import describe
+from twinstream.commands.plan_screens import describe
 from twinstream.commands.schedule_inputs import ScheduleInputs, inputs_of
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary

@@ -7,20 +7,17 @@ from typing import Annotated
 
 import typer
 
-from twinstream.clusters.search.question import KEPT
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
-from twinstream.commands.arguments.requests import request_of
+from twinstream.commands.arguments.queries import query_of
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.cost.bill import Bill
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
-from twinstream.study.many_gpus import LayoutQuery
-from twinstream.study.one_device import DeviceQuery
 from twinstream.study.query import Query, StudyError
 from twinstream.study.whatif.target import check_target
 
@@ -113,11 +110,7 @@ def whatif(
     how.require_one_question(charged, output)
     factors = [1 + change for change in changes_of(how.changes)] if how.changes else []
     charged.require_possible()
-    query: Query
-    if asked.is_of_one_device(wanted):
-        query = DeviceQuery(request_of(*asked.one_device(wanted)))
-    else:
-        query = LayoutQuery(asked.question(wanted), asked.keep or KEPT)
+    query = query_of(wanted, asked)
     if not as_json:
         print_report(*wanted.notes)
     if how.target is not None:

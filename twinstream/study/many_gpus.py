@@ -73,6 +73,9 @@ class LaidOutStep(Answer):
 
     def document(self) -> ClusterSchedule | Schedule:
         """The whole step of all ranks, of a single one alone."""
+        best = None if self.searched is None else self.searched.best[0]
+        if best is not None and best.schedule is not None and best.job is self.job:
+            return best.schedule
         return planned_document(self.job, self.cluster)
 
     @cached_property

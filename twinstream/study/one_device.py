@@ -21,7 +21,7 @@ from twinstream.planner.planner import Planner
 from twinstream.planner.policies import ON_DEVICE, optimizer_places, policy_names
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep, caps_of
 from twinstream.planner.warm_start import fits
-from twinstream.schedule.document import Caps
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import SizeError, gib, parse_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
@@ -216,10 +216,21 @@ class DeviceQuery(Query):
         enough_tokens_per_s: float = inf, advises: bool = True,
     ) -> PlannedStep:  # fmt: skip
         plans = [one.schedule for one in known if isinstance(one, PlannedStep) and self._is_of(one)]
-        planner = planner or Planner(steady_state)
-        schedule = planner.plan(self.request, plans, name_caps=advises)
+        schedule = self.planned(plans, planner, advises=advises)
         is_known = any(schedule.ops is plan.ops for plan in plans)
         return PlannedStep.predicted(schedule, self.request, is_known=is_known)
+
+    def planned(
+        self, known: Sequence[Schedule] = (), planner: Planner | None = None, *,
+        advises: bool = True,
+    ) -> Schedule:  # fmt: skip
+        """The schedule of the answer; `known` are plans of this very step.
+
+        Raises:
+            WarmStartError: one of these is of another step.
+            InfeasiblePlan: nothing fits.
+        """
+        return (planner or Planner(steady_state)).plan(self.request, known, name_caps=advises)
 
     def kept(self, answer: Answer) -> PlannedStep:
         if not isinstance(answer, PlannedStep) or not self._is_of(answer):

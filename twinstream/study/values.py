@@ -15,14 +15,17 @@ from twinstream.study.query import (
     Value,
     Values,
 )
+from twinstream.study.several_ranks import RanksQuery
 
 PRICE = "price_per_gpu_hour"
 _MOST_PRICE = 1e12
-_KINDS: tuple[type[Query], ...] = (DeviceQuery, LayoutQuery)
+_KINDS: tuple[type[Query], ...] = (DeviceQuery, RanksQuery, LayoutQuery)
 
 
 def kind_of(names: Container[str]) -> type[Query]:
-    """Whether a query of these names is of a cluster's GPUs or of a machine's device."""
+    """Whether a query of these names is of ranks that run, a cluster's GPUs or one device."""
+    if "ranks" in names:
+        return RanksQuery
     return LayoutQuery if "cluster" in names else DeviceQuery
 
 

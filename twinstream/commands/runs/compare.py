@@ -8,7 +8,7 @@ import typer
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.inputs import predicted_and_measured, read_as
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.plan import describe
+from twinstream.commands.plan_screens import describe
 from twinstream.commands.schedule_inputs import (
     ScheduleInputs,
     holds_cluster,

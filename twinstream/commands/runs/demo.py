@@ -10,7 +10,7 @@ from twinstream.commands.arguments import options
 from twinstream.commands.arguments.backends import backend_named
 from twinstream.commands.arguments.outputs import check_folder
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.plan import describe
+from twinstream.commands.plan_screens import describe
 from twinstream.commands.runs.compare import comparison_json
 from twinstream.demo import (
     ALL_ON_DEVICE,

@@ -26,7 +26,8 @@ from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.requests import request_of
 from twinstream.commands.arguments.tokens import token_stream
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.plan import describe, planned
+from twinstream.commands.plan import answered
+from twinstream.commands.plan_screens import describe
 from twinstream.commands.runs.run_ranks import HowToRun, run_cluster_file, run_planned_ranks
 from twinstream.commands.schedule_inputs import holds_cluster
 from twinstream.documents import simulate
@@ -38,6 +39,8 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_document
 from twinstream.screens.run_report import losses_line, prediction_json, provenance_lines, run_table
+from twinstream.study.one_device import DeviceQuery
+from twinstream.study.planned_step import PlannedStep
 
 
 class RunOptionsError(TwinstreamError):
@@ -206,7 +209,9 @@ def _schedule(
     _require_model(wanted)
     machine = planning_machine(wanted.machine, backend)
     here = replace(with_kernels_of(backend, wanted), machine=machine)
-    return planned(request_of(here), quiet=quiet)
+    answer, seconds = answered(DeviceQuery(request_of(here)), {}, quiet=quiet)
+    assert isinstance(answer, PlannedStep)
+    return answer.schedule, seconds
 
 
 def _require_model(wanted: PlanOptions) -> None:

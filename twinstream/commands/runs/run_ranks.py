@@ -18,8 +18,9 @@ from twinstream.clusters.shared_machine import Place
 from twinstream.commands.arguments.backends import UNKNOWN_PEAK
 from twinstream.commands.arguments.cluster_options import RanksOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
+from twinstream.commands.arguments.queries import query_of_ranks
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.plan_many import planned_for_ranks
+from twinstream.commands.plan import answered
 from twinstream.commands.schedule_inputs import ScheduleInputError, read_cluster
 from twinstream.documents import known_place_of
 from twinstream.measures.metrics import Summary, summarize
@@ -33,6 +34,7 @@ from twinstream.screens.ranks_screen import layout_line, stages_table
 from twinstream.screens.run_report import losses_line
 from twinstream.screens.tables import SHARES, SPEEDS, headline_table, seconds
 from twinstream.simulator.replay import simulate_cluster
+from twinstream.study.several_ranks import RanksStep
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,10 @@ def run_planned_ranks(
         LayoutError: an option is not of ranks that run, or they cannot be laid out so.
         TwinstreamError: as `run_processes`, `join_as_rank`.
     """
-    found = planned_for_ranks(num_ranks, wanted, asked, how.cluster, quiet=how.as_json)
-    _run(_Job(found.schedule, found.place, found.seconds), how)
+    query = query_of_ranks(num_ranks, wanted, asked, how.cluster)
+    answer, seconds = answered(query, {}, quiet=how.as_json)
+    assert isinstance(answer, RanksStep)
+    _run(_Job(answer.schedule, answer.place, seconds), how)
 
 
 def _run(job: _Job, how: HowToRun) -> None:

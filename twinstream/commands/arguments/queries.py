@@ -1,0 +1,97 @@
+"""From the options of `plan`, `whatif` and `run` to the one query that they all ask."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, get_args
+
+from twinstream.clusters.layout import LayoutError
+from twinstream.clusters.search.question import KEPT
+from twinstream.commands.arguments.cluster_options import ClusterOptions, RanksOptions
+from twinstream.commands.arguments.plan_options import PlanOptions
+from twinstream.commands.arguments.requests import request_of, require_known
+from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
+from twinstream.planner.choices import RECOMPUTE_LEVELS, recompute_word
+from twinstream.schedule.ops import Reduction
+from twinstream.study.many_gpus import LayoutQuery
+from twinstream.study.one_device import DeviceQuery
+from twinstream.study.query import Query
+from twinstream.study.several_ranks import PIPELINES, RanksQuery
+
+_NOT_OF_RANKS = ("--policy", "--prefetch", "--effort", "--optimizer-overhead")
+
+
+def query_of(wanted: PlanOptions, asked: ClusterOptions, num_ranks: int | None = None) -> Query:
+    """What is asked: of one device; of ranks, whose layouts all run here; or of a cluster's GPUs.
+
+    Args:
+        num_ranks: where ranks are asked for by name.
+
+    Raises:
+        TwinstreamError: an option is missing, unknown, cannot be read, or is of another query.
+    """
+    if num_ranks is None and asked.is_of_one_device(wanted):
+        return DeviceQuery(request_of(*asked.one_device(wanted)))
+    if num_ranks is None and not asked.is_of_ranks(wanted):
+        return LayoutQuery(asked.question(wanted), asked.keep or KEPT)
+    num_ranks = num_ranks or asked.gpus
+    assert num_ranks is not None, "GPUs of a machine are counted"
+    if asked.gpus not in (None, num_ranks):
+        raise LayoutError(f"--ranks {num_ranks} and --gpus {asked.gpus} both count: leave out one")
+    if beside := _not_of_ranks(asked):
+        raise _refusal(beside)
+    return query_of_ranks(num_ranks, asked.of_devices(wanted), asked, asked.cluster)
+
+
+def query_of_ranks(
+    num_ranks: int, wanted: PlanOptions, asked: RanksOptions, where: str | None
+) -> RanksQuery:
+    """Of ranks on the nodes of a cluster, by default on one machine, whose links are assumed.
+
+    Args:
+        where: a cluster, whose nodes are planned for unless a machine is given.
+
+    Raises:
+        LayoutError: an option is not of ranks that run here, or they cannot be laid out so.
+        TwinstreamError: an option is missing, unknown, or cannot be read.
+    """
+    fixed = _fixed(asked, wanted)
+    if beside := [flag for flag in wanted.given() if flag in _NOT_OF_RANKS]:
+        raise _refusal(beside)
+    cluster, machine = None if where is None else load_cluster(where), None
+    if wanted.machine is None:
+        if cluster is None:
+            raise LayoutError("--ranks needs --machine (of one rank), or --cluster with its nodes")
+        machine = machine_of(cluster)
+    request = request_of(wanted, machine)
+    caps = (wanted.device_mem, wanted.host_mem)
+    return RanksQuery.asked(request, num_ranks, cluster, fixed, caps)
+
+
+def _not_of_ranks(asked: ClusterOptions) -> list[str]:
+    """What only layouts have that are predicted."""
+    ours = {f"--{field.name.replace('_', '-')}" for field in fields(RanksOptions)}
+    ours |= {"--cluster", "--gpus", "--global-batch", "--micro-batch", "--no-offload"}
+    if asked.precision == "bf16":
+        ours.add("--precision")
+    ours |= {f"--{axis}" for axis in ("tp", "cp", "ep") if getattr(asked, axis) == 1}
+    return [flag for flag in asked.given() if flag not in ours]
+
+
+def _refusal(flags: Sequence[str]) -> LayoutError:
+    return LayoutError(f"{', '.join(flags)} is not of ranks that run: leave it out")
+
+
+def _fixed(asked: RanksOptions, wanted: PlanOptions) -> dict[str, Any]:
+    """Fields of the layout that are given."""
+    if asked.pipeline is not None and asked.pipeline not in PIPELINES:
+        raise LayoutError(
+            f"--pipeline '{asked.pipeline}' is none that ranks run; these are: "
+            f"{', '.join(PIPELINES)}"
+        )
+    require_known("--reduction", asked.reduction, get_args(Reduction))
+    names = ("pp", "dp", "virtual_stages", "zero", "reduction", "pipeline")
+    found = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
+    if wanted.recompute is not None:
+        require_known("--recompute", word := recompute_word(wanted.recompute), (*RECOMPUTE_LEVELS,))
+        found["recompute"] = word
+    return found
