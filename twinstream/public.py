@@ -1,8 +1,6 @@
 """What `import twinstream` offers, with all that it takes."""
 
 from twinstream.api import Run, execute, plan, write_report
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import Prediction, planned_document, predict
 from twinstream.clusters.search.search import RankedLayout, SearchResult, search_layouts
 from twinstream.cost.bill import Bill
@@ -17,6 +15,8 @@ from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.policies_compared import PoliciesCompared, compare_policies
 from twinstream.models.adapters.lora import Lora, lora_of
 from twinstream.models.freezing import frozen_groups
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model, preset_names
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import Experts, ModelSpec

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.running.run_ranks import (
     ClusterRun,
@@ -24,6 +23,7 @@ from twinstream.data.text import byte_tokens, default_text
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.run_settings import RunSettings

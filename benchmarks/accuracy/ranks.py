@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from twinstream import api
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.running.run_ranks import (
     ClusterRun,
@@ -28,6 +27,7 @@ from twinstream.fidelity.ranks_fit import RanksFit, fit_ranks
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.run_settings import RunSettings

@@ -15,8 +15,7 @@ from twinstream.planner.emit.task_ops import (
     own_slots,
 )
 from twinstream.planner.lifetimes.live_bytes import align_up
-from twinstream.planner.pack.slot_pools import SlotPools
-from twinstream.schedule.chain import Chain, Task
+from twinstream.schedule.chain import Chain, SlotPools, Task
 from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Op

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from twinstream.planner.lifetimes.live_bytes import align_up
-from twinstream.planner.pack.slot_pools import SlotPools, pooled_slots
-from twinstream.schedule.chain import COMMUNICATE, Chain, Task
+from twinstream.planner.pack.slot_pools import pooled_slots
+from twinstream.schedule.chain import COMMUNICATE, Chain, SlotPools, Task
 from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import (

@@ -1,33 +1,10 @@
-"""Pools of slots for what is exchanged: tensors that follow one another share a slot."""
+"""Slots from pools: tensors that follow one another share a slot."""
 
 from bisect import insort
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from operator import itemgetter
 
-from twinstream.schedule.chain import Chain
+from twinstream.schedule.chain import Chain, SlotPools
 from twinstream.schedule.tensors import DEVICE, Slot
-
-
-@dataclass(frozen=True)
-class SlotPools:
-    """Which buffers of a chain have slots from pools.
-
-    A buffer is a root tensor. One that is in several slots at a time (a block of a ring, which is
-    sent on while the next one comes) has a buffer for each of them.
-
-    Attributes:
-        pools: by buffer, its pool and how many slots of that stay free besides.
-        several: of tensors in several slots, by task and name of the operand, which buffer it is.
-    """
-
-    pools: Mapping[str, tuple[str, int]]
-    several: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-    def without(self, tensors: frozenset[str]) -> "SlotPools":
-        """The same but for some tensors, of which none is in several slots."""
-        pools = {name: pool for name, pool in self.pools.items() if name not in tensors}
-        return SlotPools(pools, self.several)
 
 
 def pooled_slots(chain: Chain, wanted: SlotPools) -> dict[str, Slot]:

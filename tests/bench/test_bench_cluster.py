@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import pytest
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout
-from twinstream.clusters.lowering.lower import lower
+from twinstream.clusters.assembling import lower
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model
 from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.network_costs import ClusterCosts

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from twinstream.clusters.conforms import conforms_cluster
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.cluster.verify_cluster import verify_cluster

@@ -3,10 +3,10 @@
 from random import Random
 from typing import Any, get_args
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout, Recompute
-from twinstream.clusters.lowering.lower import lower
+from twinstream.clusters.assembling import lower
 from twinstream.clusters.refusals import refusals_of
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout, Recompute
 from twinstream.models.recipe import megatron_recipe
 from twinstream.models.spec import Experts, ModelSpec
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule

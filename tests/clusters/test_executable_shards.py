@@ -2,9 +2,9 @@
 
 import pytest
 
-from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule

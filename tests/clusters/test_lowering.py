@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from tests.clusters.random_jobs import DENSE, GPT, MIXTURE, job_of, lowered, random_job
-from twinstream.clusters.lowering.lower import in_one_order
+from twinstream.clusters.assembling import in_one_order
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.verify_cluster import verify_cluster
 from twinstream.schedule.document import Schedule

@@ -3,10 +3,10 @@
 import pytest
 
 from twinstream.clusters.conforms import conforms_cluster
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.pipeline import Stages, chain_of_stage, plan_pipeline
 from twinstream.clusters.planned_stage import planned_stage
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.planner.choices import OPEN

@@ -6,12 +6,12 @@ from functools import cache
 import pytest
 
 from twinstream.clusters.conforms import conforms_cluster
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.offload import OffloadError, offloaded
 from twinstream.clusters.predict import document_of, predict
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import megatron_recipe
 from twinstream.models.spec import Experts, ModelSpec
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule

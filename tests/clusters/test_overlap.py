@@ -6,9 +6,9 @@ import pytest
 
 from twinstream.clusters import pipeline as making
 from twinstream.clusters.conforms import conforms_cluster
-from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.pipeline import COMMUNICATION_BYTES, Stages, plan_pipeline
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
+from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule

@@ -6,8 +6,6 @@ import pytest
 
 from tests.clusters.random_jobs import DENSE, MIXTURE, job_of
 from tests.simulator.cluster.real_clusters import calm_cluster, two_passes
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import LayoutError
 from twinstream.clusters.predict import (
     Prediction,
     document_of,
@@ -17,6 +15,8 @@ from twinstream.clusters.predict import (
 )
 from twinstream.hardware_profiles.collectives.rank_group import on_one_node
 from twinstream.hardware_profiles.collectives.timing import collective_time_ns
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import LayoutError
 from twinstream.models.spec import ModelSpec
 
 H100, ETHERNET = "h100_dgx", "rtx4090_ethernet"

@@ -7,7 +7,6 @@ import pytest
 
 from tests.clusters.random_jobs import DENSE, MIXTURE, job_of, random_job
 from tests.simulator.cluster.real_clusters import calm_cluster
-from twinstream.clusters.layout import LayoutError
 from twinstream.clusters.predict import predict
 from twinstream.clusters.refusals import refusals_of
 from twinstream.clusters.search import workers
@@ -16,6 +15,7 @@ from twinstream.clusters.search.folded import folded_step_s
 from twinstream.clusters.search.search import search_layouts
 from twinstream.clusters.search.space import NoLayoutError, layouts, told
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
+from twinstream.models.parallel.layout import LayoutError
 from twinstream.models.presets import load_model
 
 GIB = 2**30

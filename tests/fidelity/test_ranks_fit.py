@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from tests.helpers.tiny_chains import WORKLOADS, small
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.running.measured import rank_names
 from twinstream.fidelity.ranks_fit import fit_ranks
@@ -14,6 +13,7 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine, Number
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule

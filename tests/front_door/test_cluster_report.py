@@ -11,11 +11,11 @@ from tests.helpers.browser import browser_page
 from tests.helpers.cluster_sketches import cluster, cluster_timeline, talk
 from tests.helpers.sketches import op
 from tests.helpers.trace_rules import faults
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import document_of
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.measures.metrics import Summary, summarize
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_preset
 from twinstream.report import bars
 from twinstream.report.bars import merged_bars, op_bars, shrunk

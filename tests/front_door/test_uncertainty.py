@@ -4,8 +4,6 @@ import pytest
 
 import twinstream as ts
 from tests.front_door.command_line import call
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import document_of
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.cost import work_time
@@ -20,6 +18,8 @@ from twinstream.measures.uncertainty import (
     uncertainty_of,
     uncertainty_of_job,
 )
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.files import write_document

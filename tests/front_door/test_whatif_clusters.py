@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from tests.front_door.command_line import call, error_of
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import predict
 from twinstream.clusters.search.question import LayoutSearch
 from twinstream.hardware_profiles.clusters.loader import load_cluster
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model
 from twinstream.study.many_gpus import LayoutQuery, kept_job
 from twinstream.study.whatif.whatif import Change, usual_changes, whatif, written_change

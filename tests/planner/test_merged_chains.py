@@ -3,8 +3,8 @@
 from twinstream.models.lowering.communication_tasks import communication_call
 from twinstream.planner.emit.merged_chain import MergedChain, without_tensors
 from twinstream.planner.emit.task_ops import resident_schedule
-from twinstream.planner.pack.slot_pools import SlotPools, pooled_slots
-from twinstream.schedule.chain import Chain, Task
+from twinstream.planner.pack.slot_pools import pooled_slots
+from twinstream.schedule.chain import Chain, SlotPools, Task
 from twinstream.schedule.document import Caps
 from twinstream.schedule.ops import KernelCall, Label, TaskOperand
 from twinstream.schedule.proof.verify import verify

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from twinstream.clusters.layout import Layout, LayoutError, stages_of
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.parallel.layout import Layout, LayoutError, stages_of
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices

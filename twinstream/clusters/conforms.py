@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pydantic import ValidationError
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout
-from twinstream.clusters.lowering.groups import mesh_of
-from twinstream.clusters.lowering.lower import chain_of, with_some_kernels
 from twinstream.clusters.pipeline import Stages, chain_of_stage, layout_in
 from twinstream.clusters.refusals import refusals_of
+from twinstream.models.lowering.priced.chain import lower_priced, with_some_kernels
+from twinstream.models.lowering.priced.groups import mesh_of
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe, megatron_recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import COMMUNICATE, Chain, Task
@@ -59,7 +59,7 @@ def conforms_cluster(schedule: ClusterSchedule) -> list[Violation]:
     job = with_some_kernels(job)
 
     def differences(one: RankClass, stage: int) -> Iterator[Violation]:
-        return _of_class(one, schedule.of(one), chain_of(job, stage)[0])
+        return _of_class(one, schedule.of(one), lower_priced(job, stage)[0])
 
     found = _of_stages(schedule, differences)
     return [*found, *list(_uncovered(schedule, job))[:_MOST_TOLD]]

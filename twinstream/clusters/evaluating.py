@@ -1,7 +1,7 @@
 """Derive from the schedule that ranks train by the one that evaluates, between two passes."""
 
+from twinstream.clusters.assembling import in_one_order
 from twinstream.clusters.conforms import require_conforming_cluster, workload_of_rounds
-from twinstream.clusters.lowering.lower import in_one_order
 from twinstream.clusters.pipeline import Stages, chain_of_stage, layout_in
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec

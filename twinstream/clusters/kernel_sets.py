@@ -3,8 +3,6 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.executable import executor_refusal
 from twinstream.models.kernel_costs.attention_limits import (
@@ -13,6 +11,8 @@ from twinstream.models.kernel_costs.attention_limits import (
     attention_refusal,
 )
 from twinstream.models.model import AnyModel, model_of
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel

@@ -7,17 +7,17 @@ is simulated with all stages, and all that they share, by `simulate_cluster`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.lowering.lower import chain_of, in_one_order, with_some_kernels
+from twinstream.clusters.assembling import in_one_order
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.cost import copy_alone_ns
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.lowering.priced.chain import lower_priced, with_some_kernels
+from twinstream.models.parallel.job import Job
 from twinstream.planner.emit.merged_chain import MergedChain
-from twinstream.planner.pack.slot_pools import SlotPools
 from twinstream.planner.planner import gc_paused
 from twinstream.planner.request import caps_of
 from twinstream.planner.search.one_chain import OneChain, plan_of_chain
-from twinstream.schedule.chain import COMMUNICATE, Chain, Task
+from twinstream.schedule.chain import COMMUNICATE, Chain, SlotPools, Task
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
@@ -49,13 +49,9 @@ class OffloadError(TwinstreamError):
     """
 
     def __init__(
-        self,
-        name: str,
-        caps: Caps,
-        role_bytes: Mapping[str, int],
-        least_device_bytes: int | None,
+        self, name: str, caps: Caps, role_bytes: Mapping[str, int], least_device_bytes: int | None,
         least_host_bytes: int | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.role_bytes = role_bytes
         self.least_device_bytes, self.least_host_bytes = least_device_bytes, least_host_bytes
         needs = ", ".join(f"{role} {gib(size)}" for role, size in role_bytes.items())
@@ -114,7 +110,8 @@ def offloaded(
             if room is None or arena_bytes(schedule, DEVICE) <= room:
                 schedules[one.schedule] = schedule.model_copy(update={"caps": caps})
                 continue
-            whole = _Stage(*chain_of(job, stage), schedule, _times(timeline, one.name, schedule))
+            times = _times(timeline, one.name, schedule)
+            whole = _Stage(*lower_priced(job, stage), schedule, times)
             planned = _planned(one.name, whole, share, caps)
             schedules[one.schedule] = planned.model_copy(update={"machine": schedule.machine})
         found = in_one_order(document.model_copy(update={"schedules": schedules}))

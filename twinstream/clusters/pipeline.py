@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 
 from pydantic_core import to_json
 
+from twinstream.clusters.assembling import in_one_order
 from twinstream.clusters.kernel_sets import layout_refusal
-from twinstream.clusters.layout import Layout, LayoutError, stages_of
-from twinstream.clusters.lowering.lower import in_one_order
-from twinstream.clusters.orders import actions_of
 from twinstream.clusters.planned_stage import PlannedStage, planned_stage
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.sharding import Sharding
 from twinstream.models.lowering.stage import lower_stage
 from twinstream.models.lowering.stage_cut import StageCut
+from twinstream.models.parallel.layout import Layout, LayoutError, stages_of
+from twinstream.models.parallel.orders import actions_of
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices

@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-from twinstream.clusters.layout import LayoutError
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.parallel.layout import LayoutError
 from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.choices import Choices
 from twinstream.planner.emit.merged_chain import MergedChain, without_tensors
-from twinstream.planner.pack.slot_pools import SlotPools
 from twinstream.planner.search.one_chain import OneChain, plan_of_chain
-from twinstream.schedule.chain import COMMUNICATE, Chain, Task
+from twinstream.schedule.chain import COMMUNICATE, Chain, SlotPools, Task
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import TaskOperand
 from twinstream.schedule.sizes import gib

@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from twinstream.clusters.job import Job
+from twinstream.clusters.assembling import lower
 from twinstream.clusters.kernel_sets import with_kernels
-from twinstream.clusters.layout import Layout
-from twinstream.clusters.lowering.lower import lower
 from twinstream.clusters.offload import offloaded
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.refusals import require_possible
@@ -14,6 +12,8 @@ from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.flops import model_flops_per_sequence
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout
 from twinstream.planner.choices import KINDS, RECOMPUTE_LEVELS, Choices, Home
 from twinstream.planner.planner import Planner, gc_paused
 from twinstream.planner.request import PlanRequest, TrainingStep, caps_of

@@ -1,7 +1,7 @@
 """Why a layout cannot be: degrees that do not divide, or do not make up the GPUs."""
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout, LayoutError, stages_of
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout, LayoutError, stages_of
 from twinstream.models.shapes.rank_sizes import shape_refusals
 
 

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from twinstream.clusters.layout import LayoutError
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.grouped import grouped
@@ -27,6 +26,7 @@ from twinstream.commands.plan_screens import (
 )
 from twinstream.measures.policies_compared import ALL, NoPolicyFits, compare_policies
 from twinstream.measures.uncertainty import uncertainty_of
+from twinstream.models.parallel.layout import LayoutError
 from twinstream.planner.choices import OPEN, ChoiceError
 from twinstream.planner.policies import compared_names, policy_named
 from twinstream.planner.request import PlanRequest

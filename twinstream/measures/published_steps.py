@@ -9,9 +9,9 @@ from typing import NamedTuple, Self
 
 from pydantic_core import to_json
 
-from twinstream.clusters.job import Job
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.parallel.job import Job
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from twinstream.clusters.conforms import is_executable
-from twinstream.clusters.job import Job
 from twinstream.hardware_profiles.attention_rates import Ratio
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.curve_choice import curve_for
@@ -13,6 +12,7 @@ from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.measures.published_steps import StepKind, nearest
 from twinstream.models.lowering.lower import lower
 from twinstream.models.model import is_traced_ref
+from twinstream.models.parallel.job import Job
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.planner.kernel_choice import usual_kernels

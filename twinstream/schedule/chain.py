@@ -1,5 +1,8 @@
 """A training step as a linear chain of tasks over named tensors with declared versions."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from pydantic import JsonValue
 
 from twinstream.schedule.node import Node
@@ -75,3 +78,24 @@ class Chain(Node):
     model_flops: PositiveFlops
     library_bytes: Size = 0
     consumed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SlotPools:
+    """Which buffers of a chain have slots from pools.
+
+    A buffer is a root tensor. One that is in several slots at a time (a block of a ring, which is
+    sent on while the next one comes) has a buffer for each of them.
+
+    Attributes:
+        pools: by buffer, its pool and how many slots of that stay free besides.
+        several: of tensors in several slots, by task and name of the operand, which buffer it is.
+    """
+
+    pools: Mapping[str, tuple[str, int]]
+    several: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def without(self, tensors: frozenset[str]) -> "SlotPools":
+        """The same but for some tensors, of which none is in several slots."""
+        pools = {name: pool for name, pool in self.pools.items() if name not in tensors}
+        return SlotPools(pools, self.several)

@@ -6,13 +6,13 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from twinstream.clusters.job import Job
 from twinstream.clusters.kernel_sets import recipe_text, why_not_here
 from twinstream.clusters.search.search import RankedLayout, SearchResult
 from twinstream.clusters.search.space import told
 from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.measures.uncertainty import Uncertainty
+from twinstream.models.parallel.job import Job
 from twinstream.schedule.analysis.idle import exposed_communication
 from twinstream.screens.tables import cause_name
 

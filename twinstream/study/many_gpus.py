@@ -6,9 +6,7 @@ from functools import cached_property, partial
 from math import inf, isinf
 from typing import Any
 
-from twinstream.clusters.job import Job
 from twinstream.clusters.kernel_sets import with_kernels
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import Prediction, document_of, planned_document, predict
 from twinstream.clusters.refusals import require_possible
 from twinstream.clusters.search.question import (
@@ -24,6 +22,8 @@ from twinstream.clusters.search.space import told
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of_job
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.planner.planner import Planner
 from twinstream.schedule.analysis.idle import exposed_communication

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Self
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
-from twinstream.clusters.layout import Layout
 from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.measures.uncertainty import Uncertainty
 from twinstream.models.hf.config import Dtype
 from twinstream.models.model import AnyModel
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.planner import Planner

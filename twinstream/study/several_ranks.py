@@ -12,7 +12,6 @@ from twinstream.clusters.choosing import (
     workloads_of_ranks,
 )
 from twinstream.clusters.kernel_sets import recipe_refusal, why_not_here
-from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.search.question import OPEN, value_fault
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
 from twinstream.hardware_profiles.clusters.loader import machine_of
@@ -20,6 +19,7 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty
+from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.planner import Planner, gc_paused

@@ -14,10 +14,10 @@ from benchmarks.accuracy.published.published_models import (
     published_shape,
     weighted_stages,
 )
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout, Recompute
 from twinstream.fidelity.clusters.cells import Cells
 from twinstream.fidelity.clusters.measured_steps import ClusterRow
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout, Recompute
 from twinstream.models.recipe import megatron_recipe
 from twinstream.models.spec import ModelSpec
 

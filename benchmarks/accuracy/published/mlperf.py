@@ -10,10 +10,10 @@ from benchmarks.accuracy.published.published_models import (
     published_shape,
     weighted_stages,
 )
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout, Recompute
 from twinstream.fidelity.clusters.cells import Cells
 from twinstream.fidelity.clusters.measured_steps import ClusterRow, Compared
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout, Recompute
 from twinstream.models.recipe import megatron_recipe
 
 COLUMNS = (

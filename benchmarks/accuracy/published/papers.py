@@ -21,10 +21,10 @@ Each paper leaves something open; what is taken is said here, once:
 from typing import Any, Literal
 
 from benchmarks.accuracy.published.published_models import gpt_shape, published_shape
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout, Recompute
 from twinstream.fidelity.clusters.cells import Cells
 from twinstream.fidelity.clusters.measured_steps import ClusterRow, Compared
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout, Recompute
 from twinstream.models.recipe import megatron_recipe
 
 COLUMNS = (

@@ -15,9 +15,9 @@ from tests.executor.ranks.trained import (
     states,
     train_ranks,
 )
-from twinstream.clusters.layout import Layout
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.models.adapters.lora import Lora
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.document import Caps
 from twinstream.schedule.ops import Communicate

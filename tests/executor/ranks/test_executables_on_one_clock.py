@@ -13,8 +13,8 @@ from tests.executor.ranks.test_virtual_clock import (
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import WORKLOADS, small
 from tests.helpers.virtual_ranks import run_virtual_ranks
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.pipeline import Stages, plan_pipeline
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.cluster.splitting import expanded
 from twinstream.schedule.document import Caps

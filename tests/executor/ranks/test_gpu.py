@@ -13,13 +13,13 @@ from tests.executor.ranks.test_pipelines import SPEC, WORKLOAD, given
 from tests.executor.ranks.trained import Case, train_ranks
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import run
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.errors import RanksError
 from twinstream.executor.ranks.world import Patience
 from twinstream.models.lowering.lower import lower
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.document import Caps
 from twinstream.schedule.proof.verify_layout import arena_bytes

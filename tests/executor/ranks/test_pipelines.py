@@ -8,13 +8,13 @@ import torch
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import bits_of, training
 from tests.helpers.tiny_chains import WORKLOADS, small
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.rank_run import RankInputs
 from twinstream.executor.state.training_state import initial_state
 from twinstream.models.lowering.lower import lower
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule

@@ -18,7 +18,6 @@ from tests.helpers.fake_gpu import FakeGpu
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import bits_of
 from tests.helpers.waiting import comes
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.running.run_ranks import options_of
 from twinstream.executor.backends import cuda
@@ -34,6 +33,7 @@ from twinstream.executor.replay.dispatch import PassOptions, run_passes
 from twinstream.executor.replay.graph_segments import cut_segments
 from twinstream.executor.state.training_state import initial_state
 from twinstream.models.lowering.lower import lower
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule

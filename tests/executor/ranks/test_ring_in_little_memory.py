@@ -7,11 +7,11 @@ import torch
 from tests.executor.ranks.test_pipelines import given
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import bits_of
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
 from twinstream.models.lowering.lower import lower
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster

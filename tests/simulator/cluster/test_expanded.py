@@ -6,8 +6,8 @@ import pytest
 
 from tests.clusters.random_jobs import DENSE, MIXTURE, job_of, lowered, random_job
 from tests.simulator.cluster.real_clusters import spans_of, two_passes
-from twinstream.clusters.job import Job
 from twinstream.hardware_profiles.clusters.loader import load_cluster
+from twinstream.models.parallel.job import Job
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.splitting import expanded
 from twinstream.schedule.cluster.verify_cluster import verify_cluster

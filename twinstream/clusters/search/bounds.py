@@ -13,18 +13,18 @@ from typing import Protocol
 
 import numpy as np
 
-from twinstream.clusters.job import Job
 from twinstream.clusters.kernel_sets import with_kernels
-from twinstream.clusters.layout import Layout, Recompute, stages_of
-from twinstream.clusters.lowering.groups import (
+from twinstream.clusters.search.chains import LayerTimes, Pricing, layer_times
+from twinstream.hardware_profiles.clusters.curves import Collective
+from twinstream.models.lowering.priced.groups import (
     Group,
     embedding_group,
     groups_of_layer,
     head_group,
     mesh_of,
 )
-from twinstream.clusters.search.chains import LayerTimes, Pricing, layer_times
-from twinstream.hardware_profiles.clusters.curves import Collective
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout, Recompute, stages_of
 from twinstream.models.shapes.own_work import OwnWork
 from twinstream.models.shapes.saved import head_peak_bytes, saved_bytes, stored_hidden_bytes
 

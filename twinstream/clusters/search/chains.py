@@ -2,21 +2,21 @@
 
 from dataclasses import dataclass
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.lowering.groups import mesh_of
-from twinstream.clusters.lowering.parts import (
-    CollectiveElement,
-    LayerCompute,
-    LayerParts,
-    Ring,
-    layer_parts,
-)
 from twinstream.hardware_profiles.clusters.curves import Collective
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.collectives.rank_group import RankGroup
 from twinstream.hardware_profiles.collectives.timing import collective_time_ns
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.lowering.priced.groups import mesh_of
+from twinstream.models.lowering.priced.parts import (
+    CollectiveElement,
+    LayerCompute,
+    LayerParts,
+    Ring,
+    layer_parts,
+)
+from twinstream.models.parallel.job import Job
 from twinstream.schedule.cluster.mesh import Mesh
 from twinstream.schedule.cost import Work
 from twinstream.simulator.network_costs import equally_near

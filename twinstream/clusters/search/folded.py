@@ -3,12 +3,12 @@
 import math
 from collections.abc import Mapping
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import stages_of
-from twinstream.clusters.lowering.lower import lower
+from twinstream.clusters.assembling import lower
 from twinstream.clusters.search.chains import Pricing, layer_times
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import stages_of
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange
 from twinstream.schedule.ops import Compute, Op
 from twinstream.schedule.workload import MachineRef

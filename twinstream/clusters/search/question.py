@@ -6,14 +6,14 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.search.search import SearchResult, search_layouts
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import CLUSTER_NUMBERS, Cluster
 from twinstream.hardware_profiles.clusters.what_if import with_numbers
 from twinstream.hardware_profiles.profile_files import nearest
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice, Recipe
 from twinstream.schedule.sizes import SizeError, parse_bytes
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from twinstream.clusters.job import Job
 from twinstream.clusters.kernel_sets import run_refusal, with_kernels
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import (
     Prediction,
     predicted_alone,
@@ -25,6 +23,8 @@ from twinstream.clusters.search.workers import LayoutTimers
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.models.executable import executor_refusal
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout
 from twinstream.planner.kernel_choice import usual_kernels
 from twinstream.schedule.document import Schedule
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.clusters.layout import Layout
 from twinstream.clusters.predict import Prepared
 from twinstream.clusters.search.bounds import Bounds, BoundTables
 from twinstream.clusters.search.space import NoLayoutError, SearchSpace, told
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.parallel.layout import Layout
 from twinstream.schedule.sizes import gib
 from twinstream.simulator.network_costs import share_of
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import chain, islice, product
 from typing import Any
 
-from twinstream.clusters.job import Job
 from twinstream.clusters.kernel_sets import run_refusal, with_kernels
-from twinstream.clusters.layout import Layout, LayoutError
 from twinstream.clusters.refusals import refusals_of
 from twinstream.clusters.search.chains import Pricing
 from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.spec import ModelSpec
 
 _MOST_MICRO_BATCH = 16

@@ -8,15 +8,15 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Self, TypeVar
 
-from twinstream.clusters.job import Job
 from twinstream.clusters.kernel_sets import with_kernels
-from twinstream.clusters.layout import LayoutError
 from twinstream.clusters.offload import OffloadError
 from twinstream.clusters.predict import Prediction, predict
 from twinstream.clusters.search.chains import Pricing
 from twinstream.clusters.search.folded import folded_step_s
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import LayoutError
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.worker_processes import (
     WorkerContext,

@@ -5,8 +5,6 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout, LayoutError, Pipeline, Recompute
 from twinstream.clusters.search.question import KEPT, LayoutSearch
 from twinstream.clusters.shared_machine import cores_here, place_here
 from twinstream.commands.arguments.plan_options import PlanOptions
@@ -19,6 +17,8 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.executable import executor_refusal
 from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.model import require_decoder
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout, LayoutError, Pipeline, Recompute
 from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice, KernelSet
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, get_args
 
-from twinstream.clusters.layout import LayoutError
 from twinstream.clusters.search.question import KEPT
 from twinstream.commands.arguments.cluster_options import ClusterOptions, RanksOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.requests import request_of, require_known
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
+from twinstream.models.parallel.layout import LayoutError
 from twinstream.planner.choices import RECOMPUTE_LEVELS, recompute_word
 from twinstream.schedule.ops import Reduction
 from twinstream.study.many_gpus import LayoutQuery

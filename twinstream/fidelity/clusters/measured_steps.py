@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import Layout
 from twinstream.fidelity.clusters.cells import Cells, ClusterTableError, read_lines
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import MATMULS_OF_PRECISION, Recipe, megatron_recipe
 from twinstream.models.spec import ModelSpec

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.lowering.builder import Buffer, StageBuilder, Use
-from twinstream.clusters.lowering.groups import Group
+from twinstream.models.lowering.priced.builder import Buffer, StageBuilder, Use
+from twinstream.models.lowering.priced.groups import Group
+from twinstream.models.parallel.job import Job
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Mode

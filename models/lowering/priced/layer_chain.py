@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.lowering.builder import Buffer, Collective, Ends, StageBuilder, Use
-from twinstream.clusters.lowering.parts import (
+from twinstream.models.lowering.priced.builder import Buffer, Collective, Ends, StageBuilder, Use
+from twinstream.models.lowering.priced.parts import (
     CollectiveElement,
     Element,
     LayerCompute,
@@ -14,7 +13,8 @@ from twinstream.clusters.lowering.parts import (
     Ring,
     whole,
 )
-from twinstream.clusters.lowering.weights import StageWeights
+from twinstream.models.lowering.priced.weights import StageWeights
+from twinstream.models.parallel.job import Job
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Mode
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from twinstream.clusters.job import Job
 from twinstream.models.adapters.adapter_layout import adapter_sites
 from twinstream.models.kernel_costs.workspace import state_bytes
+from twinstream.models.parallel.job import Job
 from twinstream.models.recipe import OptimizerState
 from twinstream.models.spec import ITEMSIZE_BYTES, ParameterPart, rank_parameters
 from twinstream.schedule.cluster.mesh import Axis, Mesh

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from twinstream.clusters.job import Job
+from twinstream.models.parallel.job import Job
 from twinstream.models.shapes.own_work import OwnWork
 from twinstream.models.shapes.saved import hidden_bytes, saved_tensors, stored_hidden_bytes
 from twinstream.models.shapes.work import PartWork

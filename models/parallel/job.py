@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from twinstream.clusters.layout import Layout
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.shapes.own_work import OwnWork
 from twinstream.models.shapes.work import ShapeWork

@@ -1,20 +1,16 @@
-"""The schedule of a cluster from a layout: every stage lowered, every exchange in one order."""
+"""The schedule of a mesh from the chains of its stages: every exchange in one order."""
 
 from collections import defaultdict, deque
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.lowering.groups import mesh_of
-from twinstream.clusters.lowering.stage import StageOps
-from twinstream.models.flops import model_flops_per_sequence
-from twinstream.models.recipe import KernelChoice
+from twinstream.models.lowering.priced.chain import lower_priced, with_some_kernels
+from twinstream.models.lowering.priced.groups import mesh_of
+from twinstream.models.parallel.job import Job
 from twinstream.planner.emit.task_ops import resident_schedule
-from twinstream.planner.pack.slot_pools import SlotPools
 from twinstream.planner.planner import gc_paused
-from twinstream.schedule.chain import Chain
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Communicate, Op
-from twinstream.schedule.workload import MachineRef, ModelRef, Workload
+from twinstream.schedule.workload import MachineRef
 
 _Key = tuple[object, ...]
 _Node = list[tuple[int, int]]  # an op, or the sides of an exchange: class and place in its ops
@@ -38,7 +34,7 @@ def lower(
     with gc_paused(cycles=False):
         for stage in range(job.layout.pp):
             name = f"stage {stage}"
-            chain, pools = chain_of(job, stage, folded=folded)
+            chain, pools = lower_priced(job, stage, folded=folded)
             schedules[name] = resident_schedule(chain, pools, machine, caps or Caps())
             classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
         document = ClusterSchedule.model_construct(
@@ -49,14 +45,6 @@ def lower(
             model_flops=schedules["stage 0"].model_flops, machine=machine,
         )  # fmt: skip
         return in_one_order(document)
-
-
-def with_some_kernels(job: Job) -> Job:
-    """The job with the kernel set `megatron`, where its recipe leaves that open."""
-    if job.recipe.kernels is not None:
-        return job
-    priced = KernelChoice(vector="megatron", attention="flash", deterministic=False)
-    return job.model_copy(update={"recipe": job.recipe.model_copy(update={"kernels": priced})})
 
 
 def in_one_order(schedule: ClusterSchedule) -> ClusterSchedule:
@@ -158,21 +146,3 @@ def _group_key(schedule: ClusterSchedule, one: RankClass, op: Communicate) -> _K
     sent = op.shift if op.collective == "send" else -op.shift
     begins = cell if op.collective == "send" else tuple(sorted((x - sent) % size for x in cell))
     return (op.axes, sent, begins, others)
-
-
-def chain_of(job: Job, stage: int, *, folded: bool = False) -> tuple[Chain, SlotPools]:
-    """What the ranks of a stage do in a step, and which slots what they exchange is in."""
-    everyone = tuple(axis.name for axis in mesh_of(job, 1).axes if axis.size > 1)
-    built = StageOps(job, stage, everyone, folded=folded).lower()
-    tokens = job.layout.micro_batch * job.seq_len
-    chain = Chain.model_construct(
-        tensors=tuple(built.tensors), calls=built.calls, tasks=tuple(built.tasks), recomputes=(),
-        inputs=(), outputs=(), persistent=tuple(built.persistent), round_starts=(0,),
-        workload=Workload(seq_len=job.seq_len, chunk_tokens=tokens, chunks_per_round=1,
-                          rounds_per_step=job.num_microbatches),
-        model=ModelRef(name=job.shape.name, content_hash="", spec={}),
-        recipe=job.recipe.model_dump(mode="json"),
-        model_flops=job.global_batch
-        * model_flops_per_sequence(job.shape, job.seq_len, job.recipe),
-    )  # fmt: skip
-    return chain, built.pools

@@ -2,19 +2,19 @@
 
 from dataclasses import replace
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.layout import stages_of
-from twinstream.clusters.lowering.builder import Buffer, StageBuilder, Use
-from twinstream.clusters.lowering.groups import (
+from twinstream.models.lowering.priced.builder import Buffer, StageBuilder, Use
+from twinstream.models.lowering.priced.groups import (
     Group,
     embedding_group,
     groups_of_layer,
     head_group,
 )
-from twinstream.clusters.lowering.layers import LayerOps
-from twinstream.clusters.lowering.parts import whole
-from twinstream.clusters.lowering.weights import StageWeights
-from twinstream.clusters.orders import Action, actions_of
+from twinstream.models.lowering.priced.layers import LayerOps
+from twinstream.models.lowering.priced.parts import whole
+from twinstream.models.lowering.priced.weights import StageWeights
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import stages_of
+from twinstream.models.parallel.orders import Action, actions_of
 from twinstream.models.shapes.saved import head_peak_bytes, stored_hidden_bytes
 from twinstream.schedule.cost import Work
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from twinstream.clusters.job import Job
-from twinstream.clusters.lowering.builder import Buffer, Ends, StageBuilder, Use
-from twinstream.clusters.lowering.layer_chain import LayerChain, LayerEmitter
-from twinstream.clusters.lowering.parts import CollectiveElement, LayerParts, layer_parts
-from twinstream.clusters.lowering.weights import StageWeights
+from twinstream.models.lowering.priced.builder import Buffer, Ends, StageBuilder, Use
+from twinstream.models.lowering.priced.layer_chain import LayerChain, LayerEmitter
+from twinstream.models.lowering.priced.parts import CollectiveElement, LayerParts, layer_parts
+from twinstream.models.lowering.priced.weights import StageWeights
+from twinstream.models.parallel.job import Job
 from twinstream.models.shapes.kernels import times
 from twinstream.schedule.cost import Work
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from twinstream.models.lowering.communication_tasks import communication_call
-from twinstream.planner.pack.slot_pools import SlotPools
-from twinstream.schedule.chain import Task
+from twinstream.schedule.chain import SlotPools, Task
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import KernelCall, Label, Mode, TaskOperand
 from twinstream.schedule.tensors import Role, Tensor

@@ -1,0 +1,1 @@
+"""How a training step is divided over ranks: the layout, the job, the order of a pipeline."""
