@@ -140,6 +140,24 @@ def node_in(fields: Mapping[str, JsonValue], kind: type[_Node], what: str) -> _N
         ) from None
 
 
+def chunk_refusal(model: AnyModel, seq_len: int, chunk_tokens: int) -> str | None:
+    """Why a model has no such chunks; None where it has them.
+
+    A traced module's masks and costs are those of lengths that no window of it separates.
+    """
+    if isinstance(model, ModelSpec):
+        return None
+    low, high = model.min_seq_len, model.max_seq_len
+    length, what = (chunk_tokens, "chunks") if model.is_packed else (seq_len, "sequences")
+    if low <= length <= (length if high is None else high):
+        return None
+    lengths = f"{low:,} tokens or more" if high is None else f"{low:,} to {high:,} tokens"
+    return (
+        f"'{model.name}' was traced for {what} of {lengths}, not {length:,}: trace it with "
+        f"--seq-len {length}"
+    )
+
+
 def is_traced_ref(ref: ModelRef) -> bool:
     """Whether a document is about a traced module."""
     return "calls" in ref.spec

@@ -47,6 +47,7 @@ def find_model(
         TwinstreamError: there is no such model, or it cannot be traced; says why.
     """
     require("model", model, str, Path, ModelSpec, TracedModel)
+    _require_function(model)
     if isinstance(model, ModelSpec | TracedModel) or is_traced(model):
         return load_any_model(model, dtype=dtype, longest=longest)
     if split_name(str(model)) is None:
@@ -84,6 +85,7 @@ def trace_model(
         CannotTraceError: torch or transformers is not installed.
         TwinstreamError: the module cannot be planned; says where, why, and what to do.
     """
+    _require_function(model)
     _require_tracing(model, f"{model} is traced")
     from twinstream.executor.modules.packing_probe import Packing, isolates_documents
     from twinstream.executor.modules.tracing import trace
@@ -99,6 +101,14 @@ def trace_model(
         is_packed=is_packed,
     )  # fmt: skip
     return found.model_copy(update={"packing": packing})
+
+
+def _require_function(model: str | Path | AnyModel) -> None:
+    if isinstance(model, str | Path) and str(model).endswith(".py"):
+        raise CannotTraceError(
+            f"{model} is a file of Python: say which of its functions builds the module, as "
+            f"{model}:build"
+        )
 
 
 def _source_of(model: str | Path, dtype: Dtype | None) -> tuple[ModuleSource, Dtype]:

@@ -1,12 +1,28 @@
 """Which blocks a module has, and the refusal of those that cannot be run one by one."""
 
+import os
+import traceback
+
 from torch import nn
 
 from twinstream.schedule.errors import TwinstreamError
 
+_NOT_THEIRS = ("torch", "twinstream", "executor")  # folders of a frame's file
+
 
 class ModuleRefusal(TwinstreamError):
     """A module cannot be run block by block: says what, where, and what to do."""
+
+
+def told_of(error: Exception) -> str:
+    """An exception of other people's code, and where in that code it was raised."""
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(f"{os.sep}{part}{os.sep}" in frame.filename for part in _NOT_THEIRS)
+    ]
+    where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
 
 
 def blocks_of(module: nn.Module) -> tuple[str, nn.ModuleList]:

@@ -11,19 +11,28 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from twinstream.executor.modules.blocks import ModuleRefusal
+
 Batch = Mapping[str, torch.Tensor]
 NEVER = 1.0 - 2**-24  # the largest random number: above every probability of being dropped
 
 
 def run_module(module: nn.Module, batch: Batch) -> torch.Tensor:
-    """Logits of a batch."""
+    """Logits of a batch: what the module returns, its `logits`, or the first of a tuple.
+
+    Raises:
+        ModuleRefusal: it returns something else.
+    """
     out = module(**batch)
-    if isinstance(out, torch.Tensor):
-        return out
-    logits = getattr(out, "logits", None)
-    logits = out[0] if logits is None else logits
-    assert isinstance(logits, torch.Tensor)
-    return logits
+    found = out if isinstance(out, torch.Tensor) else getattr(out, "logits", None)
+    if found is None and isinstance(out, tuple | list) and out:
+        found = out[0]
+    if not isinstance(found, torch.Tensor):
+        raise ModuleRefusal(
+            f"{type(module).__name__} returns a {type(out).__name__}: expected logits, an object "
+            "that has `logits`, or a tuple that begins with them"
+        )
+    return found
 
 
 def flatten_user_dicts() -> None:
@@ -47,15 +56,23 @@ def fake_batch(batch: int, seq_len: int, is_packed: bool) -> Batch:
 
 
 def module_inputs(module: nn.Module, batch: Batch) -> Batch:
-    """What of a batch the module's forward takes: some have no argument for positions."""
-    if "position_ids" in batch and "position_ids" not in _arguments(type(module).forward):
-        return {key: value for key, value in batch.items() if key != "position_ids"}
-    return batch
+    """What of a batch the module's forward takes, by its names: some have no argument for
+    positions, and of some the first one, the tokens, is called otherwise."""
+    names = _arguments(type(module).forward)
+    given = dict(batch)
+    if "position_ids" in batch and "position_ids" not in names:
+        del given["position_ids"]
+    if "input_ids" not in names and names:
+        given = {names[0]: given.pop("input_ids"), **given}
+    return given
 
 
 @cache
-def _arguments(forward: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(forward).parameters)
+def _arguments(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """Those that can be given by name; the first is the module itself."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    found = inspect.signature(forward).parameters.values()
+    return tuple(one.name for one in found if one.kind in kinds)[1:]
 
 
 class NoMemory(FakeTensorMode):

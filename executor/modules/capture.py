@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from twinstream.executor.modules.blocks import ModuleRefusal, blocks_of
+from twinstream.executor.modules.blocks import ModuleRefusal, blocks_of, told_of
 from twinstream.executor.modules.building import buffer_slots, documents, parameter_slots, placed
 from twinstream.executor.modules.calling import (
     NEVER,
@@ -26,6 +26,7 @@ from twinstream.executor.modules.calling import (
     module_inputs,
     run_module,
 )
+from twinstream.schedule.errors import TwinstreamError
 
 Path = tuple[Any, ...]
 PRELUDE, POSTLUDE = -1, -2  # places beside a block's number
@@ -154,6 +155,16 @@ def _capture(module: nn.Module, size: tuple[int, int], is_packed: bool, coin: fl
                     "tensors, so that its memory and time are not known before: it cannot be "
                     "planned"
                 ) from None
+            except TwinstreamError:
+                raise
+            except Exception as error:
+                raise ModuleRefusal(f"{watch.where()} fails: {told_of(error)}") from error
+        if logits.dim() != 3 or tuple(logits.shape[:2]) != size:
+            raise ModuleRefusal(
+                f"{type(module).__name__} makes logits of shape {tuple(logits.shape)} of "
+                f"{size[0]} sequences of {size[1]} tokens: expected [{size[0]}, {size[1]}, "
+                "vocabulary], a prediction for every token"
+            )
         found = watch.finish(logits)
     found.size = size
     found.changed_buffers = tuple(

@@ -1,12 +1,15 @@
-"""Polynomials in the size of a chunk through measured points, exactly."""
+"""Polynomials in the size of a chunk through measured points, exactly; and the points."""
 
 import math
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
+from twinstream.models.traced import ModuleSource
 from twinstream.models.traced_costs import Poly
 
 Size = tuple[int, int]  # B, S
+_THRESHOLDS = ("window", "chunk", "topk")  # of keys whose value is a length that changes masks
 
 
 def fit(values: dict[Size, int]) -> tuple[Poly, float]:
@@ -46,3 +49,42 @@ def _inverse(sizes: tuple[Size, ...]) -> tuple[list[int], list[list[int]], int]:
     inverse = [row[size:] for row in table]
     divisor = math.lcm(*(x.denominator for row in inverse for x in row))
     return powers, [[int(x * divisor) for x in row] for row in inverse], divisor
+
+
+def seq_lens_like(source: ModuleSource, seq_len: int) -> tuple[int, int | None]:
+    """The lengths around S that no window, chunk or maximum of the config separates."""
+    low, high = 1, None
+    for key, value in _numbers(source.config or {}):
+        if any(part in key for part in _THRESHOLDS) and value > 1:
+            if value <= seq_len:
+                low = max(low, value)
+            else:
+                high = value - 1 if high is None else min(high, value - 1)
+    return low, high
+
+
+def _numbers(config: dict[str, Any]) -> list[tuple[str, int]]:
+    found = []
+    for key, value in config.items():
+        if isinstance(value, dict):
+            found += _numbers(value)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            found.append((key, value))
+    return found
+
+
+def sizes_around(seq_len: int, low: int, high: int | None, is_packed: bool) -> list[Size]:
+    """Points through which costs are fitted, and the last to check them, at S itself.
+
+    Lengths are a multiple of 256 apart where that is possible, because scans pad to such. One
+    sequence is no point: a repeated axis of length 1 spares copies.
+    """
+    below = (seq_len - max(low, seq_len // 4)) // 3
+    above = (high or 4 * seq_len) - seq_len
+    step = below if below >= 8 or below >= above // 3 else -(above // 3)
+    grain = next(grain for grain in (256, 64, 16, 8, 1) if abs(step) >= grain or grain == 1)
+    step = int(step / grain) * grain or 1
+    lengths = [seq_len - i * step for i in (3, 2, 1, 0)]
+    if is_packed:
+        return [(1, length) for length in lengths]
+    return [*((b, s) for s in lengths[:3] for b in (2, 3)), (4, lengths[3])]

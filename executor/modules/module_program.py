@@ -39,6 +39,7 @@ from twinstream.executor.modules.capture import (
     capture,
 )
 from twinstream.executor.modules.rows_and_values import row_axis, row_loss
+from twinstream.models.model import chunk_refusal
 from twinstream.models.traced import TracedModel
 
 Tensors = Mapping[str, torch.Tensor]
@@ -87,12 +88,8 @@ class ModuleProgram:
         """
         size = (batch, seq_len)
         if size not in self._chunks:
-            low, high = self.model.min_seq_len, self.model.max_seq_len
-            if seq_len < low or (high is not None and seq_len > high):
-                raise ModuleRefusal(
-                    f"'{self.model.name}' was traced for sequences of {low} to {high or 'any'} "
-                    f"tokens, not {seq_len}: trace it with --seq-len {seq_len}"
-                )
+            if (why := chunk_refusal(self.model, seq_len, seq_len)) is not None:
+                raise ModuleRefusal(why)
             chunk = self._first.resized(size)
             for value in self.model.values:
                 chunk.set_shape(value.name, value.shape_at(batch, seq_len))
@@ -287,7 +284,7 @@ class ChunkProgram:
             placed(self._hidden_buffers, self._meta_buffers),
             self._given(self._postlude_slots, tensors),
         ):
-            return run_module(self.module, {"input_ids": ids})
+            return run_module(self.module, module_inputs(self.module, {"input_ids": ids}))
 
     def postlude_backward(
         self,

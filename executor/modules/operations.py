@@ -155,12 +155,23 @@ def _work_of(
         return _grouped(args, kwargs)
     if "scaled_dot_product" in str(packet) and "attention" in str(packet):
         return _attention(func, args, kwargs)
+    if packet is aten.convolution_backward:
+        return "convolution", sum(x.numel() for x in outputs), (), _convolution_backward(args)
     if packet in flop_registry:
         flops = flop_registry[packet](
             *args, **kwargs, out_val=out if len(outputs) == 1 else outputs
         )
         return "convolution", out.numel(), (), int(flops)
     return "vector", out.numel(), (), 0
+
+
+def _convolution_backward(args: Any) -> int:
+    """Of each product what forward has, groups included: torch's own count leaves them out."""
+    gradient, x, weight = args[:3]
+    transposed, masks = args[7], args[-1]
+    positions = (x if transposed else gradient).numel()
+    products = int(masks[0]) + int(masks[1])
+    return int(2 * positions * weight[0].numel() * products)
 
 
 def _grouped(args: Any, kwargs: Any) -> tuple[str, int, tuple[int, ...], int]:

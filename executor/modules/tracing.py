@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from twinstream.executor.modules.adapters import is_adapter
+from twinstream.executor.modules.blocks import ModuleRefusal, told_of
 from twinstream.executor.modules.building import build_module
 from twinstream.executor.modules.calling import NoMemory, fake_batch
 from twinstream.executor.modules.capture import (
@@ -15,7 +16,7 @@ from twinstream.executor.modules.capture import (
     Capture,
     capture,
 )
-from twinstream.executor.modules.fitting import Size, fit
+from twinstream.executor.modules.fitting import Size, fit, seq_lens_like, sizes_around
 from twinstream.executor.modules.grouping import groups_of, kind_key
 from twinstream.executor.modules.module_program import ChunkProgram
 from twinstream.executor.modules.operations import Amount, CountOperations, Key, TaskCost
@@ -31,10 +32,10 @@ from twinstream.models.traced import (
     TracedValue,
 )
 from twinstream.models.traced_costs import Peak, Poly, TracedTask, TracedWork
+from twinstream.schedule.errors import TwinstreamError
 
 Shape = tuple[int, ...]
 _GOOD_FIT = 0.01  # relative
-_THRESHOLDS = ("window", "chunk", "topk")  # of keys whose value is a length that changes masks
 
 
 def trace(
@@ -57,13 +58,21 @@ def trace(
     """
     module = build_module(source, getattr(torch, dtype), attention)
     low, high = seq_lens_like(source, seq_len)
-    sizes = _sizes(seq_len, low, high, is_packed)
+    sizes = sizes_around(seq_len, low, high, is_packed)
     found = capture(module, sizes[0], is_packed)
     adapters = None
     if source.lora is not None:
         adapters = {name for name, _ in module.named_parameters() if is_adapter(name)}
     parts = _Parts(module, found, sizes, is_packed, adapters)
-    parts.measure()
+    try:
+        parts.measure()
+    except TwinstreamError:
+        raise
+    except Exception as error:
+        raise ModuleRefusal(
+            f"{type(module).__name__} fails with chunks of other sizes than the first, "
+            f"{sizes[0]}: {told_of(error)}"
+        ) from error
     config = getattr(module, "config", None)
     return TracedModel(
         name=getattr(config, "model_type", None) or type(module).__name__,
@@ -92,45 +101,6 @@ def trace(
         torch_version=torch.__version__,
         transformers_version=_transformers_version(source),
     )
-
-
-def seq_lens_like(source: ModuleSource, seq_len: int) -> tuple[int, int | None]:
-    """The lengths around S that no window, chunk or maximum of the config separates."""
-    low, high = 1, None
-    for key, value in _numbers(source.config or {}):
-        if any(part in key for part in _THRESHOLDS) and value > 1:
-            if value <= seq_len:
-                low = max(low, value)
-            else:
-                high = value - 1 if high is None else min(high, value - 1)
-    return low, high
-
-
-def _numbers(config: dict[str, Any]) -> list[tuple[str, int]]:
-    found = []
-    for key, value in config.items():
-        if isinstance(value, dict):
-            found += _numbers(value)
-        elif isinstance(value, int) and not isinstance(value, bool):
-            found.append((key, value))
-    return found
-
-
-def _sizes(seq_len: int, low: int, high: int | None, is_packed: bool) -> list[Size]:
-    """Points through which costs are fitted, and the last to check them, at S itself.
-
-    Lengths are a multiple of 256 apart where that is possible, because scans pad to such. One
-    sequence is no point: a repeated axis of length 1 spares copies.
-    """
-    below = (seq_len - max(low, seq_len // 4)) // 3
-    above = (high or 4 * seq_len) - seq_len
-    step = below if below >= 8 or below >= above // 3 else -(above // 3)
-    grain = next(grain for grain in (256, 64, 16, 8, 1) if abs(step) >= grain or grain == 1)
-    step = int(step / grain) * grain or 1
-    lengths = [seq_len - i * step for i in (3, 2, 1, 0)]
-    if is_packed:
-        return [(1, length) for length in lengths]
-    return [*((b, s) for s in lengths[:3] for b in (2, 3)), (4, lengths[3])]
 
 
 class _Parts:

@@ -225,6 +225,8 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def _read_model_type(file: Path, raw: Mapping[str, Any]) -> str:
+    if {"ops", "slots"} <= set(raw) or {"mesh", "schedules"} <= set(raw):
+        raise HfConfigError(path=file, problem="is a schedule, not a model's config.json")
     if "model_type" not in raw:
         raise HfConfigError(path=file, problem="key 'model_type' is missing")
     model_type = raw["model_type"]

@@ -18,6 +18,7 @@ from twinstream.models.lowering.declarations import (
 )
 from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.lowering.step import StepLowering
+from twinstream.models.model import chunk_refusal
 from twinstream.models.recipe import Recipe
 from twinstream.models.traced import BYTES_OF_DTYPE, TracedModel, TracedValue
 from twinstream.models.traced_costs import TracedTask
@@ -314,6 +315,8 @@ def _require_possible(model: TracedModel, workload: Workload, recipe: Recipe) ->
             f"which only twinstream's own kernels do: '{model.name}' is a traced module and needs "
             "chunks of whole sequences"
         )
+    if (why := chunk_refusal(model, workload.seq_len, workload.chunk_tokens)) is not None:
+        raise TwinstreamError(why)
     if workload.packing is not None and not model.is_packed:
         raise TwinstreamError(
             f"'{model.name}' was traced for one document a sequence, and not for documents of any "

@@ -6,7 +6,7 @@ from math import inf
 
 from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.models.lowering.lower import saved_per_token
-from twinstream.models.model import AnyModel
+from twinstream.models.model import AnyModel, chunk_refusal
 from twinstream.planner.limits import LIMITS, SearchLimits
 from twinstream.planner.request import ChunkingError, TrainingStep
 from twinstream.schedule.workload import Workload
@@ -210,6 +210,8 @@ def _chunk_sizes(spec: AnyModel, step: TrainingStep, limits: SearchLimits) -> li
 
 
 def _workload(spec: AnyModel, step: TrainingStep, chunk_tokens: int) -> Workload:
+    if (why := chunk_refusal(spec, step.seq_len, chunk_tokens)) is not None:
+        raise ChunkingError(why)
     per_sequence = max(1, step.pack_tokens // chunk_tokens)
     groups = step.tokens_per_step // (chunk_tokens * per_sequence) if step.tokens_per_step else None
     if step.chunks_per_round is not None:

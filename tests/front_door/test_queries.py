@@ -110,3 +110,27 @@ def test_the_explorer_from_python_refuses_a_port_in_use():
         pytest.raises(ts.TwinstreamError, match="choose another --port"),
     ):
         ts.explore(port=taken.getsockname()[1])
+
+
+def test_a_query_of_a_cluster_takes_tokens_and_caps_as_plan_does():
+    in_tokens = {**{n: v for n, v in LAYOUT.items() if n != "global_batch"}, "micro_batch": 2}
+    asked = ts.query(**in_tokens, tokens_per_step=16 * 512)
+    assert asked.content == ts.query(**LAYOUT, micro_batch=2).content
+    assert asked.content == ts.query(**LAYOUT, chunk_tokens=2 * 512).content
+    capped = ts.query(**LAYOUT, device_mem="50%")
+    assert capped.content != ts.query(**LAYOUT).content
+    room = capped.answer().room_bytes[0]
+    assert room is not None and room < 41 * 2**30
+    for wrong in ({"tokens_per_step": 1000}, {"device_mem": "much"}, {"device_mem": "1TiB"}):
+        with pytest.raises(ts.TwinstreamError):
+            ts.query(**{**LAYOUT, **wrong})
+    with pytest.raises(ts.TwinstreamError, match="global_batch is missing, or tokens_per_step"):
+        ts.query(**in_tokens)
+
+
+def test_ranks_are_planned_no_slower_than_by_any_layout_that_is_named():
+    step = {"model": "1b", "machine": "h100", "ranks": 2, "seq_len": 2048}
+    step |= {"tokens_per_step": 32768}
+    found = ts.query(**step).answer().step_s
+    named = ({"zero": 1}, {"zero": 0}, {"chunk_tokens": 16384}, {"dp": 2, "chunk_tokens": 4096})
+    assert all(found <= ts.query(**step, **fixed).answer().step_s for fixed in named)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.front_door.command_line import call
@@ -17,6 +18,9 @@ from tests.training.small_runs import (
     write_rows,
 )
 from twinstream.executor.modules.building import build_module
+from twinstream.executor.modules.operations import CountOperations
+from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
+from twinstream.log.run_files import RunFiles
 from twinstream.models.traced import ModuleSource
 
 
@@ -138,6 +142,18 @@ class Model(nn.Module):
         return self.head(x)
 
 def layer_norm(): return Model(nn.LayerNorm)
+class Renamed(Model):
+    def forward(self, idx, targets=None): return super().forward(idx), None
+class LastOnly(Model):
+    def forward(self, input_ids): return super().forward(input_ids)[:, -1]
+class Raises(Model):
+    def forward(self, input_ids): raise RuntimeError("not today")
+class Nothing(Model):
+    def forward(self, input_ids): super().forward(input_ids)
+def renamed(): return Renamed(nn.LayerNorm)
+def last_only(): return LastOnly(nn.LayerNorm)
+def raises(): return Raises(nn.LayerNorm)
+def nothing(): return Nothing(nn.LayerNorm)
 def batch_norm(): return Model(nn.BatchNorm1d)
 def three(): return 3
 def fails(): return 1 / 0
@@ -156,12 +172,49 @@ def test_a_model_of_a_python_file_trains_and_says_where_its_weights_are(tmp_path
     assert "under the names of your module's state_dict" in " ".join(told.out.split())
 
 
+def test_the_argument_of_the_tokens_may_have_any_name(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_MODEL)
+    losses = []
+    for name in ("layer_norm", "renamed"):
+        out = tmp_path / name
+        told = call(
+            *("train", f"{tmp_path / 'own.py'}:{name}", write_rows(tmp_path / "rows.jsonl")),
+            *("-o", out, "--seq-len", 64, "--tokens-per-step", 256, "--steps", 2),
+            *("--machine", "cpu"),
+        )
+        assert told.code == 0, told.err
+        steps = events_of_kind(read_metrics(RunFiles(out).metrics), StepMetrics)
+        losses.append([step.loss for step in steps])
+    assert losses[0] == losses[1]
+
+
+def test_lengths_that_were_not_traced_are_refused_by_a_plan(tmp_path: Path) -> None:
+    config, model = tmp_path / "config.json", tmp_path / "model.json"
+    config.write_text(json.dumps(tiny_config("gemma3_text", sliding_window=64)))
+    assert call("trace", config, "--seq-len", 48, "-o", model).code == 0
+    asked = ("plan", "--model", model, "--machine", "rtx4090", "--tokens-per-step", 4096)
+    assert call(*asked, "--seq-len", 32).code == 0
+    told = call(*asked, "--seq-len", 128)
+    assert told.code == 2 and " to 63 tokens, not 128: trace it with --seq-len 128" in told.err
+
+
+def test_a_file_may_import_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_mine.py").write_text(OWN_MODEL)
+    (tmp_path / "mine.py").write_text("from neighbour_of_mine import layer_norm as build\n")
+    told = call("trace", f"{tmp_path}/mine.py:build", "--seq-len", 64, "-o", tmp_path / "m.json")
+    assert told.code == 0, told.err
+
+
 @pytest.mark.parametrize(
     ("what", "says"),
     [
         ("nowhere", "there is no such file"),
         ("words.txt", "words.txt"),
-        ("own.py:nothing", "has no 'nothing'"),
+        ("own.py:nobody", "has no 'nobody'"),
+        ("own.py", "say which of its functions builds the module, as"),
+        ("own.py:last_only", "expected [2, "),
+        ("own.py:raises", "fails: RuntimeError: not today ("),
+        ("own.py:nothing", "returns a NoneType: expected logits"),
         ("own.py:three", "returns a int, not a torch.nn.Module"),
         ("own.py:fails", "fails with ZeroDivisionError: division by zero"),
     ],
@@ -181,3 +234,15 @@ def test_state_that_a_step_changes_is_refused(tmp_path: Path) -> None:
     assert call("trace", name, "--seq-len", 64, "-o", traced).code == 0
     told = call("plan", "--model", traced, "--seq-len", 64, "--machine", "cpu")
     assert told.code == 2 and "changes its buffer" in told.err and "blocks.0.norm" in told.err
+
+
+def test_a_grouped_convolution_costs_as_much_backward_as_two_forward() -> None:
+    x = torch.randn(2, 8, 16, requires_grad=True)
+    layer = nn.Conv1d(8, 8, 4, padding=3, groups=8)
+    with CountOperations() as counted:
+        y = layer(x)
+    forward = counted.cost.flops
+    with CountOperations() as counted:
+        y.sum().backward()
+    assert forward == 2 * y.numel() * 4
+    assert counted.cost.flops == 2 * forward

@@ -11,6 +11,7 @@ from twinstream.training.amounts import Every, every, source_of, steps_of
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import expected_packing
 from twinstream.training.rates import LearningRate
+from twinstream.training.trainer import Trainer
 
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
@@ -24,6 +25,15 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         with pytest.raises(OptionsError, match=re.escape(message)):
             TrainOptions.of(known | wrong)
     assert TrainOptions.of(known | {"steps": "12", "epochs": "0.5"}).steps == 12
+
+
+@pytest.mark.parametrize("given", [{"pp": 2}, {"dp": 2, "zero": 3}, {"pipeline": "gpipe"}])
+def test_layouts_are_of_several_ranks(given: dict[str, object], tmp_path: Path) -> None:
+    options = TrainOptions.of({"model": "tiny", "data": ("d",), "output": tmp_path, **given})
+    with pytest.raises(OptionsError, match=f"{'.*'.join(given)}: of several ranks"):
+        Trainer(options)
+    alone = {"ranks": 1, "pp": 1, "dp": 1, "zero": 0}
+    Trainer(TrainOptions.of({"model": "tiny", "data": ("d",), "output": tmp_path, **alone}))
 
 
 def test_amounts() -> None:

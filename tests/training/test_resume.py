@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.front_door.command_line import call
 from tests.training.small_runs import options, state_files, trained, write_config, write_rows
 from twinstream.data.data_error import DataError
 from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
+from twinstream.log.run_files import RunFiles
 from twinstream.schedule.files import DocumentError, only_writer
 from twinstream.training.checkpoints import (
     CheckpointError,
@@ -82,6 +84,25 @@ def test_what_decides_the_bits_cannot_change(name: str, value: object, tmp_path:
     with pytest.raises(OptionsError, match=name):
         Trainer(wanted.model_copy(update={name: value}), resume=True)
     Trainer(wanted.model_copy(update={"device_mem": "1GiB", "steps": 9}), resume=True)
+
+
+def test_a_run_that_failed_before_its_first_step_may_be_begun_anew(tmp_path: Path) -> None:
+    wanted = options(tmp_path)
+    wanted.output.mkdir()
+    write_options(wanted.model_copy(update={"kernels": "triton"}), wanted.output)
+    RunFiles(wanted.output).metrics.touch()
+    trained(wanted, stop_after=2)
+    assert read_options(wanted.output / "run.toml").get("kernels") != "triton"
+    with pytest.raises(OptionsError, match="has a run already"):
+        trained(wanted)
+
+
+def test_a_profile_of_another_kind_of_device_is_refused(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl")
+    told = call("train", "tiny", rows, "-o", tmp_path / "run", "--machine", "h100", "--steps", 1)
+    assert told.code == 2 and "'h100' is the profile of a cuda device" in told.err
+    nowhere = call("train", "-o", tmp_path / "nowhere", "--resume")
+    assert nowhere.code == 2 and "has no run to go on with" in nowhere.err
 
 
 def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:

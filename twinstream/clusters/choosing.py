@@ -16,7 +16,7 @@ from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.planner import gc_paused
 from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
-from twinstream.planner.search.chunking import chunkings
+from twinstream.planner.search.chunking import admissible, chunkings
 from twinstream.planner.search.tokens import proposed_tokens
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
@@ -130,15 +130,30 @@ class RanksQuestion:
                 f"no layout of {self.num_ranks} ranks can train this: {_reasons(seen)}"
             )
         fastest = min(found, key=lambda one: one.step_s)
-        best = self._with_best_chunks(fastest, progress)
-        told = (best.candidate if one.layout == best.layout else one for one in seen)
+        best = self._with_shards(self._with_best_chunks(fastest, progress), progress)
+        told = dict.fromkeys(
+            best.candidate if one.layout in (best.layout, fastest.layout) else one for one in seen
+        )
         return replace(best, candidates=tuple(told))
+
+    def _with_shards(self, found: ChosenLayout, progress: Callable[[str], None]) -> ChosenLayout:
+        """With the optimizer's state sharded over replicas, where that is open and faster: each
+        then updates its part alone."""
+        layout = found.layout
+        if self.fixed.get("zero") is not None or layout.dp == 1 or layout.zero:
+            return found
+        progress(f"planning pp {layout.pp} x dp {layout.dp}, ZeRO 1")
+        workload = found.workload
+        made = self._planned(layout.model_copy(update={"zero": 1}), workload)
+        if isinstance(made, Candidate) or made.step_s >= found.step_s:
+            return found
+        return self._with_best_chunks(made, progress)
 
     def _with_best_chunks(
         self, found: ChosenLayout, progress: Callable[[str], None]
     ) -> ChosenLayout:
         """The layout with larger chunks, or smaller ones, for as long as it gets faster."""
-        first = self.workloads[0].chunk_tokens
+        first = found.workload.chunk_tokens
         larger = sorted(
             (one for one in self.workloads if one.chunk_tokens > first), key=_chunk_tokens
         )
@@ -270,7 +285,7 @@ def workloads_of_ranks(
             tokens = max(1, most_tokens // whole) * whole
         least = ROUNDS_OF_A_RANK * num_ranks * whole
         step = replace(step, tokens_per_step=-(-tokens // least) * least)
-    found = chunkings(spec, step)
+    found = list(dict.fromkeys((*chunkings(spec, step), *admissible(spec, step))))
     enough = [w for w in found if w.rounds_per_step >= ROUNDS_OF_A_RANK * num_ranks]
     first = enough[0] if enough else max(found, key=lambda workload: workload.rounds_per_step)
     return [first, *(workload for workload in found if workload is not first)]

@@ -154,7 +154,7 @@ class ChipOptions(Node, title="Chips", populate_by_name=True):
     base_utilization: Annotated[
         float,
         quantity("Share of the peak that one matmul on one chip reaches; 0.6 is optimistic.",
-                 "SHARE", gt=0, le=10),
+                 "SHARE", gt=0, le=1),
     ] = 0.6  # fmt: skip
     precision_bits: Annotated[
         int | None,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from twinstream.hardware_profiles.clusters.loader import node_file
-from twinstream.log.metrics import FILE
+from twinstream.log.metrics import FILE, StepMetrics, events_of_kind, read_metrics
 from twinstream.schedule.files import DocumentError, is_leftover, reason_of
 
 PLAN, OPTIONS, COMPARISON, MACHINE = "plan.json", "run.toml", "comparison.json", "machine.toml"
@@ -50,6 +50,13 @@ class RunFiles:
         """Before ranks train: remove the plan of one device, and what was measured before."""
         for path in (self.plan, self.comparison, self.measured):
             path.unlink(missing_ok=True)
+
+    def has_steps(self) -> bool:
+        """Whether a step was trained: one that is logged, or kept in a checkpoint."""
+        if any(self.folder.glob("checkpoint-*")) or self.model.exists():
+            return True
+        events = read_metrics(self.metrics) if self.metrics.exists() else []
+        return bool(events_of_kind(events, StepMetrics))
 
     def others(self) -> list[Path]:
         """What is in the folder that no run left there when it was killed before it began."""

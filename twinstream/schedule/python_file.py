@@ -1,6 +1,7 @@
 """Objects of a person's own Python file, named FILE.py:NAME."""
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ def object_of_file(path: Path, name: str) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)  # whose other files it may import, as a script may
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
     except Exception as error:

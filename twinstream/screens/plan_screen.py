@@ -13,7 +13,7 @@ from twinstream.measures.policies_compared import PolicyOutcome
 from twinstream.measures.residence import STATE, Residence, RoleResidence
 from twinstream.measures.uncertainty import Uncertainty, prediction_notes, uncertainty_of
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
-from twinstream.models.model import model_of
+from twinstream.models.model import is_traced_ref, model_of
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
@@ -110,7 +110,10 @@ def _headlines(
     kernels = schedule.recipe.get("kernels")
     if isinstance(kernels, dict):  # schedules of before name none
         bits = " (not deterministic)" if nondeterministic_kernels(schedule) else ""
-        table.add_row("kernels", f"{kernels['vector']}, attention {kernels['attention']}{bits}")
+        attention, own = kernels["attention"], ""
+        if is_traced_ref(schedule.model):
+            attention, own = schedule.model.spec["attention"], "the module's own; of updates "
+        table.add_row("kernels", f"{own}{kernels['vector']}, attention {attention}{bits}")
     if told := trained_text(schedule.recipe | _adapters(schedule.model)):
         table.add_row("trains", told)
     if summary.plan_seconds is not None:

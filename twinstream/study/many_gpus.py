@@ -10,12 +10,12 @@ from twinstream.clusters.kernel_sets import with_kernels
 from twinstream.clusters.predict import Prediction, document_of, planned_document, predict
 from twinstream.clusters.refusals import require_possible
 from twinstream.clusters.search.question import (
-    COUNTS,
     KEPT,
     NAMES,
     LayoutSearch,
     full_name,
     value_fault,
+    with_caps,
 )
 from twinstream.clusters.search.search import SearchResult
 from twinstream.clusters.search.space import told
@@ -39,12 +39,16 @@ from twinstream.study.query import (
     Query,
     StudyError,
     Subject,
+    Value,
     Values,
+    size_fault,
 )
 
 _GIB = 2**30
 _LAYOUT = tuple(name for name in Layout.model_fields if name not in ("stage_layers", "reduction"))
 _PLACE = ("model", "cluster")
+_IN_TOKENS = {"tokens_per_step": "global_batch", "chunk_tokens": "micro_batch"}
+_CAPS = ("device_mem", "host_mem")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +126,8 @@ class LayoutQuery(Query):
     question: LayoutSearch
     keep: int = KEPT
 
-    names = (*_PLACE, *NAMES)
-    required = (*_PLACE, *COUNTS)
+    names = (*_PLACE, *NAMES, *_IN_TOKENS, *_CAPS)
+    required = (*_PLACE, "gpus", "seq_len")
     columns = (
         "layout", "step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "memory_bytes",
         "room_bytes", "compute_share", "talk_share", "bubble_share", "bound_s", "gap",
@@ -136,24 +140,31 @@ class LayoutQuery(Query):
 
     @classmethod
     def of(cls, values: Values, load: Loader) -> "LayoutQuery":
-        seq_len, global_batch = (int(values[field]) for field in ("seq_len", "global_batch"))
+        seq_len = int(values["seq_len"])
+        given = _in_sequences(values, seq_len)
+        if "global_batch" not in given:
+            raise StudyError("global_batch is missing, or tokens_per_step")
+        global_batch = int(given["global_batch"])
         shape = load.model(str(values["model"]), seq_len)
         job = Job(
             shape=shape, layout=Layout(), recipe=Recipe(), seq_len=seq_len,
             global_batch=global_batch,
         )  # fmt: skip
         base = LayoutSearch(job, int(values["gpus"]), load.cluster(str(values["cluster"])), {})
-        return cls(base.changed(values))
+        rest = {name: value for name, value in values.items() if name not in _PLACE}
+        return cls(base).changed(rest)
 
     @classmethod
     def full_name(cls, name: str) -> str:
-        return name if name in _PLACE else full_name(name)
+        return name if name in (*_PLACE, *_IN_TOKENS, *_CAPS) else full_name(name)
 
     @classmethod
     def fault(cls, name: str, value: object) -> str | None:
         if name in _PLACE:
             return None if isinstance(value, str) else f"needs a text in quotes, got {value!r}"
-        return value_fault(name, value)
+        if name in _CAPS:
+            return size_fault(value)
+        return value_fault("global_batch" if name in _IN_TOKENS else name, value)
 
     @property
     def subject(self) -> Subject:
@@ -208,7 +219,13 @@ class LayoutQuery(Query):
             asked = replace(asked, job=asked.job.model_copy(update={"shape": shape}))
         if "cluster" in values:
             asked = replace(asked, cluster=load.cluster(str(values["cluster"])))
-        return replace(self, question=asked.changed(values))
+        given = _in_sequences(values, int(values.get("seq_len", asked.job.seq_len)))
+        asked = asked.changed(given)
+        caps = [None if (cap := values.get(name)) is None else str(cap) for name in _CAPS]
+        if any(caps):
+            capped = with_caps(asked.cluster, asked.num_gpus, *caps)
+            asked = replace(asked, cluster=capped)
+        return replace(self, question=asked)
 
     def answer(
         self, known: Sequence[Answer] = (), planner: Planner | None = None, *,
@@ -252,6 +269,23 @@ class LayoutQuery(Query):
             needs, room = prediction.memory_bytes / _GIB, prediction.room_bytes / _GIB
             raise StudyError(f"{told(job.layout)} needs {needs:.1f} GiB of a GPU's {room:.1f}")
         return LaidOutStep.predicted(job, cluster, prediction)
+
+
+def _in_sequences(values: Values, seq_len: int) -> dict[str, Value]:
+    """Counts of tokens as the counts of sequences that they are."""
+    found = {name: value for name, value in values.items() if name not in (*_IN_TOKENS, *_CAPS)}
+    for tokens, sequences in _IN_TOKENS.items():
+        if tokens not in values:
+            continue
+        count, left = divmod(int(values[tokens]), seq_len)
+        if left or not count or found.get(sequences, count) != count:
+            raise StudyError(
+                f"{tokens} = {values[tokens]} are no whole sequences of {seq_len} tokens"
+                if left or not count
+                else f"{tokens} and {sequences} say the same, and differ: leave one out"
+            )
+        found[sequences] = count
+    return found
 
 
 def kept_job(asked: LayoutSearch, layout: Layout) -> Job:

@@ -23,7 +23,7 @@ from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
 from twinstream.planner.warm_start import fits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
-from twinstream.schedule.sizes import SizeError, gib, parse_bytes
+from twinstream.schedule.sizes import gib, parse_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.simulator.replay import steady_state
 from twinstream.study.planned_step import PlannedStep
@@ -37,6 +37,7 @@ from twinstream.study.query import (
     Subject,
     Value,
     Values,
+    size_fault,
 )
 
 _COUNTS = ("seq_len", "tokens_per_step", "chunk_tokens", "chunks_per_round")
@@ -97,7 +98,7 @@ class DeviceQuery(Query):
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             return None if whole else f"needs a positive whole number, got {value!r}"
         if name in _SIZES:
-            return _size_fault(value)
+            return size_fault(value)
         if name.startswith(MACHINE_NUMBER):
             return value_fault(name, value)
         if not isinstance(value, str):
@@ -279,16 +280,6 @@ def _cut(request: PlanRequest) -> tuple[object, ...]:
     step, choices = request.step, request.choices
     given = (step.seq_len, step.chunk_tokens, step.chunks_per_round, step.packing)
     return (*given, dict(choices.homes), choices.recompute, choices.prefetch_blocks)
-
-
-def _size_fault(value: object) -> str | None:
-    if not isinstance(value, str | int) or isinstance(value, bool):
-        return f'needs a size such as "24GiB", "80%" or bytes, got {value!r}'
-    try:  # of how much a share is, only a machine tells
-        size_bytes = value if isinstance(value, int) else parse_bytes(value, whole_bytes=2.0**40)
-    except SizeError as error:
-        return f"is no size: {error}"
-    return None if size_bytes >= 1 else f"needs a size of at least a byte, got {value!r}"
 
 
 def _caps(was: PlanRequest, machine: Machine, values: Values) -> Caps:

@@ -25,6 +25,7 @@ from twinstream.models.spec import ModelSpec
 from twinstream.planner.planner import Planner
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
+from twinstream.schedule.sizes import SizeError, parse_bytes
 from twinstream.tracing import find_model
 
 Value = str | bool | int | float
@@ -119,6 +120,17 @@ class Property:
         """The values of a query with it."""
         values = [value * factor for value in self.values]
         return dict(zip(self.fields, map(int, values) if self.is_count else values, strict=True))
+
+
+def size_fault(value: object) -> str | None:
+    """What a memory cap needs to be; None if it is that."""
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        return f'needs a size such as "24GiB", "80%" or bytes, got {value!r}'
+    try:  # of how much a share is, only a machine tells
+        size_bytes = value if isinstance(value, int) else parse_bytes(value, whole_bytes=2.0**40)
+    except SizeError as error:
+        return f"is no size: {error}"
+    return None if size_bytes >= 1 else f"needs a size of at least a byte, got {value!r}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import MACHINE
 from twinstream.models.kernel_costs.attention_limits import attention_limits, attention_names
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.training.options import TrainOptions
+from twinstream.training.options import OptionsError, TrainOptions
 
 if TYPE_CHECKING:
     from twinstream.executor.ranks.gpus import LocalGpus
@@ -60,6 +60,11 @@ def detect_machine(
     """
     gpus = _gpus_of_ranks(options) if backend == "cuda" else None
     machine = _machine(options, folder, backend, dtype, tell)
+    if machine.device != backend:
+        raise OptionsError(
+            f"machine: '{machine.name}' is the profile of a {machine.device} device, and this run "
+            f"is on {backend}: leave it out, or give what `twinstream probe` wrote here"
+        )
     device_mem, host_mem = _free(options, machine, backend, gpus)
     return LocalMachine(
         machine, backend, device_mem, host_mem, None if gpus is None else gpus.nvlink

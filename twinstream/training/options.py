@@ -269,9 +269,14 @@ def require_same(wanted: TrainOptions, before: TrainOptions) -> None:
     for name, (now, then) in pairs.items():
         if now != then and now is not None:
             raise OptionsError(
-                f"{name} is {now!r:.60}, and the run that is to go on began with {then!r:.60}: it "
+                f"{name} is {_shown(now)}, and the run that is to go on began with "
+                f"{_shown(then)}: it "
                 "decides the bits of the run and cannot change; leave it out, or start a new run"
             )
+
+
+def _shown(value: object) -> str:
+    return f"{str(value) if isinstance(value, Path) else value!r:.60}"
 
 
 def fixed_options(options: TrainOptions) -> dict[str, Any]:

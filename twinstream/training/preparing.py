@@ -114,9 +114,9 @@ class Prepared:
                 f"note: there is room for {brief(free)} at {self.options.output}, and {keep} "
                 f"checkpoints with one that is being written take {brief(needed_bytes)}"
             )
-        if self.here.backend == "cuda":
-            found.append("note: `train` is written for CUDA, and not yet run on a GPU")
         model = self.model.spec
+        if self.here.backend == "cuda" and isinstance(model, TracedModel):
+            found.append("note: other people's modules have not yet been run on a GPU")
         if isinstance(model, TracedModel) and not model.is_packed:
             found.append(
                 f"note: {model.model_type} does not keep packed documents apart, so each has a "
@@ -256,7 +256,8 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
         TwinstreamError: there is no such model, or its weights are not whole.
     """
     spec = find_model(
-        options.model, dtype=options.dtype, longest=options.seq_len, is_packed=None,
+        options.model, dtype=options.dtype,
+        longest=max(options.seq_len, options.chunk_tokens or 0), is_packed=None,
         lora=options.lora,
     )  # fmt: skip
     if isinstance(spec, ModelSpec):

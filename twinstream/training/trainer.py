@@ -47,8 +47,7 @@ class Trainer:
         timeout_s: float | None = None,
     ) -> None:
         require_torch()
-        if (options.ranks or 1) > 1:
-            require_possible(options)
+        require_possible(options)
         self._options, self._callbacks, self._tell = options, tuple(callbacks), tell
         self._timeout_s = timeout_s
         self.stop = Stop(tell)

@@ -140,7 +140,7 @@ def test_ranks_are_told_to_run_on_gpus(
 
     monkeypatch.setattr(rank_processes, "RankProcesses", Processes)
     with pytest.raises(Told, match="cuda"):
-        Trainer(rank_options(tmp_path, ranks=2, backend="cuda")).train()
+        Trainer(rank_options(tmp_path, ranks=2, backend="cuda", machine="h100")).train()
 
 
 def test_gpus_that_cannot_be_looked_at_are_said_so() -> None:

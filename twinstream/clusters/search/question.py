@@ -15,7 +15,9 @@ from twinstream.hardware_profiles.schema import NUMBER_FIELDS
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice, Recipe
+from twinstream.planner.request import caps_of
 from twinstream.schedule.sizes import SizeError, parse_bytes
+from twinstream.simulator.network_costs import share_of
 
 Value = str | bool | int | float
 CLUSTER_NUMBER, MACHINE_NUMBER = "cluster.", "machine."
@@ -85,6 +87,26 @@ class LayoutSearch:
             cluster=with_numbers(self.cluster, numbers) if numbers else self.cluster,
             fixed={name: value for name, value in fixed.items() if value != OPEN},
         )
+
+
+def with_caps(
+    cluster: Cluster, num_gpus: int, device_mem: str | None, host_mem: str | None
+) -> Cluster:
+    """The cluster with no more memory than the caps of a GPU, of the host its share.
+
+    Raises:
+        SizeError: a cap cannot be read, or is more than there is.
+    """
+    on_node = min(cluster.count("gpus_per_node"), num_gpus)
+    caps = caps_of(share_of(machine_of(cluster), on_node), device_mem, host_mem)
+    changes: dict[str, float] = {}
+    if device_mem is not None and caps.device_bytes is not None:
+        changes["machine.device_memory_bytes"] = caps.device_bytes
+    if host_mem is not None and caps.host_bytes is not None:
+        changes["machine.host_memory_bytes"] = caps.host_bytes * on_node
+    if not changes:
+        return cluster
+    return with_numbers(cluster, changes).model_copy(update={"name": cluster.name})
 
 
 def full_name(name: str) -> str:

@@ -5,13 +5,12 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from twinstream.clusters.search.question import KEPT, LayoutSearch
+from twinstream.clusters.search.question import KEPT, LayoutSearch, with_caps
 from twinstream.clusters.shared_machine import cores_here, place_here
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.requests import lengths_of, recipe_of, require_known, spec_of
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
-from twinstream.hardware_profiles.clusters.what_if import with_numbers
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.executable import executor_refusal
@@ -24,9 +23,8 @@ from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
 from twinstream.planner.choices import KINDS, recompute_word
 from twinstream.planner.kernel_choice import kernels_named
-from twinstream.planner.request import DEFAULT_POLICY, caps_of
+from twinstream.planner.request import DEFAULT_POLICY
 from twinstream.schedule.ops import Reduction
-from twinstream.simulator.network_costs import share_of
 
 _PANEL, _FIXED = "On a cluster", "What to fix of a layout"
 _PIPELINES = ", ".join(get_args(Pipeline))
@@ -215,16 +213,7 @@ class ClusterOptions(RanksOptions):
             if wanted.machine is not None:
                 raise LayoutError("--machine and --cluster both say where to train: leave out one")
             cluster = load_cluster(self.cluster)
-        on_node = min(cluster.count("gpus_per_node"), num_gpus)
-        caps = caps_of(share_of(machine_of(cluster), on_node), wanted.device_mem, wanted.host_mem)
-        changes: dict[str, float] = {}
-        if wanted.device_mem is not None and caps.device_bytes is not None:
-            changes["machine.device_memory_bytes"] = caps.device_bytes
-        if wanted.host_mem is not None and caps.host_bytes is not None:
-            changes["machine.host_memory_bytes"] = caps.host_bytes * on_node
-        if not changes:
-            return cluster
-        return with_numbers(cluster, changes).model_copy(update={"name": cluster.name})
+        return with_caps(cluster, num_gpus, wanted.device_mem, wanted.host_mem)
 
     def fixed(self, wanted: PlanOptions) -> dict[str, Any]:
         """Fields of the layout that are not left open.

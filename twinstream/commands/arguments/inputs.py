@@ -43,6 +43,8 @@ def predicted_and_measured(predicted: Path, measured: Path) -> tuple[Timeline, T
         DocumentError: one of them is none, or they are in each other's place.
     """
     before, after = read_as(Timeline, predicted), read_as(Timeline, measured)
+    if after.provenance.kind != "measured" and before.provenance.kind != "measured":
+        raise DocumentError(f"{measured} is simulated, too: give what `run -o` wrote")
     if (before.provenance.kind, after.provenance.kind) == ("measured", "simulated"):
         raise DocumentError(
             f"{predicted} is measured and {measured} is simulated; give the prediction first"

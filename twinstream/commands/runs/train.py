@@ -1,5 +1,6 @@
 """`train`: a model on data, with checkpoints; what it will do is told first."""
 
+import json
 import os
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -106,6 +107,10 @@ def _options(
             base.pop(other, None)
     if unnamed is not None:
         base.setdefault("output", unnamed)
+    if resume and "output" in base and "model" not in base:
+        raise TrainArgumentsError(
+            f"{base['output']} has no run to go on with ({OPTIONS} is missing): leave out --resume"
+        )
     for name, told in (("model", "MODEL"), ("data", "DATA"), ("output", "-o DIR")):
         if name not in base:
             raise TrainArgumentsError(
@@ -182,11 +187,11 @@ def _report(result: TrainResult, *, as_json: bool) -> None:
 
 def _where(model: Path | None) -> str:
     """What to do with what was trained."""
-    if model is not None and (model / "adapter_config.json").exists():
-        return (
-            f"The adapter is in {model}; PEFT loads it as it is, and `twinstream export {model} -o "
-            "DIR --merge` adds it to its base."
-        )
+    if model is not None and (config := model / "adapter_config.json").exists():
+        told = f"The adapter is in {model}; PEFT loads it as it is"
+        if json.loads(config.read_text("utf-8")).get("base_model_name_or_path") is None:
+            return f"{told}, beside the random base of this run, which no folder holds."
+        return f"{told}, and `twinstream export {model} -o DIR --merge` adds it to its base."
     if model is not None and not (model / "config.json").exists():
         return f"The weights are in {model}, under the names of your module's state_dict."
     return f"The model is in {model}; transformers loads it as it is."

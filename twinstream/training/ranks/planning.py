@@ -292,10 +292,16 @@ def what_is_of_one_device(options: TrainOptions) -> str | None:
 def require_possible(options: TrainOptions) -> None:
     """
     Raises:
-        OptionsError: an option is of what ranks do not do yet.
+        OptionsError: an option is of what ranks do not do yet, or of ranks, and there is one.
     """
-    if (what := what_is_of_one_device(options)) is not None:
-        raise OptionsError(f"{what}: {_WITHOUT}")
+    if (options.ranks or 1) > 1:
+        if (what := what_is_of_one_device(options)) is not None:
+            raise OptionsError(f"{what}: {_WITHOUT}")
+        return
+    alone = {"pp": 1, "dp": 1, "zero": 0, "virtual_stages": 1, "pipeline": None}
+    given = [name for name, one in alone.items() if getattr(options, name) not in (None, one)]
+    if given:
+        raise OptionsError(f"{', '.join(given)}: of several ranks; say how many: ranks = N")
 
 
 def on_all_gpus(options: TrainOptions, tell: Callable[[str], None]) -> TrainOptions:

@@ -179,13 +179,15 @@ class TrainingFolder:
 def require_usable(files: RunFiles, *, resume: bool) -> None:
     """
     Raises:
-        OptionsError: the folder has another run, or none to go on with, or other files.
+        OptionsError: the folder has another run that has trained a step, or none to go on with, or
+            other files.
         DocumentError: another process is writing there.
     """
     folder = files.folder
     try:
         exists, has_run = folder.exists(), files.options.exists()
         others = [] if has_run or not folder.is_dir() else files.others()
+        is_begun = has_run and files.has_steps()
     except OSError as error:
         raise OptionsError(f"{folder} cannot be the folder of a run: {reason_of(error)}") from None
     if resume and (not exists or others):
@@ -193,7 +195,7 @@ def require_usable(files: RunFiles, *, resume: bool) -> None:
             f"{folder} has no run to go on with ({files.options.name} is missing): leave out "
             "--resume"
         )
-    if has_run and not resume:
+    if is_begun and not resume:
         raise OptionsError(
             f"{folder} has a run already: go on with it (--resume), or choose another folder"
         )
