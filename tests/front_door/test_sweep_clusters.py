@@ -155,7 +155,7 @@ def fixed(line: str = "", *, without: str = "") -> str:
         (fixed(without="gpus"), "gpus is missing"),
         (fixed(without="global_batch"), "global_batch is missing"),
         (fixed("machine = 'h100'"), "of machines or of clusters: leave out 'machine' or 'cluster'"),
-        (fixed("device_mem = '8GiB'"), "fixed.device_mem is of machines, and this is of a cluster"),
+        (fixed("policy = 'resident'"), "fixed.policy is of machines, and this is of a cluster"),
         ("[fixed]\nmachine = 'h100'\nmodel = 'tiny'\nseq_len = 64\ngpus = 8",
          "fixed.gpus is of clusters, and this is of a machine"),
         (fixed("tpp = 2"), "nothing that can be changed: did you mean 'tp'"),
