@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
+    ValidationError,
     field_validator,
     model_serializer,
     model_validator,
@@ -14,6 +15,8 @@ from pydantic_core import PydanticCustomError
 
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.layout import ADAPTERS
+from twinstream.models.update_rules import UpdateRule, rule_text
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 
@@ -64,7 +67,7 @@ class KernelChoice(Node):
 
 
 class Recipe(Node):
-    """AdamW constants and the slicing that fixes the order of reductions.
+    """Constants of the optimizer and the slicing that fixes the order of reductions.
 
     Learning rate, bias correction, step and seed are data of the run (the small device tensor
     `step_state`), not of the recipe. `stochastic_rounding` applies to bf16 and to 8-bit codes only.
@@ -75,7 +78,10 @@ class Recipe(Node):
     a bf16 model's parameters are rounded to nearest; or m and v as 8-bit codes, with a float32
     scale for every 256 elements of each.
 
-    `optimizer` says where AdamW runs and when: on the device or the host CPU, each group as soon
+    `update` is the rule by which parameters are updated; others than AdamW keep their state in the
+    model's dtype. `beta1` is the momentum of SGD and Muon.
+
+    `optimizer` says where updates run and when: on the device or the host CPU, each group as soon
     as its last gradient is there; on the device after the whole backward pass, embedding and head
     first, then the layers from the first on; on the device at the beginning of the next step, each
     group just before its first use there; or on the host CPU after the whole backward pass, the
@@ -97,6 +103,7 @@ class Recipe(Node):
     weight_decay: float = Field(default=1e-4, ge=0, le=1e3)
     stochastic_rounding: bool = True
     max_row_slice: PositiveCount = 1024
+    update: UpdateRule = "adamw"
     optimizer: OptimizerPlace = "device"
     gradients: Literal["model", "float32"] = "model"
     optimizer_state: OptimizerState = "model"
@@ -118,13 +125,26 @@ class Recipe(Node):
             )
         return self
 
+    @model_validator(mode="after")
+    def _suits_the_update(self) -> Self:
+        on_host = self.optimizer.startswith("host")
+        if self.update != "adamw" and (self.optimizer_state != "model" or on_host):
+            raise PydanticCustomError(
+                "update", "{rule} keeps its state in the model's dtype, on the device: a state of "
+                "{state}, and updates on the host CPU, are of AdamW",
+                {"rule": rule_text(self.update), "state": self.optimizer_state},
+            )  # fmt: skip
+        return self
+
     @model_serializer(mode="wrap")
     def _without_what_is_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Documents, and what is known by their hash, only tell of LoRA and freezing if used."""
+        """Documents, and what is known by their hash, only tell of what is not usual."""
         document: dict[str, object] = serialize(self)
         for name in ("lora", "frozen"):
             if not getattr(self, name):
                 document.pop(name, None)
+        if self.update == "adamw":
+            document.pop("update", None)
         return document
 
     def freezes(self, group: str) -> bool:
@@ -141,8 +161,11 @@ class Recipe(Node):
     def places_among(self, places: tuple[OptimizerPlace, ...]) -> tuple[OptimizerPlace, ...]:
         """Those of some places of the optimizer that this recipe can have.
 
-        Where it clips, an update needs the norm of all gradients, which the device sums up.
+        Where it clips, an update needs the norm of all gradients, which the device sums up. Of the
+        rules the host CPU has AdamW alone.
         """
+        if self.update != "adamw":
+            places = tuple(place for place in places if place.startswith("device"))
         return tuple(place for place in places if not self.clips or place in _AFTER_THE_NORM)
 
     def gradient_dtype(self, dtype: str) -> str:
@@ -159,6 +182,21 @@ class Recipe(Node):
         """The largest divisor of `num_tokens` that is at most `max_row_slice`."""
         limit = min(num_tokens, self.max_row_slice)
         return next(rows for rows in range(limit, 0, -1) if num_tokens % rows == 0)
+
+
+class RecipeError(TwinstreamError):
+    """What is asked of a recipe does not go together."""
+
+
+def recipe_of_fields(fields: Mapping[str, object]) -> Recipe:
+    """
+    Raises:
+        RecipeError: they do not go together.
+    """
+    try:
+        return Recipe.model_validate(fields)
+    except ValidationError as error:
+        raise RecipeError(error.errors(include_url=False)[0]["msg"]) from None
 
 
 MATMULS_OF_PRECISION: Mapping[str, Literal["model", "fp8", "fp4"]] = {

@@ -23,6 +23,8 @@ from twinstream.executor.kernels.head_loss import head_loss
 from twinstream.executor.kernels.operand import Kernel, Operands
 from twinstream.executor.kernels.vector.adamw import adamw_step
 from twinstream.executor.kernels.vector.eager_vector import EagerVector
+from twinstream.executor.kernels.vector.element_step import element_step
+from twinstream.executor.kernels.vector.muon_step import muon_step
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.models.kernel_costs.attributes import Attributes
 from twinstream.schedule.errors import TwinstreamError
@@ -43,6 +45,8 @@ _COMPOSITIONS: dict[str, Callable[..., None]] = {
     "shard_squares": shard_squares,
     "sum_squares": sum_squares,
     "adamw_step": adamw_step,
+    "element_step": element_step,
+    "muon_step": muon_step,
 }
 _VECTOR = ("eager", "triton")
 

@@ -16,6 +16,7 @@ from twinstream.models.lowering.sharding import Sharding
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.models.trained import layout_of
+from twinstream.models.update_rules import states_of_element
 
 Sizes = Callable[[int], list[int]]  # of so many elements the bytes of each thing that is kept
 
@@ -69,7 +70,8 @@ class ShardedState:
             return lambda count: [count * itemsize]
         match self.recipe.state_of(self.spec.dtype):
             case "model":
-                return lambda count: 2 * [count * itemsize]
+                states = states_of_element(self.recipe.update)
+                return lambda count: states * [count * itemsize]
             case "float32_master":
                 return lambda count: 3 * [count * 4]
             case "8bit":

@@ -8,9 +8,8 @@ from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.staging import Staging
 from twinstream.executor.modules.module_weights import fresh_module_parameters
-from twinstream.models.kernel_costs.workspace import state_bytes
 from twinstream.models.layout import FlatLayout
-from twinstream.models.lowering.declarations import optimizer_parts
+from twinstream.models.lowering.declarations import optimizer_parts, part_state_bytes
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
 from twinstream.models.traced import TracedModel
@@ -206,9 +205,11 @@ def fresh_optimizer_state(
     parameters. Zero codes and scales of an 8-bit state are zero, too.
     """
     kind, values = recipe.state_of(spec.dtype), parameters.view(DTYPES[spec.dtype])
-    state = torch.zeros(state_bytes(kind, spec.dtype, values.numel()), dtype=torch.uint8)
+    parts = optimizer_parts(spec, group, recipe)
+    size = sum(part_state_bytes(spec, group, part, recipe) for part in parts)
+    state = torch.zeros(size, dtype=torch.uint8)
     if kind == "float32_master":
-        for part in optimizer_parts(spec, group, recipe):
+        for part in parts:
             start, count = part.element_offset, part.num_elements
             all_masters = state.view(torch.float32)
             master = all_masters[3 * start + 2 * count : 3 * (start + count)]

@@ -66,8 +66,11 @@ def workspace_bytes(kernel: str, attributes: Attributes) -> int:
     return _FORMULAS[kernel](attributes)
 
 
-def state_bytes(state: OptimizerState, dtype: str, num_elements: int) -> int:
+def state_bytes(state: OptimizerState, dtype: str, num_elements: int, num_states: int = 2) -> int:
     """Return the bytes of optimizer state of so many parameters, from the start of a block on.
+
+    Args:
+        num_states: numbers of each, where they are in the model's dtype; AdamW has m and v.
 
     >>> state_bytes("8bit", "bfloat16", 1024) / 1024
     2.03125
@@ -76,7 +79,7 @@ def state_bytes(state: OptimizerState, dtype: str, num_elements: int) -> int:
         return 3 * num_elements * _FLOAT32_BYTES
     if state == "8bit":
         return 2 * (num_elements + code_blocks(num_elements) * _FLOAT32_BYTES)
-    return 2 * num_elements * ITEMSIZE_BYTES[dtype]
+    return num_states * num_elements * ITEMSIZE_BYTES[dtype]
 
 
 def code_blocks(num_elements: int) -> int:
@@ -338,6 +341,8 @@ _EAGER: Mapping[str, Callable[[Attributes], int]] = {
     "shard_squares": _none,
     "sum_squares": _none,
     "adamw_step": _none,
+    "element_step": _none,
+    "muon_step": _none,
 }
 _TRITON = {
     **_EAGER,

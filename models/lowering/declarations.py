@@ -1,16 +1,19 @@
 """Names, sizes and parts of the tensors that every model's training step has."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 
+from twinstream.models.hf_weights import HfWeight, hf_weights_of
 from twinstream.models.kernel_costs.workspace import CODE_BLOCK_ELEMENTS, state_bytes
+from twinstream.models.layout import InnerTensor
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.model import Model
 from twinstream.models.recipe import BEFORE_NEXT_USE, Recipe
-from twinstream.models.spec import ITEMSIZE_BYTES
+from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.models.trained import all_groups, layout_of, trained_groups
+from twinstream.models.update_rules import states_of_element
 from twinstream.schedule.tensors import Role, Tensor
 from twinstream.schedule.workload import Workload
 
@@ -76,6 +79,34 @@ def undecayed_ranges(model: Model, group: str, part: OptimizerPart) -> tuple[int
         else:
             ranges += [start, end]
     return tuple(ranges)
+
+
+def muon_matrices(model: Model, group: str, recipe: Recipe) -> tuple[tuple[int, int, int], ...]:
+    """First element, rows and columns of each matrix that Muon updates: those of blocks, by the
+    names that they have in files, so that Q, K and V are three; of experts one each."""
+    if recipe.update != "muon" or model.layer_of(group) is None:
+        return ()
+    tensors: Sequence[InnerTensor | HfWeight] = layout_of(model, recipe, group).tensors
+    if isinstance(model, ModelSpec) and group in model.parameter_groups:
+        tensors = hf_weights_of(model, group)
+    found = []
+    for tensor in tensors:
+        if len(tensor.shape) < 2:
+            continue
+        *before, rows, columns = tensor.shape
+        start = tensor.offset_bytes // model.itemsize
+        found += [(start + i * rows * columns, rows, columns) for i in range(prod(before))]
+    return tuple(sorted(found))
+
+
+def part_state_bytes(model: Model, group: str, part: OptimizerPart, recipe: Recipe) -> int:
+    """Of the optimizer's state of a part; Muon has v beside the momentum outside of matrices."""
+    state, count = recipe.state_of(model.dtype), part.num_elements
+    size = state_bytes(state, model.dtype, count, states_of_element(recipe.update))
+    if recipe.update == "muon":
+        matrices = muon_matrices(model, group, recipe)
+        size += (count - sum(r * c for _, r, c in matrices)) * model.itemsize
+    return size
 
 
 @dataclass(frozen=True)
@@ -172,41 +203,33 @@ def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
 
     What is frozen has parameters only, which nobody takes in parts.
     """
-    spec, num_elements = shapes.spec, shapes.group_bytes(group) // shapes.spec.itemsize
+    spec = shapes.spec
     if group not in shapes.trained:
         builder.declare_flat(f"param.{group}", shapes.group_bytes(group), "parameter", spec.dtype)
         return
     parts = optimizer_parts(shapes.spec, group, shapes.recipe)
     state = shapes.recipe.state_of(spec.dtype)
     state_dtype = {"float32_master": "float32", "8bit": "uint8"}.get(state, spec.dtype)
-    kinds: tuple[tuple[str, Role, str, Callable[[int], int]], ...] = (
-        ("param", "parameter", spec.dtype, lambda count: count * spec.itemsize),
-        (
-            "grad",
-            "gradient",
-            shapes.gradient_dtype,
-            lambda count: count * ITEMSIZE_BYTES[shapes.gradient_dtype],
-        ),
-        (
-            "opt",
-            "optimizer_state",
-            state_dtype,
-            lambda count: state_bytes(state, spec.dtype, count),
-        ),
-    )
-    for kind, role, dtype, bytes_of in kinds:
-        builder.declare_flat(f"{kind}.{group}", bytes_of(num_elements), role, dtype)
-        for part in parts if len(parts) > 1 else ():
-            size_bytes = bytes_of(part.num_elements)
+    itemsize = ITEMSIZE_BYTES[shapes.gradient_dtype]
+    kinds: tuple[tuple[str, Role, str, list[int]], ...] = (
+        ("param", "parameter", spec.dtype, [part.num_elements * spec.itemsize for part in parts]),
+        ("grad", "gradient", shapes.gradient_dtype,
+         [part.num_elements * itemsize for part in parts]),
+        ("opt", "optimizer_state", state_dtype,
+         [part_state_bytes(spec, group, part, shapes.recipe) for part in parts]),
+    )  # fmt: skip
+    for kind, role, dtype, sizes in kinds:
+        builder.declare_flat(f"{kind}.{group}", sum(sizes), role, dtype)
+        for number, part in enumerate(parts if len(parts) > 1 else ()):
             builder.declare(
                 Tensor(
                     tensor_id=f"{kind}.{part.suffix}",
-                    size_bytes=size_bytes,
+                    size_bytes=sizes[number],
                     role=role,
                     dtype=dtype,
-                    shape=(size_bytes,),
+                    shape=(sizes[number],),
                     parent=f"{kind}.{group}",
-                    offset_bytes=bytes_of(part.element_offset),
+                    offset_bytes=sum(sizes[:number]),
                 )
             )
 

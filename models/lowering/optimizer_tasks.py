@@ -2,6 +2,12 @@
 
 import zlib
 
+from twinstream.models.kernel_costs.attributes import TEMPORARY_BYTES
+from twinstream.models.kernel_costs.update_work import (
+    element_update_work,
+    muon_temporary_bytes,
+    muon_work,
+)
 from twinstream.models.kernel_costs.work import (
     adamw_work,
     gradient_norm_work,
@@ -14,11 +20,14 @@ from twinstream.models.lowering.declarations import (
     STEP_STATE_BYTES,
     OptimizerPart,
     Shapes,
+    muon_matrices,
     optimizer_parts,
+    part_state_bytes,
     undecayed_ranges,
 )
 from twinstream.models.recipe import BEFORE_NEXT_USE, Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES
+from twinstream.models.update_rules import OwnRule, states_of_element
 from twinstream.schedule.chain import Input
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
 
@@ -166,24 +175,12 @@ class OptimizerTasks:
 
     def _call(self, group: str, part: OptimizerPart) -> str:
         spec, recipe = self.shapes.spec, self.recipe
+        if recipe.update != "adamw":
+            return self._call_of_rule(group, part)
         state = recipe.state_of(spec.dtype)
-        attributes: dict[str, Attribute] = {
-            "dtype": spec.dtype,
-            "num_elements": part.num_elements,
-            "element_offset": part.element_offset,
-            "tensor_seed": zlib.crc32(f"param.{group}".encode()),
-            "beta1": recipe.beta1,
-            "beta2": recipe.beta2,
-            "eps": recipe.eps,
-            "stochastic_rounding": recipe.stochastic_rounding
-            and (state == "8bit" or (state == "model" and spec.dtype == "bfloat16")),
-            **gradient_attribute(recipe, spec.dtype),
-        }
-        attributes |= self._place(group, part)
+        attributes = self._of_every_rule(group, part)
         if state != "model":
             attributes["optimizer_state"] = state
-        if self._begins_with_updates:
-            attributes["may_skip"] = True
         name, cost = (
             f"adamw.{part.suffix}",
             adamw_work(part.num_elements, spec.dtype, self.shapes.gradient_dtype, state),
@@ -192,6 +189,56 @@ class OptimizerTasks:
             key = f"adamw_step/{recipe.implementations.vector}"
             return self.builder.call(name, key, attributes, cost)
         return self.builder.call(name, "adamw_step/host", attributes, host_work(cost), "host")
+
+    def _call_of_rule(self, group: str, part: OptimizerPart) -> str:
+        """Of a rule that is not AdamW: on every element by itself, or on matrices."""
+        spec, recipe, rule = self.shapes.spec, self.recipe, self.recipe.update
+        attributes = self._of_every_rule(group, part)
+        gradient_dtype = self.shapes.gradient_dtype
+        state = part_state_bytes(spec, group, part, recipe)
+        matrices = muon_matrices(spec, group, recipe)
+        if rule == "muon" and not matrices:  # outside blocks it is AdamW
+            name, kernel = f"adamw.{part.suffix}", "adamw_step"
+            cost = adamw_work(part.num_elements, spec.dtype, gradient_dtype)
+        elif rule == "muon":
+            name, kernel = f"muon.{part.suffix}", "muon_step"
+            attributes["matrices"] = tuple(number for matrix in matrices for number in matrix)
+            attributes[TEMPORARY_BYTES] = muon_temporary_bytes(matrices)
+            cost = muon_work(part.num_elements, spec.dtype, gradient_dtype, state, matrices)
+        else:
+            name, kernel = f"update.{part.suffix}", "element_step"
+            attributes["num_states"] = states_of_element(rule)
+            if isinstance(rule, OwnRule):
+                attributes["rule"] = f"{rule.path}:{rule.function}"
+                attributes["rule_sha256"] = rule.sha256
+            else:
+                attributes["rule"] = rule
+            cost = element_update_work(part.num_elements, spec.dtype, gradient_dtype, state)
+        return self.builder.call(
+            name, f"{kernel}/{recipe.implementations.vector}", attributes, cost
+        )
+
+    def _of_every_rule(self, group: str, part: OptimizerPart) -> dict[str, Attribute]:
+        spec, recipe = self.shapes.spec, self.recipe
+        found: dict[str, Attribute] = {
+            "dtype": spec.dtype,
+            "num_elements": part.num_elements,
+            "element_offset": part.element_offset,
+            "tensor_seed": zlib.crc32(f"param.{group}".encode()),
+            "beta1": recipe.beta1,
+            "beta2": recipe.beta2,
+            "eps": recipe.eps,
+            "stochastic_rounding": recipe.stochastic_rounding and self._rounds,
+            **gradient_attribute(recipe, spec.dtype),
+            **self._place(group, part),
+        }
+        return found | ({"may_skip": True} if self._begins_with_updates else {})
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether what is stored is rounded from float32."""
+        state, dtype = self.recipe.state_of(self.shapes.spec.dtype), self.shapes.spec.dtype
+        return state == "8bit" or (state == "model" and dtype == "bfloat16")
 
     def _place(self, group: str, part: OptimizerPart) -> dict[str, Attribute]:
         """What a call is told of where its part lies in the group."""

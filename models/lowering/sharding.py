@@ -23,6 +23,7 @@ from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.declarations import Shapes
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES
+from twinstream.models.update_rules import states_of_element
 from twinstream.schedule.tensors import Tensor
 
 ZeroStage = Literal[1, 2, 3]
@@ -83,7 +84,7 @@ def declare_shards(builder: ChainBuilder, shapes: Shapes, sharding: Sharding) ->
         if sharding.zero > 1:
             size = shard * gradient_itemsize
             builder.declare_flat(f"grad_shard.{group}", size, "gradient", shapes.gradient_dtype)
-        size = state_bytes(kind, dtype, shard)
+        size = state_bytes(kind, dtype, shard, states_of_element(recipe.update))
         builder.declare_flat(f"opt.{group}", size, "optimizer_state", state_dtype)
         if recipe.clips:
             _declare_sums(builder, group, sum_shares(shard), sharding.num_shards)

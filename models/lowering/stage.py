@@ -42,7 +42,7 @@ def lower_stage(spec: ModelSpec, workload: Workload, recipe: Recipe | None, cut:
             one device does yet.
     """
     recipe = settled(recipe or Recipe())
-    _require_simple(recipe)
+    _require_simple(recipe, cut)
     cut = replace(cut, tied=spec.tied_embeddings)
     lowering = _StageLowering(spec, workload, recipe, cut)
     lowering.run()
@@ -67,9 +67,11 @@ def lower_stage(spec: ModelSpec, workload: Workload, recipe: Recipe | None, cut:
     )
 
 
-def _require_simple(recipe: Recipe) -> None:
+def _require_simple(recipe: Recipe, cut: StageCut) -> None:
     reasons = {
         f"the optimizer '{recipe.optimizer}'": recipe.optimizer not in _PLACES,
+        "Muon, whose matrices are whole, sharded by ZeRO": recipe.update == "muon"
+        and cut.sharding is not None,
     }
     if found := [name for name, wanted in reasons.items() if wanted]:
         raise StageError(f"stages of a pipeline cannot train with {' and '.join(found)} yet")

@@ -36,6 +36,14 @@ def write_model(folder: Path, family: str, *, weights: bool) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("optim", ["muon", "lion"])
+def test_a_module_with_experts_trains_by_other_optimizers(tmp_path: Path, optim: str) -> None:
+    model = str(write_model(tmp_path / "model", "qwen3_moe", weights=True))
+    rows = (str(write_rows(tmp_path / "rows.jsonl")),)
+    again = {"policy": "streaming", "host_mem": "1GiB"}
+    same_bits_after_a_stop(tmp_path, again, model=model, data=rows, optim=optim, learning_rate=3e-3)
+
+
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_moe", "gpt2"])
 def test_a_run_goes_on_under_another_cap_and_policy(tmp_path: Path, family: str) -> None:
     model = str(write_model(tmp_path / "model", family, weights=True))

@@ -42,7 +42,7 @@ def reference(prepared: Prepared, model: torch.nn.Module) -> tuple[list[float], 
     adamw = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": opts.weight_decay},
          {"params": others, "weight_decay": 0.0}],
-        betas=(opts.beta1, opts.beta2), eps=opts.eps,
+        betas=(prepared.recipe.beta1, prepared.recipe.beta2), eps=opts.eps,
     )  # fmt: skip
     losses, norms = [], []
     for step in range(1, NUM_STEPS + 1):

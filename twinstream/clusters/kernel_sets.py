@@ -16,6 +16,7 @@ from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
+from twinstream.models.update_rules import rule_text
 from twinstream.planner.kernel_choice import attention_for, usual_kernels
 from twinstream.schedule.document import Schedule
 
@@ -148,6 +149,8 @@ def recipe_text(spec: AnyModel, recipe: Recipe) -> str:
     )
     attention = spec.attention if isinstance(spec, TracedModel) else kernels.attention
     computed = f"kernels {kernels.vector}, attention {attention}, {dtype}{narrow}"
+    if recipe.update != "adamw":
+        sums += f"; updates by {rule_text(recipe.update)}"
     if isinstance(spec, TracedModel):
         computed = f"{spec.model_type}'s own modules, updates by {computed}"
     parts = [computed, sums]

@@ -14,7 +14,8 @@ from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.models.freezing import trained_of
 from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.model import AnyModel
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipe import Recipe, recipe_of_fields
+from twinstream.models.update_rules import BETAS, OwnRule, update_rule
 from twinstream.planner.choices import EFFORTS
 from twinstream.planner.kernel_choice import KernelsOption, kernels_named
 from twinstream.planner.planner import Planner
@@ -61,7 +62,7 @@ class DeviceQuery(Query):
 
     request: PlanRequest
 
-    names = ("model", "machine", *_COUNTS, *_SIZES, *KNOWN, "lora", "freeze")
+    names = ("model", "machine", *_COUNTS, *_SIZES, *KNOWN, "lora", "freeze", "optim")
     required = ("model", "machine", "seq_len")
     columns = (
         "tokens_per_s", "model_tflop_per_s", "mfu", "hfu", "step_time_s", "lower_bound_s", "gap",
@@ -302,6 +303,11 @@ def _caps(was: PlanRequest, machine: Machine, values: Values) -> Caps:
 def _recipe(was: Recipe, spec: AnyModel, machine: Machine, values: Values) -> Recipe:
     """The recipe with what is given of it; patterns have commas in between, or are `none`."""
     changes: dict[str, Any] = {name: values[name] for name in _RECIPE if name in values}
+    if "optim" in values:
+        rule = update_rule(str(values["optim"]))
+        changes["update"] = rule
+        if not isinstance(rule, OwnRule):
+            changes |= dict(zip(("beta1", "beta2"), BETAS[rule], strict=True))
     if "lora" in values or "freeze" in values:
         lora, freeze = (str(values.get(name, _NOT_ASKED)) for name in ("lora", "freeze"))
         patterns = [] if freeze == _NOT_ASKED else freeze.split(",")
@@ -312,4 +318,4 @@ def _recipe(was: Recipe, spec: AnyModel, machine: Machine, values: Values) -> Re
             str(values[n]) if n in values else None for n in ("kernels", "attention")
         )
         changes["kernels"] = kernels_named(machine, spec, kernels, attention)
-    return Recipe.model_validate({**dict(was), **changes}) if changes else was
+    return recipe_of_fields({**dict(was), **changes}) if changes else was

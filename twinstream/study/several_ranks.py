@@ -38,6 +38,7 @@ _COUNTS = ("seq_len", "tokens_per_step", "chunk_tokens", "chunks_per_round")
 _SIZES = ("device_mem", "host_mem")
 _OF_DEVICE = (
     *_COUNTS, *_SIZES, "kernels", "attention", "optimizer_state", "gradients", "lora", "freeze",
+    "optim",
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from twinstream.log.run_files import OPTIONS
+from twinstream.models.update_rules import RULES
 from twinstream.schedule.errors import ArgumentError, did_you_mean
 from twinstream.schedule.files import parse_toml, read_text, reason_of, write_text
 from twinstream.schedule.node import Node
@@ -34,7 +35,8 @@ WHAT, DATA, STEPS, ADAMW, PLAN, RANKS, KEEP = (
 FIXED = (
     *("lora", "freeze", "dtype", "seq_len", "tokens_per_step", "chunk_tokens", "seed"),
     "chunks_per_round",
-    *("weight_decay", "beta1", "beta2", "eps", "optimizer_state", "gradients", "kernels"),
+    *("optim", "weight_decay", "beta1", "beta2", "eps", "optimizer_state", "gradients"),
+    "kernels",
     *("attention", "max_grad_norm"),
 )
 
@@ -129,8 +131,16 @@ class TrainOptions(Node):
     weight_decay: float = _option(
         ADAMW, "X", "Of matrices and embeddings; norms and biases have none.", 0.01, ge=0, le=1e3
     )
-    beta1: float = _option(ADAMW, "X", "Of the first moment.", 0.9, ge=0, lt=1)
-    beta2: float = _option(ADAMW, "X", "Of the second.", 0.999, ge=0, lt=1)
+    optim: str = _option(
+        ADAMW, "NAME", f"{', '.join(RULES)}, or FILE.py:FUNCTION[,states=N] of your own.", "adamw"
+    )
+    beta1: float | None = _option(
+        ADAMW, "X", "Of the first moment, the momentum; 0.9, of Muon 0.95.", ge=0, lt=1
+    )
+    beta2: float | None = _option(
+        ADAMW, "X", "Of the second; 0.999, of Lion 0.99, of Muon (outside matrices) 0.95.", ge=0,
+        lt=1,
+    )  # fmt: skip
     eps: float = _option(ADAMW, "X", "Added to the root.", 1e-8, gt=0, le=1)
     max_grad_norm: float = _option(
         ADAMW, "X", "Gradients are clipped to this norm of all; 0 is not at all.", 1.0, ge=0

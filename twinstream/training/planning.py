@@ -18,8 +18,9 @@ from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.freezing import trained_of
 from twinstream.models.model import AnyModel, require_decoder
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipe import KernelChoice, Recipe, recipe_of_fields
 from twinstream.models.traced import TracedModel
+from twinstream.models.update_rules import BETAS, OwnRule, update_rule
 from twinstream.planner.choices import Choices
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.planner.infeasible import InfeasiblePlan
@@ -225,12 +226,23 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
         kernels = kernels_for(here.machine, options.kernels or "auto", attention)
     elif here.backend == "cpu":
         kernels = KernelChoice()
-    return Recipe(
-        beta1=options.beta1, beta2=options.beta2, eps=options.eps,
-        weight_decay=options.weight_decay, gradients=options.gradients,
-        optimizer_state=options.optimizer_state, clips=options.max_grad_norm > 0, kernels=kernels,
-        lora=lora, frozen=trained.frozen,
-    )  # fmt: skip
+    rule = update_rule(options.optim)
+    usual = BETAS["adamw"] if isinstance(rule, OwnRule) else BETAS[rule]
+    if isinstance(rule, OwnRule):
+        from twinstream.executor.kernels.vector.element_step import check_own_rule
+
+        check_own_rule(rule)
+    return recipe_of_fields({
+        "update": rule, "beta1": _given(options.beta1, usual[0]),
+        "beta2": _given(options.beta2, usual[1]), "eps": options.eps,
+        "weight_decay": options.weight_decay, "gradients": options.gradients,
+        "optimizer_state": options.optimizer_state, "clips": options.max_grad_norm > 0,
+        "kernels": kernels, "lora": lora, "frozen": trained.frozen,
+    })  # fmt: skip
+
+
+def _given(value: float | None, usual: float) -> float:
+    return usual if value is None else value
 
 
 def plan_of(

@@ -10,7 +10,7 @@ import triton.language as tl
 from twinstream.executor.kernels.triton_kernels.codes import encoded, load_decoded
 from twinstream.executor.kernels.triton_kernels.launch import device_function, launch
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
-from twinstream.executor.kernels.vector.adamw import CLIP_EPS
+from twinstream.executor.kernels.vector.rounding import CLIP_EPS
 from twinstream.executor.kernels.vector.vector_ops import AdamwConstants, AdamwState, Scales
 from twinstream.models.kernel_costs.workspace import CODE_BLOCK_ELEMENTS
 

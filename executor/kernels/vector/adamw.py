@@ -5,7 +5,6 @@ parts and blocks gives the same bits (a fused multiply-add, as in lerp or addcmu
 some elements only).
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +14,12 @@ from twinstream.executor.kernels.codes import decoded, encode
 from twinstream.executor.kernels.operand import DTYPES, KernelOperand, Operands, shard_of
 from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.gradients import gradient_dtype
-from twinstream.executor.kernels.vector.random_bits import random_words, stream_keys
+from twinstream.executor.kernels.vector.rounding import (
+    clip_scale,
+    outside,
+    random_16,
+    rounded,
+)
 from twinstream.executor.kernels.vector.row_blocks import float32_copy
 from twinstream.executor.kernels.vector.vector_ops import (
     AdamwConstants,
@@ -35,7 +39,6 @@ from twinstream.models.kernel_costs.workspace import CODE_BLOCK_ELEMENTS, code_b
 # A float32 temporary is 1 MiB, one of random numbers 2 MiB; no more than ten are alive, and four of
 # what an update that may be skipped has found.
 _BLOCK_ELEMENTS = 2**18
-CLIP_EPS = 1e-6
 
 
 def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls) -> None:
@@ -107,7 +110,7 @@ def update_adamw(state: AdamwState, constants: AdamwConstants) -> None:
     v_correction_sqrt, decay = v_correction.sqrt(), 1.0 - lr * weight_decay
     rate, eps = lr * v_correction_sqrt / m_correction, constants.eps * v_correction_sqrt
     beta1, beta2, num_elements = constants.beta1, constants.beta2, state.parameter.numel()
-    scale = None if state.norm is None else _clip_scale(state.step.max_norm, state.norm)
+    scale = None if state.norm is None else clip_scale(state.step.max_norm, state.norm)
     for start in range(0, num_elements, _BLOCK_ELEMENTS):
         block = slice(start, min(start + _BLOCK_ELEMENTS, num_elements))
         before = [] if state.skips is None else [kept.clone() for kept in _kept(state, block)]
@@ -122,21 +125,23 @@ def update_adamw(state: AdamwState, constants: AdamwConstants) -> None:
         change = (m * rate).div_(denominator)
         old = state.parameter if state.master is None else state.master
         parameter = float32_copy(old[block])
-        for decayed in _outside(constants.undecayed, block):
+        for decayed in outside(constants.undecayed, block):
             parameter[decayed].mul_(decay)
         parameter.sub_(change)
         del gradient, denominator, change
         if state.master is not None:
             state.master[block].copy_(parameter)
-        random = _random_16(state.step, constants, start, parameter)
-        state.parameter[block].copy_(_rounded(parameter, state.parameter.dtype, random.parameter))
+        random = random_16(
+            state.step, constants.stream, constants.element_offset + start, parameter
+        )
+        state.parameter[block].copy_(rounded(parameter, state.parameter.dtype, random[0]))
         if state.scales is None:
-            state.m[block].copy_(_rounded(m, state.m.dtype, random.m))
-            state.v[block].copy_(_rounded(v, state.v.dtype, random.v))
+            state.m[block].copy_(rounded(m, state.m.dtype, random[1]))
+            state.v[block].copy_(rounded(v, state.v.dtype, random[2]))
         else:
             blocks = _code_blocks(block)
-            encode(m, state.m[block], state.scales.m[blocks], random.m, signed=True)
-            encode(v, state.v[block], state.scales.v[blocks], random.v, signed=False)
+            encode(m, state.m[block], state.scales.m[blocks], random[1], signed=True)
+            encode(v, state.v[block], state.scales.v[blocks], random[2], signed=False)
         if state.skips is not None:
             for now, was in zip(_kept(state, block), before, strict=True):
                 now.copy_(torch.where(state.skips != 0.0, was, now))
@@ -165,59 +170,3 @@ def _loaded(state: AdamwState, block: slice) -> tuple[torch.Tensor, torch.Tensor
 
 def _code_blocks(block: slice) -> slice:
     return slice(block.start // CODE_BLOCK_ELEMENTS, code_blocks(block.stop))
-
-
-def _clip_scale(max_norm: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-    """What gradients are multiplied by; NaN where the norm is."""
-    off = (max_norm == 0.0) | max_norm.isinf()
-    return torch.where(off, 1.0, (max_norm / (norm + CLIP_EPS)).clamp(max=1.0))
-
-
-def _outside(ranges: Sequence[tuple[int, int]], block: slice) -> Iterator[slice]:
-    """What of a block lies in none of the ranges, which are in order; from the block's start on."""
-    at = block.start
-    for start, end in (*ranges, (block.stop, block.stop)):
-        if at < (until := min(max(start, at), block.stop)):
-            yield slice(at - block.start, until - block.start)
-        at = max(at, end)
-
-
-@dataclass(frozen=True)
-class _Random16:
-    """16 random bits for each element, or None where nothing is rounded by chance."""
-
-    parameter: torch.Tensor | None = None
-    m: torch.Tensor | None = None
-    v: torch.Tensor | None = None
-
-
-def _random_16(
-    step_state: StepState, constants: AdamwConstants, start: int, like: torch.Tensor
-) -> _Random16:
-    """They follow from the place of the element."""
-    if constants.stream is None:
-        return _Random16()
-    step, seed = step_state.integers.unbind()
-    keys = stream_keys(seed, step, constants.stream)
-    start += constants.element_offset
-    indices = torch.arange(start, start + like.numel(), device=like.device)
-    others, words = random_words(keys, indices)
-    return _Random16(words & 0xFFFF, words >> 16, others & 0xFFFF)
-
-
-def _rounded(x: torch.Tensor, dtype: torch.dtype, random_16: torch.Tensor | None) -> torch.Tensor:
-    """A value that `dtype` holds, or that is rounded to nearest when it is stored."""
-    if random_16 is None or dtype != torch.bfloat16:
-        return x
-    return _rounded_down_or_up(x, random_16)
-
-
-def _rounded_down_or_up(x: torch.Tensor, random_16: torch.Tensor) -> torch.Tensor:
-    """Round float32 to a bf16 value, to either neighbour with a chance that keeps the mean.
-
-    Values that are bf16 already stay. Infinities and NaN stay; what is finite stays so.
-    """
-    limit = torch.finfo(torch.bfloat16).max
-    bits = x.clamp(-limit, limit).view(torch.int32)
-    bits.add_(random_16.to(torch.int32)).bitwise_and_(-0x10000)
-    return torch.where(x.isfinite(), bits.view(torch.float32), x)

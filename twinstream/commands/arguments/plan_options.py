@@ -8,6 +8,7 @@ import typer
 from twinstream.measures.policies_compared import ALL
 from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.presets import model_notes
+from twinstream.models.update_rules import RULES
 from twinstream.planner.policies import policy_names
 from twinstream.planner.request import DEFAULT_POLICY
 
@@ -118,6 +119,14 @@ class PlanOptions:
             "DTYPE",
             "What weight gradients are added up in: model (the model's dtype, the default), or "
             "float32.",
+        ),
+    ] = None
+    optim: Annotated[
+        str | None,
+        _option(
+            _PLAN,
+            "NAME",
+            f"The rule of updates: {', '.join(RULES)}, or FILE.py:FUNCTION[,states=N] of your own.",
         ),
     ] = None
     optimizer_state: Annotated[

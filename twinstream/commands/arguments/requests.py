@@ -11,7 +11,8 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.freezing import trained_of
 from twinstream.models.hf.config import DTYPES
 from twinstream.models.model import AnyModel
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipe import KernelChoice, Recipe, recipe_of_fields
+from twinstream.models.update_rules import BETAS, OwnRule, update_rule
 from twinstream.planner.choices import ChoiceError, Choices, recompute_level
 from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.policies import ON_DEVICE, optimizer_places
@@ -117,8 +118,11 @@ def recipe_of(
             "--optimizer"
         )
     trained = trained_of(spec, wanted.lora, wanted.freeze or ())
-    return Recipe.model_validate(
+    rule = update_rule(wanted.optim or "adamw")
+    beta1, beta2 = BETAS["adamw"] if isinstance(rule, OwnRule) else BETAS[rule]
+    return recipe_of_fields(
         {
+            "update": rule, "beta1": beta1, "beta2": beta2,
             "kernels": kernels, "lora": trained.lora, "frozen": trained.frozen,
             "optimizer": wanted.optimizer or ON_DEVICE[0],
             "clips": wanted.clips,

@@ -42,6 +42,8 @@ def segments(prepared: Prepared, done: int) -> list[TrainingSegment]:
     kind = prepared.recipe.state_of(dtype)
     if tail and dtype == "float32":
         raise OptionsError("fp32_tail: a float32 model is its own master; leave it out")
+    if tail and prepared.recipe.update != "adamw":
+        raise OptionsError("fp32_tail: a float32 master is of AdamW; leave it out")
     if not tail or kind == "float32_master":
         return [TrainingSegment(done + 1, last, prepared.plan)] if done < last else []
     with_master = prepared.recipe.model_copy(update={"optimizer_state": "float32_master"})

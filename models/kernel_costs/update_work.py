@@ -1,0 +1,49 @@
+"""The work of updates by other rules than AdamW."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from twinstream.models.spec import ITEMSIZE_BYTES
+from twinstream.schedule.cost import Work
+
+MUON_ITERATIONS = 5  # of Newton and Schulz: as many as its source has
+
+
+def element_update_work(
+    num_elements: int, dtype: str, gradient_dtype: str, state_bytes: int
+) -> tuple[Work, ...]:
+    """One pass of a rule that updates each element by itself, at the rate of AdamW's pass."""
+    moved = (2 * ITEMSIZE_BYTES[dtype] + ITEMSIZE_BYTES[gradient_dtype]) * num_elements
+    return (
+        Work(
+            unit="adamw", shape=(num_elements,), flops=8 * num_elements,
+            hbm_bytes=moved + 2 * state_bytes, launches=1, dtype=dtype,
+        ),
+    )  # fmt: skip
+
+
+def muon_work(
+    num_elements: int, dtype: str, gradient_dtype: str, state_bytes: int,
+    matrices: Sequence[tuple[int, int, int]],
+) -> tuple[Work, ...]:  # fmt: skip
+    """That pass, and of each matrix the products of Newton and Schulz's iteration, in bf16."""
+    passes = element_update_work(num_elements, dtype, gradient_dtype, state_bytes)
+    works = []
+    for (rows, columns), count in Counter((min(r, c), max(r, c)) for _, r, c in matrices).items():
+        for shape in ((rows, rows, columns), (rows, rows, rows), (rows, columns, rows)):
+            m, n, k = shape
+            times = MUON_ITERATIONS * count
+            works.append(
+                Work(
+                    unit="matmul", shape=shape, flops=times * 2 * m * n * k,
+                    hbm_bytes=times * 2 * (m * n + m * k + n * k), launches=times,
+                    dtype="bfloat16",
+                )
+            )  # fmt: skip
+    return (*passes, *works)
+
+
+def muon_temporary_bytes(matrices: Sequence[tuple[int, int, int]]) -> int:
+    """Of the largest matrix: a float32 update, three bf16 copies, and squares of the short side."""
+    sizes = [14 * r * c + 8 * min(r, c) ** 2 for _, r, c in matrices]
+    return max(sizes, default=0)
