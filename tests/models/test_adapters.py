@@ -9,11 +9,17 @@ from tests.helpers.tiny_chains import WORKLOADS, small
 from twinstream.models.adapters.adapter_layout import adapter_layout, adapter_sites
 from twinstream.models.adapters.lora import TARGETS, Lora, LoraError, lora_of, lora_of_attributes
 from twinstream.models.adapters.peft_weights import peft_weights
-from twinstream.models.freezing import FreezeError, frozen_groups, trained_of
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.trained import NothingToTrainError, first_backward_layer, trained_groups
+from twinstream.models.trained import (
+    FreezeError,
+    NothingToTrainError,
+    first_backward_layer,
+    frozen_groups,
+    trained_groups,
+    trained_of,
+)
 from twinstream.schedule.chain import Chain
 
 SPEC = small("tiny")  # two layers

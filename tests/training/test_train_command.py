@@ -1,7 +1,6 @@
 """`twinstream train` as people call it."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -70,7 +69,7 @@ def test_a_file_says_the_same_and_flags_override_it(tmp_path: Path) -> None:
         (["tiny", "a.txt", "-o", "run", "--save-every", "soon"], "save_every 'soon' is neither"),
         (["none.toml"], "cannot read none.toml"),
         (["none.toml", "a.txt"], "give one"),
-        (["-o", "none", "--resume"], "MODEL is missing"),
+        (["-o", "none", "--resume"], "none has no run to go on with"),
     ],
 )
 def test_wrong_words_are_one_message(
@@ -160,13 +159,6 @@ def test_names_that_people_know_say_the_same(
         ts.train("tiny", "a.txt", "run", lr=1.0, learning_rate=1.0)
     with pytest.raises(ts.TwinstreamError, match="batch_size 2 is 128 tokens a step, and tokens_"):
         ts.train("tiny", "a.txt", "run", seq_len=64, batch_size=2, tokens_per_step=64)
-
-
-def test_that_it_has_not_yet_run_on_a_gpu_is_said_on_one(tmp_path: Path) -> None:
-    prepared = ts.Trainer(options(tmp_path)).prepare()
-    assert "CUDA" not in " ".join(prepared.notes)
-    on_gpu = replace(prepared, here=replace(prepared.here, backend="cuda"))
-    assert "written for CUDA, and not yet run on a GPU" in " ".join(on_gpu.notes)
 
 
 def test_a_dry_run_needs_neither_weights_nor_a_folder(

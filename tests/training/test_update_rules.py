@@ -11,7 +11,7 @@ from tests.front_door.command_line import call, error_of
 from tests.training.ranks.rank_runs import STEPS, one_device, rank_options
 from tests.training.small_runs import Seen, options, same_bits_after_a_stop, state_files, trained
 from tests.training.test_against_torch import NUM_STEPS, summed_loss, wanted_options
-from twinstream.executor.kernels.vector.muon_step import orthogonalised
+from twinstream.executor.kernels.updates.muon_step import orthogonalised
 from twinstream.models.lowering.declarations import muon_matrices, optimizer_parts, part_state_bytes
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import Recipe

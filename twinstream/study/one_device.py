@@ -11,10 +11,10 @@ from twinstream.hardware_profiles.link import D2H, DUPLEX, H2D, LINK_FIELDS
 from twinstream.hardware_profiles.overrides import override
 from twinstream.hardware_profiles.profile_files import nearest
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
-from twinstream.models.freezing import trained_of
 from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe, recipe_of_fields
+from twinstream.models.trained import trained_of
 from twinstream.models.update_rules import BETAS, OwnRule, update_rule
 from twinstream.planner.choices import EFFORTS
 from twinstream.planner.kernel_choice import KernelsOption, kernels_named

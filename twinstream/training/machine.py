@@ -40,6 +40,18 @@ class LocalMachine:
     host_mem: str | int | None
     nvlink: bool | None = None
 
+    def require_own_profile(self) -> None:
+        """
+        Raises:
+            OptionsError: the machine is a profile of another kind of device than trains here.
+        """
+        if self.machine.device != self.backend:
+            raise OptionsError(
+                f"machine: '{self.machine.name}' is the profile of a {self.machine.device} device, "
+                f"and this run is on {self.backend}: leave it out, or give what `twinstream probe` "
+                "wrote here"
+            )
+
 
 def detect_machine(
     options: TrainOptions, folder: Path, backend: str, dtype: str, tell: Tell
@@ -60,11 +72,6 @@ def detect_machine(
     """
     gpus = _gpus_of_ranks(options) if backend == "cuda" else None
     machine = _machine(options, folder, backend, dtype, tell)
-    if machine.device != backend:
-        raise OptionsError(
-            f"machine: '{machine.name}' is the profile of a {machine.device} device, and this run "
-            f"is on {backend}: leave it out, or give what `twinstream probe` wrote here"
-        )
     device_mem, host_mem = _free(options, machine, backend, gpus)
     return LocalMachine(
         machine, backend, device_mem, host_mem, None if gpus is None else gpus.nvlink

@@ -16,10 +16,10 @@ from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
-from twinstream.models.freezing import trained_of
 from twinstream.models.model import AnyModel, require_decoder
 from twinstream.models.recipe import KernelChoice, Recipe, recipe_of_fields
 from twinstream.models.traced import TracedModel
+from twinstream.models.trained import trained_of
 from twinstream.models.update_rules import BETAS, OwnRule, update_rule
 from twinstream.planner.choices import Choices
 from twinstream.planner.evaluate.evaluation import evaluation_of
@@ -229,7 +229,7 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
     rule = update_rule(options.optim)
     usual = BETAS["adamw"] if isinstance(rule, OwnRule) else BETAS[rule]
     if isinstance(rule, OwnRule):
-        from twinstream.executor.kernels.vector.element_step import check_own_rule
+        from twinstream.executor.kernels.updates.element_step import check_own_rule
 
         check_own_rule(rule)
     return recipe_of_fields({

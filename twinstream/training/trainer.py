@@ -88,6 +88,8 @@ class Trainer:
                 require_gpus(num_ranks)
             self._tell("looking at this machine")
             here = detect_machine(options, options.output, backend, model.spec.dtype, self._tell)
+            if weights:
+                here.require_own_profile()
             self._prepared = prepare(options, here, model, self._folder.checkpoint, self._tell)
         return self._prepared
 
