@@ -25,6 +25,7 @@ from twinstream.models.traced_costs import Poly, TracedTask
 from twinstream.schedule.files import read_document, write_text
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import Index, PositiveSize, Size
+from twinstream.schedule.python_file import OwnFunction
 from twinstream.schedule.workload import ModelRef
 
 SHARED = "shared."
@@ -176,7 +177,8 @@ class ModuleSource(Node):
     """How any process builds the module again, without weights.
 
     `transformers`: from a whole config. `python`: a function of a file without other arguments;
-    the file is refused if its bytes have changed. `lora`: adapters are put into its blocks.
+    the file is refused if its bytes have changed. `lora`: adapters are put into its blocks. `loss`:
+    of rows of logits, in place of cross entropy.
     """
 
     kind: Literal["transformers", "python"] = "transformers"
@@ -185,6 +187,7 @@ class ModuleSource(Node):
     function: str | None = None
     sha256: str | None = None
     lora: ModuleLora | None = None
+    loss: OwnFunction | None = None
 
     @field_validator("config")
     @classmethod
@@ -197,11 +200,8 @@ class ModuleSource(Node):
     def _is_whole(self) -> Self:
         needed = {"transformers": ("config",), "python": ("path", "function", "sha256")}[self.kind]
         if missing := [field for field in needed if getattr(self, field) is None]:
-            raise PydanticCustomError(
-                "source",
-                "a source of kind {kind} needs {missing}",
-                {"kind": self.kind, "missing": missing[0]},
-            )
+            told = {"kind": self.kind, "missing": missing[0]}
+            raise PydanticCustomError("source", "a source of kind {kind} needs {missing}", told)
         return self
 
 
@@ -211,8 +211,7 @@ class TracedModel(Node):
     `is_packed`: chunks are one row of documents whose positions restart, and masks keep them apart
     as far as the model lets them (`packing`: whether it does). S is `min_seq_len` to `max_seq_len`:
     others have other masks (a window). `captured_size` is the (B, S) of the run that showed which
-    values there are. `has_randomness`: training draws
-    random numbers (dropout).
+    values there are. `has_randomness`: training draws random numbers (dropout).
     """
 
     schema_version: Literal[1] = 1

@@ -1,15 +1,12 @@
 """The rules by which an optimizer updates parameters, and the numbers of state that each keeps."""
 
-import hashlib
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.files import DocumentError, read_bytes
-from twinstream.schedule.node import Node
-from twinstream.schedule.python_file import split_name
+from twinstream.schedule.python_file import OwnFunction, split_name
 
 RuleName = Literal["adamw", "sgd", "lion", "muon"]
 RULES: tuple[RuleName, ...] = get_args(RuleName)
@@ -25,13 +22,9 @@ class UpdateRuleError(TwinstreamError):
     """A rule that cannot be used."""
 
 
-class OwnRule(Node):
-    """A rule of a person's own: a function of a file, and how many numbers of state it keeps of
-    each element. `sha256` is of the file."""
+class OwnRule(OwnFunction):
+    """A rule of a person's own, and how many numbers of state it keeps of each element."""
 
-    path: str
-    function: str
-    sha256: str
     num_states: Annotated[int, Field(ge=1, le=MOST_STATES)] = 1
 
 
@@ -51,8 +44,8 @@ def update_rule(text: str) -> UpdateRule:
     if text in RULES:
         return text
     name, _, told = text.partition(",")
-    file, states = split_name(name), told.removeprefix("states=") if told else "1"
-    if file is None or (told and not told.startswith("states=")):
+    states = told.removeprefix("states=") if told else "1"
+    if split_name(name) is None or (told and not told.startswith("states=")):
         raise UpdateRuleError(
             f"there is no optimizer '{text}': there are {', '.join(RULES)}, and your own as "
             "FILE.py:FUNCTION, or FILE.py:FUNCTION,states=2 where it keeps two numbers an element"
@@ -62,19 +55,7 @@ def update_rule(text: str) -> UpdateRule:
             f"states={states} of an optimizer of your own: give 1 to {MOST_STATES} numbers an "
             "element"
         )
-    path, function = file[0].resolve(), file[1]
-    return OwnRule(path=str(path), function=function, sha256=digest(path), num_states=int(states))
-
-
-def digest(path: Path) -> str:
-    """
-    Raises:
-        DocumentError: the file cannot be read.
-    """
-    try:
-        return hashlib.sha256(read_bytes(path)).hexdigest()
-    except OSError as error:
-        raise DocumentError(f"cannot read {path}: {error.strerror}") from None
+    return OwnRule.of(name, num_states=int(states))
 
 
 def rule_text(rule: UpdateRule) -> str:

@@ -16,7 +16,7 @@ from twinstream.models.presets import is_preset
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.schedule.errors import TwinstreamError, require
-from twinstream.schedule.python_file import split_name
+from twinstream.schedule.python_file import OwnFunction, split_name
 
 DEFAULT_SEQ_LEN = 2048
 
@@ -28,6 +28,7 @@ class CannotTraceError(TwinstreamError):
 def find_model(
     model: str | Path | AnyModel, *, dtype: Dtype | None = None, longest: int | None = None,
     is_packed: bool | None = False, lora: str | None = None,
+    loss: str | None = None,
 ) -> AnyModel:  # fmt: skip
     """The model of a name, a path, or `FILE.py:FUNCTION`.
 
@@ -41,6 +42,7 @@ def find_model(
         is_packed: of a model that is traced, whether documents are packed side by side; None is
             where a probe shows that they do not see each other.
         lora: of a model that is traced, adapters in its blocks (`r=16,targets=q_proj,v_proj`).
+        loss: `FILE.py:FUNCTION` of rows of logits and labels, which makes any model a traced one.
 
     Raises:
         CannotTraceError: it has to be traced, and torch or transformers is not installed.
@@ -49,8 +51,12 @@ def find_model(
     require("model", model, str, Path, ModelSpec, TracedModel)
     _require_function(model)
     if isinstance(model, ModelSpec | TracedModel) or is_traced(model):
-        return load_any_model(model, dtype=dtype, longest=longest)
-    if split_name(str(model)) is None:
+        found = load_any_model(model, dtype=dtype, longest=longest)
+        _require_no_loss(loss, str(found.name))
+        return found
+    if loss is not None and is_preset(model):
+        _require_no_loss(loss, str(model))
+    if split_name(str(model)) is None and loss is None:
         try:
             found = load_any_model(model, dtype=dtype, longest=longest)
         except UnsupportedConfigError as error:
@@ -61,12 +67,16 @@ def find_model(
                 return found
             why = f"{model}: twinstream's own kernels do not compute it: {refusal}"
         _require_tracing(model, why)
-    return trace_model(model, dtype=dtype, seq_len=longest, is_packed=is_packed, lora=lora)
+    return trace_model(
+        model, dtype=dtype, seq_len=longest, is_packed=is_packed, lora=lora,
+        loss=loss,
+    )  # fmt: skip
 
 
-def trace_model(
+def trace_model(  # noqa: PLR0913
     model: str | Path, *, dtype: Dtype | None = None, attention: str | None = None,
     seq_len: int | None = None, is_packed: bool | None = False, lora: str | None = None,
+    loss: str | None = None,
 ) -> TracedModel:  # fmt: skip
     """Trace a module without its weights: `twinstream trace MODEL`.
 
@@ -80,6 +90,7 @@ def trace_model(
             copy shows that they do not see each other.
         lora: adapters beside linear layers of the blocks, all or `targets` by their names there:
             `r=16,alpha=32,targets=q_proj,v_proj`. The base is frozen.
+        loss: `FILE.py:FUNCTION` of logits [R, V] and labels [R], which returns a loss of each row.
 
     Raises:
         CannotTraceError: torch or transformers is not installed.
@@ -96,6 +107,8 @@ def trace_model(
         is_packed = packing in ("isolated", "isolated_by_mask")
     if lora is not None:
         source = source.model_copy(update={"lora": module_lora_of(lora)})
+    if loss is not None:
+        source = source.model_copy(update={"loss": OwnFunction.of(loss)})
     found = trace(
         source, dtype=chosen, attention=attention, seq_len=seq_len or DEFAULT_SEQ_LEN,
         is_packed=is_packed,
@@ -108,6 +121,14 @@ def _require_function(model: str | Path | AnyModel) -> None:
         raise CannotTraceError(
             f"{model} is a file of Python: say which of its functions builds the module, as "
             f"{model}:build"
+        )
+
+
+def _require_no_loss(loss: str | None, model: str) -> None:
+    if loss is not None:
+        raise CannotTraceError(
+            f"a loss of your own is part of what is traced, and '{model}' is described already: "
+            "give a config.json, a folder or FILE.py:FUNCTION"
         )
 
 

@@ -1,6 +1,5 @@
 """Builds the module of a source with parameters on the meta device and real buffers."""
 
-import hashlib
 import inspect
 import json
 import sys
@@ -16,9 +15,9 @@ from torch import nn
 from twinstream.executor.modules.adapters import add_adapters
 from twinstream.executor.modules.blocks import ModuleRefusal
 from twinstream.models.traced import ModuleSource
-from twinstream.schedule.files import DocumentError, read_bytes
-from twinstream.schedule.python_file import object_of_file
+from twinstream.schedule.python_file import digest_of, object_of_file
 
+OWN_LOSS = "twinstream_loss"  # attribute of a module whose loss is a person's own
 Slot = tuple[dict[str, Any], str, str]  # a module's dictionary, the key in it, the tensor's name
 
 
@@ -42,6 +41,8 @@ def build_module(
             module = _from_config(source, dtype, attention).train()
         if source.lora is not None:
             add_adapters(module, source.lora)
+        if source.loss is not None:
+            setattr(module, OWN_LOSS, source.loss.load())
         return module
 
 
@@ -98,7 +99,7 @@ def _no_warning(*_: Any) -> None:
 def _from_python(source: ModuleSource) -> nn.Module:
     assert source.path is not None and source.function is not None
     path = Path(source.path)
-    if _digest(path) != source.sha256:
+    if digest_of(path) != source.sha256:
         raise ModuleRefusal(
             f"{path} is not the file that was traced: trace it again with twinstream trace"
         )
@@ -120,14 +121,7 @@ def _from_python(source: ModuleSource) -> nn.Module:
 def python_source(path: Path, function: str) -> ModuleSource:
     """The source of a module that a function of a file builds."""
     path = path.resolve()
-    return ModuleSource(kind="python", path=str(path), function=function, sha256=_digest(path))
-
-
-def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(read_bytes(path)).hexdigest()
-    except OSError as error:
-        raise DocumentError(f"cannot read {path}: {error.strerror}") from None
+    return ModuleSource(kind="python", path=str(path), function=function, sha256=digest_of(path))
 
 
 def parameter_slots(module: nn.Module) -> list[Slot]:

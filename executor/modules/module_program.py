@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from twinstream.executor.modules.blocks import ModuleRefusal
 from twinstream.executor.modules.building import (
+    OWN_LOSS,
     Slot,
     buffer_slots,
     build_module,
@@ -38,7 +39,7 @@ from twinstream.executor.modules.capture import (
     Unread,
     capture,
 )
-from twinstream.executor.modules.rows_and_values import row_axis, row_loss
+from twinstream.executor.modules.rows_and_values import RowLosses, row_axis, row_loss
 from twinstream.models.model import chunk_refusal
 from twinstream.models.traced import TracedModel
 
@@ -104,6 +105,7 @@ class ChunkProgram:
         self, module: nn.Module, found: Capture, *, is_packed: bool, device: torch.device
     ) -> None:
         self.module, self.found, self.is_packed, self.device = module, found, is_packed, device
+        self._own_loss: RowLosses | None = getattr(module, OWN_LOSS, None)
         self._prelude_slots = self._slots(found.used[PRELUDE])
         self._postlude_slots = self._slots(found.used[POSTLUDE], found.postlude_modules)
         self._hidden_buffers = [
@@ -299,7 +301,7 @@ class ChunkProgram:
         leaves = [_leaf(x) if flow else x for x, flow in zip(inputs, flows, strict=True)]
         parameters = _leaves(tensors, trained)
         with torch.enable_grad():
-            loss = row_loss(self.postlude(parameters, leaves), labels, scale)
+            loss = row_loss(self.postlude(parameters, leaves), labels, scale, self._own_loss)
         of_inputs, of_parameters = _gradients([loss], [None], leaves, flows, parameters)
         return loss.detach(), of_inputs, of_parameters
 
@@ -308,7 +310,7 @@ class ChunkProgram:
         scale: float | torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
         """Loss of a slice of rows."""
-        return row_loss(self.postlude(tensors, inputs), labels, scale)
+        return row_loss(self.postlude(tensors, inputs), labels, scale, self._own_loss)
 
     @contextmanager
     def _stubbed(self, stub: Any) -> Iterator[None]:

@@ -1,22 +1,56 @@
 """How values are kept between parts of a module, and the loss of rows of the last ones."""
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from twinstream.executor.modules.blocks import ModuleRefusal
+from twinstream.executor.modules.blocks import ModuleRefusal, told_of
 from twinstream.models.traced import TracedValue
 
 IGNORED = -100
 
 
+RowLosses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of logits [R, V], float32, and labels [R], a loss of each row [R]."""
+
+
 def row_loss(
-    logits: torch.Tensor, labels: torch.Tensor, scale: float | torch.Tensor
-) -> torch.Tensor:
-    """Sum of the cross entropies of rows, times `scale`; labels are shifted, below 0 is ignored."""
+    logits: torch.Tensor, labels: torch.Tensor, scale: float | torch.Tensor,
+    own: RowLosses | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Sum of the losses of rows, times `scale`; labels are shifted, below 0 is ignored.
+
+    Args:
+        own: in place of cross entropy; rows whose label is ignored are given label 0, and what it
+            makes of them does not count.
+
+    Raises:
+        ModuleRefusal: it fails, or does not return a loss for each row.
+    """
     rows = logits.reshape(-1, logits.shape[-1]).float()
     target = labels.reshape(-1).long()
+    if own is not None:
+        counts = target >= 0
+        losses = _of_rows(own, rows, target.clamp(min=0))
+        return torch.where(counts, losses, torch.zeros_like(losses)).sum() * scale
     target = target.masked_fill(target < 0, IGNORED)
     return F.cross_entropy(rows, target, ignore_index=IGNORED, reduction="sum") * scale
+
+
+def _of_rows(own: RowLosses, rows: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    name = getattr(own, "__name__", "the loss")
+    try:
+        losses = own(rows, target)
+    except Exception as error:
+        raise ModuleRefusal(f"the loss {name} fails: {told_of(error)}") from error
+    if not isinstance(losses, torch.Tensor) or losses.shape != target.shape:
+        made = tuple(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
+        raise ModuleRefusal(
+            f"the loss {name} makes {made} of logits {tuple(rows.shape)} and labels "
+            f"{tuple(target.shape)}: expected a loss for each row, {tuple(target.shape)}"
+        )
+    return losses.float()
 
 
 def stored(value: TracedValue, tensor: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from twinstream.executor.modules.fitting import Size, fit, seq_lens_like, sizes_
 from twinstream.executor.modules.grouping import groups_of, kind_key
 from twinstream.executor.modules.module_program import ChunkProgram
 from twinstream.executor.modules.operations import Amount, CountOperations, Key, TaskCost
-from twinstream.executor.modules.rows_and_values import row_loss, row_shape
+from twinstream.executor.modules.rows_and_values import row_shape
 from twinstream.models.traced import (
     ModuleSource,
     TracedBuffer,
@@ -214,7 +214,7 @@ class _Parts:
             "postlude",
             size,
             given,
-            lambda: row_loss(chunk.postlude(tensors, inputs), labels, 1.0),
+            lambda: chunk.postlude_loss(tensors, inputs, labels, 1.0),
         )
         self._note(
             "postlude.backward",

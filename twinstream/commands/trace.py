@@ -52,6 +52,13 @@ class TraceOptions:
             "r=16,alpha=32,targets=q_proj,v_proj.",
         ),
     ] = None
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:FUNCTION",
+            help="A loss of your own: of logits [R, V] and labels [R] a loss of each row.",
+        ),
+    ] = None
     packed: Annotated[
         bool, typer.Option("--packed", help="Documents are packed side by side in a chunk.")
     ] = False
@@ -92,8 +99,8 @@ def trace(
     if _is_schedule(what):
         if model != TraceOptions():
             raise ArgumentError(
-                f"{what} is a schedule: --dtype, --attention, --seq-len, --lora and --packed are "
-                "of models"
+                f"{what} is a schedule: --dtype, --attention, --seq-len, --lora, --loss and "
+                "--packed are of models"
             )
         _trace_timelines(Path(what), timelines, output, as_json=as_json)
         return
@@ -108,7 +115,7 @@ def trace(
         found = trace_model(
             what, dtype=None if model.dtype is None else DTYPES[model.dtype],
             attention=model.attention, seq_len=model.seq_len, is_packed=model.packed,
-            lora=model.lora,
+            lora=model.lora, loss=model.loss,
         )  # fmt: skip
     output = output or Path(_MODEL)
     write_document(found, output)

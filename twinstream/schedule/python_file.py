@@ -1,12 +1,59 @@
 """Objects of a person's own Python file, named FILE.py:NAME."""
 
+import hashlib
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError, read_bytes
+from twinstream.schedule.node import Node
+
+
+class OwnFunction(Node):
+    """A function of a person's own file, which may not change meanwhile."""
+
+    path: str
+    function: str
+    sha256: str
+
+    @classmethod
+    def of(cls, text: str, **more: Any) -> Self:
+        """The function that `FILE.py:FUNCTION` names.
+
+        Raises:
+            TwinstreamError: the text is not of that form.
+            DocumentError: the file cannot be read.
+        """
+        found = split_name(text)
+        if found is None:
+            raise TwinstreamError(f"'{text}' names no function of a file: write FILE.py:FUNCTION")
+        path = found[0].resolve()
+        return cls(path=str(path), function=found[1], sha256=digest_of(path), **more)
+
+    def load(self) -> Any:
+        """The function itself.
+
+        Raises:
+            TwinstreamError: the file is not what it was, or cannot be run.
+        """
+        path = Path(self.path)
+        if digest_of(path) != self.sha256:
+            raise TwinstreamError(f"{path} is not what it was: plan again")
+        return object_of_file(path, self.function)
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file.
+
+    Raises:
+        DocumentError: it cannot be read.
+    """
+    try:
+        return hashlib.sha256(read_bytes(path)).hexdigest()
+    except OSError as error:
+        raise DocumentError(f"cannot read {path}: {error.strerror}") from None
 
 
 def split_name(name: str) -> tuple[Path, str] | None:

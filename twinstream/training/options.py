@@ -33,7 +33,7 @@ WHAT, DATA, STEPS, ADAMW, PLAN, RANKS, KEEP = (
 
 # What decides the bits of a run, beside the data, whose fingerprint is compared.
 FIXED = (
-    *("lora", "freeze", "dtype", "seq_len", "tokens_per_step", "chunk_tokens", "seed"),
+    *("lora", "loss", "freeze", "dtype", "seq_len", "tokens_per_step", "chunk_tokens", "seed"),
     "chunks_per_round",
     *("optim", "weight_decay", "beta1", "beta2", "eps", "optimizer_state", "gradients"),
     "kernels",
@@ -71,6 +71,10 @@ class TrainOptions(Node):
     lora: str | None = _option(
         WHAT, "r=16,...", "Train adapters beside a frozen base: r=16,alpha=32,targets=q,k,v,o,..."
     )
+    loss: str | None = _option(
+        WHAT, "FILE.py:FUNCTION", "A loss of your own: of logits [R, V] and labels [R] one of each "
+        "row; the model runs by its own code then.",
+    )  # fmt: skip
     adapter: Path | None = _option(WHAT, "DIR", "A PEFT adapter to go on from, with its LoRA.")
     freeze: tuple[str, ...] = _option(
         WHAT, "PATTERN", "Weights, by name, that are not trained; whole layers. May repeat.", ()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -19,8 +18,8 @@ from twinstream.models.kernel_costs.attributes import (
     typed_attribute,
     undecayed_ranges,
 )
-from twinstream.models.update_rules import OwnRule, UpdateRuleError, digest
-from twinstream.schedule.python_file import object_of_file, split_name
+from twinstream.models.update_rules import OwnRule, UpdateRuleError
+from twinstream.schedule.python_file import OwnFunction, split_name
 
 _BLOCK_ELEMENTS = 2**18
 _CHECKED = 512  # elements on which a rule of a person's own is tried
@@ -66,7 +65,7 @@ def rule_of(attributes: Attributes) -> Rule:
     """The rule that a call names.
 
     Raises:
-        UpdateRuleError: its file is not what it was when the step was planned.
+        TwinstreamError: its file is not what it was when the step was planned.
     """
     name = typed_attribute(attributes, "rule", str)
     if name == "sgd":
@@ -77,9 +76,8 @@ def rule_of(attributes: Attributes) -> Rule:
     file = split_name(name)
     if file is None:
         raise UpdateRuleError(f"a call names the optimizer '{name}', which there is not")
-    if digest(file[0]) != attributes.get("rule_sha256"):
-        raise UpdateRuleError(f"{file[0]} is not what it was when the step was planned: plan again")
-    rule: Rule = object_of_file(*file)
+    digest = typed_attribute(attributes, "rule_sha256", str)
+    rule: Rule = OwnFunction(path=str(file[0]), function=file[1], sha256=digest).load()
     return rule
 
 
@@ -118,7 +116,7 @@ def check_own_rule(rule: OwnRule) -> None:
             state or the parameters as they were.
     """
     told = f"{rule.function} of {rule.path}"
-    function = object_of_file(Path(rule.path), rule.function)
+    function = rule.load()
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(3, _CHECKED, generator=generator)
     step = StepValues(torch.tensor(1e-3), torch.tensor(0.0), torch.tensor(1))

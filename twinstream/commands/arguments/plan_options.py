@@ -146,6 +146,15 @@ class PlanOptions:
             rich_help_panel=_PLAN,
         ),
     ] = False
+    loss: Annotated[
+        str | None,
+        _option(
+            _PLAN,
+            "FILE.py:FUNCTION",
+            "A loss of your own: of logits [R, V] and labels [R] one of each row. The model runs "
+            "by its own code then.",
+        ),
+    ] = None
     lora: Annotated[
         str | None,
         _option(

@@ -101,7 +101,9 @@ def spec_of(wanted: PlanOptions) -> AnyModel:
     require_known("--dtype", wanted.dtype, tuple(DTYPES))
     dtype = None if wanted.dtype is None else DTYPES[wanted.dtype]
     longest = max(lengths_of(wanted.seq_len))
-    return find_model(wanted.model, dtype=dtype, longest=longest, lora=wanted.lora)
+    return find_model(
+        wanted.model, dtype=dtype, longest=longest, lora=wanted.lora, loss=wanted.loss
+    )
 
 
 def recipe_of(

@@ -1,0 +1,142 @@
+"""A loss of a person's own: autograd's numbers through the executor, priced, or refused by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from tests.front_door.command_line import call
+from tests.training.small_runs import (
+    Seen,
+    options,
+    same_bits_after_a_stop,
+    state_files,
+    trained,
+    write_config,
+    write_rows,
+)
+from tests.training.test_against_torch import summed_loss
+from twinstream.data.packing import Chunk
+from twinstream.data.spans import NO_LABEL
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.training.run.steps import StepBatches
+from twinstream.training.trainer import Trainer
+
+LOSS = """
+import torch
+from torch.nn import functional as F
+
+def smoothed(logits, labels):
+    return F.cross_entropy(logits, labels, reduction="none", label_smoothing=0.1)
+
+def usual(logits, labels):
+    return F.cross_entropy(logits, labels, reduction="none")
+
+def summed(logits, labels):
+    return F.cross_entropy(logits, labels)
+
+def fails(logits, labels):
+    return logits.nothing
+"""
+
+
+@pytest.fixture
+def losses(tmp_path: Path) -> Path:
+    path = tmp_path / "my_loss.py"
+    path.write_text(LOSS)
+    return path
+
+
+def smoothed_loss(model: torch.nn.Module, chunk: Chunk) -> torch.Tensor:
+    total, at = torch.zeros(()), 0
+    for length in chunk.lengths:
+        ids = torch.from_numpy(chunk.ids[at : at + length]).long()[None]
+        labels = torch.from_numpy(chunk.labels[at : at + length]).long()
+        logits = model(input_ids=ids).logits[0].float()
+        valid = labels != NO_LABEL
+        if valid.any():
+            total = total + F.cross_entropy(
+                logits[valid], labels[valid], reduction="sum", label_smoothing=0.1
+            )
+        at += length
+    return total
+
+
+def test_a_step_has_the_loss_and_the_gradients_of_plain_torch(tmp_path: Path, losses: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = str(write_config(tmp_path / "model"))
+    found = {}
+    for name, loss_of in (("smoothed", smoothed_loss), ("usual", summed_loss)):
+        seen = Seen()
+        wanted = options(
+            tmp_path, model=model, loss=f"{losses}:{name}", output=tmp_path / name,
+            max_grad_norm=1e9, learning_rate=0.0, weight_decay=0.0,
+        )  # fmt: skip
+        trainer = Trainer(wanted, callbacks=[seen])
+        prepared = trainer.prepare()
+        trainer.train()
+        reference = AutoModelForCausalLM.from_pretrained(
+            tmp_path / name / "model", dtype=torch.float32
+        )
+        plan = prepared.plan
+        stream = plan.chunks(prepared.data, wanted.seed)
+        step = StepBatches(stream, plan.chunks_per_step, 1, plan.pieces).step(1)
+        loss = sum(loss_of(reference, chunk) for chunk in step.chunks) / step.targets
+        loss.backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(reference.parameters(), 1e9))
+        assert seen.losses[0] == pytest.approx(loss.item(), abs=1e-5)
+        assert seen.steps[0].grad_norm == pytest.approx(norm, rel=1e-4)
+        found[name] = seen.losses[0]
+    assert found["smoothed"] != pytest.approx(found["usual"], abs=1e-3)
+
+
+def test_a_run_goes_on_under_another_policy_to_the_same_bits(tmp_path: Path, losses: Path) -> None:
+    again = {"policy": "streaming", "host_mem": "1GiB"}
+    same_bits_after_a_stop(tmp_path, again, loss=f"{losses}:smoothed")
+
+
+def test_cross_entropy_written_by_hand_trains_as_the_module_does(
+    tmp_path: Path, losses: Path
+) -> None:
+    """Of a module that is traced anyway, to the bit."""
+    from tests.traced.test_trained import write_model
+
+    model = str(write_model(tmp_path / "model", "gpt2", weights=True))
+    rows = (str(write_rows(tmp_path / "rows.jsonl")),)
+    given = {"model": model, "data": rows}
+    one, _ = trained(options(tmp_path / "a", **given))
+    other, _ = trained(options(tmp_path / "b", **given, loss=f"{losses}:usual"))
+    weights = [state_files(result.folder, 6)["model.safetensors"] for result in (one, other)]
+    assert weights[0] == weights[1]
+
+
+def test_it_is_priced_and_part_of_a_traced_model(tmp_path: Path, losses: Path) -> None:
+    config = write_config(tmp_path / "model")
+    model = tmp_path / "model.json"
+    asked = ("--seq-len", 64, "--loss", f"{losses}:smoothed")
+    assert call("trace", config, *asked, "-o", model).code == 0
+    assert json.loads(model.read_text())["source"]["loss"]["function"] == "smoothed"
+    step = ("--machine", "cpu", "--tokens-per-step", 256)
+    planned = call("plan", "--model", model, "--seq-len", 64, *step, "--json")
+    direct = call("plan", "--model", config, *asked, *step, "--json")
+    assert planned.json()["tokens_per_s"] == direct.json()["tokens_per_s"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        ("my_loss.py:summed", "expected a loss for each row"),
+        ("my_loss.py:fails", "the loss fails fails: AttributeError"),
+        ("my_loss.py", "names no function of a file"),
+        ("none.py:loss", "cannot read"),
+    ],
+)
+def test_what_is_no_loss_is_refused(tmp_path: Path, losses: Path, loss: str, says: str) -> None:
+    wanted = options(tmp_path, loss=str(losses.parent / loss))
+    with pytest.raises(TwinstreamError, match=says):
+        Trainer(wanted).prepare()
+    with pytest.raises(TwinstreamError, match="is described already"):
+        Trainer(options(tmp_path, model="tiny", loss=f"{losses}:usual")).prepare()
