@@ -17,7 +17,7 @@ from twinstream.models.hf_weights import LM_HEAD, HfWeight, hf_weights, hf_weigh
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import reason_of
 
-_STORED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+STORED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _HARMLESS = ("rotary_emb.inv_freq",)  # buffers that old versions of transformers saved
 _BLOCK_ELEMENTS = 2**22  # converted at a time, 8 or 16 MiB
 
@@ -42,8 +42,7 @@ class HfFolder:
                 are missing, not the model's, of another shape, or of another dtype.
         """
         folder = Path(path)
-        mapped = weight_map(folder)
-        stored = read_header(folder / SINGLE) if mapped is None else _sharded(folder, mapped)
+        stored = stored_tensors(folder)
         _check(folder, spec, stored)
         return cls(folder, spec, stored)
 
@@ -63,6 +62,16 @@ class HfFolder:
         assert destination.dtype == torch.uint8 and destination.shape == (size_bytes,)
         assert destination.device.type == "cpu" and destination.is_contiguous()
         read_weights(self.stored, hf_weights_of(self.spec, group), self.spec.dtype, destination)
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """All tensors of a folder's files, by their headers alone.
+
+    Raises:
+        WeightsError: no safetensors, or a file that is missing, broken or cut off.
+    """
+    mapped = weight_map(folder)
+    return read_header(folder / SINGLE) if mapped is None else _sharded(folder, mapped)
 
 
 def read_weights(
@@ -98,7 +107,7 @@ def read_weights(
 
 def _read(file: BufferedReader, stored: StoredTensor, values: torch.Tensor, name: str) -> None:
     """Read a tensor, converting its values if they are of another dtype."""
-    source = _STORED_DTYPES[stored.dtype]
+    source = STORED_DTYPES[stored.dtype]
     file.seek(stored.start_bytes)
     if source == values.dtype:
         _fill(file, values.view(torch.uint8), name)
@@ -175,7 +184,7 @@ def stored_problems(
     other_dtype = [
         f"{weight.name} ({tensor.file.name}) is {tensor.dtype}"
         for weight, tensor in here
-        if tensor.dtype not in _STORED_DTYPES
+        if tensor.dtype not in STORED_DTYPES
     ]
     return _describe_problems(missing, extra, misshapen, other_dtype)
 
@@ -194,7 +203,7 @@ def _describe_problems(
     if misshapen:
         problems.append(some_of(misshapen))
     if other_dtype:
-        problems.append(f"only {', '.join(_STORED_DTYPES)} are read: {some_of(other_dtype)}")
+        problems.append(f"only {', '.join(STORED_DTYPES)} are read: {some_of(other_dtype)}")
     return problems
 
 

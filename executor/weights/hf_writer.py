@@ -4,7 +4,9 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import torch
@@ -20,7 +22,7 @@ from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import INDEX, SINGLE, has_weights, weight_map
 from twinstream.executor.weights.model_files import model_files
 from twinstream.executor.weights.weight_file import WeightFile
-from twinstream.models.hf_weights import HfWeight, hf_weights, hf_weights_of
+from twinstream.models.hf_weights import HfWeight, hf_weights
 from twinstream.models.spec import ModelSpec
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -73,20 +75,42 @@ def write_hf_folder(
     Raises:
         WeightsError: the folder has weights already or cannot be written.
     """
-    spec, files = outline.spec, outline.division
-    shards = [
-        WeightFile.of(destination / name, spec.dtype, inside) for name, inside in files.items()
-    ]
-    make_room(destination, sum(shard.size_bytes for shard in shards))
-    if has_weights(destination):
-        raise WeightsError(destination, "has weights already; write to another folder")
-    write_files(destination, outline.files)
-    _write_shards(spec, shards, read_group)
-    if list(files) != [SINGLE]:
-        write_file(destination / INDEX, _index(spec, files))
+    write_weights(destination, outline.spec.dtype, outline.division, read_group, outline.files)
     with writing(destination, 0):
         sync(destination)
         sync(destination.parent)
+
+
+def write_weights(
+    destination: Path, dtype: str, division: Mapping[str, Sequence[HfWeight]],
+    read_group: Callable[[str], torch.Tensor], others: Mapping[str, bytes] = MappingProxyType({}),
+) -> None:  # fmt: skip
+    """Write other files, then those of a division, group by group, and their index if there is one.
+
+    Raises:
+        WeightsError: the folder has weights already or cannot be written.
+    """
+    shards = [WeightFile.of(destination / name, dtype, inside) for name, inside in division.items()]
+    make_room(destination, sum(shard.size_bytes for shard in shards))
+    if has_weights(destination):
+        raise WeightsError(destination, "has weights already; write to another folder")
+    write_files(destination, others)
+    for shard in shards:
+        shard.create()
+    groups: dict[str, list[HfWeight]] = {}
+    for weight in (weight for inside in division.values() for weight in inside):
+        groups.setdefault(weight.group, []).append(weight)
+    for group, weights in groups.items():
+        flat = read_group(group)
+        assert flat.dtype == torch.uint8
+        assert flat.numel() >= max(weight.end_bytes for weight in weights), (group, flat.shape)
+        for shard in shards:
+            shard.write(weights, flat)
+    for shard in shards:
+        with writing(shard.path, shard.size_bytes):
+            sync(shard.path)
+    if list(division) != [SINGLE]:
+        write_file(destination / INDEX, _index(division))
 
 
 def _division(
@@ -95,7 +119,7 @@ def _division(
     """By file name, what it holds."""
     weights = hf_weights(spec)
     if like is None or not has_weights(like):
-        return _by_size(weights, max_shard_bytes)
+        return by_size(weights, max_shard_bytes)
     mapped = weight_map(like)
     if mapped is None:
         return {SINGLE: list(weights)}
@@ -111,7 +135,9 @@ def _division(
     return files
 
 
-def _by_size(weights: Sequence[HfWeight], max_shard_bytes: int) -> dict[str, list[HfWeight]]:
+def by_size(
+    weights: Sequence[HfWeight], max_shard_bytes: int = MAX_SHARD_BYTES
+) -> dict[str, list[HfWeight]]:
     """Filled in order, as transformers does."""
     shards: list[list[HfWeight]] = [[]]
     num_bytes = 0
@@ -128,30 +154,15 @@ def _by_size(weights: Sequence[HfWeight], max_shard_bytes: int) -> dict[str, lis
     }
 
 
-def _write_shards(
-    spec: ModelSpec, shards: Sequence[WeightFile], read_group: Callable[[str], torch.Tensor]
-) -> None:
-    for shard in shards:
-        shard.create()
-    for group in spec.parameter_groups:
-        flat = read_group(group)
-        assert flat.dtype == torch.uint8
-        assert flat.shape == (spec.group_layout(group).size_bytes,), (group, flat.shape)
-        inside = hf_weights_of(spec, group)
-        for shard in shards:
-            shard.write(inside, flat)
-    for shard in shards:
-        with writing(shard.path, shard.size_bytes):
-            sync(shard.path)
-
-
-def _index(spec: ModelSpec, files: Mapping[str, Sequence[HfWeight]]) -> bytes:
-    mapped = {weight.name: file for file, inside in files.items() for weight in inside}
+def _index(files: Mapping[str, Sequence[HfWeight]]) -> bytes:
+    weights = [weight for inside in files.values() for weight in inside]
     index = {
         "metadata": {
-            "total_parameters": spec.num_parameters,
-            "total_size": spec.num_parameters * spec.itemsize,
+            "total_parameters": sum(prod(weight.shape) for weight in weights),
+            "total_size": sum(weight.size_bytes for weight in weights),
         },
-        "weight_map": dict(sorted(mapped.items())),
+        "weight_map": dict(
+            sorted((weight.name, file) for file, inside in files.items() for weight in inside)
+        ),
     }
     return json.dumps(index, indent=2).encode() + b"\n"

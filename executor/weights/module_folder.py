@@ -1,20 +1,28 @@
 """A traced module's weights as transformers has them in a folder, both ways."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from twinstream.executor.modules.adapters import is_adapter
 from twinstream.executor.modules.building import build_module, parameter_slots, placed
 from twinstream.executor.modules.module_weights import flat_groups
 from twinstream.executor.weights.durable_files import make_room, sync, write_files, writing
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import has_weights
+from twinstream.executor.weights.hf_folder import (
+    STORED_DTYPES,
+    read_weights,
+    stored_problems,
+    stored_tensors,
+)
+from twinstream.executor.weights.hf_writer import by_size, write_weights
 from twinstream.executor.weights.model_files import CONFIG, model_config, tokenizer_files
-from twinstream.executor.weights.module_adapters import tensors_of, write_module_adapters
+from twinstream.executor.weights.module_adapters import write_module_adapters
+from twinstream.executor.weights.safetensors_header import StoredTensor
+from twinstream.models.hf_weights import HfWeight
 from twinstream.models.layout import ADAPTERS
 from twinstream.models.traced import TracedModel
 
@@ -53,20 +61,72 @@ class ModuleOutline:
 def read_module_parameters(
     folder: Path, model: TracedModel
 ) -> Iterator[tuple[str, torch.Tensor]]:  # fmt: skip
-    """The groups of a folder: transformers reads its files and makes the module's tensors of them.
+    """The groups of a folder, one after the other.
 
-    Adapters are not among them. For a while all of them are there beside the state.
+    Where files have a module's tensors as they are, each is read into its place, and no more than
+    a group is held. Where transformers makes them of others (experts that are stored one by one),
+    it makes all of them, which are there beside the state for a while. Adapters are not among them.
 
     Raises:
         WeightsError: a file is missing or broken, or they are not the module's.
     """
-    yield from flat_groups(model, _read(folder, model))
+    stored = stored_as_they_are(folder, model)
+    if stored is None:
+        module = loaded_module(folder, model.dtype, f"'{model.name}'")
+        yield from flat_groups(model, dict(module.named_parameters()))
+        return
+    for group in model.parameter_groups:
+        if group.startswith(ADAPTERS):
+            continue
+        flat = torch.empty(model.group_layout(group).size_bytes, dtype=torch.uint8)
+        read_weights(stored, _weights_of(model, group), model.dtype, flat)
+        yield group, flat
 
 
-def _read(folder: Path, model: TracedModel) -> dict[str, torch.Tensor]:
-    if model.source.kind == "python":
-        return _read_own(folder, model)
-    return dict(loaded_module(folder, model.dtype, f"'{model.name}'").named_parameters())
+def stored_as_they_are(folder: Path, model: TracedModel) -> Mapping[str, StoredTensor] | None:
+    """The tensors of a folder's files by the names that they have in the module; None where
+    transformers has to make them of others.
+
+    Raises:
+        WeightsError: a file is missing or broken; of a module that is not transformers', too, where
+            they are not the module's.
+    """
+    own, prefix = model.source.kind == "python", ""
+    if not own:
+        if _converts(model):
+            return None
+        prefix = f"{build_module(model.source, torch.float32, None).base_model_prefix}."
+    stored, found = stored_tensors(folder), dict[str, StoredTensor]()
+    weights = [w for group in model.parameter_groups for w in _weights_of(model, group)]
+    for weight in weights:
+        names = (weight.name, f"{prefix}{weight.name}", weight.name.removeprefix(prefix))
+        name = next((name for name in names if name in stored), None)
+        one = None if name is None else stored[name]
+        if one is not None and one.shape == weight.shape and one.dtype in STORED_DTYPES:
+            found[weight.name] = one
+        elif not own:
+            return None
+    if problems := stored_problems(weights, stored) if own else []:
+        raise WeightsError(folder, f"not the weights of '{model.name}': {'; '.join(problems)}")
+    return found
+
+
+def _weights_of(model: TracedModel, group: str) -> tuple[HfWeight, ...]:
+    return tuple(
+        HfWeight(inner.name, inner.shape, group, inner.offset_bytes, inner.size_bytes)
+        for inner in model.group_layout(group).tensors
+    )
+
+
+def _converts(model: TracedModel) -> bool:
+    """Whether transformers makes a model's tensors of others when it reads a folder; versions that
+    do not tell are taken to."""
+    try:
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping as told
+    except ImportError:
+        return True
+    mapping: Callable[[str], object] = told
+    return mapping(model.model_type) is not None
 
 
 def loaded_module(folder: Path, dtype: str, what: str) -> Any:
@@ -94,27 +154,14 @@ def loaded_module(folder: Path, dtype: str, what: str) -> Any:
     return module
 
 
-def _read_own(folder: Path, model: TracedModel) -> dict[str, torch.Tensor]:
-    """What `write_module_folder` wrote of a module that is not transformers'."""
-    path = folder / _OWN
-    found = tensors_of(path)
-    tensors = [tensor for group in model.groups for tensor in group.tensors]
-    names = [one.name for one in tensors if not (model.source.lora and is_adapter(one.name))]
-    if missing := [name for name in names if name not in found]:
-        raise WeightsError(path, f"lacks {some_of(missing)}")
-    return found
-
-
-_OWN = "model.safetensors"
-
-
 def write_module_folder(
     destination: Path, outline: ModuleOutline, read_group: Callable[[str], torch.Tensor]
 ) -> None:
     """Write weights, config and tokenizer as a folder that transformers loads unedited.
 
     Of a model with adapters these alone, as PEFT has them. Everything is on the disk when this
-    returns. All that is written is held at once.
+    returns. Adapters, and what transformers stores as other tensors than the module has, are held
+    at once; of others a group.
 
     Args:
         read_group: gives the flat parameters of a group, 1-D uint8 on the host.
@@ -123,28 +170,16 @@ def write_module_folder(
         WeightsError: the folder has weights already or cannot be written.
     """
     model = outline.model
-    groups = [g for g in model.parameter_groups if not model.source.lora or g.startswith(ADAPTERS)]
-    size_bytes = sum(model.group_layout(group).size_bytes for group in groups)
-    make_room(destination, size_bytes)
-    if has_weights(destination):
-        raise WeightsError(destination, "has weights already; write to another folder")
-    dtype = getattr(torch, model.dtype)
-    parameters: dict[str, torch.Tensor] = {}
-    for group in groups:
-        flat = read_group(group)
-        for inner in model.group_layout(group).tensors:
-            view = flat[inner.offset_bytes : inner.offset_bytes + inner.size_bytes].view(dtype)
-            parameters[inner.name] = view.view(inner.shape)
-    with writing(destination, size_bytes):
+    with writing(destination, 0):
         if model.source.lora is not None:
+            groups = [group for group in model.parameter_groups if group.startswith(ADAPTERS)]
+            parameters = _parameters(model, groups, read_group)
             write_module_adapters(destination, model.source.lora, parameters, outline.base)
         elif model.source.kind == "python":
-            from safetensors.torch import save_file
-
-            save_file({name: one.contiguous() for name, one in parameters.items()},
-                      destination / _OWN)  # fmt: skip
+            weights = [w for group in model.parameter_groups for w in _weights_of(model, group)]
+            write_weights(destination, model.dtype, by_size(weights), read_group)
         else:
-            _save_pretrained(destination, model, parameters)
+            _write_pretrained(destination, model, read_group)
         write_files(destination, outline.files)
         for path in destination.iterdir():
             sync(path)
@@ -152,17 +187,46 @@ def write_module_folder(
         sync(destination.parent)
 
 
-def _save_pretrained(
-    destination: Path, model: TracedModel, parameters: Mapping[str, torch.Tensor]
+def _parameters(
+    model: TracedModel, groups: Sequence[str], read_group: Callable[[str], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    dtype, found = getattr(torch, model.dtype), dict[str, torch.Tensor]()
+    for group in groups:
+        flat = read_group(group)
+        for inner in model.group_layout(group).tensors:
+            view = flat[inner.offset_bytes : inner.offset_bytes + inner.size_bytes].view(dtype)
+            found[inner.name] = view.view(inner.shape)
+    return found
+
+
+def _write_pretrained(
+    destination: Path, model: TracedModel, read_group: Callable[[str], torch.Tensor]
 ) -> None:
+    """Weights and configuration of a module of transformers: by itself where it stores other
+    tensors than the module has, or buffers."""
     import transformers
 
     quiet: Any = transformers.utils.logging
     quiet.disable_progress_bar()
     module: Any = build_module(model.source, getattr(torch, model.dtype), model.attention)
-    slots = parameter_slots(module)
-    given: dict[str, torch.Tensor] = {
-        name: torch.nn.Parameter(parameters[name], requires_grad=False) for _, _, name in slots
-    }
-    with placed(slots, given):
-        module.save_pretrained(destination)
+    buffers = {name for name, _ in module.named_buffers()} & set(module.state_dict())
+    groups = model.parameter_groups
+    if buffers or _converts(model):
+        if has_weights(destination):
+            raise WeightsError(destination, "has weights already; write to another folder")
+        parameters = _parameters(model, groups, read_group)
+        make_room(destination, sum(model.group_layout(group).size_bytes for group in groups))
+        given: dict[str, torch.Tensor] = {
+            name: torch.nn.Parameter(parameters[name], requires_grad=False)
+            for _, _, name in parameter_slots(module)
+        }
+        with placed(parameter_slots(module), given):
+            module.save_pretrained(destination)
+        return
+    weights = [w for group in groups for w in _weights_of(model, group)]
+    write_weights(destination, model.dtype, by_size(weights), read_group)
+    module.config.architectures = [type(module).__name__]
+    module.config.dtype = model.dtype
+    module.config.save_pretrained(destination)
+    if module.can_generate():
+        module.generation_config.save_pretrained(destination)

@@ -18,7 +18,11 @@ from tests.training.small_runs import (
     write_rows,
 )
 from twinstream.executor.modules.building import build_module
+from twinstream.executor.modules.module_weights import flat_groups
 from twinstream.executor.modules.operations import CountOperations
+from twinstream.executor.modules.tracing import trace
+from twinstream.executor.weights import module_folder
+from twinstream.executor.weights.module_folder import ModuleOutline, loaded_module
 from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
 from twinstream.log.run_files import RunFiles
 from twinstream.models.traced import ModuleSource
@@ -254,3 +258,46 @@ def test_a_grouped_convolution_costs_as_much_backward_as_two_forward() -> None:
         y.sum().backward()
     assert forward == 2 * y.numel() * 4
     assert counted.cost.flops == 2 * forward
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma3_text", "qwen3_moe"])
+def test_weights_are_read_as_transformers_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """And group by group, without transformers, where files have the module's own tensors."""
+    folder = write_model(tmp_path / "model", family, weights=True)
+    config = json.loads((folder / "config.json").read_text())
+    model = trace(ModuleSource(config=config), dtype="bfloat16", seq_len=64)
+    read = dict(loaded_module(folder, "bfloat16", "it").named_parameters())
+    expected = dict(flat_groups(model, read))
+    if family != "qwen3_moe":
+        monkeypatch.setattr(module_folder, "loaded_module", None)
+    found = dict(module_folder.read_module_parameters(folder, model))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[group], expected[group]) for group in found)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma3_text", "qwen3_moe"])
+def test_a_folder_is_written_as_transformers_writes_it(tmp_path: Path, family: str) -> None:
+    """Group by group where it stores the module's own tensors: the same tensors and config."""
+    folder = write_model(tmp_path / "model", family, weights=True)
+    config = json.loads((folder / "config.json").read_text())
+    model = trace(ModuleSource(config=config), dtype="float32", seq_len=64)
+    groups = dict(module_folder.read_module_parameters(folder, model))
+    asked: list[str] = []
+
+    def read(group: str) -> torch.Tensor:
+        asked.append(group)
+        return groups[group]
+
+    written = tmp_path / "written"
+    written.mkdir()
+    module_folder.write_module_folder(written, ModuleOutline.of(model), read)
+    assert asked == list(groups)
+    before, after = (load_file(f / "model.safetensors") for f in (folder, written))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    said, wrote = (json.loads((f / "config.json").read_text()) for f in (folder, written))
+    assert {**said, "use_cache": None} == {**wrote, "use_cache": None}
+    loaded = AutoModelForCausalLM.from_pretrained(written)
+    assert loaded.dtype == torch.float32
