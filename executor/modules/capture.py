@@ -87,6 +87,7 @@ class Capture:
     random_places: set[int] = field(default_factory=set)
     changed_buffers: tuple[str, ...] = ()
     vocab_size: int = 0
+    num_operations: int = 0
 
     def structure(self) -> list[Any]:
         """What two captures of a module whose graph stays have in common."""
@@ -210,6 +211,7 @@ class _Watch(TorchDispatchMode):
             return torch.tensor(self.coin)  # a decision of the graph, not of numbers
         if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, kwargs):
             self.found.random_places.add(self.place)
+        self.found.num_operations += 1
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         read = self.read.setdefault(self.place, set())
         used = self.found.used.setdefault(self.place, set())

@@ -36,6 +36,8 @@ from twinstream.schedule.errors import TwinstreamError
 
 Shape = tuple[int, ...]
 _GOOD_FIT = 0.01  # relative
+_SHORT, _FEW = 16, 128  # tokens
+_GROWS = 1.3  # times the operations of twice the tokens: state space models without their kernels
 
 
 def trace(
@@ -58,7 +60,8 @@ def trace(
     """
     module = build_module(source, getattr(torch, dtype), attention)
     low, high = seq_lens_like(source, seq_len)
-    sizes = sizes_around(seq_len, low, high, is_packed)
+    sizes = sizes_around(_measured_length(module, seq_len, low, high, is_packed),
+                         low, high, is_packed)  # fmt: skip
     found = capture(module, sizes[0], is_packed)
     adapters = None
     if source.lora is not None:
@@ -101,6 +104,22 @@ def trace(
         torch_version=torch.__version__,
         transformers_version=_transformers_version(source),
     )
+
+
+def _measured_length(
+    module: nn.Module, seq_len: int, low: int, high: int | None, is_packed: bool
+) -> int:
+    """Around which length costs are measured: S, but of a module that goes through a sequence token
+    by token a short one, of which there are as many operations as tokens."""
+    short = max(low, _SHORT)
+    if seq_len <= _FEW or (high is not None and 2 * short > high):
+        return seq_len
+    batch = 1 if is_packed else 2
+    few, more = (
+        capture(module, (batch, length), is_packed, once=True).num_operations
+        for length in (short, 2 * short)
+    )
+    return max(low, _FEW) if more > _GROWS * few else seq_len
 
 
 class _Parts:

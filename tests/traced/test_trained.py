@@ -17,7 +17,7 @@ from tests.training.small_runs import (
     trained,
     write_rows,
 )
-from twinstream.executor.modules.building import build_module
+from twinstream.executor.modules.building import build_module, python_source
 from twinstream.executor.modules.module_weights import flat_groups
 from twinstream.executor.modules.operations import CountOperations
 from twinstream.executor.modules.tracing import trace
@@ -301,3 +301,42 @@ def test_a_folder_is_written_as_transformers_writes_it(tmp_path: Path, family: s
     assert {**said, "use_cache": None} == {**wrote, "use_cache": None}
     loaded = AutoModelForCausalLM.from_pretrained(written)
     assert loaded.dtype == torch.float32
+
+
+TOKEN_BY_TOKEN = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+    def forward(self, x):
+        state, made = torch.zeros_like(x[:, 0]), []
+        for token in range(x.shape[1]):
+            state = torch.tanh(state * 0.5 + self.linear(x[:, token]))
+            made.append(state)
+        return x + torch.stack(made, dim=1)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(260, 16), nn.Linear(16, 260)
+        self.blocks = nn.ModuleList([Block()])
+    def forward(self, input_ids):
+        return self.head(self.blocks[0](self.embed(input_ids)))
+
+def build(): return Model()
+"""
+
+
+def test_what_goes_token_by_token_is_measured_on_few_tokens(tmp_path: Path) -> None:
+    """As many operations as tokens: two thousand would take minutes, and say the same."""
+    (tmp_path / "own.py").write_text(TOKEN_BY_TOKEN)
+    source = python_source(tmp_path / "own.py", "build")
+    long, short = (trace(source, dtype="float32", seq_len=length) for length in (4096, 128))
+    assert long.captured_size == short.captured_size
+    assert long.kinds == short.kinds and long.values == short.values
+    (tmp_path / "usual.py").write_text(OWN_MODEL)
+    usual = trace(python_source(tmp_path / "usual.py", "layer_norm"), dtype="float32", seq_len=4096)
+    assert usual.captured_size[1] > 128
