@@ -35,6 +35,9 @@ from twinstream.simulator.replay import steady_state
 from twinstream.tracing import find_model
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
     from twinstream.executor.memory.arenas import Arenas
     from twinstream.executor.program.host_work import HostWork
     from twinstream.executor.program.options import RunOptions
@@ -247,7 +250,6 @@ def _told(
     host_work: HostWork, losses: Sequence[float], on_loss: Callable[[float], None] | None
 ) -> HostWork:
     """The host's work, with `on_loss` told of every loss it takes out."""
-    import torch
 
     if on_loss is None:
         return host_work
@@ -296,6 +298,27 @@ def probe(dtypes: Sequence[str] = ()) -> Machine:
     from twinstream.executor.probe.cpu import probe_cpu
 
     return probe_cpu(dtypes=dtypes)
+
+
+def from_blocks(
+    blocks: Sequence[nn.Module],
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+) -> nn.Module:
+    """A module of these modules, called one after the other, for a file's `build` to return.
+
+    Args:
+        blocks: the first makes hidden states of token ids [B, S], the last one logits [B, S, V] of
+            them; those in between are moved and run one by one.
+        loss: of rows of logits [R, V] and labels [R], one for each row; None is cross entropy.
+
+    Raises:
+        NoTorchError: torch is not installed.
+        TwinstreamError: they are fewer than three, or one is no module.
+    """
+    require_torch()
+    from twinstream.executor.modules.from_blocks import BlockList
+
+    return BlockList(blocks, loss)
 
 
 def require_torch() -> None:

@@ -1,6 +1,6 @@
 """What `import twinstream` offers, with all that it takes."""
 
-from twinstream.api import Run, execute, plan, write_report
+from twinstream.api import Run, execute, from_blocks, plan, write_report
 from twinstream.clusters.predict import Prediction, planned_document, predict
 from twinstream.clusters.search.search import RankedLayout, SearchResult, search_layouts
 from twinstream.cost.bill import Bill
@@ -118,6 +118,7 @@ __all__ = [
     "explain",
     "explore",
     "find_model",
+    "from_blocks",
     "frozen_groups",
     "load_cluster",
     "load_machine",

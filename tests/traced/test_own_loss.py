@@ -140,3 +140,38 @@ def test_what_is_no_loss_is_refused(tmp_path: Path, losses: Path, loss: str, say
         Trainer(wanted).prepare()
     with pytest.raises(TwinstreamError, match="is described already"):
         Trainer(options(tmp_path, model="tiny", loss=f"{losses}:usual")).prepare()
+
+
+FROM_BLOCKS = """
+import torch
+from torch import nn
+import twinstream as ts
+from my_loss import smoothed
+
+class Mix(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(32), nn.Linear(32, 32)
+    def forward(self, x): return x + torch.relu(self.linear(self.norm(x)))
+
+def modules(): return [nn.Embedding(260, 32), Mix(), Mix(), nn.Linear(32, 260)]
+def build(): return ts.from_blocks(modules(), loss=smoothed)
+def usual(): return ts.from_blocks(modules())
+def few(): return ts.from_blocks(modules()[:2])
+def none(): return ts.from_blocks([1, 2, 3])
+"""
+
+
+def test_blocks_become_a_module_with_their_loss(tmp_path: Path, losses: Path) -> None:
+    own = tmp_path / "of_blocks.py"
+    own.write_text(FROM_BLOCKS)
+    rows = (str(write_rows(tmp_path / "rows.jsonl")),)
+    given = {"data": rows, "learning_rate": 1e-2}
+    _, inside = trained(options(tmp_path / "a", model=f"{own}:build", **given))
+    loss = f"{losses}:smoothed"
+    _, beside = trained(options(tmp_path / "b", model=f"{own}:usual", loss=loss, **given))
+    _, plain = trained(options(tmp_path / "c", model=f"{own}:usual", **given))
+    assert inside.losses == beside.losses != plain.losses
+    for name in ("few", "none"):
+        told = call("trace", f"{own}:{name}", "-o", tmp_path / "m.json")
+        assert told.code == 2 and "from_blocks got" in told.err

@@ -41,6 +41,7 @@ from twinstream.study.query import (
     Subject,
     Value,
     Values,
+    best_of_layouts,
     size_fault,
 )
 
@@ -231,14 +232,7 @@ class LayoutQuery(Query):
         self, known: Sequence[Answer] = (), planner: Planner | None = None, *,
         enough_tokens_per_s: float = inf, advises: bool = True,
     ) -> LaidOutStep:  # fmt: skip
-        best: LaidOutStep | None = None
-        for layout in {one.layout: None for one in known if one.layout is not None}:
-            try:
-                one = self._of(layout)
-            except TwinstreamError:
-                continue
-            if best is None or one.step_s < best.step_s:
-                best = one
+        best = best_of_layouts(known, self._of)
         if best is not None and best.tokens_per_s >= enough_tokens_per_s:
             return best
         try:

@@ -29,7 +29,16 @@ from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.workload import MachineRef
 from twinstream.study.one_device import DeviceQuery
-from twinstream.study.query import Answer, Loader, Property, Query, StudyError, Subject, Values
+from twinstream.study.query import (
+    Answer,
+    Loader,
+    Property,
+    Query,
+    StudyError,
+    Subject,
+    Values,
+    best_of_layouts,
+)
 
 PIPELINES = ("gpipe", "1f1b", "interleaved", "ring")  # that ranks run
 _LAYOUT = ("pp", "dp", "virtual_stages", "zero", "reduction", "pipeline", "recompute")
@@ -228,14 +237,7 @@ class RanksQuery(Query):
         self, known: Sequence[Answer] = (), planner: Planner | None = None, *,
         enough_tokens_per_s: float = inf, advises: bool = True,
     ) -> RanksStep:  # fmt: skip
-        best: RanksStep | None = None
-        for layout in {one.layout: None for one in known if one.layout is not None}:
-            try:
-                one = self._of(layout)
-            except LayoutError:
-                continue
-            if best is None or one.step_s < best.step_s:
-                best = one
+        best = best_of_layouts(known, self._of)
         if best is not None and best.tokens_per_s >= enough_tokens_per_s:
             return best
         try:
