@@ -316,7 +316,7 @@ def from_blocks(
         TwinstreamError: they are fewer than three, or one is no module.
     """
     require_torch()
-    from twinstream.executor.modules.from_blocks import BlockList
+    from twinstream.executor.modules.blocks import BlockList
 
     return BlockList(blocks, loss)
 

@@ -1,13 +1,20 @@
-"""Which blocks a module has, and the refusal of those that cannot be run one by one."""
+"""Which blocks a module has, or is made of; the refusal of those that cannot be run one by one."""
 
 import os
 import traceback
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import nn
 
 from twinstream.schedule.errors import TwinstreamError
 
+OWN_LOSS = "twinstream_loss"  # attribute of a module whose loss is a person's own
+_FEWEST = 3  # modules of a list
 _NOT_THEIRS = ("torch", "twinstream", "executor")  # folders of a frame's file
+
+RowLosses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of logits [R, V], float32, and labels [R], a loss of each row [R]."""
 
 
 class ModuleRefusal(TwinstreamError):
@@ -49,3 +56,29 @@ def blocks_of(module: nn.Module) -> tuple[str, nn.ModuleList]:
 
     name = max(lists, key=size)
     return name, lists[name]
+
+
+class BlockList(nn.Module):
+    """The first makes hidden states of token ids [B, S], the last one logits [B, S, V]; those in
+    between are the blocks that are moved and run one by one."""
+
+    def __init__(self, modules: Sequence[nn.Module], loss: RowLosses | None) -> None:
+        super().__init__()
+        wrong = [one for one in modules if not isinstance(one, nn.Module)]
+        if wrong or len(modules) < _FEWEST:
+            what = f"{wrong[0]!r:.60}" if wrong else f"{len(modules)} of them"
+            raise ModuleRefusal(
+                f"from_blocks got {what}: give at least {_FEWEST} modules: the first takes "
+                "token ids, the last one makes logits"
+            )
+        self.first, self.last = modules[0], modules[-1]
+        self.blocks = nn.ModuleList(modules[1:-1])
+        if loss is not None:
+            setattr(self, OWN_LOSS, loss)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.first(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.last(x)
+        return logits

@@ -13,11 +13,10 @@ import torch
 from torch import nn
 
 from twinstream.executor.modules.adapters import add_adapters
-from twinstream.executor.modules.blocks import ModuleRefusal
+from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal
 from twinstream.models.traced import ModuleSource
 from twinstream.schedule.python_file import digest_of, object_of_file
 
-OWN_LOSS = "twinstream_loss"  # attribute of a module whose loss is a person's own
 Slot = tuple[dict[str, Any], str, str]  # a module's dictionary, the key in it, the tensor's name
 
 

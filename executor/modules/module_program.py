@@ -13,9 +13,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from twinstream.executor.modules.blocks import ModuleRefusal
+from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, RowLosses
 from twinstream.executor.modules.building import (
-    OWN_LOSS,
     Slot,
     buffer_slots,
     build_module,
@@ -39,7 +38,7 @@ from twinstream.executor.modules.capture import (
     Unread,
     capture,
 )
-from twinstream.executor.modules.rows_and_values import RowLosses, row_axis, row_loss
+from twinstream.executor.modules.rows_and_values import row_axis, row_loss
 from twinstream.models.model import chunk_refusal
 from twinstream.models.traced import TracedModel
 

@@ -1,18 +1,12 @@
 """How values are kept between parts of a module, and the loss of rows of the last ones."""
 
-from collections.abc import Callable
-
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from twinstream.executor.modules.blocks import ModuleRefusal, told_of
+from twinstream.executor.modules.blocks import ModuleRefusal, RowLosses, told_of
 from twinstream.models.traced import TracedValue
 
 IGNORED = -100
-
-
-RowLosses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of logits [R, V], float32, and labels [R], a loss of each row [R]."""
 
 
 def row_loss(
