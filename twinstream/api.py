@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +35,8 @@ from twinstream.simulator.replay import steady_state
 from twinstream.tracing import find_model
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from twinstream.executor.memory.arenas import Arenas
+    from twinstream.executor.modules.blocks import BlockList, RowLosses
     from twinstream.executor.program.host_work import HostWork
     from twinstream.executor.program.options import RunOptions
     from twinstream.executor.run.training import TokenSource
@@ -300,11 +298,8 @@ def probe(dtypes: Sequence[str] = ()) -> Machine:
     return probe_cpu(dtypes=dtypes)
 
 
-def from_blocks(
-    blocks: Sequence[nn.Module],
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
-) -> nn.Module:
-    """A module of these modules, called one after the other, for a file's `build` to return.
+def from_blocks(blocks: Sequence[Any], loss: RowLosses | None = None) -> BlockList:
+    """A torch module of these modules, called one after the other, for a file's `build` to return.
 
     Args:
         blocks: the first makes hidden states of token ids [B, S], the last one logits [B, S, V] of
