@@ -248,6 +248,7 @@ def _told(
     host_work: HostWork, losses: Sequence[float], on_loss: Callable[[float], None] | None
 ) -> HostWork:
     """The host's work, with `on_loss` told of every loss it takes out."""
+    import torch
 
     if on_loss is None:
         return host_work
