@@ -37,7 +37,8 @@ _BLOCK = (
 class HfWeight:
     """One tensor of a Hugging Face checkpoint, and its bytes inside the flat tensor of a group.
 
-    `shape` is row-major; `group` is `embedding`, a layer by its number, or `head`.
+    `shape` is row-major; `group` is `embedding`, a layer by its number, or `head`. `dtype` is None
+    where it is the model's.
     """
 
     name: str
@@ -45,6 +46,7 @@ class HfWeight:
     group: str
     offset_bytes: int
     size_bytes: int
+    dtype: str | None = None
 
     @property
     def end_bytes(self) -> int:

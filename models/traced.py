@@ -21,146 +21,24 @@ from pydantic_core import PydanticCustomError
 
 from twinstream.models.adapters.lora import ModuleLora
 from twinstream.models.layout import ADAPTERS, FlatLayout, packed_layout
-from twinstream.models.traced_costs import Poly, TracedTask
+from twinstream.models.traced_parts import (
+    BLOCK,
+    BYTES_OF_DTYPE,
+    STATE,
+    UNUSED,
+    TracedBuffer,
+    TracedCall,
+    TracedGroup,
+    TracedKind,
+    TracedPostlude,
+    TracedPrelude,
+    TracedValue,
+)
 from twinstream.schedule.files import read_document, write_text
 from twinstream.schedule.node import Node
-from twinstream.schedule.numbers import Index, PositiveSize, Size
+from twinstream.schedule.numbers import PositiveSize
 from twinstream.schedule.python_file import OwnFunction
 from twinstream.schedule.workload import ModelRef
-
-SHARED = "shared."
-TIED = "tied"
-UNUSED = "unused"
-PRELUDE = "prelude."
-BLOCK = "block."
-
-BYTES_OF_DTYPE = {
-    **{"float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4},
-    **{"bfloat16": 2, "float16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1},
-}
-
-
-class TracedTensor(Node):
-    """A parameter, by its first name in the module's `named_parameters()`, in the model's dtype."""
-
-    name: str
-    shape: tuple[Size, ...]
-
-    @property
-    def num_elements(self) -> int:
-        """How many numbers it has."""
-        return math.prod(self.shape)
-
-
-class TracedGroup(Node):
-    """Parameters that the same parts of the model read: one flat tensor.
-
-    Its name is `embedding` (the prelude reads it; so may the postlude, where it is tied), `tied`
-    (both read it, and the prelude has others for itself), a block's number, `head` (only the
-    postlude reads it), `shared.K` (several parts do), or `unused` (none does: no gradient).
-    Adapters beside a block's layers are a group of their own, `lora.` and its name.
-    """
-
-    name: str
-    layer: Index | None = None
-    tensors: tuple[TracedTensor, ...]
-
-    @property
-    def num_elements(self) -> int:
-        """How many numbers its parameters have, without padding."""
-        return sum(tensor.num_elements for tensor in self.tensors)
-
-
-class TracedValue(Node):
-    """A tensor that the prelude or a block makes, and blocks or the postlude read.
-
-    Its name is `prelude.K` or `block.L.J`. `layout` is empty where it lies row by row, else its
-    axes as they lie in memory, outermost first, without those along which it only repeats: a copy
-    that lies otherwise may change the last bits of what is computed from it.
-    """
-
-    name: str
-    shape: tuple[Poly, ...]
-    dtype: str
-    has_gradient: bool
-    layout: tuple[Index, ...] = ()
-
-    @field_validator("dtype")
-    @classmethod
-    def _known_dtype(cls, dtype: str) -> str:
-        if dtype not in BYTES_OF_DTYPE:
-            raise PydanticCustomError("dtype", "the size of {dtype} is unknown", {"dtype": dtype})
-        return dtype
-
-    def shape_at(self, batch: int, seq_len: int) -> tuple[int, ...]:
-        """Its shape in chunks of `batch` sequences of `seq_len` tokens."""
-        return tuple(size.at(batch, seq_len) for size in self.shape)
-
-    def stored_shape_at(self, batch: int, seq_len: int) -> tuple[int, ...]:
-        """The shape of the contiguous tensor that has all of it, axes as in `layout`."""
-        shape = self.shape_at(batch, seq_len)
-        return tuple(shape[axis] for axis in self.layout) if self.layout else shape
-
-    def size_bytes(self, batch: int, seq_len: int) -> int:
-        """Its bytes there, contiguous and without repeating anything."""
-        return math.prod(self.stored_shape_at(batch, seq_len)) * BYTES_OF_DTYPE[self.dtype]
-
-
-class TracedKind(Node):
-    """Blocks that do the same: equal class, shapes of parameters, inputs and arguments.
-
-    `forward` runs without autograd. `backward` runs the block again under autograd and takes the
-    gradients of its inputs and parameters.
-    """
-
-    name: str
-    forward: TracedTask
-    backward: TracedTask
-
-
-class TracedCall(Node):
-    """The call of one block. `inputs` are in the order in which its arguments are flattened."""
-
-    kind: Index
-    groups: tuple[str, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-class TracedPrelude(Node):
-    """What comes before the blocks. `backward` is None where none of its parameters is trained."""
-
-    forward: TracedTask
-    groups: tuple[str, ...]
-    outputs: tuple[str, ...]
-    backward: TracedTask | None = None
-
-
-class TracedPostlude(Node):
-    """What makes logits and loss of the last values, row by row: its S is rows, its B is 1.
-
-    `training` is forward, loss and the gradients of inputs and parameters; `evaluation` is forward
-    and loss.
-    """
-
-    training: TracedTask
-    evaluation: TracedTask
-    groups: tuple[str, ...]
-    inputs: tuple[str, ...]
-
-
-class TracedBuffer(Node):
-    """A tensor of the module that is no parameter. `is_state`: a training step changes it."""
-
-    name: str
-    shape: tuple[Size, ...]
-    dtype: str
-    is_state: bool = False
-
-    @property
-    def size_bytes(self) -> int:
-        """Its bytes."""
-        return math.prod(self.shape) * BYTES_OF_DTYPE[self.dtype]
 
 
 def _finite(value: Any) -> Any:
@@ -266,7 +144,7 @@ class TracedModel(Node):
     def _parts(self) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]]:
         yield "the prelude", (), self.prelude.groups, ()
         for index, call in enumerate(self.calls):
-            yield f"block {index}", call.inputs, call.groups, call.outputs
+            yield f"block {index}", call.inputs, call.groups + call.state, call.outputs
         yield "the postlude", self.postlude.inputs, self.postlude.groups, ()
 
     @property
@@ -312,7 +190,8 @@ class TracedModel(Node):
     @cached_property
     def parameter_groups(self) -> tuple[str, ...]:
         """Names of all groups in the order of the forward pass, by who reads them first."""
-        reads = [self.prelude.groups, *(call.groups for call in self.calls), self.postlude.groups]
+        blocks = (call.groups + call.state for call in self.calls)
+        reads = [self.prelude.groups, *blocks, self.postlude.groups]
         first = {group.name: len(reads) for group in self.groups if group.name == UNUSED}
         first |= {group: at for at, groups in reversed(list(enumerate(reads))) for group in groups}
         names = (group.name for group in self.groups)
@@ -320,11 +199,11 @@ class TracedModel(Node):
 
     @property
     def untrained_groups(self) -> tuple[str, ...]:
-        """Those of them that nothing reads, or beside which adapters are trained."""
+        """Those that nothing reads, that are state, or beside which adapters are trained."""
         names = [group.name for group in self.groups]
         if self.source.lora is not None:
             return tuple(name for name in names if not name.startswith(ADAPTERS))
-        return tuple(name for name in names if name == UNUSED)
+        return tuple(name for name in names if name == UNUSED or name.startswith(STATE))
 
     def group_layout(self, group: str) -> FlatLayout:
         """How the parameters of a group lie in its flat tensor."""

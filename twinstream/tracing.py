@@ -25,10 +25,10 @@ class CannotTraceError(TwinstreamError):
     """A model has to be traced, which is not possible here."""
 
 
-def find_model(
+def find_model(  # noqa: PLR0913
     model: str | Path | AnyModel, *, dtype: Dtype | None = None, longest: int | None = None,
     is_packed: bool | None = False, lora: str | None = None,
-    loss: str | None = None,
+    loss: str | None = None, packed_tokens: int | None = None,
 ) -> AnyModel:  # fmt: skip
     """The model of a name, a path, or `FILE.py:FUNCTION`.
 
@@ -39,6 +39,7 @@ def find_model(
     Args:
         dtype: of parameters, whatever the model's own is.
         longest: tokens of the longest sequence.
+        packed_tokens: of a chunk, where documents are packed.
         is_packed: of a model that is traced, whether documents are packed side by side; None is
             where a probe shows that they do not see each other.
         lora: of a model that is traced, adapters in its blocks (`r=16,targets=q_proj,v_proj`).
@@ -69,14 +70,14 @@ def find_model(
         _require_tracing(model, why)
     return trace_model(
         model, dtype=dtype, seq_len=longest, is_packed=is_packed, lora=lora,
-        loss=loss,
+        loss=loss, packed_tokens=packed_tokens,
     )  # fmt: skip
 
 
 def trace_model(  # noqa: PLR0913
     model: str | Path, *, dtype: Dtype | None = None, attention: str | None = None,
     seq_len: int | None = None, is_packed: bool | None = False, lora: str | None = None,
-    loss: str | None = None,
+    loss: str | None = None, packed_tokens: int | None = None,
 ) -> TracedModel:  # fmt: skip
     """Trace a module without its weights: `twinstream trace MODEL`.
 
@@ -86,6 +87,7 @@ def trace_model(  # noqa: PLR0913
         dtype: of parameters; by default what the config says (bfloat16 for float16), else float32.
         attention: `eager` or `sdpa`; by default what transformers takes.
         seq_len: tokens of a sequence; other lengths are good as far as no window separates them.
+        packed_tokens: of a chunk, where documents are packed.
         is_packed: whether documents are packed side by side; None is where a probe of a small
             copy shows that they do not see each other.
         lora: adapters beside linear layers of the blocks, all or `targets` by their names there:
@@ -110,7 +112,8 @@ def trace_model(  # noqa: PLR0913
     if loss is not None:
         source = source.model_copy(update={"loss": OwnFunction.of(loss)})
     found = trace(
-        source, dtype=chosen, attention=attention, seq_len=seq_len or DEFAULT_SEQ_LEN,
+        source, dtype=chosen, attention=attention,
+        seq_len=max(seq_len or DEFAULT_SEQ_LEN, (packed_tokens or 0) if is_packed else 0),
         is_packed=is_packed,
     )  # fmt: skip
     return found.model_copy(update={"packing": packing})

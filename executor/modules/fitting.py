@@ -5,10 +5,16 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from torch import nn
+
+from twinstream.executor.modules.blocks import ModuleRefusal
+from twinstream.executor.modules.capture import capture
 from twinstream.models.traced import ModuleSource
-from twinstream.models.traced_costs import Poly
+from twinstream.models.traced_parts import Poly
 
 Size = tuple[int, int]  # B, S
+_SHORT, _FEW = 16, 128  # tokens
+_GROWS = 1.3  # times the operations of twice the tokens: state space models without their kernels
 _THRESHOLDS = ("window", "chunk", "topk")  # of keys whose value is a length that changes masks
 
 
@@ -33,6 +39,8 @@ def _inverse(sizes: tuple[Size, ...]) -> tuple[list[int], list[list[int]], int]:
     """Powers of the polynomial, and what times the values gives its coefficients: whole numbers,
     to be divided by the last."""
     powers = [0, 2, 4] if all(batch == 1 for batch, _ in sizes) else list(range(6))
+    if len(sizes) > 1 and len({seq_len for _, seq_len in sizes}) == 1:
+        powers = [0, 1]
     rows = [[(1, b, s, b * s, s * s, b * s * s)[power] for power in powers] for b, s in sizes]
     size = len(rows)
     table = [
@@ -79,6 +87,8 @@ def sizes_around(seq_len: int, low: int, high: int | None, is_packed: bool) -> l
     Lengths are a multiple of 256 apart where that is possible, because scans pad to such. One
     sequence is no point: a repeated axis of length 1 spares copies.
     """
+    if low == high:
+        return [(batch, seq_len) for batch in (2, 3, 4)]
     below = (seq_len - max(low, seq_len // 4)) // 3
     above = (high or 4 * seq_len) - seq_len
     step = below if below >= 8 or below >= above // 3 else -(above // 3)
@@ -88,3 +98,39 @@ def sizes_around(seq_len: int, low: int, high: int | None, is_packed: bool) -> l
     if is_packed:
         return [(1, length) for length in lengths]
     return [*((b, s) for s in lengths[:3] for b in (2, 3)), (4, lengths[3])]
+
+
+def measured_sizes(
+    module: nn.Module, source: ModuleSource, seq_len: int, is_packed: bool
+) -> tuple[list[Size], int, int | None]:
+    """At which sizes of a chunk costs are measured, and from which to which S they hold.
+
+    Raises:
+        ModuleRefusal: the module is of sequences of another length.
+    """
+    low, high = seq_lens_like(source, seq_len)
+    if (fixed := getattr(module, "seq_len", None)) is not None:
+        if fixed != seq_len:
+            raise ModuleRefusal(
+                f"{type(module).__name__} is of sequences of {fixed} tokens, as its `seq_len` "
+                f"says, not of {seq_len}: --seq-len {fixed}"
+            )
+        low = high = seq_len
+    length = _measured_length(module, seq_len, low, high, is_packed)
+    return sizes_around(length, low, high, is_packed), low, high
+
+
+def _measured_length(
+    module: nn.Module, seq_len: int, low: int, high: int | None, is_packed: bool
+) -> int:
+    """Around which length costs are measured: S, but of a module that goes through a sequence token
+    by token a short one, of which there are as many operations as tokens."""
+    short = max(low, _SHORT)
+    if seq_len <= _FEW or low == high or (high is not None and 2 * short > high):
+        return seq_len
+    batch = 1 if is_packed else 2
+    few, more = (
+        capture(module, (batch, length), is_packed, once=True).num_operations
+        for length in (short, 2 * short)
+    )
+    return max(low, _FEW) if more > _GROWS * few else seq_len

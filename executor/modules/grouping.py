@@ -3,11 +3,20 @@
 from collections.abc import Collection
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from twinstream.executor.modules.capture import POSTLUDE, PRELUDE, Capture, Read
 from twinstream.models.layout import ADAPTERS, EMBEDDING, HEAD
-from twinstream.models.traced import SHARED, TIED, UNUSED, TracedGroup, TracedTensor
+from twinstream.models.traced_parts import (
+    SHARED,
+    STATE,
+    TIED,
+    UNUSED,
+    TracedGroup,
+    TracedTensor,
+)
 
 
 def kind_key(module: nn.Module, found: Capture, index: int) -> tuple[Any, ...]:
@@ -92,6 +101,48 @@ def groups_of(
         )
         for group in order
     }
+
+
+def state_groups(module: nn.Module, found: Capture, itemsize: int) -> dict[int, TracedGroup]:
+    """Of each block the buffers that it changes in training, as flat tensors of the model's dtype;
+    a count lies there as bytes.
+
+    Only batch norm's: its outputs in training do not depend on them, so that a block may run again
+    for its backward pass without them.
+    """
+    buffers, changed = dict(module.named_buffers()), changed_buffers(module, found)
+    of_norms = {
+        id(buffer) for part in module.modules() if isinstance(part, _BatchNorm)
+        for buffer in part.buffers()
+    }  # fmt: skip
+    groups: dict[int, TracedGroup] = {}
+    for index, call in enumerate(found.calls):
+        own = {id(buffer) for buffer in call.module.buffers()}
+        names = [name for name in buffers if name in changed and id(buffers[name]) in own]
+        if not names or not {id(buffers[name]) for name in names} <= of_norms:
+            continue
+        tensors = tuple(
+            TracedTensor(name=name, shape=_stored_shape(buffers[name], itemsize)) for name in names
+        )
+        groups[index] = TracedGroup(name=f"{STATE}{index}", layer=index, tensors=tensors)
+    return groups
+
+
+def changed_buffers(module: nn.Module, found: Capture) -> set[str]:
+    """Names of those that a training step changes. Of batch norm a run without memory tells of the
+    count alone, whose fellows are its statistics."""
+    changed = set(found.changed_buffers)
+    for name, part in module.named_modules():
+        own = {f"{name}.{key}" if name else key for key, _ in part.named_buffers(recurse=False)}
+        if isinstance(part, _BatchNorm) and own & changed:
+            changed |= own
+    return changed
+
+
+def _stored_shape(buffer: torch.Tensor, itemsize: int) -> tuple[int, ...]:
+    if buffer.is_floating_point():
+        return tuple(buffer.shape)
+    return (buffer.numel() * buffer.element_size() // itemsize,)
 
 
 def _first_place(places: set[int], num_blocks: int) -> int:

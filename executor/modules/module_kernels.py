@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import nn
 
 from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import Kernel, KernelOperand, Operands
@@ -20,7 +21,9 @@ from twinstream.executor.kernels.vector.gradients import gradient_views, weight_
 from twinstream.executor.modules.module_program import ChunkProgram, ModuleProgram
 from twinstream.executor.modules.rows_and_values import restored, row_axis, stored
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
-from twinstream.models.traced import TracedValue
+from twinstream.models.traced_parts import (
+    TracedValue,
+)
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Mode
 
@@ -63,6 +66,11 @@ class _Bound:
                 operand, self.model.group_layout(group), self.dtype
             ).items()
         }
+        for buffer in self.model.buffers:
+            if buffer.name in self.tensors and buffer.dtype != self.model.dtype:
+                whole = self.tensors[buffer.name].view(getattr(torch, buffer.dtype))
+                self.tensors[buffer.name] = whole.view(buffer.shape)
+        self.evaluates = bool(attributes.get("evaluates", False))
 
     def _by_group(self, prefix: str) -> Iterator[tuple[str, KernelOperand]]:
         for name, operand in self.operands.items():
@@ -175,7 +183,7 @@ def _prelude(bound: _Bound, calls: Calls) -> None:
     outputs = bound.outputs(bound.model.prelude.outputs)
 
     def run() -> None:
-        with torch.no_grad(), _drawing(random):
+        with torch.no_grad(), _drawing(random), evaluating(chunk.module, bound.evaluates):
             _copy(chunk.prelude(tensors, fed()), outputs)
 
     calls.add(run)
@@ -188,7 +196,8 @@ def _block(bound: _Bound, calls: Calls) -> None:
     inputs, outputs = bound.inputs(call.inputs), bound.outputs(call.outputs)
 
     def run() -> None:
-        with torch.no_grad(), _drawing(random):
+        module = chunk.found.calls[index].module
+        with torch.no_grad(), _drawing(random), evaluating(module, bound.evaluates):
             _copy(chunk.block(index, tensors, inputs), outputs)
 
     calls.add(run)
@@ -307,7 +316,7 @@ def _head_evaluate(bound: _Bound, calls: Calls) -> None:
 
     def run() -> None:
         total = torch.zeros_like(rows.loss.view)
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(chunk.module, bound.evaluates):
             for start in rows.starts:
                 total += chunk.postlude_loss(
                     tensors, rows.inputs_of(start), rows.labels_of(start), rows.loss_scale
@@ -343,6 +352,20 @@ def _take(
 ) -> None:  # fmt: skip
     for name, place in gradients.items():
         _Contribution(place.view, mode or place.mode).take(found.get(name))
+
+
+@contextmanager
+def evaluating(module: nn.Module, evaluates: bool) -> Iterator[None]:
+    """A part of the module is as `eval()` makes it: nothing is dropped, and batch norm takes its
+    statistics."""
+    if not evaluates:
+        yield
+        return
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train()
 
 
 @contextmanager

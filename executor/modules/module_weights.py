@@ -20,7 +20,9 @@ def fresh_module_parameters(model: TracedModel, seed: int) -> Iterator[tuple[str
         module = build_module(
             source, getattr(torch, model.dtype), model.attention, with_parameters=True
         )
-    yield from flat_groups(model, dict(module.named_parameters()))
+    yield from flat_groups(
+        model, {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    )
 
 
 def flat_groups(
@@ -40,5 +42,6 @@ def flat_group(
     flat, dtype = torch.zeros(layout.size_bytes, dtype=torch.uint8), getattr(torch, model.dtype)
     for inner in layout.tensors:
         view = flat[inner.offset_bytes : inner.offset_bytes + inner.size_bytes].view(dtype)
-        view.copy_(parameters[inner.name].detach().reshape(-1))
+        tensor = parameters[inner.name].detach().reshape(-1)
+        view.copy_(tensor if tensor.is_floating_point() else tensor.view(dtype))
     return flat

@@ -16,28 +16,33 @@ from twinstream.executor.modules.capture import (
     Capture,
     capture,
 )
-from twinstream.executor.modules.fitting import Size, fit, seq_lens_like, sizes_around
-from twinstream.executor.modules.grouping import groups_of, kind_key
+from twinstream.executor.modules.fitting import Size, fit, measured_sizes
+from twinstream.executor.modules.grouping import (
+    changed_buffers,
+    groups_of,
+    kind_key,
+    state_groups,
+)
 from twinstream.executor.modules.module_program import ChunkProgram
 from twinstream.executor.modules.operations import Amount, CountOperations, Key, TaskCost
 from twinstream.executor.modules.rows_and_values import row_shape
-from twinstream.models.traced import (
-    ModuleSource,
+from twinstream.models.traced import ModuleSource, TracedModel
+from twinstream.models.traced_parts import (
+    Peak,
+    Poly,
     TracedBuffer,
     TracedCall,
     TracedKind,
-    TracedModel,
     TracedPostlude,
     TracedPrelude,
+    TracedTask,
     TracedValue,
+    TracedWork,
 )
-from twinstream.models.traced_costs import Peak, Poly, TracedTask, TracedWork
 from twinstream.schedule.errors import TwinstreamError
 
 Shape = tuple[int, ...]
 _GOOD_FIT = 0.01  # relative
-_SHORT, _FEW = 16, 128  # tokens
-_GROWS = 1.3  # times the operations of twice the tokens: state space models without their kernels
 
 
 def trace(
@@ -59,9 +64,7 @@ def trace(
         ModuleRefusal: it cannot be planned; says where, why, and what to do.
     """
     module = build_module(source, getattr(torch, dtype), attention)
-    low, high = seq_lens_like(source, seq_len)
-    sizes = sizes_around(_measured_length(module, seq_len, low, high, is_packed),
-                         low, high, is_packed)  # fmt: skip
+    sizes, low, high = measured_sizes(module, source, seq_len, is_packed)
     found = capture(module, sizes[0], is_packed)
     adapters = None
     if source.lora is not None:
@@ -76,7 +79,7 @@ def trace(
             f"{type(module).__name__} fails with chunks of other sizes than the first, "
             f"{sizes[0]}: {told_of(error)}"
         ) from error
-    config = getattr(module, "config", None)
+    config, changed = getattr(module, "config", None), changed_buffers(module, found)
     return TracedModel(
         name=getattr(config, "model_type", None) or type(module).__name__,
         model_type=getattr(config, "model_type", type(module).__name__),
@@ -95,7 +98,7 @@ def trace(
                 name=name,
                 shape=tuple(buffer.shape),
                 dtype=_name(buffer.dtype),
-                is_state=name in found.changed_buffers,
+                is_state=name in changed,
             )
             for name, buffer in module.named_buffers()
         ),
@@ -104,22 +107,6 @@ def trace(
         torch_version=torch.__version__,
         transformers_version=_transformers_version(source),
     )
-
-
-def _measured_length(
-    module: nn.Module, seq_len: int, low: int, high: int | None, is_packed: bool
-) -> int:
-    """Around which length costs are measured: S, but of a module that goes through a sequence token
-    by token a short one, of which there are as many operations as tokens."""
-    short = max(low, _SHORT)
-    if seq_len <= _FEW or (high is not None and 2 * short > high):
-        return seq_len
-    batch = 1 if is_packed else 2
-    few, more = (
-        capture(module, (batch, length), is_packed, once=True).num_operations
-        for length in (short, 2 * short)
-    )
-    return max(low, _FEW) if more > _GROWS * few else seq_len
 
 
 class _Parts:
@@ -158,7 +145,10 @@ class _Parts:
                         chunk.set_shape(name, shape)
                 for name, value in chunk.found.values.items():
                     self.shapes[name][size] = value.shape
-        for rows in dict.fromkeys(seq_len for _, seq_len in self.sizes):
+        lengths = dict.fromkeys(seq_len for _, seq_len in self.sizes)
+        for rows in (
+            lengths if len(lengths) > 1 else [times * min(lengths) for times in (1, 2, 3, 4)]
+        ):
             with NoMemory():
                 self._measure_postlude(first, (1, rows))
 
@@ -246,13 +236,15 @@ class _Parts:
         """Fields of the document."""
         found = self.found
         groups = groups_of(self.module, found, self.trained or ())
+        itemsize = next(self.module.parameters()).element_size()
+        states = state_groups(self.module, found, itemsize)
         used = {
             place: tuple(name for name, (_, users) in groups.items() if place in users)
             for place in (*range(len(found.calls)), PRELUDE, POSTLUDE)
         }
         outside = tuple(name for name, value in found.values.items() if value.source is not None)
         return {
-            "groups": tuple(group for group, _ in groups.values()),
+            "groups": (*(group for group, _ in groups.values()), *states.values()),
             "values": tuple(
                 TracedValue(
                     name=name,
@@ -289,6 +281,7 @@ class _Parts:
                     groups=used[index],
                     inputs=call.inputs,
                     outputs=tuple(call.outputs),
+                    state=(states[index].name,) if index in states else (),
                 )
                 for index, call in enumerate(found.calls)
             ),

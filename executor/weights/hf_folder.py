@@ -9,7 +9,6 @@ from typing import Self
 
 import torch
 
-from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import INDEX, SINGLE, weight_map
 from twinstream.executor.weights.safetensors_header import StoredTensor, read_header
@@ -100,14 +99,15 @@ def read_weights(
             with path.open("rb") as file:
                 for weight in weights:
                     flat = destination[weight.offset_bytes : weight.end_bytes]
-                    _read(file, stored[weight.name], flat.view(DTYPES[dtype]), weight.name)
+                    values = flat.view(getattr(torch, weight.dtype or dtype))
+                    _read(file, stored[weight.name], values, weight.name)
         except OSError as error:
             raise WeightsError(path, f"cannot be read: {reason_of(error)}") from None
 
 
 def _read(file: BufferedReader, stored: StoredTensor, values: torch.Tensor, name: str) -> None:
     """Read a tensor, converting its values if they are of another dtype."""
-    source = STORED_DTYPES[stored.dtype]
+    source = torch.int64 if stored.dtype == "I64" else STORED_DTYPES[stored.dtype]
     file.seek(stored.start_bytes)
     if source == values.dtype:
         _fill(file, values.view(torch.uint8), name)
@@ -184,9 +184,16 @@ def stored_problems(
     other_dtype = [
         f"{weight.name} ({tensor.file.name}) is {tensor.dtype}"
         for weight, tensor in here
-        if tensor.dtype not in STORED_DTYPES
+        if not has_dtype(weight, tensor)
     ]
     return _describe_problems(missing, extra, misshapen, other_dtype)
+
+
+def has_dtype(weight: HfWeight, stored: StoredTensor) -> bool:
+    """Whether a weight can be read of what is stored: of whole numbers as they are."""
+    if weight.dtype == "int64":
+        return stored.dtype == "I64"
+    return stored.dtype in STORED_DTYPES
 
 
 def _describe_problems(

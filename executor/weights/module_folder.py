@@ -13,7 +13,7 @@ from twinstream.executor.weights.durable_files import make_room, sync, write_fil
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import has_weights
 from twinstream.executor.weights.hf_folder import (
-    STORED_DTYPES,
+    has_dtype,
     read_weights,
     stored_problems,
     stored_tensors,
@@ -25,6 +25,9 @@ from twinstream.executor.weights.safetensors_header import StoredTensor
 from twinstream.models.hf_weights import HfWeight
 from twinstream.models.layout import ADAPTERS
 from twinstream.models.traced import TracedModel
+from twinstream.models.traced_parts import (
+    STATE,
+)
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ def stored_as_they_are(folder: Path, model: TracedModel) -> Mapping[str, StoredT
         names = (weight.name, f"{prefix}{weight.name}", weight.name.removeprefix(prefix))
         name = next((name for name in names if name in stored), None)
         one = None if name is None else stored[name]
-        if one is not None and one.shape == weight.shape and one.dtype in STORED_DTYPES:
+        if one is not None and one.shape == weight.shape and has_dtype(weight, one):
             found[weight.name] = one
         elif not own:
             return None
@@ -112,10 +115,16 @@ def stored_as_they_are(folder: Path, model: TracedModel) -> Mapping[str, StoredT
 
 
 def _weights_of(model: TracedModel, group: str) -> tuple[HfWeight, ...]:
+    kept = {buffer.name: buffer for buffer in model.buffers if group.startswith(STATE)}
     return tuple(
-        HfWeight(inner.name, inner.shape, group, inner.offset_bytes, inner.size_bytes)
+        HfWeight(
+            inner.name, kept[inner.name].shape, group, inner.offset_bytes, inner.size_bytes,
+            kept[inner.name].dtype,
+        )
+        if inner.name in kept
+        else HfWeight(inner.name, inner.shape, group, inner.offset_bytes, inner.size_bytes)
         for inner in model.group_layout(group).tensors
-    )
+    )  # fmt: skip
 
 
 def _converts(model: TracedModel) -> bool:

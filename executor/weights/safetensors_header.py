@@ -18,8 +18,8 @@ from twinstream.executor.weights.errors import WeightsError
 from twinstream.schedule.files import open_file, reason_of
 
 METADATA = "__metadata__"
-DTYPES = {"bfloat16": "BF16", "float32": "F32"}
-ITEMSIZE_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+DTYPES = {"bfloat16": "BF16", "float32": "F32", "int64": "I64"}
+ITEMSIZE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "I64": 8}
 _BITS = {
     **{"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8},
     **{"F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16},

@@ -23,7 +23,9 @@ class WeightFile:
     @classmethod
     def of(cls, path: Path, dtype: str, inside: Sequence[HfWeight]) -> "WeightFile":
         """One that holds these weights, of a model of `dtype`; nothing is written yet."""
-        tensors = [NewTensor(weight.name, DTYPES[dtype], weight.shape) for weight in inside]
+        tensors = [
+            NewTensor(weight.name, DTYPES[weight.dtype or dtype], weight.shape) for weight in inside
+        ]
         return cls(path, *new_header(tensors))
 
     def create(self) -> None:

@@ -20,8 +20,13 @@ from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.lowering.step import StepLowering
 from twinstream.models.model import chunk_refusal
 from twinstream.models.recipe import Recipe
-from twinstream.models.traced import BYTES_OF_DTYPE, TracedModel, TracedValue
-from twinstream.models.traced_costs import TracedTask
+from twinstream.models.traced import TracedModel
+from twinstream.models.traced_parts import (
+    BYTES_OF_DTYPE,
+    STATE,
+    TracedTask,
+    TracedValue,
+)
 from twinstream.schedule.cost import Work
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Attribute, TaskOperand
@@ -104,6 +109,11 @@ class TracedLowering(StepLowering):
         read = self.builder.read
         return [read(f"parameters.{name}", self.shapes.parameters(name)) for name in groups]
 
+    def _states(self, groups: Sequence[str]) -> list[TaskOperand]:
+        """What a block's forward changes in training, and reads in an evaluation."""
+        use = self.builder.read if self.workload.forward_only else self.builder.update
+        return [use(f"parameters.{name}", self.shapes.parameters(name)) for name in groups]
+
     def _gradients(self, groups: Sequence[str], round_: int) -> list[TaskOperand]:
         return [
             operand
@@ -158,6 +168,8 @@ class TracedLowering(StepLowering):
             "batch": self.batch, "seq_len": self.seq_len, "dtype": self.model.dtype,
             TEMPORARY_BYTES: ceil(_TEMPORARIES * peak_bytes), **more,
         }  # fmt: skip
+        if self.workload.forward_only:
+            attributes["evaluates"] = True
         if self.workload.packing is not None:
             attributes["most_sequences"] = self.workload.packing.most_sequences
         elif self.model.is_packed:
@@ -211,8 +223,9 @@ class TracedLowering(StepLowering):
         for chunk in self._chunks():
             call = self._call_of("block", task, block=layer, **self._place(layer, round_, chunk))
             operands = [
-                *self._parameters(block.groups), *self._inputs(block.inputs, chunk),
-                *self._state(), *self._outputs(block.outputs, chunk),
+                *self._parameters(block.groups), *self._states(block.state),
+                *self._inputs(block.inputs, chunk), *self._state(),
+                *self._outputs(block.outputs, chunk),
             ]  # fmt: skip
             self._add("block_forward", call, operands, round_=round_, layer=layer, chunk=chunk)
 
@@ -322,10 +335,13 @@ def _require_possible(model: TracedModel, workload: Workload, recipe: Recipe) ->
             f"'{model.name}' was traced for one document a sequence, and not for documents of any "
             "lengths side by side: trace it again with --packed"
         )
-    if state := [buffer.name for buffer in model.buffers if buffer.is_state]:
+    known = {
+        t.name for group in model.groups if group.name.startswith(STATE) for t in group.tensors
+    }
+    if state := [one.name for one in model.buffers if one.is_state and one.name not in known]:
         raise TwinstreamError(
-            f"'{model.name}' changes its buffer '{state[0]}' in training (as batch norm does its "
-            "statistics): such state is not carried from step to step yet"
+            f"'{model.name}' changes its buffer '{state[0]}' in training: only batch norm's, in "
+            "blocks, are carried from step to step, because its outputs do not depend on them"
         )
     if recipe.lora is not None:
         raise TwinstreamError(

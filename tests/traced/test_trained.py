@@ -166,7 +166,14 @@ def renamed(): return Renamed(nn.LayerNorm)
 def last_only(): return LastOnly(nn.LayerNorm)
 def raises(): return Raises(nn.LayerNorm)
 def nothing(): return Nothing(nn.LayerNorm)
-def batch_norm(): return Model(nn.BatchNorm1d)
+class Counts(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+    def forward(self, x):
+        self.count.add_(1)
+        return x / self.count
+def counts(): return Model(Counts)
 def three(): return 3
 def fails(): return 1 / 0
 """
@@ -242,7 +249,7 @@ def test_what_cannot_be_traced_is_one_message(tmp_path: Path, what: str, says: s
 def test_state_that_a_step_changes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN_MODEL)
     traced = tmp_path / "m.json"
-    name = f"{tmp_path / 'own.py'}:batch_norm"
+    name = f"{tmp_path / 'own.py'}:counts"
     assert call("trace", name, "--seq-len", 64, "-o", traced).code == 0
     told = call("plan", "--model", traced, "--seq-len", 64, "--machine", "cpu")
     assert told.code == 2 and "changes its buffer" in told.err and "blocks.0.norm" in told.err

@@ -35,8 +35,8 @@ class ChunkShape:
     """What a plan allows: tokens of a chunk, of its longest document, and entries of `lengths`.
 
     Padding is in `lengths` too, in pieces no longer than a document, so that a chunk with
-    nothing but one token needs `1 + ceil((chunk_tokens - 1) / longest)` entries. With `alone` a
-    chunk has one document, and padding behind it.
+    nothing but one token needs `1 + ceil((chunk_tokens - 1) / longest)` entries. With `alone` each
+    document has a sequence of `longest` tokens, and padding behind it.
     """
 
     chunk_tokens: int
@@ -67,7 +67,9 @@ def pack(lengths: Ints, shape: ChunkShape) -> list[Ints]:
     """
     order = np.argsort(-lengths, kind="stable")
     if shape.alone:
-        return [order[at : at + 1] for at in range(len(order))]
+        each = shape.chunk_tokens // shape.longest
+        order = order if each == 1 else np.arange(len(lengths))
+        return [order[at : at + each] for at in range(0, len(order), each)]
     different, counts = np.unique(lengths, return_counts=True)
     bins = _Bins(shape)
     taken = 0
@@ -129,8 +131,8 @@ def chunk_of(spans: Spans, indices: Ints, shape: ChunkShape) -> Chunk:
     for start, length in zip(starts, lengths, strict=True):
         ids[at : at + length] = spans.ids[start : start + length]
         labels[at : at + length - 1] = spans.labels[start : start + length - 1]
-        at += length
-    num_padding = shape.chunk_tokens - at
+        at += shape.longest if shape.alone else length
+    num_padding = shape.chunk_tokens - sum(lengths)
     return Chunk(ids, labels, (*lengths, *_padding(num_padding, shape.longest)), num_padding)
 
 

@@ -91,13 +91,9 @@ class StepPlan(ABC):
 
     def shape(self, data: TrainingData) -> ChunkShape:
         """Of the chunks of the data; one that is computed in slices has a document of its own."""
-        work, packing = self.workload, self.workload.packing
-        return ChunkShape(
-            work.chunk_tokens * self.pieces,
-            data.longest,
-            2 if packing is None else packing.most_sequences,
-            alone=packing is None,
-        )
+        packing, tokens = self.workload.packing, self.workload.chunk_tokens * self.pieces
+        most = 1 + -(-tokens // data.longest) if packing is None else packing.most_sequences
+        return ChunkShape(tokens, data.longest, most, alone=packing is None)
 
     def chunks(self, data: TrainingData, seed: int, start: Position = Position()) -> ChunkStream:  # noqa: B008 - frozen
         """The data in such chunks, from a position on."""
@@ -251,7 +247,7 @@ def plan_of(
     """Plan with documents packed side by side; where no chunk holds the longest, in slices of one.
 
     In slices each document is a sequence of its own, filled up with padding; so it is for a traced
-    module that does not keep packed documents apart, a document a chunk.
+    module that does not keep packed documents apart, a document a chunk unless more are asked for.
 
     Raises:
         InfeasiblePlan: nothing fits the caps; it says what would do.
@@ -261,7 +257,7 @@ def plan_of(
     slices_only = options.chunk_tokens is not None and options.chunk_tokens < longest
     alone = isinstance(spec, TracedModel) and not spec.is_packed
     step = TrainingStep(
-        longest, options.tokens_per_step, longest if alone else options.chunk_tokens,
+        longest, options.tokens_per_step, options.chunk_tokens or (longest if alone else None),
         options.chunks_per_round, recipe=recipe,
         packing=None if slices_only or alone else expected_packing(lengths, longest),
     )  # fmt: skip

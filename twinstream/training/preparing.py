@@ -257,7 +257,7 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
     """
     spec = find_model(
         options.model, dtype=options.dtype,
-        longest=max(options.seq_len, options.chunk_tokens or 0), is_packed=None,
+        longest=options.seq_len, packed_tokens=options.chunk_tokens, is_packed=None,
         lora=options.lora, loss=options.loss,
     )  # fmt: skip
     if isinstance(spec, ModelSpec):
