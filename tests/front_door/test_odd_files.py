@@ -49,7 +49,8 @@ def test_words_that_no_file_can_have(tmp_path: Path, capsys: pytest.CaptureFixtu
     rows = write_rows(tmp_path / "rows.jsonl", 20)
     wanted = ["train", write_config(tmp_path / "m"), rows, *SHAPE, "-o", tmp_path / LONG]
     assert "cannot be the folder of a run: File name too long" in error_of(capsys, *wanted)
-    assert "MODEL is missing" in error_of(capsys, "train", "-o", tmp_path / LONG, "--resume")
+    said = error_of(capsys, "train", "-o", tmp_path / LONG, "--resume")
+    assert "has no run to go on with" in said
     run = tmp_path / "run"
     run.mkdir()
     (run / "run.toml").write_text(f'model = "a\\u0000b"\ndata = ["{rows}"]\n')

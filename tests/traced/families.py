@@ -161,7 +161,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "starcoder2": {},
     "vaultgemma": {"layer_types": _SLIDING},
     "xglm": {},
-    "xlstm": {"num_heads": 4, "chunk_size": 16},
     "youtu": {},
     "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
