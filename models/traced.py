@@ -54,12 +54,13 @@ def _finite(value: Any) -> Any:
 class ModuleSource(Node):
     """How any process builds the module again, without weights.
 
-    `transformers`: from a whole config. `python`: a function of a file without other arguments;
-    the file is refused if its bytes have changed. `lora`: adapters are put into its blocks. `loss`:
-    of rows of logits, in place of cross entropy.
+    `transformers`: from a whole config. `python`: by a function of a file without other arguments;
+    `remote`: by the config and the code that are in a folder, which a person trusts: both are
+    refused if their bytes have changed. `lora`: adapters are put into its blocks. `loss`: of rows
+    of logits, in place of cross entropy.
     """
 
-    kind: Literal["transformers", "python"] = "transformers"
+    kind: Literal["transformers", "python", "remote"] = "transformers"
     config: dict[str, Any] | None = None
     path: str | None = None
     function: str | None = None
@@ -76,7 +77,10 @@ class ModuleSource(Node):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        needed = {"transformers": ("config",), "python": ("path", "function", "sha256")}[self.kind]
+        needed = {
+            "transformers": ("config",), "python": ("path", "function", "sha256"),
+            "remote": ("path", "sha256"),
+        }[self.kind]  # fmt: skip
         if missing := [field for field in needed if getattr(self, field) is None]:
             told = {"kind": self.kind, "missing": missing[0]}
             raise PydanticCustomError("source", "a source of kind {kind} needs {missing}", told)

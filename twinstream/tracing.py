@@ -29,6 +29,7 @@ def find_model(  # noqa: PLR0913
     model: str | Path | AnyModel, *, dtype: Dtype | None = None, longest: int | None = None,
     is_packed: bool | None = False, lora: str | None = None,
     loss: str | None = None, packed_tokens: int | None = None,
+    trust_remote_code: bool = False,
 ) -> AnyModel:  # fmt: skip
     """The model of a name, a path, or `FILE.py:FUNCTION`.
 
@@ -44,6 +45,7 @@ def find_model(  # noqa: PLR0913
             where a probe shows that they do not see each other.
         lora: of a model that is traced, adapters in its blocks (`r=16,targets=q_proj,v_proj`).
         loss: `FILE.py:FUNCTION` of rows of logits and labels, which makes any model a traced one.
+        trust_remote_code: run the code of the model's folder, which makes any model a traced one.
 
     Raises:
         CannotTraceError: it has to be traced, and torch or transformers is not installed.
@@ -57,7 +59,7 @@ def find_model(  # noqa: PLR0913
         return found
     if loss is not None and is_preset(model):
         _require_no_loss(loss, str(model))
-    if split_name(str(model)) is None and loss is None:
+    if split_name(str(model)) is None and loss is None and not trust_remote_code:
         try:
             found = load_any_model(model, dtype=dtype, longest=longest)
         except UnsupportedConfigError as error:
@@ -70,7 +72,7 @@ def find_model(  # noqa: PLR0913
         _require_tracing(model, why)
     return trace_model(
         model, dtype=dtype, seq_len=longest, is_packed=is_packed, lora=lora,
-        loss=loss, packed_tokens=packed_tokens,
+        loss=loss, packed_tokens=packed_tokens, trust_remote_code=trust_remote_code,
     )  # fmt: skip
 
 
@@ -78,6 +80,7 @@ def trace_model(  # noqa: PLR0913
     model: str | Path, *, dtype: Dtype | None = None, attention: str | None = None,
     seq_len: int | None = None, is_packed: bool | None = False, lora: str | None = None,
     loss: str | None = None, packed_tokens: int | None = None,
+    trust_remote_code: bool = False,
 ) -> TracedModel:  # fmt: skip
     """Trace a module without its weights: `twinstream trace MODEL`.
 
@@ -93,6 +96,7 @@ def trace_model(  # noqa: PLR0913
         lora: adapters beside linear layers of the blocks, all or `targets` by their names there:
             `r=16,alpha=32,targets=q_proj,v_proj`. The base is frozen.
         loss: `FILE.py:FUNCTION` of logits [R, V] and labels [R], which returns a loss of each row.
+        trust_remote_code: run the code in the model's folder, whose config.json names it.
 
     Raises:
         CannotTraceError: torch or transformers is not installed.
@@ -103,7 +107,7 @@ def trace_model(  # noqa: PLR0913
     from twinstream.executor.modules.packing_probe import Packing, isolates_documents
     from twinstream.executor.modules.tracing import trace
 
-    source, chosen = _source_of(model, dtype)
+    source, chosen = _source_of(model, dtype, trusts_code=trust_remote_code)
     packing: Packing = "unknown" if is_packed is False else isolates_documents(source, attention)
     if is_packed is None:
         is_packed = packing in ("isolated", "isolated_by_mask")
@@ -135,19 +139,42 @@ def _require_no_loss(loss: str | None, model: str) -> None:
         )
 
 
-def _source_of(model: str | Path, dtype: Dtype | None) -> tuple[ModuleSource, Dtype]:
+def _source_of(
+    model: str | Path, dtype: Dtype | None, *, trusts_code: bool
+) -> tuple[ModuleSource, Dtype]:
     """What builds the module, and the dtype of its parameters."""
-    from twinstream.executor.modules.building import python_source
+    from twinstream.executor.modules.building import digest_of_code, python_source
 
     function = split_name(str(model))
     if function is not None:
         return python_source(*function), dtype or "float32"
     if is_traced(model):
         raise CannotTraceError(f"{model} is a traced model already: give it to plan, or train it")
-    config = read_json_object(hf_config_file(model))
+    file = hf_config_file(model)
+    config = read_json_object(file)
     stated = config.get("dtype") or config.get("torch_dtype")
     chosen = dtype or ("bfloat16" if stated in ("bfloat16", "float16") else "float32")
-    return ModuleSource(config=config), chosen
+    has_code = "AutoModelForCausalLM" in (config.get("auto_map") or {})
+    if not trusts_code:
+        if has_code and not _is_of_transformers(str(config.get("model_type"))):
+            raise CannotTraceError(
+                f"{model} is computed by Python files of its own folder: read them, and say so "
+                "with --trust-remote-code"
+            )
+        return ModuleSource(config=config), chosen
+    if not has_code:
+        raise CannotTraceError(
+            f"{file} names no code of its own (auto_map): leave out --trust-remote-code"
+        )
+    folder = file.parent.resolve()
+    found = ModuleSource(kind="remote", path=str(folder), sha256=digest_of_code(folder))
+    return found, chosen
+
+
+def _is_of_transformers(model_type: str) -> bool:
+    from transformers import CONFIG_MAPPING
+
+    return model_type in CONFIG_MAPPING
 
 
 def _require_tracing(model: str | Path, why: str) -> None:

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from twinstream.executor.modules.adapters import add_adapters
-from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal
+from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, told_of
 from twinstream.models.traced import ModuleSource
 from twinstream.schedule.python_file import digest_of, object_of_file
 
@@ -36,6 +37,8 @@ def build_module(
     with torch.device("cpu"), nullcontext() if with_parameters else _parameters_on_meta():
         if source.kind == "python":
             module = _from_python(source).to(dtype).train()
+        elif source.kind == "remote":
+            module = _from_folder(source, dtype, attention).train()
         else:
             module = _from_config(source, dtype, attention).train()
         if source.lora is not None:
@@ -84,6 +87,38 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
         module.set_experts_implementation("grouped_mm")
     assert isinstance(module, nn.Module)
     return module
+
+
+def _from_folder(source: ModuleSource, dtype: torch.dtype, attention: str | None) -> nn.Module:
+    """By the code in a folder, which transformers runs where it is trusted."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    assert source.path is not None
+    folder = Path(source.path)
+    if digest_of_code(folder) != source.sha256:
+        raise ModuleRefusal(
+            f"the code or config of {folder} is not what was traced: trace it again"
+        )
+    chosen: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=True, local_files_only=True)
+        config.use_cache = False
+        build: Any = AutoModelForCausalLM.from_config
+        module = build(config, dtype=dtype, trust_remote_code=True, **chosen)
+    except Exception as error:
+        raise ModuleRefusal(f"the code of {folder} builds no module: {told_of(error)}") from error
+    assert isinstance(module, nn.Module)
+    return module
+
+
+def digest_of_code(folder: Path) -> str:
+    """Of a folder's config.json and its files of Python.
+
+    Raises:
+        DocumentError: one of them cannot be read.
+    """
+    files = [folder / "config.json", *sorted(folder.glob("**/*.py"))]
+    return sha256(" ".join(map(digest_of, files)).encode()).hexdigest()
 
 
 def with_floats(value: dict[str, Any]) -> Any:

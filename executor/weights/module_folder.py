@@ -75,7 +75,8 @@ def read_module_parameters(
     """
     stored = stored_as_they_are(folder, model)
     if stored is None:
-        module = loaded_module(folder, model.dtype, f"'{model.name}'")
+        trusts = model.source.kind == "remote"
+        module = loaded_module(folder, model.dtype, f"'{model.name}'", trusts_code=trusts)
         yield from flat_groups(model, dict(module.named_parameters()))
         return
     for group in model.parameter_groups:
@@ -130,6 +131,8 @@ def _weights_of(model: TracedModel, group: str) -> tuple[HfWeight, ...]:
 def _converts(model: TracedModel) -> bool:
     """Whether transformers makes a model's tensors of others when it reads a folder; versions that
     do not tell are taken to."""
+    if model.source.kind == "remote":
+        return True
     try:
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping as told
     except ImportError:
@@ -138,8 +141,9 @@ def _converts(model: TracedModel) -> bool:
     return mapping(model.model_type) is not None
 
 
-def loaded_module(folder: Path, dtype: str, what: str) -> Any:
-    """The module that transformers makes of a folder."""
+def loaded_module(folder: Path, dtype: str, what: str, *, trusts_code: bool = False) -> Any:
+    """The module that transformers makes of a folder; by the folder's own code where it is
+    trusted."""
     import transformers
 
     quiet: Any = transformers.utils.logging
@@ -147,6 +151,8 @@ def loaded_module(folder: Path, dtype: str, what: str) -> Any:
     quiet.disable_progress_bar()
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
     chosen: dict[str, Any] = {"dtype": dtype, "use_safetensors": True}
+    if trusts_code:
+        chosen["trust_remote_code"] = True
     try:
         module, about = load(folder, output_loading_info=True, local_files_only=True, **chosen)
     except (OSError, ValueError, RuntimeError) as error:
@@ -231,6 +237,10 @@ def _write_pretrained(
         }
         with placed(parameter_slots(module), given):
             module.save_pretrained(destination)
+        if model.source.kind == "remote":  # the code goes with what it computes
+            assert model.source.path is not None
+            for path in sorted(Path(model.source.path).glob("*.py")):
+                (destination / path.name).write_bytes(path.read_bytes())
         return
     weights = [w for group in groups for w in _weights_of(model, group)]
     write_weights(destination, model.dtype, by_size(weights), read_group)

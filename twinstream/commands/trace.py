@@ -59,6 +59,13 @@ class TraceOptions:
             help="A loss of your own: of logits [R, V] and labels [R] a loss of each row.",
         ),
     ] = None
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code",
+            help="Run the Python files in the model's folder; read them first.",
+        ),
+    ] = False
     packed: Annotated[
         bool, typer.Option("--packed", help="Documents are packed side by side in a chunk.")
     ] = False
@@ -99,8 +106,8 @@ def trace(
     if _is_schedule(what):
         if model != TraceOptions():
             raise ArgumentError(
-                f"{what} is a schedule: --dtype, --attention, --seq-len, --lora, --loss and "
-                "--packed are of models"
+                f"{what} is a schedule: --dtype, --attention, --seq-len, --lora, --loss, "
+                "--trust-remote-code and --packed are of models"
             )
         _trace_timelines(Path(what), timelines, output, as_json=as_json)
         return
@@ -115,7 +122,7 @@ def trace(
         found = trace_model(
             what, dtype=None if model.dtype is None else DTYPES[model.dtype],
             attention=model.attention, seq_len=model.seq_len, is_packed=model.packed,
-            lora=model.lora, loss=model.loss,
+            lora=model.lora, loss=model.loss, trust_remote_code=model.trust_remote_code,
         )  # fmt: skip
     output = output or Path(_MODEL)
     write_document(found, output)

@@ -75,6 +75,9 @@ class TrainOptions(Node):
         WHAT, "FILE.py:FUNCTION", "A loss of your own: of logits [R, V] and labels [R] one of each "
         "row; the model runs by its own code then.",
     )  # fmt: skip
+    trust_remote_code: bool = _option(
+        WHAT, "", "Run the Python files in the model's folder; read them first.", False
+    )
     adapter: Path | None = _option(WHAT, "DIR", "A PEFT adapter to go on from, with its LoRA.")
     freeze: tuple[str, ...] = _option(
         WHAT, "PATTERN", "Weights, by name, that are not trained; whole layers. May repeat.", ()

@@ -258,7 +258,7 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
     spec = find_model(
         options.model, dtype=options.dtype,
         longest=options.seq_len, packed_tokens=options.chunk_tokens, is_packed=None,
-        lora=options.lora, loss=options.loss,
+        lora=options.lora, loss=options.loss, trust_remote_code=options.trust_remote_code,
     )  # fmt: skip
     if isinstance(spec, ModelSpec):
         require_executable(spec)

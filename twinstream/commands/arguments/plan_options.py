@@ -155,6 +155,13 @@ class PlanOptions:
             "by its own code then.",
         ),
     ] = None
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code", rich_help_panel=_PLAN,
+            help="Run the Python files in the model's folder; read them first.",
+        ),
+    ] = False  # fmt: skip
     lora: Annotated[
         str | None,
         _option(

@@ -102,8 +102,9 @@ def spec_of(wanted: PlanOptions) -> AnyModel:
     dtype = None if wanted.dtype is None else DTYPES[wanted.dtype]
     longest = max(lengths_of(wanted.seq_len))
     return find_model(
-        wanted.model, dtype=dtype, longest=longest, lora=wanted.lora, loss=wanted.loss
-    )
+        wanted.model, dtype=dtype, longest=longest, lora=wanted.lora, loss=wanted.loss,
+        trust_remote_code=wanted.trust_remote_code,
+    )  # fmt: skip
 
 
 def recipe_of(
