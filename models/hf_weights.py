@@ -1,7 +1,7 @@
 """Which Hugging Face tensor lies where in the flat tensors of the parameters."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from twinstream.models.layout import (
     FlatLayout,
@@ -46,7 +46,7 @@ class HfWeight:
     group: str
     offset_bytes: int
     size_bytes: int
-    dtype: str | None = None
+    dtype: str | None = field(default=None, repr=False)
 
     @property
     def end_bytes(self) -> int:

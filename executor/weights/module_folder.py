@@ -239,8 +239,8 @@ def _write_pretrained(
             module.save_pretrained(destination)
         if model.source.kind == "remote":  # the code goes with what it computes
             assert model.source.path is not None
-            for path in sorted(Path(model.source.path).glob("*.py")):
-                (destination / path.name).write_bytes(path.read_bytes())
+            code = sorted(Path(model.source.path).glob("*.py"))
+            write_files(destination, {path.name: path.read_bytes() for path in code})
         return
     weights = [w for group in groups for w in _weights_of(model, group)]
     write_weights(destination, model.dtype, by_size(weights), read_group)
