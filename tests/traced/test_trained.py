@@ -1,6 +1,8 @@
 """`train` on models of other families: folder in, folder out, resumed to the bit."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -347,3 +349,10 @@ def test_what_goes_token_by_token_is_measured_on_few_tokens(tmp_path: Path) -> N
     (tmp_path / "usual.py").write_text(OWN_MODEL)
     usual = trace(python_source(tmp_path / "usual.py", "layer_norm"), dtype="float32", seq_len=4096)
     assert usual.captured_size[1] > 128
+
+
+def test_a_killed_run_goes_on_under_other_caps_to_the_same_bits(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", "gemma3_text", weights=True)
+    killing = [sys.executable, "-m", "tests.training.killed_runs", str(tmp_path), "2", str(model)]
+    done = subprocess.run(killing, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,6 @@
 """A run that is killed (-9) at random moments and gone on with, beside one that is not.
 
-    python -m tests.training.killed_runs FOLDER NUM_KILLS
+    python -m tests.training.killed_runs FOLDER NUM_KILLS [MODEL]
 
 prints in how many of the kills a checkpoint was being written, and whether the bits are equal. The
 processes are forked from one that has imported all, since that is most of a short run's time.
@@ -23,10 +23,10 @@ FROM, TO = 0.6, 2.0  # when it is killed, in times of what it takes to begin
 OTHERS = [{}, {"policy": "streaming"}, {"policy": "full_recompute"}, {"host_mem": "1GiB"}]
 
 
-def main(folder: Path, num_kills: int) -> None:
+def main(folder: Path, num_kills: int, model: str | None) -> None:
     """Kill, go on, compare."""
     num_steps = STEPS_PER_KILL * num_kills
-    more = {"steps": num_steps, "save_every": "1", "dtype": "bfloat16"}
+    more = {"steps": num_steps, "save_every": "1", "dtype": "bfloat16", "model": model}
     undisturbed = options(folder / "a", **{**more, "save_every": "never"})
     log = undisturbed.output / "metrics.jsonl"
     begun_s = time_to_begin_s(log, forked(lambda: trained(undisturbed)))
@@ -90,4 +90,4 @@ def wait(process: int) -> int:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)

@@ -21,6 +21,7 @@ def write_rows(path: Path, count: int = 120, **fields: str) -> Path:
     for number in range(count):
         text = " ".join(WORDS[(number * 7 + at) % 14] for at in range(3 + number * 11 % 38))
         lines.append(json.dumps(fields or {"text": f"{number} {text}"}))
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
     return path
 
