@@ -26,6 +26,13 @@ def test_a_run_goes_on_to_the_same_bits(kind: str, tmp_path: Path) -> None:
     same_bits_after_a_stop(tmp_path, {"policy": "streaming"}, **given)
 
 
+@pytest.mark.parametrize("optim", ["sgd", "lion", "muon"])
+def test_other_optimizers_go_on_to_the_same_bits(optim: str, tmp_path: Path) -> None:
+    rate = 0.3 if optim == "sgd" else 3e-3
+    given = CUDA | {"optim": optim, "learning_rate": rate}
+    same_bits_after_a_stop(tmp_path, {"policy": "streaming"}, **given)
+
+
 def test_evaluations_between_steps_change_nothing(tmp_path: Path) -> None:
     held_out = write_rows(tmp_path / "held_out.jsonl", 17)
     plain, before = trained(options(tmp_path / "plain", **CUDA))
