@@ -36,7 +36,6 @@ from twinstream.tracing import find_model
 
 if TYPE_CHECKING:
     from twinstream.executor.memory.arenas import Arenas
-    from twinstream.executor.modules.blocks import BlockList, RowLosses
     from twinstream.executor.program.host_work import HostWork
     from twinstream.executor.program.options import RunOptions
     from twinstream.executor.run.training import TokenSource
@@ -299,7 +298,7 @@ def probe(dtypes: Sequence[str] = ()) -> Machine:
     return probe_cpu(dtypes=dtypes)
 
 
-def from_blocks(blocks: Sequence[Any], loss: RowLosses | None = None) -> BlockList:
+def from_blocks(blocks: Sequence[Any], loss: Callable[[Any, Any], Any] | None = None) -> Any:
     """A torch module of these modules, called one after the other, for a file's `build` to return.
 
     Args:
