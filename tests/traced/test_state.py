@@ -11,6 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 from tests.front_door.command_line import call
 from tests.training.small_runs import Seen, options, same_bits_after_a_stop, trained
 from twinstream.data.spans import NO_LABEL
+from twinstream.executor.weights.checkpoint_files import CheckpointFiles
 from twinstream.schedule.python_file import object_of_file
 from twinstream.training.run.steps import StepBatches
 from twinstream.training.trainer import Trainer
@@ -148,6 +149,46 @@ def test_statistics_of_the_first_step_are_torchs_to_the_bit(
     statistics = {name: x for name, x in model.state_dict().items() if "running" in name}
     assert len(statistics) == 12
     assert all(torch.equal(written[name], statistics[name]) for name in statistics)
+
+
+def test_every_gradient_is_torchs_to_the_bit(tmp_path: Path, given: dict[str, object]) -> None:
+    """Told by AdamW's first moment after one step; streams compute on one thread each."""
+    one = {"steps": 1, "tokens_per_step": 4 * LENGTH, "max_grad_norm": 0.0}
+    wanted = options(tmp_path, **(given | one))
+    trainer = Trainer(wanted)
+    prepared = trainer.prepare()
+    result = trainer.train()
+    torch.manual_seed(wanted.seed)
+    model = object_of_file(tmp_path / "resnet.py", "build")().train()
+    plan, spec = prepared.plan, prepared.model.spec
+    batches = StepBatches(
+        plan.chunks(prepared.data, wanted.seed), plan.chunks_per_step, 1, plan.pieces
+    )
+    found, threads = batches.step(1), torch.get_num_threads()
+    (chunk,) = found.chunks
+    labels = torch.from_numpy(chunk.labels).long()
+    labels = labels.masked_fill(labels < 0, NO_LABEL)
+    torch.set_num_threads(1)
+    try:
+        logits = model(torch.from_numpy(chunk.ids).long().view(-1, LENGTH)).view(-1, 260)
+        loss = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
+        (loss * torch.tensor(1 / found.targets)).backward()
+    finally:
+        torch.set_num_threads(threads)
+    files = CheckpointFiles(result.folder / "checkpoint-1")
+    named, compared = dict(model.named_parameters()), 0
+    for group in spec.parameter_groups:
+        if group in spec.untrained_groups:
+            continue
+        moments = files.read(f"opt.{group}").view(torch.float32)
+        for inner in spec.group_layout(group).tensors:
+            start = inner.offset_bytes // 4
+            first = moments[start : start + inner.size_bytes // 4]
+            gradient = named[inner.name].grad
+            assert gradient is not None
+            assert torch.equal(first, gradient.reshape(-1) * (1.0 - 0.9)), inner.name
+            compared += 1
+    assert compared == len(named) == 28
 
 
 def test_a_run_goes_on_to_the_same_statistics_under_another_policy(
