@@ -41,6 +41,7 @@ _LEFT = frozenset(
     transpose permute expand split unbind""".split()  # noqa: SIM905
 )
 # Nothing of the project uses these families.
+_ALL_THE_SAME = ("linalg_vector_norm",)  # of a family that is left, Muon's
 _LEFT_FAMILIES = (
     "cudnn", "_cudnn", "miopen", "_flash", "_scaled_dot", "_efficient", "_fused", "_fft",
     "_foreach", "_nested", "_thnn", "_cslt", "_sparse", "sparse", "_amp", "_cufft", "_triton",
@@ -258,7 +259,8 @@ def install() -> None:
         space, _, name = full_name.partition("::")
         base, _, overload = name.partition(".")
         packet = getattr(torch.ops.aten, base, None) if space == "aten" else None
-        if packet is None or base in _LEFT or base.startswith(_LEFT_FAMILIES):
+        left = base in _LEFT or base.startswith(_LEFT_FAMILIES)
+        if packet is None or (left and base not in _ALL_THE_SAME):
             continue
         op = getattr(packet, overload or "default", None)
         if op is not None:
