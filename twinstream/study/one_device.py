@@ -30,6 +30,8 @@ from twinstream.simulator.replay import steady_state
 from twinstream.study.planned_step import PlannedStep
 from twinstream.study.query import (
     MACHINE_NUMBER,
+    MEMORY_CAPS,
+    STEP_COUNTS,
     Answer,
     Loader,
     Property,
@@ -41,8 +43,6 @@ from twinstream.study.query import (
     size_fault,
 )
 
-_COUNTS = ("seq_len", "tokens_per_step", "chunk_tokens", "chunks_per_round")
-_SIZES = ("device_mem", "host_mem")
 _RECIPE: Mapping[str, tuple[str, ...]] = {
     name: get_args(Recipe.model_fields[name].annotation)
     for name in ("optimizer_state", "gradients")
@@ -62,7 +62,7 @@ class DeviceQuery(Query):
 
     request: PlanRequest
 
-    names = ("model", "machine", *_COUNTS, *_SIZES, *KNOWN, "lora", "freeze", "optim")
+    names = ("model", "machine", *STEP_COUNTS, *MEMORY_CAPS, *KNOWN, "lora", "freeze", "optim")
     required = ("model", "machine", "seq_len")
     columns = (
         "tokens_per_s", "model_tflop_per_s", "mfu", "hfu", "step_time_s", "lower_bound_s", "gap",
@@ -70,7 +70,7 @@ class DeviceQuery(Query):
         "host_peak_bytes", "h2d_bytes", "d2h_bytes", "rounds_per_step", "chunks_per_round",
         "planned_chunk_tokens", "expected_error_mean", "expected_error_kind",
     )  # fmt: skip
-    resources = (*_SIZES, *(f"{MACHINE_NUMBER}{field}" for field in LINK_FIELDS))
+    resources = (*MEMORY_CAPS, *(f"{MACHINE_NUMBER}{field}" for field in LINK_FIELDS))
 
     @classmethod
     def of(cls, values: Values, load: Loader) -> "DeviceQuery":
@@ -81,7 +81,7 @@ class DeviceQuery(Query):
         base = PlanRequest.of(spec, machine, step=TrainingStep(seq_len))
         rest = {name: value for name, value in values.items() if name not in ("model", "machine")}
         asked = cls(base)._with(rest, load)
-        caps = [str(values[name]) if name in values else None for name in _SIZES]
+        caps = [str(values[name]) if name in values else None for name in MEMORY_CAPS]
         return cls(replace(asked, caps=caps_of(asked.machine, *caps)))
 
     @classmethod
@@ -95,10 +95,10 @@ class DeviceQuery(Query):
 
     @classmethod
     def fault(cls, name: str, value: object) -> str | None:
-        if name in _COUNTS:
+        if name in STEP_COUNTS:
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             return None if whole else f"needs a positive whole number, got {value!r}"
-        if name in _SIZES:
+        if name in MEMORY_CAPS:
             return size_fault(value)
         if name.startswith(MACHINE_NUMBER):
             return value_fault(name, value)
@@ -130,7 +130,7 @@ class DeviceQuery(Query):
             "machine": asked.machine.content_hash,
             "error": None if error is None else error.model_dump(),
             "caps": asked.caps.model_dump(),
-            "step": [getattr(asked.step, name) for name in _COUNTS],
+            "step": [getattr(asked.step, name) for name in STEP_COUNTS],
             "overhead": asked.step.optimizer_overhead,
             "packing": None if asked.step.packing is None else asked.step.packing.model_dump(),
             "recipe": asked.recipe.model_dump(mode="json"),
@@ -189,7 +189,7 @@ class DeviceQuery(Query):
 
     def _with(self, values: Values, load: Loader) -> PlanRequest:
         was = self.request
-        counts: dict[str, Any] = {name: values[name] for name in _COUNTS if name in values}
+        counts: dict[str, Any] = {name: values[name] for name in STEP_COUNTS if name in values}
         longest = int(values.get("seq_len", was.step.seq_len))
         spec = load.any_model(str(values["model"]), longest) if "model" in values else was.spec
         machine = load.machine(str(values["machine"])) if "machine" in values else was.machine
@@ -287,7 +287,7 @@ def _caps(was: PlanRequest, machine: Machine, values: Values) -> Caps:
     """Caps that are given, else as they were; where they were all of a memory, all of it still."""
     before, now = caps_of(was.machine, None, None), caps_of(machine, None, None)
     found: dict[str, int | None] = {}
-    for name in _SIZES:
+    for name in MEMORY_CAPS:
         field = name.replace("mem", "bytes")
         if name in values:
             whole = getattr(now, field)

@@ -32,6 +32,8 @@ from twinstream.tracing import find_model
 Value = str | bool | int | float
 Values = Mapping[str, Value]
 MACHINE_NUMBER, CLUSTER_NUMBER = "machine.", "cluster."
+STEP_COUNTS = ("seq_len", "tokens_per_step", "chunk_tokens", "chunks_per_round")
+MEMORY_CAPS = ("device_mem", "host_mem")
 
 
 class StudyError(TwinstreamError):

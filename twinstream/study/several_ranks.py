@@ -30,6 +30,8 @@ from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.workload import MachineRef
 from twinstream.study.one_device import DeviceQuery
 from twinstream.study.query import (
+    MEMORY_CAPS,
+    STEP_COUNTS,
     Answer,
     Loader,
     Property,
@@ -43,11 +45,9 @@ from twinstream.study.query import (
 PIPELINES = ("gpipe", "1f1b", "interleaved", "ring")  # that ranks run
 _LAYOUT = ("pp", "dp", "virtual_stages", "zero", "reduction", "pipeline", "recompute")
 _PLACE = ("model", "machine", "cluster", "ranks")
-_COUNTS = ("seq_len", "tokens_per_step", "chunk_tokens", "chunks_per_round")
-_SIZES = ("device_mem", "host_mem")
 _OF_DEVICE = (
-    *_COUNTS, *_SIZES, "kernels", "attention", "optimizer_state", "gradients", "lora", "freeze",
-    "optim",
+    *STEP_COUNTS, *MEMORY_CAPS, "kernels", "attention", "optimizer_state", "gradients", "lora",
+    "freeze", "optim",
 )  # fmt: skip
 
 
@@ -159,7 +159,9 @@ class RanksQuery(Query):
         if ("machine" in values) == ("cluster" in values):
             raise StudyError("ranks need machine (of one rank), or cluster with its nodes")
         cluster = load.cluster(str(values["cluster"])) if "cluster" in values else None
-        own = {name: values[name] for name in _OF_DEVICE if name in values and name not in _SIZES}
+        own = {
+            name: values[name] for name in _OF_DEVICE if name in values and name not in MEMORY_CAPS
+        }
         machine: Machine = (
             load.machine(str(values["machine"])) if cluster is None else machine_of(cluster)
         )
@@ -167,7 +169,7 @@ class RanksQuery(Query):
         base = PlanRequest.of(spec, machine, step=TrainingStep(int(values["seq_len"])))
         numbers = {name: value for name, value in values.items() if name.startswith("machine.")}
         request = DeviceQuery(base).changed({**own, **numbers}).request
-        caps = [str(values[name]) if name in values else None for name in _SIZES]
+        caps = [str(values[name]) if name in values else None for name in MEMORY_CAPS]
         fixed = {n: values[n] for n in _LAYOUT if values.get(n, OPEN) != OPEN}
         return cls.asked(request, int(values["ranks"]), cluster, fixed, (caps[0], caps[1]))
 

@@ -9,14 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.schedule.sizes import SizeError, gib, parse_bytes
-from twinstream.study.query import CLUSTER_NUMBER, MACHINE_NUMBER, Value
+from twinstream.study.query import CLUSTER_NUMBER, MACHINE_NUMBER, MEMORY_CAPS, Value
 from twinstream.study.sweep.cells import OK
 from twinstream.study.sweep.config import SweepConfig
 from twinstream.study.values import PRICE
 
 Rows = Sequence[Mapping[str, str]]
-_FIRST = ("device_mem", "host_mem")
-_SIZES = ("device_mem", "host_mem")
 AXIS_NAMES = {
     "device_mem": "device memory", "host_mem": "host memory", "seq_len": "sequence length",
     "tokens_per_step": "tokens a step", "chunk_tokens": "tokens a chunk",
@@ -165,7 +163,7 @@ def label(name: str, value: Value) -> str:
     """
     if isinstance(value, str | bool):
         return str(value)
-    if name in _SIZES:
+    if name in MEMORY_CAPS:
         return gib(value)
     if _suffix(name):
         unit, size = _unit(name)
@@ -179,7 +177,7 @@ def number(name: str, value: Value) -> float:
         return nan
     if not isinstance(value, str):
         return float(value)
-    if name not in _SIZES and _suffix(name) != "_bytes":
+    if name not in MEMORY_CAPS and _suffix(name) != "_bytes":
         return nan
     try:
         return float(parse_bytes(value, whole_bytes=100))
@@ -193,7 +191,7 @@ def _suffix(name: str) -> str:
 
 def _unit(name: str) -> tuple[str, float]:
     """In which unit an axis is shown, and its size."""
-    return ("GiB", 2**30) if name in _SIZES else _UNITS.get(_suffix(name), ("", 1))
+    return ("GiB", 2**30) if name in MEMORY_CAPS else _UNITS.get(_suffix(name), ("", 1))
 
 
 def _varied(config: SweepConfig) -> list[str]:
@@ -207,7 +205,9 @@ def _numeric(config: SweepConfig) -> list[str]:
         for name in _varied(config)
         if not any(np.isnan(number(name, value)) for value in config.axes[name])
     ]
-    return sorted(found, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+    return sorted(
+        found, key=lambda name: MEMORY_CAPS.index(name) if name in MEMORY_CAPS else len(MEMORY_CAPS)
+    )
 
 
 def _ordered(name: str, values: Sequence[Value]) -> list[Value]:
