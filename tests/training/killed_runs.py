@@ -19,7 +19,7 @@ from twinstream.training.checkpoints import COMPLETE, Checkpoints
 from twinstream.training.options import TrainOptions
 
 STEPS_PER_KILL = 24
-FROM, TO = 0.6, 2.0  # when it is killed, in times of what it takes to begin
+AMONG = 12  # of which one is drawn; the others are time for this process to see it and to kill
 OTHERS = [{}, {"policy": "streaming"}, {"policy": "full_recompute"}, {"host_mem": "1GiB"}]
 
 
@@ -29,12 +29,13 @@ def main(folder: Path, num_kills: int, model: str | None) -> None:
     more = {"steps": num_steps, "save_every": "1", "dtype": "bfloat16", "model": model}
     undisturbed = options(folder / "a", **{**more, "save_every": "never"})
     log = undisturbed.output / "metrics.jsonl"
-    begun_s = time_to_begin_s(log, forked(lambda: trained(undisturbed)))
+    step_s = time_of_a_step_s(log, forked(lambda: trained(undisturbed)), num_steps)
     wanted, draw = options(folder / "b", **more), random.Random(0)
     in_checkpoint = kills = 0
-    for _ in range(num_kills):
-        other = draw.choice(OTHERS)
-        kills += killed(wanted.model_copy(update=other), draw.uniform(FROM, TO) * begun_s)
+    for kill in range(num_kills):
+        other = wanted.model_copy(update=draw.choice(OTHERS))
+        step = STEPS_PER_KILL * kill + draw.randint(0, AMONG)
+        kills += killed(other, step, after_s=draw.random() * step_s)
         found = wanted.output.glob("checkpoint-*")
         in_checkpoint += any(not (path / COMPLETE).exists() for path in found)
     done = Checkpoints(wanted.output).complete()
@@ -45,7 +46,7 @@ def main(folder: Path, num_kills: int, model: str | None) -> None:
         f"{done[-1].name if done else 'no checkpoint'} of {num_steps} steps: weights and optimizer "
         f"state are {'bit-identical' if same else 'NOT identical'}"
     )
-    sys.exit(not (same and kills == num_kills))
+    sys.exit(not (same and kills))
 
 
 def has_begun(wanted: TrainOptions) -> bool:
@@ -53,22 +54,30 @@ def has_begun(wanted: TrainOptions) -> bool:
     return (wanted.output / "run.toml").exists()
 
 
-def killed(wanted: TrainOptions, after_s: float) -> bool:
-    """Start a run or go on with it, and kill it so long afterwards; whether it was not over."""
+def killed(wanted: TrainOptions, step: int, after_s: float) -> bool:
+    """Start a run or go on with it, and kill it so long after a step; whether it was not over."""
     process = forked(lambda: trained(wanted, resume=has_begun(wanted)))
+    wait_for_step(wanted.output / "metrics.jsonl", step, process)
     time.sleep(after_s)
     os.kill(process, signal.SIGKILL)
     return wait(process) != 0
 
 
-def time_to_begin_s(log: Path, process: int) -> float:
-    """Until the first step of a run that has just been started; then its end is waited for."""
+def time_of_a_step_s(log: Path, process: int, num_steps: int) -> float:
+    """Of a run that has just been started, on average; its end is waited for."""
+    wait_for_step(log, 1, process)
     start_s = time.monotonic()
-    while not log.exists() or not log.stat().st_size:
-        time.sleep(0.005)
-    begun_s = time.monotonic() - start_s
     assert wait(process) == 0
-    return begun_s
+    return (time.monotonic() - start_s) / num_steps
+
+
+def wait_for_step(log: Path, step: int, process: int) -> None:
+    """Until the log has a line of that step (with step 0: not at all), or the process has ended."""
+    ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while step and f'"step":{step},' not in (log.read_text() if log.exists() else ""):
+        if os.waitid(os.P_PID, process, ended):
+            return
+        time.sleep(0.002)
 
 
 def forked(work: Callable[[], object]) -> int:
