@@ -10,11 +10,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 aten = torch.ops.aten
+_SUMS = {aten.sum, aten.mean}
+_NARROW_ROW = 32
 _FREE = {
     *(aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided),
     *(aten.detach, aten.lift_fresh, aten._local_scalar_dense, aten.is_same_size),
 }
 _PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
+VECTOR = ("vector", "vector_narrow")  # units whose operations are added up, whatever their shapes
 Key = tuple[str, str, tuple[int, ...]]  # unit, dtype, what of the shape is not rows
 
 
@@ -57,7 +60,7 @@ class TaskCost:
 
     def of_shapes(self) -> dict[Key, Amount]:
         """Amounts of all but vector work."""
-        return {key: amount for key, amount in self.amounts.items() if key[0] != "vector"}
+        return {key: amount for key, amount in self.amounts.items() if key[0] not in VECTOR}
 
     def of_units(self) -> dict[Key, Amount]:
         """Amounts by unit and dtype alone."""
@@ -162,7 +165,22 @@ def _work_of(
             *args, **kwargs, out_val=out if len(outputs) == 1 else outputs
         )
         return "convolution", out.numel(), (), int(flops)
-    return "vector", out.numel(), (), 0
+    narrow = _is_narrow(func, args, kwargs, out)
+    return "vector_narrow" if narrow else "vector", out.numel(), (), 0
+
+
+def _is_narrow(func: Any, args: Any, kwargs: Any, out: torch.Tensor) -> bool:
+    """Whether it goes through rows of few elements: repeats something along them, or sums them up.
+
+    On a CPU that takes several times as long for each byte.
+    """
+    if torch.Tag.pointwise not in func.tags and func.overloadpacket not in _SUMS:
+        return False
+    tensors = [tensor for tensor in (*_tensors((args, kwargs)), out) if tensor.dim()]
+    largest = max(tensors, key=torch.Tensor.numel, default=out)
+    if not largest.dim() or largest.shape[-1] >= _NARROW_ROW:
+        return False
+    return any(1 < tensor.numel() < largest.numel() for tensor in tensors)
 
 
 def _convolution_backward(args: Any) -> int:

@@ -24,7 +24,7 @@ from twinstream.executor.modules.grouping import (
     state_groups,
 )
 from twinstream.executor.modules.module_program import ChunkProgram
-from twinstream.executor.modules.operations import Amount, CountOperations, Key, TaskCost
+from twinstream.executor.modules.operations import VECTOR, Amount, CountOperations, Key, TaskCost
 from twinstream.executor.modules.rows_and_values import row_shape
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.models.traced_parts import (
@@ -306,7 +306,7 @@ class _Parts:
                 each = {size: shaped[size][key] for size, key in of_size.items()}
                 works.append(self._work(task, of_size, each))
         for key in dict.fromkeys(key for found in units.values() for key in found):
-            if key[0] == "vector" or not aligned:
+            if key[0] in VECTOR or not aligned:
                 each = {size: found.get(key, Amount()) for size, found in units.items()}
                 works.append(self._work(task, dict.fromkeys(each, key), each))
         return TracedTask(works=tuple(works), peak_bytes=self._peak(task, costs))
@@ -337,7 +337,7 @@ class _Parts:
             return self._poly(f"{what} of {unit} in {task}", values)
 
         rows = {
-            size: amount.rows if unit == "vector" else amount.rows // max(1, amount.launches)
+            size: amount.rows if unit in VECTOR else amount.rows // max(1, amount.launches)
             for size, amount in each.items()
         }
         rest = range(len(shape))

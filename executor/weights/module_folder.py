@@ -21,6 +21,7 @@ from twinstream.executor.weights.hf_folder import (
 from twinstream.executor.weights.hf_writer import by_size, write_weights
 from twinstream.executor.weights.model_files import CONFIG, model_config, tokenizer_files
 from twinstream.executor.weights.module_adapters import write_module_adapters
+from twinstream.executor.weights.module_conversion import Conversion
 from twinstream.executor.weights.safetensors_header import StoredTensor
 from twinstream.models.hf_weights import HfWeight
 from twinstream.models.layout import ADAPTERS
@@ -66,15 +67,19 @@ def read_module_parameters(
 ) -> Iterator[tuple[str, torch.Tensor]]:  # fmt: skip
     """The groups of a folder, one after the other.
 
-    Where files have a module's tensors as they are, each is read into its place, and no more than
-    a group is held. Where transformers makes them of others (experts that are stored one by one),
-    it makes all of them, which are there beside the state for a while. Adapters are not among them.
+    Where files have a module's tensors as they are, each is read into its place; where transformers
+    makes them of others (experts that are stored one by one), it makes those of a group: no more
+    than that is held. A model by a folder's own code or with buffers that change is made whole,
+    and is there beside the state for a while. Adapters are not among them.
 
     Raises:
         WeightsError: a file is missing or broken, or they are not the module's.
     """
     stored = stored_as_they_are(folder, model)
     if stored is None:
+        if (conversion := _conversion(model)) is not None:
+            yield from conversion.read(folder, stored_tensors(folder))
+            return
         trusts = model.source.kind == "remote"
         module = loaded_module(folder, model.dtype, f"'{model.name}'", trusts_code=trusts)
         yield from flat_groups(model, dict(module.named_parameters()))
@@ -141,6 +146,18 @@ def _converts(model: TracedModel) -> bool:
     return mapping(model.model_type) is not None
 
 
+def _conversion(model: TracedModel) -> Conversion | None:
+    """None where all has to be made at once."""
+    if model.source.kind != "transformers" or any(b.is_state for b in model.buffers):
+        return None
+    try:
+        return Conversion(
+            build_module(model.source.model_copy(update={"lora": None}), torch.float32, None), model
+        )
+    except ImportError:
+        return None
+
+
 def loaded_module(folder: Path, dtype: str, what: str, *, trusts_code: bool = False) -> Any:
     """The module that transformers makes of a folder; by the folder's own code where it is
     trusted."""
@@ -175,8 +192,8 @@ def write_module_folder(
     """Write weights, config and tokenizer as a folder that transformers loads unedited.
 
     Of a model with adapters these alone, as PEFT has them. Everything is on the disk when this
-    returns. Adapters, and what transformers stores as other tensors than the module has, are held
-    at once; of others a group.
+    returns. A group is held at a time, and what transformers stores as other tensors than the
+    module has twice; adapters, and models by a folder's own code or with buffers, whole.
 
     Args:
         read_group: gives the flat parameters of a group, 1-D uint8 on the host.
@@ -226,7 +243,9 @@ def _write_pretrained(
     module: Any = build_module(model.source, getattr(torch, model.dtype), model.attention)
     buffers = {name for name, _ in module.named_buffers()} & set(module.state_dict())
     groups = model.parameter_groups
-    if buffers or _converts(model):
+    converts = _converts(model)
+    conversion = _conversion(model) if converts else None
+    if buffers or (converts and conversion is None):
         if has_weights(destination):
             raise WeightsError(destination, "has weights already; write to another folder")
         parameters = _parameters(model, groups, read_group)
@@ -242,8 +261,15 @@ def _write_pretrained(
             code = sorted(Path(model.source.path).glob("*.py"))
             write_files(destination, {path.name: path.read_bytes() for path in code})
         return
-    weights = [w for group in groups for w in _weights_of(model, group)]
-    write_weights(destination, model.dtype, by_size(weights), read_group)
+    if conversion is None:
+        weights = [w for group in groups for w in _weights_of(model, group)]
+        write_weights(destination, model.dtype, by_size(weights), read_group)
+    else:
+        stored = conversion.weights()
+        write_weights(
+            destination, model.dtype, by_size(stored),
+            lambda group: conversion.stored_flat(group, read_group(group)),
+        )  # fmt: skip
     module.config.architectures = [type(module).__name__]
     module.config.dtype = model.dtype
     module.config.save_pretrained(destination)

@@ -269,18 +269,36 @@ def test_a_grouped_convolution_costs_as_much_backward_as_two_forward() -> None:
     assert counted.cost.flops == 2 * forward
 
 
+def test_operations_on_narrow_rows_have_a_price_of_their_own() -> None:
+    """Where something is repeated along rows of few elements, or they are summed up."""
+    cube, rows, wide = torch.ones(9, 16, 8), torch.ones(9, 16, 1), torch.ones(9, 16, 64)
+    told = {
+        "repeated": lambda: cube * rows,
+        "summed": lambda: cube.sum(-1),
+        "as wide": lambda: cube * cube,
+        "joined": lambda: torch.cat([cube, rows], -1),
+        "wide rows": lambda: wide * rows,
+    }
+    units = {}
+    for name, operation in told.items():
+        with CountOperations() as counted:
+            operation()
+        units[name] = {unit for unit, _, _ in counted.cost.amounts}
+    assert units["repeated"] == units["summed"] == {"vector_narrow"}
+    assert units["as wide"] == units["joined"] == units["wide rows"] == {"vector"}
+
+
 @pytest.mark.parametrize("family", ["gpt2", "gemma3_text", "qwen3_moe"])
 def test_weights_are_read_as_transformers_reads_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    """And group by group, without transformers, where files have the module's own tensors."""
+    """And group by group, whether files have the module's own tensors or experts one by one."""
     folder = write_model(tmp_path / "model", family, weights=True)
     config = json.loads((folder / "config.json").read_text())
     model = trace(ModuleSource(config=config), dtype="bfloat16", seq_len=64)
     read = dict(loaded_module(folder, "bfloat16", "it").named_parameters())
     expected = dict(flat_groups(model, read))
-    if family != "qwen3_moe":
-        monkeypatch.setattr(module_folder, "loaded_module", None)
+    monkeypatch.setattr(module_folder, "loaded_module", None)
     found = dict(module_folder.read_module_parameters(folder, model))
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[group], expected[group]) for group in found)
@@ -288,7 +306,7 @@ def test_weights_are_read_as_transformers_reads_them(
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma3_text", "qwen3_moe"])
 def test_a_folder_is_written_as_transformers_writes_it(tmp_path: Path, family: str) -> None:
-    """Group by group where it stores the module's own tensors: the same tensors and config."""
+    """Group by group: the same tensors and config."""
     folder = write_model(tmp_path / "model", family, weights=True)
     config = json.loads((folder / "config.json").read_text())
     model = trace(ModuleSource(config=config), dtype="float32", seq_len=64)

@@ -18,8 +18,8 @@ from tests.training.small_runs import options, state_files, trained
 from twinstream.training.checkpoints import COMPLETE, Checkpoints
 from twinstream.training.options import TrainOptions
 
-STEPS_PER_KILL = 24
-AMONG = 12  # of which one is drawn; the others are time for this process to see it and to kill
+STEPS_PER_KILL = 16
+AMONG = 8  # of which one is drawn; the others are time for this process to see it and to kill
 OTHERS = [{}, {"policy": "streaming"}, {"policy": "full_recompute"}, {"host_mem": "1GiB"}]
 
 

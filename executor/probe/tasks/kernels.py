@@ -135,6 +135,14 @@ class _Case:
         yield _sample(vector("vector", 2 * t * d), lambda: x.softmax(-1))
         half = x[: t // 8]
         yield _sample(vector("vector", 3 * (t // 8) * d), lambda: half * half)
+        n, (a, b) = t * d // 128, (16, 8)
+        cube, rows, columns = self.random(n, a, b), self.random(n, a, 1), self.random(n, 1, b)
+        unit = "vector_narrow"
+        yield _sample(vector(unit, n * (a + b + a * b)), lambda: rows * columns)
+        yield _sample(vector(unit, n * (a + 2 * a * b)), lambda: rows * cube)
+        yield _sample(vector(unit, n * (b + 2 * a * b)), lambda: columns * cube)
+        yield _sample(vector(unit, n * (a + a * b)), lambda: cube.sum(-1))
+        yield _sample(vector(unit, n * (b + a * b)), lambda: cube.sum(-2))
 
     def head(self) -> Iterator[TaskSample]:
         """Cross entropy of all rows at once, as of a head that is not sliced."""
