@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.layout import ADAPTERS
+from twinstream.models.quantized_base import BaseFormat
 from twinstream.models.update_rules import UpdateRule, rule_text
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
@@ -92,6 +93,9 @@ class Recipe(Node):
 
     `kernels` that are left open (None) are chosen with the machine, when a plan is asked for.
 
+    `base` says how the matrices of frozen blocks are kept: in the model's dtype, or in few bits
+    (`quantized_base`), from which each is made anew before it is multiplied with.
+
     `frozen` groups of parameters (`embedding`, a layer by its number, `head`) are only read: they
     have no gradient, no optimizer state and no update. With `lora` the whole base is frozen, and
     the adapters of every layer train.
@@ -111,6 +115,7 @@ class Recipe(Node):
     kernels: KernelChoice | None = None
     lora: Lora | None = None
     frozen: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    base: BaseFormat = "model"
 
     @field_validator("frozen")
     @classmethod
@@ -123,6 +128,15 @@ class Recipe(Node):
             raise PydanticCustomError(
                 "frozen_twice", "with LoRA the whole base is frozen; leave out what to freeze"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _few_bits_are_frozen(self) -> Self:
+        if self.base != "model" and self.lora is None and not any(map(str.isdigit, self.frozen)):
+            raise PydanticCustomError(
+                "nothing_in_few_bits", "only what is frozen can be kept in {base}: train adapters "
+                "(lora) or freeze layers, or leave out base", {"base": self.base},
+            )  # fmt: skip
         return self
 
     @model_validator(mode="after")
@@ -143,8 +157,9 @@ class Recipe(Node):
         for name in ("lora", "frozen"):
             if not getattr(self, name):
                 document.pop(name, None)
-        if self.update == "adamw":
-            document.pop("update", None)
+        for name, usual in (("update", "adamw"), ("base", "model")):
+            if getattr(self, name) == usual:
+                document.pop(name, None)
         return document
 
     def freezes(self, group: str) -> bool:
@@ -152,6 +167,10 @@ class Recipe(Node):
         if self.lora is not None:
             return not group.startswith(ADAPTERS)
         return group in self.frozen
+
+    def base_of(self, group: str) -> BaseFormat:
+        """How the matrices of a group are kept: only of frozen blocks in few bits."""
+        return self.base if group.isdigit() and self.freezes(group) else "model"
 
     @property
     def implementations(self) -> KernelChoice:

@@ -12,7 +12,12 @@ from twinstream.models.adapters.lora import lora_of, module_lora_of
 from twinstream.models.hf_weights import hf_weights_of
 from twinstream.models.layout import ADAPTERS, HEAD, FlatLayout
 from twinstream.models.model import AnyModel, Model
-from twinstream.models.recipe import Recipe
+from twinstream.models.quantized_base import (
+    QuantizedBaseError,
+    quantized_layout,
+    require_whole_blocks,
+)
+from twinstream.models.recipe import Recipe, recipe_of_fields
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
 from twinstream.schedule.errors import TwinstreamError
@@ -62,7 +67,7 @@ def layout_of(model: Model, recipe: Recipe, group: str) -> FlatLayout:
     if group.startswith(ADAPTERS) and isinstance(model, ModelSpec):
         assert recipe.lora is not None, f"the recipe has no adapters, and so no group {group}"
         return adapter_layout(model, recipe.lora)
-    return model.group_layout(group)
+    return quantized_layout(model.group_layout(group), recipe.base_of(group))
 
 
 def first_backward_layer(model: Model, recipe: Recipe) -> int:
@@ -121,8 +126,11 @@ def _names(model: AnyModel, group: str) -> list[str]:
     return [tensor.name for tensor in model.group_layout(group).tensors]
 
 
-def trained_of(model: AnyModel, lora: str | None, freeze: Sequence[str]) -> Recipe:
-    """A recipe with the adapters of `lora` and the groups that patterns freeze; else the default.
+def trained_of(
+    model: AnyModel, lora: str | None, freeze: Sequence[str], base: str | None = None
+) -> Recipe:
+    """A recipe with the adapters of `lora`, the groups that patterns freeze, and how a frozen base
+    is kept; else the default.
 
     Raises:
         TwinstreamError: one cannot be read, they do not go together, or nothing is left to train.
@@ -138,9 +146,26 @@ def trained_of(model: AnyModel, lora: str | None, freeze: Sequence[str]) -> Reci
             )
     elif lora is not None:
         adapters = lora_of(lora)
-    recipe = Recipe(lora=adapters, frozen=frozen_groups(model, freeze))
+    fields = {"lora": adapters, "frozen": frozen_groups(model, freeze), "base": base or "model"}
+    recipe = recipe_of_fields(fields)
+    require_few_bits(model, recipe)
     trained_groups(model, recipe)
     return recipe
+
+
+def require_few_bits(model: Model, recipe: Recipe) -> None:
+    """
+    Raises:
+        QuantizedBaseError: the recipe has a base in few bits, and the model cannot.
+    """
+    if recipe.base == "model":
+        return
+    if not isinstance(model, ModelSpec):
+        raise QuantizedBaseError(
+            f"'{model.name}' runs by its own code, which takes its weights as they are: a base in "
+            f"{recipe.base} is of models with kernels of ours; use --base model"
+        )
+    require_whole_blocks(model, recipe.base)
 
 
 def _partly(group: str, left: Sequence[str]) -> str:

@@ -25,6 +25,10 @@ class Workspace:
         self._used_bytes = 0
         self.high_water_bytes = 0
 
+    @property
+    def device(self) -> torch.device:
+        return self._scratch.device
+
     def take(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         size_bytes = prod(shape) * dtype.itemsize
         start = self._used_bytes

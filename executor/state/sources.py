@@ -4,7 +4,9 @@ Everything comes a group at a time, so that no second copy of the state is held.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
+from pathlib import Path
 
 import torch
 
@@ -16,8 +18,10 @@ from twinstream.executor.state.training_state import (
     fresh_adapters,
     fresh_optimizer_state,
     fresh_parameters,
+    in_base,
     put_carried,
 )
+from twinstream.executor.weights.base_cache import BaseCache
 from twinstream.executor.weights.checkpoint_files import CheckpointFiles
 from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.executor.weights.peft_folder import PeftFolder
@@ -54,15 +58,38 @@ def fill_fresh(schedule: Schedule, arenas: Arenas, seed: int) -> None:
     """Put what `initial_state` has into every carried slot."""
     spec, recipe = model_of(schedule.model), Recipe.model_validate(schedule.recipe)
     weights = chain(fresh_parameters(spec, seed), fresh_adapters(spec, seed, recipe))
-    fill_from(schedule, arenas, weights, fresh_optimizer(spec, recipe))
+    kept = in_their_base(weights, spec, recipe)
+    fill_from(schedule, arenas, kept, fresh_optimizer(spec, recipe))
 
 
-def read_parameters(folder: HfFolder) -> Iterator[tuple[str, torch.Tensor]]:
-    """The groups of a Hugging Face folder."""
+def in_their_base(weights: Weights, spec: AnyModel, recipe: Recipe) -> Weights:
+    """The same as the recipe keeps them: frozen blocks in few bits, if it says."""
+    return ((group, in_base(spec, recipe, group, flat)) for group, flat in weights)
+
+
+def read_parameters(
+    folder: HfFolder, recipe: Recipe, run: Path | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The groups of a Hugging Face folder, as the recipe keeps them.
+
+    Args:
+        run: a folder beside which blocks in few bits are kept, once they are made.
+    """
+    kept = None if run is None or recipe.base == "model" else BaseCache(run, folder, recipe)
     for group in folder.spec.parameter_groups:
-        flat = torch.empty(layout_of(folder.spec, Recipe(), group).size_bytes, dtype=torch.uint8)
-        folder.read_group(group, flat)
-        yield group, flat
+        make = partial(_read_parameters, folder, recipe, group)
+        if kept is None or recipe.base_of(group) == "model":
+            yield group, make()
+        else:
+            yield group, kept.of(group, make)
+
+
+def _read_parameters(folder: HfFolder, recipe: Recipe, group: str) -> torch.Tensor:
+    if recipe.base_of(group) == "nf4" and folder.has_nf4(group):
+        return folder.read_nf4(group)
+    flat = torch.empty(layout_of(folder.spec, Recipe(), group).size_bytes, dtype=torch.uint8)
+    folder.read_group(group, flat)
+    return in_base(folder.spec, recipe, group, flat)
 
 
 def read_adapters(folder: PeftFolder) -> Iterator[tuple[str, torch.Tensor]]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from twinstream.executor.kernels.base_codes import quantized_group
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.staging import Staging
@@ -36,10 +37,18 @@ def initial_state(spec: AnyModel, seed: int, recipe: Recipe | None = None) -> St
     trained = trained_groups(spec, recipe)
     state: State = {}
     for group, flat in fresh_parameters(spec, seed):
-        state[f"param.{group}"] = flat
+        state[f"param.{group}"] = in_base(spec, recipe, group, flat)
         if group in trained:
             state[f"opt.{group}"] = fresh_optimizer_state(spec, group, flat, recipe)
     return state | adapter_state(spec, seed, recipe)
+
+
+def in_base(spec: AnyModel, recipe: Recipe, group: str, flat: torch.Tensor) -> torch.Tensor:
+    """A group's flat parameters as the recipe keeps them: frozen blocks in few bits, if it says."""
+    base = recipe.base_of(group)
+    if base == "model":
+        return flat
+    return quantized_group(flat, spec.group_layout(group), DTYPES[spec.dtype], base)
 
 
 def adapter_state(spec: AnyModel, seed: int, recipe: Recipe) -> State:

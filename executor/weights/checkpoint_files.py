@@ -1,5 +1,6 @@
 """A checkpoint's tensors: the model or its adapter as people have it, a file for each other."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,11 @@ from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_writer import HfOutline, write_hf_folder
 from twinstream.executor.weights.model_files import tokenizer_files
 from twinstream.executor.weights.module_folder import ModuleOutline, write_module_folder
+from twinstream.executor.weights.peft_folder import BASE
 from twinstream.executor.weights.peft_writer import write_peft_folder
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.model import AnyModel
+from twinstream.models.quantized_base import BaseFormat
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
 from twinstream.schedule.files import reason_of
@@ -84,12 +87,16 @@ class AdapterOutline:
 Outline = HfOutline | AdapterOutline | ModuleOutline
 
 
-def outline_of(spec: AnyModel, like: Path | None, lora: Lora | None, base: str | None) -> Outline:
+def outline_of(
+    spec: AnyModel, like: Path | None, lora: Lora | None, base: str | None,
+    base_format: BaseFormat = "model",
+) -> Outline:  # fmt: skip
     """Return the outline of a run's checkpoints, read before the run begins.
 
     Args:
         like: the folder whose config, tokenizer and division into files are taken over.
         lora, base: of adapters.
+        base_format: in which they are trained beside their base; the folder says so.
 
     Raises:
         WeightsError: the folder does not say where a tensor belongs, or cannot be read.
@@ -99,7 +106,8 @@ def outline_of(spec: AnyModel, like: Path | None, lora: Lora | None, base: str |
         return ModuleOutline.of(spec, like, base)
     if lora is None:
         return HfOutline.of(spec, like)
-    return AdapterOutline(spec, lora, base, tokenizer_files(like))
+    told = {} if base_format == "model" else {BASE: json.dumps({"base": base_format}).encode()}
+    return AdapterOutline(spec, lora, base, tokenizer_files(like) | told)
 
 
 def write_tensors(

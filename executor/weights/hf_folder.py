@@ -9,10 +9,19 @@ from typing import Self
 
 import torch
 
+from twinstream.executor.kernels.base_codes import levels, quantized_group, write_dequantized
+from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import INDEX, SINGLE, weight_map
+from twinstream.executor.weights.nf4_files import StoredNf4, nf4_matrices, without_companions
 from twinstream.executor.weights.safetensors_header import StoredTensor, read_header
 from twinstream.models.hf_weights import LM_HEAD, HfWeight, hf_weights, hf_weights_of
+from twinstream.models.quantized_base import (
+    BLOCK_ELEMENTS,
+    SCALE_BYTES,
+    SCALES,
+    quantized_layout,
+)
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import reason_of
 
@@ -28,12 +37,14 @@ class HfFolder:
     path: Path
     spec: ModelSpec
     stored: Mapping[str, StoredTensor]
+    nf4: Mapping[str, StoredNf4]
 
     @classmethod
     def open(cls, path: str | Path, spec: ModelSpec) -> Self:
         """Check a folder's weights against a model, from the headers of its files alone.
 
-        float16, bfloat16 and float32 are taken, whatever the dtype of `spec`. The
+        float16, bfloat16 and float32 are taken, whatever the dtype of `spec`, and matrices that
+        bitsandbytes stored in NF4. The
         `lm_head.weight` of tied embeddings is ignored, as are saved RoPE frequencies.
 
         Raises:
@@ -42,8 +53,10 @@ class HfFolder:
         """
         folder = Path(path)
         stored = stored_tensors(folder)
+        matrices = nf4_matrices(stored)
+        stored = without_companions(stored, matrices)
         _check(folder, spec, stored)
-        return cls(folder, spec, stored)
+        return cls(folder, spec, stored, matrices)
 
     def read_group(self, group: str, destination: torch.Tensor) -> None:
         """Fill the flat parameters of `embedding`, a layer by its number, or `head`.
@@ -60,7 +73,45 @@ class HfFolder:
         size_bytes = self.spec.group_layout(group).size_bytes
         assert destination.dtype == torch.uint8 and destination.shape == (size_bytes,)
         assert destination.device.type == "cpu" and destination.is_contiguous()
-        read_weights(self.stored, hf_weights_of(self.spec, group), self.spec.dtype, destination)
+        weights = hf_weights_of(self.spec, group)
+        plain = [weight for weight in weights if weight.name not in self.nf4]
+        read_weights(self.stored, plain, self.spec.dtype, destination)
+        table = levels("nf4", destination.device)
+        for weight in weights:
+            if weight.name in self.nf4:
+                values = destination[weight.offset_bytes : weight.end_bytes]
+                codes, scales = self.nf4[weight.name].read()
+                write_dequantized(codes, scales, values.view(DTYPES[self.spec.dtype]), table)
+
+    def has_nf4(self, group: str) -> bool:
+        """Whether matrices of a group are stored in it."""
+        return any(weight.name in self.nf4 for weight in hf_weights_of(self.spec, group))
+
+    def read_nf4(self, group: str) -> torch.Tensor:
+        """The flat parameters of a block in NF4, 1-D uint8: the codes and scales of the files where
+        they have some.
+
+        Raises:
+            WeightsError: a file has gone or changed since the folder was opened.
+        """
+        layout = self.spec.group_layout(group)
+        flat = torch.empty(layout.size_bytes, dtype=torch.uint8)
+        self.read_group(group, flat)
+        made = quantized_group(flat, layout, DTYPES[self.spec.dtype], "nf4")
+        quantized = quantized_layout(layout, "nf4")
+        for weight in hf_weights_of(self.spec, group):
+            if weight.name not in self.nf4:
+                continue
+            inside = next(i for i in layout.tensors if i.offset_bytes <= weight.offset_bytes
+                          < i.offset_bytes + i.size_bytes)  # fmt: skip
+            before = (weight.offset_bytes - inside.offset_bytes) // self.spec.itemsize
+            starts = (before // 2, before // BLOCK_ELEMENTS["nf4"] * SCALE_BYTES)
+            names = (inside.name, f"{inside.name}{SCALES}")
+            stored = self.nf4[weight.name].read()
+            for name, start, values in zip(names, starts, stored, strict=True):
+                at = quantized.tensor(name).offset_bytes + start
+                made[at : at + values.nbytes].copy_(values.view(torch.uint8))
+        return made
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:

@@ -1,9 +1,11 @@
 """Adapters added to the weights they belong to, and adapter folders given out."""
 
+import json
 from pathlib import Path
 
 import torch
 
+from twinstream.executor.kernels.base_codes import dequantized_group, quantized_group
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.weights.durable_files import whole_folder, write_file, write_files, writing
 from twinstream.executor.weights.errors import WeightsError
@@ -15,6 +17,7 @@ from twinstream.executor.weights.module_folder import loaded_module
 from twinstream.executor.weights.peft_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    BASE,
     PeftFolder,
     base_of,
     read_adapter,
@@ -25,6 +28,8 @@ from twinstream.models.adapters.peft_weights import PEFT_MODULES, peft_weights_o
 from twinstream.models.executable import executor_refusal
 from twinstream.models.hf.config import Dtype, HfConfigError, UnsupportedConfigError
 from twinstream.models.hf_weights import HfWeight, hf_weights_of
+from twinstream.models.quantized_base import BaseFormat
+from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import read_bytes, reason_of
 
@@ -50,20 +55,29 @@ def merge_adapters(
         weight.copy_(torch.addmm(weight.float(), b.float(), a.float(), alpha=lora.scale))
 
 
-def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> None:
+def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> str | None:
     """Write the base with its adapters added, as a folder that transformers loads unedited.
 
-    One group of weights is held at a time. It is there whole or not at all.
+    One group of weights is held at a time. It is there whole or not at all. Of adapters that were
+    trained beside a base in few bits it is said how far that was from this one.
 
     Raises:
         WeightsError: a folder cannot be read or written, or the destination is there already.
     """
     spec, lora = base.spec, adapters.lora
+    kept, off, total = _trained_beside(adapters.path), 0.0, 0.0
 
     def read_group(group: str) -> torch.Tensor:
+        nonlocal off, total
         flat = torch.empty(spec.group_layout(group).size_bytes, dtype=torch.uint8)
         base.read_group(group, flat)
         if group.isdigit():
+            if kept is not None:
+                layout, dtype = spec.group_layout(group), DTYPES[spec.dtype]
+                coded = quantized_group(flat, layout, dtype, kept)
+                was = dequantized_group(coded, layout, dtype, kept).view(dtype).double()
+                off += float((was - flat.view(dtype)).square().sum())
+                total += float(flat.view(dtype).double().square().sum())
             size_bytes = adapter_layout(spec, lora).size_bytes
             matrices = torch.empty(size_bytes, dtype=torch.uint8)
             adapters.read_group(adapter_group(int(group)), matrices)
@@ -72,6 +86,25 @@ def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> Non
 
     with whole_folder(destination) as folder:
         write_hf_folder(folder, HfOutline.of(spec, base.path), read_group)
+    if kept is None:
+        return None
+    return (
+        f"The adapter was trained beside a base in {kept}, which is off by "
+        f"{(off / total) ** 0.5:.2%} of its weights (root of mean squares); the adapter is added "
+        f"to {base.path} as it is there."
+    )
+
+
+def _trained_beside(adapter: Path) -> BaseFormat | None:
+    """How the base was kept; None where it was as it is."""
+    if not (adapter / BASE).exists():
+        return None
+    try:
+        return Recipe.model_validate_json(
+            json.dumps({"lora": {"rank": 1, "alpha": 1.0}} | json.loads(read_bytes(adapter / BASE)))
+        ).base
+    except (OSError, ValueError) as error:
+        raise WeightsError(adapter / BASE, f"does not say how the base was: {error}") from None
 
 
 def write_merged_module(source: Path, destination: Path, base: Path, dtype: str | None) -> None:
@@ -111,7 +144,8 @@ def copy_adapter(source: Path, destination: Path) -> None:
     with whole_folder(destination) as folder:
         with writing(folder, 0):
             folder.mkdir(parents=True)
-        for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        there = [BASE] if (source / BASE).exists() else []
+        for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS, *there):
             try:
                 content = read_bytes(source / name)
             except OSError as error:
@@ -121,8 +155,8 @@ def copy_adapter(source: Path, destination: Path) -> None:
 
 def export_adapter(
     source: Path, destination: Path, base: Path | None, *, merge: bool, dtype: Dtype | None = None
-) -> None:
-    """Give out a PEFT folder as it is, or merged into its base.
+) -> str | None:
+    """Give out a PEFT folder as it is, or merged into its base; what is to be said of it.
 
     Args:
         base: a Hugging Face folder, by default that which the adapter names.
@@ -134,19 +168,19 @@ def export_adapter(
     """
     if not merge:
         copy_adapter(source, destination)
-        return
+        return None
     found = base or _named_base(source)
     try:
         spec = ModelSpec.from_hf_config(found, dtype=dtype, longest=1)  # no sequence is run
     except UnsupportedConfigError:
         write_merged_module(source, destination, found, dtype)
-        return
+        return None
     except HfConfigError as error:
         raise WeightsError(source, f"the base it is to be merged into: {error}") from None
     if executor_refusal(spec) is not None:  # transformers computes it
         write_merged_module(source, destination, found, dtype)
-        return
-    write_merged(destination, HfFolder.open(found, spec), PeftFolder.open(source, spec))
+        return None
+    return write_merged(destination, HfFolder.open(found, spec), PeftFolder.open(source, spec))
 
 
 def _named_base(source: Path) -> Path:

@@ -64,6 +64,8 @@ def _with_dtype(path: Path, content: bytes, dtype: str) -> bytes:
         raise WeightsError(path, f"is not valid JSON ({error})") from None
     if not isinstance(config, dict):
         raise WeightsError(path, "is not a JSON object")
+    if config.pop("quantization_config", None) is not None:  # what is written is not
+        content = _json(config)
     told_by = [key for key in _DTYPE_KEYS if config.get(key) is not None] or ["torch_dtype"]
     if all(config.get(key, "float32") == dtype for key in told_by):
         return content

@@ -28,6 +28,7 @@ from twinstream.schedule.files import read_text, reason_of
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+BASE = "twinstream_base.json"  # in how many bits the base was kept that they were trained beside
 _PREFIX = "base_model.model."
 _EMPTY: tuple[object, ...] = (None, False, [], {}, "")
 # What says nothing of what an adapter computes: names, and options of its training and loading.

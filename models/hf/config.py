@@ -107,6 +107,14 @@ class _Config(BaseModel):
 _KNOWN = frozenset({*_Config.model_fields, *HARMLESS_KEYS, *NEUTRAL_VALUES})
 
 
+def _without_nf4(raw: dict[str, Any]) -> dict[str, Any]:
+    """The same config where it says that bitsandbytes stored the weights in NF4, which is read."""
+    match raw.get("quantization_config"):
+        case {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4", "load_in_4bit": True}:
+            return {name: value for name, value in raw.items() if name != "quantization_config"}
+    return raw
+
+
 def read_hf_config(
     path: str | Path, dtype: Dtype | None = None, longest: int | None = None
 ) -> dict[str, Any]:
@@ -118,7 +126,7 @@ def read_hf_config(
             not exceed is full attention.
     """
     file = hf_config_file(path)
-    raw = read_json_object(file)
+    raw = _without_nf4(read_json_object(file))
     model_type = _read_model_type(file, raw)
     try:
         config = _Config.model_validate(raw)

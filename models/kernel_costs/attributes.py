@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
+from twinstream.models.quantized_base import BaseFormat
 from twinstream.models.recipe import OptimizerState
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Attribute
@@ -35,6 +36,15 @@ def most_packed(attributes: Attributes) -> int:
 def is_frozen(attributes: Attributes) -> bool:
     """Whether the weights of a call have no gradient: not unless it says so."""
     return "frozen" in attributes and typed_attribute(attributes, "frozen", bool)
+
+
+def base_format(attributes: Attributes) -> BaseFormat:
+    """Return how a block's matrices lie: in the model's dtype unless the call says otherwise."""
+    match attributes.get("base", "model"):
+        case "model" | "8bit" | "nf4" as known:
+            return known
+        case other:
+            raise TwinstreamError(f"kernel attribute 'base' is {other!r}")
 
 
 def required_attributes(attributes: Attributes, *names: str) -> dict[str, Attribute]:

@@ -21,6 +21,7 @@ from twinstream.models.kernel_costs.attention_shape import (
     room_for_sequences,
 )
 from twinstream.models.kernel_costs.workspace import state_bytes, sum_shares
+from twinstream.models.quantized_base import BLOCK_ELEMENTS, CODE_BITS, SCALE_BYTES, BaseFormat
 from twinstream.models.recipe import OptimizerState, Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.schedule.cost import Work
@@ -124,6 +125,22 @@ class ChunkWork:
             self.gradient_matmul(2 * s.d_ff, s.d_model, t),
             self.gradient_matmul(s.d_model, s.d_q, t),
             self.gradient_matmul(s.d_q + 2 * s.d_kv, s.d_model, t),
+        )
+
+    def dequantized(self, kernel: str, base: BaseFormat) -> tuple[Work, ...]:
+        """What makes the matrices that a block kernel multiplies with anew from a base's codes."""
+        s = self.spec
+        whole = [(s.d_q + 2 * s.d_kv) * s.d_model, s.d_q * s.d_model, 2 * s.d_ff * s.d_model]
+        q = [s.d_q * s.d_model, *whole[1:]]  # K and V are kept
+        down, k = s.d_ff * s.d_model, s.d_kv * s.d_model
+        counts = {
+            "block_forward": [q[0], 2 * k, *whole[1:], down], "block_recompute_attention": q,
+            "block_recompute_input": q,
+            "block_backward": [down, *whole[::-1], *([k] if s.qk_norm else [])],
+        }[kernel]  # fmt: skip
+        bits = CODE_BITS[base] + 8 * SCALE_BYTES / BLOCK_ELEMENTS[base]
+        return tuple(
+            self._work("dequantize", (n,), n, round(n * bits / 8) + n * s.itemsize) for n in counts
         )
 
     def head_loss(self, row_slice: int) -> tuple[Work, ...]:

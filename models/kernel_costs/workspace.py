@@ -17,12 +17,14 @@ from twinstream.models.kernel_costs.attention_shape import AttentionPass, Attent
 from twinstream.models.kernel_costs.attributes import (
     TEMPORARY_BYTES,
     Attributes,
+    base_format,
     gradient_dtype_name,
     is_frozen,
     most_packed,
     typed_attribute,
 )
 from twinstream.models.layout import aligned
+from twinstream.models.quantized_base import BaseFormat
 from twinstream.models.recipe import OptimizerState
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.errors import TwinstreamError
@@ -120,6 +122,15 @@ class _Block:
     attention_shape: AttentionShape
     frozen: bool
     low_widths: Mapping[str, int]
+    base: BaseFormat
+
+    @property
+    def room(self) -> int:
+        """Bytes of the largest matrix, where it is made anew from codes."""
+        if self.base == "model":
+            return 0
+        widest = max(2 * self.f, self.q + 2 * self.k, self.q)
+        return aligned(widest * self.d * self.itemsize)
 
     def low(self, site: str) -> int:
         """Bytes of the gradient of x A^T of a site's adapters."""
@@ -152,6 +163,7 @@ def _block(attributes: Attributes) -> _Block:
         attention_shape=attention_shape(attributes),
         frozen=is_frozen(attributes),
         low_widths=_low_widths(attributes),
+        base=base_format(attributes),
     )
 
 
@@ -187,16 +199,17 @@ def attention_shape(attributes: Attributes) -> AttentionShape:
 def _block_forward(attributes: Attributes) -> int:
     block = _block(attributes)
     swiglu = aligned(block.tokens * block.f * block.itemsize)
-    return max(_normed(block), _rotated_and_attention(block), swiglu)
+    return block.room + max(_normed(block), _rotated_and_attention(block), swiglu)
 
 
 def _block_recompute_attention(attributes: Attributes) -> int:
-    return _normed(_block(attributes))
+    block = _block(attributes)
+    return block.room + _normed(block)
 
 
 def _block_recompute_input(attributes: Attributes) -> int:
     block = _block(attributes)
-    return max(_normed(block), _rotated_and_attention(block))
+    return block.room + max(_normed(block), _rotated_and_attention(block))
 
 
 def _block_backward(attributes: Attributes) -> int:
@@ -231,7 +244,9 @@ def _backward_with(block: _Block, product: int, sums_of: Callable[[int], int]) -
         widths.append(block.q + 2 * block.k)
     scratch = max(block.attention_scratch("backward"), block.low("o"))
     beside_rows = max(block.low("qkv"), *(sums_of(width) for width in widths))
-    return max(ffn, d_qkv + max(d_attention_and_rotated_q + scratch, normed + beside_rows))
+    return block.room + max(
+        ffn, d_qkv + max(d_attention_and_rotated_q + scratch, normed + beside_rows)
+    )
 
 
 def _partial_sums(num_rows: int, width: int) -> int:

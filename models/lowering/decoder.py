@@ -19,6 +19,7 @@ from twinstream.models.lowering.declarations import (
 )
 from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.lowering.step import StepLowering
+from twinstream.models.quantized_base import BaseFormat
 from twinstream.models.recipe import Recipe
 from twinstream.models.rope import ROPE_SCALING
 from twinstream.models.spec import ModelSpec
@@ -109,8 +110,11 @@ class DecoderLowering(StepLowering):
                 builder.write("projections", f"projections.{layer}.{chunk}"),
                 builder.write("output", self.shapes.hidden(layer + 1, chunk)),
             ]
-            call = self.calls.block("block_forward", chunk)
+            call = self.calls.block("block_forward", chunk, base=self._base(layer))
             self._add("block_forward", call, operands, round_=round_, layer=layer, chunk=chunk)
+
+    def _base(self, layer: int) -> BaseFormat:
+        return self.recipe.base_of(str(layer))
 
     def _block_inputs(self, layer: int, chunk: int) -> list[TaskOperand]:
         operands = [
@@ -186,7 +190,8 @@ class DecoderLowering(StepLowering):
             ]
             if self.workload.sliced:
                 reads.append(self._d_context(chunk))
-            call = self.calls.block("block_backward", chunk, frozen=str(layer) not in self.trained)
+            frozen, base = str(layer) not in self.trained, self._base(layer)
+            call = self.calls.block("block_backward", chunk, frozen=frozen, base=base)
             task_id = self._add(
                 "block_backward", call, reads, round_=round_, layer=layer, chunk=chunk
             )
@@ -219,7 +224,7 @@ class DecoderLowering(StepLowering):
             operands.append(builder.again("projections", f"projections.{layer}.{chunk}"))
             label = Label(kind="block_recompute", layer=layer, chunk=chunk, round=round_,
                           level=level)  # fmt: skip
-            call = self.calls.block(kernel, chunk)
+            call = self.calls.block(kernel, chunk, base=self._base(layer))
             builder.add_recompute(group, f"{group}.recompute.{level}", call, operands, label)
 
     def _d_context(self, chunk: int) -> TaskOperand:
@@ -318,10 +323,13 @@ class KernelCalls:
     def _start(self, chunk: int) -> int:
         return (chunk % self.workload.chunks_per_sequence) * self.workload.chunk_tokens
 
-    def block(self, kernel: str, chunk: int, *, frozen: bool = False) -> str:
+    def block(
+        self, kernel: str, chunk: int, *, frozen: bool = False, base: BaseFormat = "model"
+    ) -> str:
         """Of a block; chunks that begin alike share it."""
         spec, start = self.spec, self._start(chunk)
         call_id = f"{kernel}@{start}" + (".frozen" if frozen else "")
+        call_id += "" if base == "model" else f".{base}"
         if call_id in self.builder.calls:
             return call_id
         work = self.work(start)
@@ -355,7 +363,11 @@ class KernelCalls:
             attributes |= gradient_attribute(self.recipe, spec.dtype) | frozen_attribute(frozen)
         if self.recipe.lora is not None:
             attributes |= self.recipe.lora.attributes
-        return self.builder.call(call_id, self._key(kernel), attributes, costs[kernel]())
+        cost = costs[kernel]()
+        if base != "model":
+            attributes["base"] = base
+            cost = (*cost, *work.dequantized(kernel, base))
+        return self.builder.call(call_id, self._key(kernel), attributes, cost)
 
     def other(self, kernel: str, cost: tuple, **extra: Attribute) -> str:  # type: ignore[type-arg]
         """Of embedding or head, by the kernel's name."""

@@ -138,7 +138,8 @@ def trained_text(recipe: Mapping[str, object]) -> str:
     match recipe:
         case {"lora": {"rank": rank, "alpha": alpha, "targets": [*targets]}}:
             names = ", ".join(map(str, targets)) or "every linear layer of the blocks"
-            return f"adapters of rank {rank}, alpha {alpha:g}, on {names}; the base is frozen"
+            kept = f" in {recipe['base']}" if "base" in recipe else ""
+            return f"adapters of rank {rank}, alpha {alpha:g}, on {names}; the base is frozen{kept}"
         case {"frozen": [*groups]} if groups:
             layers = sorted((str(g) for g in groups if str(g).isdigit()), key=int)
             named = [str(group) for group in groups if not str(group).isdigit()]

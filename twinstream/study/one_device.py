@@ -14,7 +14,7 @@ from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe, recipe_of_fields
-from twinstream.models.trained import trained_of
+from twinstream.models.trained import require_few_bits, trained_of
 from twinstream.models.update_rules import BETAS, OwnRule, update_rule
 from twinstream.planner.choices import EFFORTS
 from twinstream.planner.kernel_choice import KernelsOption, kernels_named
@@ -45,7 +45,7 @@ from twinstream.study.query import (
 
 _RECIPE: Mapping[str, tuple[str, ...]] = {
     name: get_args(Recipe.model_fields[name].annotation)
-    for name in ("optimizer_state", "gradients")
+    for name in ("optimizer_state", "gradients", "base")
 }
 KNOWN: Mapping[str, tuple[str, ...]] = {
     "policy": (*policy_names(),), "effort": EFFORTS, **_RECIPE,
@@ -318,4 +318,8 @@ def _recipe(was: Recipe, spec: AnyModel, machine: Machine, values: Values) -> Re
             str(values[n]) if n in values else None for n in ("kernels", "attention")
         )
         changes["kernels"] = kernels_named(machine, spec, kernels, attention)
-    return recipe_of_fields({**dict(was), **changes}) if changes else was
+    if not changes:
+        return was
+    made = recipe_of_fields({**dict(was), **changes})
+    require_few_bits(spec, made)
+    return made

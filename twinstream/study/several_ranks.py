@@ -47,7 +47,7 @@ _LAYOUT = ("pp", "dp", "virtual_stages", "zero", "reduction", "pipeline", "recom
 _PLACE = ("model", "machine", "cluster", "ranks")
 _OF_DEVICE = (
     *STEP_COUNTS, *MEMORY_CAPS, "kernels", "attention", "optimizer_state", "gradients", "lora",
-    "freeze", "optim",
+    "freeze", "base", "optim",
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from twinstream.log.run_files import OPTIONS
+from twinstream.models.quantized_base import BaseFormat
 from twinstream.models.update_rules import RULES
 from twinstream.schedule.errors import ArgumentError, did_you_mean
 from twinstream.schedule.files import parse_toml, read_text, reason_of, write_text
@@ -33,8 +34,8 @@ WHAT, DATA, STEPS, ADAMW, PLAN, RANKS, KEEP = (
 
 # What decides the bits of a run, beside the data, whose fingerprint is compared.
 FIXED = (
-    *("lora", "loss", "freeze", "dtype", "seq_len", "tokens_per_step", "chunk_tokens", "seed"),
-    "chunks_per_round",
+    *("lora", "loss", "freeze", "base", "dtype"),
+    *("seq_len", "tokens_per_step", "chunk_tokens", "chunks_per_round", "seed"),
     *("optim", "weight_decay", "beta1", "beta2", "eps", "optimizer_state", "gradients"),
     "kernels",
     *("attention", "max_grad_norm"),
@@ -81,6 +82,10 @@ class TrainOptions(Node):
     adapter: Path | None = _option(WHAT, "DIR", "A PEFT adapter to go on from, with its LoRA.")
     freeze: tuple[str, ...] = _option(
         WHAT, "PATTERN", "Weights, by name, that are not trained; whole layers. May repeat.", ()
+    )
+
+    base: BaseFormat = _option(
+        WHAT, "8bit|nf4", "Keep the matrices of frozen blocks in few bits.", "model"
     )
 
     tokenizer: Path | None = _option(

@@ -198,7 +198,7 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
     Raises:
         TwinstreamError: kernels, adapters or what is frozen are none of this model.
     """
-    trained = trained_of(spec, options.lora, options.freeze)
+    trained = trained_of(spec, options.lora, options.freeze, options.base)
     lora = trained.lora
     if options.adapter is not None and isinstance(spec, TracedModel):
         if spec.source.lora is None:
@@ -233,7 +233,7 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
         "beta2": _given(options.beta2, usual[1]), "eps": options.eps,
         "weight_decay": options.weight_decay, "gradients": options.gradients,
         "optimizer_state": options.optimizer_state, "clips": options.max_grad_norm > 0,
-        "kernels": kernels, "lora": lora, "frozen": trained.frozen,
+        "kernels": kernels, "lora": lora, "frozen": trained.frozen, "base": options.base,
     })  # fmt: skip
 
 

@@ -175,7 +175,7 @@ def outline_for(model: OpenedModel, recipe: Recipe) -> "Outline":
     """
     from twinstream.executor.weights.checkpoint_files import outline_of
 
-    return outline_of(model.spec, model.files, recipe.lora, base_name(model))
+    return outline_of(model.spec, model.files, recipe.lora, base_name(model), recipe.base)
 
 
 def gone_on_with(data: TrainingData, checkpoint: Checkpoint, options: TrainOptions) -> TrainingData:

@@ -106,7 +106,7 @@ def _input_gradient(
     d_out: torch.Tensor, x_TI: torch.Tensor,
 ) -> None:  # fmt: skip
     """Turn the input of a site into its gradient; add those of the site's adapters before."""
-    weight = block.weights[f"{site}_proj"]
+    weight = block.matrix(f"{site}_proj")
     with block.workspace.frame():
         d_low = block.adapters.write_low_gradient(site, d_outputs, block.workspace)
         gradients.adapters.add(site, d_outputs, x_TI, d_low)
@@ -123,7 +123,7 @@ def _swiglu_backward(
     """
     d_ff, vector, d_hidden = block.call.spec.d_ff, block.vector, gradients.d_hidden
     product_TF, d_product_TF = d_gate_up_T2F[:, :d_ff], d_gate_up_T2F[:, d_ff:]
-    weight, d_outputs = block.weights["down_proj"], {"down": d_hidden}
+    weight, d_outputs = block.matrix("down_proj"), {"down": d_hidden}
     needs_product = gradients.needs("down_proj", "down")
     with block.workspace.frame():
         d_low = block.adapters.write_low_gradient("down", d_outputs, block.workspace)
@@ -149,7 +149,7 @@ def _attention_backward(
     d_out_TQ, rotated_TQ = block.take(spec.d_q), block.take(spec.d_q)
     gradients.add_matmul("o_proj", gradients.d_hidden, block.attention_out)
     with block.workspace.frame():
-        d_outputs, weight = {"o": gradients.d_hidden}, block.weights["o_proj"]
+        d_outputs, weight = {"o": gradients.d_hidden}, block.matrix("o_proj")
         d_low = block.adapters.write_low_gradient("o", d_outputs, block.workspace)
         gradients.adapters.add("o", d_outputs, block.attention_out, d_low)
         block.adapters.input_gradient("o", d_low, gradients.d_hidden, weight, d_out_TQ)

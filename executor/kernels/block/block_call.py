@@ -9,12 +9,14 @@ from twinstream.executor.kernels.operand import DTYPES
 from twinstream.models.adapters.lora import Lora, lora_of_attributes
 from twinstream.models.kernel_costs.attributes import (
     Attributes,
+    base_format,
     is_frozen,
     most_packed,
     required_attributes,
     typed_attribute,
 )
 from twinstream.models.layout import FlatLayout, block_layout
+from twinstream.models.quantized_base import BaseFormat, quantized_layout
 from twinstream.models.rope import ROPE_SCALING, RopeScaling
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.ops import Attribute
@@ -49,6 +51,7 @@ class BlockCall:
     most_packed: int
     frozen: bool = False
     lora: Lora | None = None
+    base: BaseFormat = "model"
 
     @classmethod
     def from_attributes(cls, attributes: Attributes) -> "BlockCall":
@@ -69,6 +72,7 @@ class BlockCall:
             most_packed=most_packed(attributes),
             frozen=is_frozen(attributes),
             lora=lora_of_attributes(attributes),
+            base=base_format(attributes),
         )
 
     @property
@@ -87,7 +91,7 @@ class BlockCall:
 
     @cached_property
     def layout(self) -> FlatLayout:
-        return block_layout(self.spec)
+        return quantized_layout(block_layout(self.spec), self.base)
 
 
 def _rope_scaling(attributes: Attributes) -> dict[str, Attribute] | None:

@@ -35,7 +35,7 @@ def block_forward(
             adapters.write_low("down", product)
             adapters.add_share("down", "down", residual, output)
             residual = output
-        calls.add(torch.addmm, residual, product, block.weights["down_proj"].t(), out=output)
+        calls.add(torch.addmm, residual, product, block.matrix("down_proj").t(), out=output)
 
 
 def block_recompute_attention(
@@ -106,7 +106,7 @@ def _add_product(
     block: BlockOperands, x: torch.Tensor, name: str, out: torch.Tensor, *, has_share: bool
 ) -> None:
     """out (+)= x W^T: added to what adapters have written there, if they have."""
-    weight = block.weights[name].t()
+    weight = block.matrix(name).t()
     if has_share:
         block.calls.add(torch.addmm, out, x, weight, out=out)
     else:
@@ -117,7 +117,7 @@ def project(block: BlockOperands, normed_TD: torch.Tensor, names: str, out: torc
     """Apply the rows of qkv_proj and of its bias that make Q, K or V, or some of them."""
     columns = [block.qkv_columns[name] for name in names]
     rows = slice(columns[0].start, columns[-1].stop)
-    weight = block.weights["qkv_proj"][rows]
+    weight = block.matrix("qkv_proj", rows)
     bias = block.weights["qkv_bias"][rows] if block.call.spec.qkv_bias else None
     widths = [each.stop - each.start for each in columns]
     outputs = list(zip(names, torch.split(out, widths, dim=1), strict=True))

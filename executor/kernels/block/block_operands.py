@@ -9,6 +9,7 @@ key heads, Q = H * head_dim, E head_dim, F FFN width.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -17,6 +18,7 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionResult,
     Starts,
 )
+from twinstream.executor.kernels.base_codes import levels
 from twinstream.executor.kernels.block.adapters import Adapters
 from twinstream.executor.kernels.block.block_call import BlockCall
 from twinstream.executor.kernels.calls import Calls
@@ -26,6 +28,7 @@ from twinstream.executor.kernels.vector.rope import Rope
 from twinstream.executor.kernels.vector.vector_ops import HeadNorm, RmsNorm, VectorOps
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.kernel_costs.attributes import Attributes
+from twinstream.models.quantized_base import BLOCK_ELEMENTS, CODE_BITS, SCALES
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class BlockOperands:
     rope: Rope
     starts: Starts | None
     adapters: Adapters
+    room: torch.Tensor | None  # [elements] of the largest matrix of a base in few bits
+    levels: torch.Tensor | None  # of its codes
 
     @classmethod
     def of(
@@ -63,7 +68,32 @@ class BlockOperands:
             spec.rope_scaling,
         )  # fmt: skip
         adapters = Adapters.of(operands, call, calls)
-        return cls(call, calls, weights, operands, vector, workspace, rope, starts, adapters)
+        room, table = None, levels(call.base, workspace.device)
+        if call.base != "model":
+            largest = max(prod(inner.shape) for inner in call.layout.tensors)
+            room = workspace.take((largest,), call.dtype)
+        return cls(
+            call, calls, weights, operands, vector, workspace, rope, starts, adapters, room, table
+        )
+
+    def matrix(self, name: str, rows: slice = slice(None)) -> torch.Tensor:
+        """[rows, in] of a projection; of a base in few bits made anew by a call that comes before
+        those that multiply with it, in a room that the next one takes."""
+        if self.room is None:
+            return self.weights[name][rows]
+        inner, block = self.call.layout.tensor(name), BLOCK_ELEMENTS[self.call.base]
+        all_scales = self.call.layout.tensor(f"{name}{SCALES}")
+        (height, width), flat = inner.shape, self.operands["parameters"]
+        start, stop, _ = rows.indices(height)
+        codes = flat.view(torch.uint8, (inner.size_bytes,), inner.offset_bytes)
+        scales = flat.view(torch.float32, all_scales.shape, all_scales.offset_bytes)
+        ends = [row * width * CODE_BITS[self.call.base] // 8 for row in (start, stop)]
+        made = self.room[: (stop - start) * width].view(stop - start, width)
+        self.calls.add(
+            self.vector.write_dequantized, codes[slice(*ends)],
+            scales[start * width // block : stop * width // block], made, self.levels,
+        )  # fmt: skip
+        return made
 
     def tokens_by_width(self, operand: str) -> torch.Tensor:
         """A [T, D] operand: hidden, output, d_hidden."""

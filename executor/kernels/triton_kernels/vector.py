@@ -2,6 +2,7 @@
 
 from twinstream.executor.kernels.triton_kernels import (
     adamw,
+    base_codes,
     column_sums,
     cross_entropy,
     ordered_sums,
@@ -28,6 +29,7 @@ class TritonVector:
     square_shares = staticmethod(ordered_sums.square_shares)
     sum_values = staticmethod(ordered_sums.sum_values)
     root_of_sum = staticmethod(ordered_sums.root_of_sum)
+    write_dequantized = staticmethod(base_codes.write_dequantized)
     adamw = staticmethod(adamw.adamw)
     cross_entropy = staticmethod(cross_entropy.cross_entropy)
     add_token_gradients = staticmethod(token_gradients.add_token_gradients)

@@ -1,5 +1,6 @@
 """The vector operations in torch ops: they run everywhere, and are the oracle of the others."""
 
+from twinstream.executor.kernels import base_codes
 from twinstream.executor.kernels.vector import (
     adamw,
     cross_entropy,
@@ -30,4 +31,5 @@ class EagerVector:
     square_shares = staticmethod(ordered_sums.square_shares)
     sum_values = staticmethod(ordered_sums.sum_values)
     root_of_sum = staticmethod(ordered_sums.root_of_sum)
+    write_dequantized = staticmethod(base_codes.write_dequantized)
     adamw = staticmethod(adamw.update_adamw)

@@ -4,6 +4,8 @@ They have the model's dtype, or float32 (`gradient_dtype`): bf16 gradients are r
 contribution, float32 ones never.
 """
 
+from math import prod
+
 import torch
 
 from twinstream.executor.kernels.calls import Calls
@@ -23,10 +25,11 @@ def gradient_dtype(attributes: Attributes) -> torch.dtype:
 def weight_views(
     operand: KernelOperand, layout: FlatLayout, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """The inner tensors of a flat operand of the model's dtype, by name."""
+    """The inner tensors of a flat operand of the model's dtype, by name; not those in few bits."""
     return {
         tensor.name: operand.view(dtype, tensor.shape, tensor.offset_bytes)
         for tensor in layout.tensors
+        if tensor.size_bytes == prod(tensor.shape) * dtype.itemsize
     }
 
 

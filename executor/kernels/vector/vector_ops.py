@@ -202,6 +202,13 @@ class VectorOps(Protocol):
         """Add the rows of d_hidden to the rows of their ids, each row's sum rounded once."""
         ...
 
+    def write_dequantized(
+        self, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor,
+        levels: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        """Write a matrix of a frozen base from its codes and scales; 8bit has no `levels`."""
+        ...
+
     def sum_squares(self, x_N: torch.Tensor, out: torch.Tensor, workspace: Workspace) -> None:
         """out, [1] float32, is the sum of squares, in an order that follows from N alone."""
         ...

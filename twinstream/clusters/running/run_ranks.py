@@ -81,6 +81,7 @@ class TextInputs:
             carried_names,
             fresh_optimizer_state,
             fresh_parameters,
+            in_base,
         )
 
         recipe = Recipe.model_validate(part.schedule.recipe)
@@ -88,7 +89,7 @@ class TextInputs:
         state: State = {}
         for group, flat in fresh_parameters(self.spec, self.seed):
             if f"param.{group}" in names:
-                state[f"param.{group}"] = flat
+                state[f"param.{group}"] = in_base(self.spec, recipe, group, flat)
             if f"opt.{group}" in names:
                 state[f"opt.{group}"] = fresh_optimizer_state(self.spec, group, flat, recipe)
         sharding = sharding_of(self.layout)

@@ -180,6 +180,14 @@ class PlanOptions:
             "layers, embedding or head. May be given again.",
         ),
     ] = None
+    base: Annotated[
+        str | None,
+        _option(
+            _PLAN,
+            "8bit|nf4",
+            "Keep the matrices of frozen blocks in few bits (8.125 or 4.5 each); of others none.",
+        ),
+    ] = None
     dtype: Annotated[
         str | None,
         _option(

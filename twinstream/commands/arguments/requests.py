@@ -10,6 +10,7 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.hf.config import DTYPES
 from twinstream.models.model import AnyModel
+from twinstream.models.quantized_base import BaseFormat
 from twinstream.models.recipe import KernelChoice, Recipe, recipe_of_fields
 from twinstream.models.trained import trained_of
 from twinstream.models.update_rules import BETAS, OwnRule, update_rule
@@ -120,13 +121,15 @@ def recipe_of(
             f"policy '{policy}' has the optimizer '{places[0]}', not {wanted.optimizer}: leave out "
             "--optimizer"
         )
-    trained = trained_of(spec, wanted.lora, wanted.freeze or ())
+    require_known("--base", wanted.base, get_args(BaseFormat))
+    trained = trained_of(spec, wanted.lora, wanted.freeze or (), wanted.base)
     rule = update_rule(wanted.optim or "adamw")
     beta1, beta2 = BETAS["adamw"] if isinstance(rule, OwnRule) else BETAS[rule]
     return recipe_of_fields(
         {
             "update": rule, "beta1": beta1, "beta2": beta2,
             "kernels": kernels, "lora": trained.lora, "frozen": trained.frozen,
+            "base": trained.base,
             "optimizer": wanted.optimizer or ON_DEVICE[0],
             "clips": wanted.clips,
             "gradients": wanted.gradients or _GRADIENTS[0],

@@ -48,7 +48,9 @@ def export(
     from twinstream.executor.weights.merging import export_adapter
 
     with progress(f"writing {output}"):
-        export_adapter(
+        said = export_adapter(
             folder, output, base, merge=merge, dtype=None if dtype is None else DTYPES[dtype]
         )
     print_report(f"Wrote {output}.")
+    if said is not None:
+        print_report(said)

@@ -83,7 +83,7 @@ def _weights(
     model: OpenedModel, options: TrainOptions, recipe: Recipe, checkpoint: Checkpoint | None
 ) -> "Weights":
     """Of the base, and of adapters beside it: a checkpoint has what is trained."""
-    from twinstream.executor.state.sources import read_adapters, read_parameters
+    from twinstream.executor.state.sources import in_their_base, read_adapters, read_parameters
     from twinstream.executor.state.training_state import fresh_adapters, fresh_parameters
     from twinstream.executor.weights.hf_folder import HfFolder
     from twinstream.executor.weights.module_adapters import read_module_adapters
@@ -95,11 +95,11 @@ def _weights(
     if checkpoint is not None and not has_adapters:
         base = checkpoint.path
     if base is None:
-        parameters = fresh_parameters(spec, options.seed)
+        parameters = in_their_base(fresh_parameters(spec, options.seed), spec, recipe)
     elif isinstance(spec, TracedModel):
         parameters = read_module_parameters(base, spec)
     else:
-        parameters = read_parameters(HfFolder.open(base, spec))
+        parameters = read_parameters(HfFolder.open(base, spec), recipe, options.output)
     adapter = options.adapter if checkpoint is None else checkpoint.path
     if not has_adapters or adapter is None:
         return chain(parameters, fresh_adapters(spec, options.seed, recipe))
