@@ -14,8 +14,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from twinstream.models.adapters.lora import Lora
+from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.layout import ADAPTERS
-from twinstream.models.quantized_base import BaseFormat
 from twinstream.models.update_rules import UpdateRule, rule_text
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node

@@ -9,14 +9,14 @@ from fnmatch import fnmatchcase
 
 from twinstream.models.adapters.adapter_layout import adapter_group, adapter_layout
 from twinstream.models.adapters.lora import lora_of, module_lora_of
-from twinstream.models.hf_weights import hf_weights_of
-from twinstream.models.layout import ADAPTERS, HEAD, FlatLayout
-from twinstream.models.model import AnyModel, Model
-from twinstream.models.quantized_base import (
+from twinstream.models.adapters.quantized_base import (
     QuantizedBaseError,
     quantized_layout,
     require_whole_blocks,
 )
+from twinstream.models.hf_weights import hf_weights_of
+from twinstream.models.layout import ADAPTERS, HEAD, FlatLayout
+from twinstream.models.model import AnyModel, Model
 from twinstream.models.recipe import Recipe, recipe_of_fields
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel

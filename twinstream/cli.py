@@ -19,6 +19,7 @@ _QUESTIONS = {  # a command, and its module in twinstream.commands
         "machines": "models",
         "clusters": "models",
         "trace": "trace",
+        "fit": "fit",
         "plan": "plan",
         "verify": "verify",
         "simulate": "simulate",

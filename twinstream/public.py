@@ -39,6 +39,7 @@ from twinstream.schedule.proof.violations import Violation
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Packing
 from twinstream.simulator.replay import SteadyState, steady_state
+from twinstream.study.fit.cells import FitCell, FitQuestion, FitTable, OwnLengths, fit
 from twinstream.study.front import cost_of_run, cost_time, cost_work, explore, query, sweep
 from twinstream.study.query import Answer, Property, Query
 from twinstream.study.sweep.sweep import Swept
@@ -68,6 +69,9 @@ __all__ = [
     "Evaluator",
     "Experts",
     "Explanation",
+    "FitCell",
+    "FitQuestion",
+    "FitTable",
     "InfeasiblePlan",
     "Job",
     "KernelChoice",
@@ -75,6 +79,7 @@ __all__ = [
     "Lora",
     "Machine",
     "ModelSpec",
+    "OwnLengths",
     "Packing",
     "PlanRequest",
     "Planner",
@@ -118,6 +123,7 @@ __all__ = [
     "explain",
     "explore",
     "find_model",
+    "fit",
     "from_blocks",
     "frozen_groups",
     "load_cluster",

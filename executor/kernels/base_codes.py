@@ -1,4 +1,4 @@
-"""Matrices of a frozen base as codes with scales (`models.quantized_base`), and back.
+"""Matrices of a frozen base as codes with scales (`models.adapters.quantized_base`), and back.
 
 The levels of nf4 are the published ones, two codes to a byte, the first in the high half; a value
 goes to the nearest level, one halfway between two to the lower. Values of 8bit are rounded to
@@ -7,9 +7,13 @@ nearest even. Decoded values are the level times the scale in float32, rounded o
 
 import torch
 
-from twinstream.executor.kernels.vector.row_blocks import BLOCK_ELEMENTS as AT_A_TIME
+from twinstream.models.adapters.quantized_base import (
+    BLOCK_ELEMENTS,
+    SCALES,
+    BaseFormat,
+    quantized_layout,
+)
 from twinstream.models.layout import FlatLayout, InnerTensor
-from twinstream.models.quantized_base import BLOCK_ELEMENTS, SCALES, BaseFormat, quantized_layout
 
 NF4_LEVELS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
@@ -18,6 +22,7 @@ NF4_LEVELS = (
     0.7229568362236023, 1.0,
 )  # fmt: skip
 LARGEST_CODE = 127  # of 8bit
+AT_A_TIME = 2**19  # elements, of which temporaries are a few MiB; whole blocks
 _BINS = 128  # of a half of [-1, 1]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from twinstream.executor.weights.durable_files import make_room, sync, write_file, writing
+from twinstream.executor.weights.durable_files import make_room, write_file
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.models.recipe import Recipe
@@ -59,9 +59,7 @@ class BaseCache:
             if len(self._left) == len(self._sizes):
                 (self._folder / _MADE_OF).unlink(missing_ok=True)
                 make_room(self._folder, sum(self._sizes.values()))
-            with writing(path, flat.numel()):
-                path.write_bytes(flat.numpy().data)
-                sync(path)
+            write_file(path, flat.numpy().tobytes())
             self._left.discard(group)
             if not self._left:
                 write_file(self._folder / _MADE_OF, self._made_of.encode())

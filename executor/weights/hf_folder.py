@@ -15,13 +15,13 @@ from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import INDEX, SINGLE, weight_map
 from twinstream.executor.weights.nf4_files import StoredNf4, nf4_matrices, without_companions
 from twinstream.executor.weights.safetensors_header import StoredTensor, read_header
-from twinstream.models.hf_weights import LM_HEAD, HfWeight, hf_weights, hf_weights_of
-from twinstream.models.quantized_base import (
+from twinstream.models.adapters.quantized_base import (
     BLOCK_ELEMENTS,
     SCALE_BYTES,
     SCALES,
     quantized_layout,
 )
+from twinstream.models.hf_weights import LM_HEAD, HfWeight, hf_weights, hf_weights_of
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import reason_of
 

@@ -12,8 +12,6 @@ from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.executor.weights.hf_writer import HfOutline, write_hf_folder
 from twinstream.executor.weights.model_files import tokenizer_files
-from twinstream.executor.weights.module_adapters import LORA_A, LORA_B, plain_adapters
-from twinstream.executor.weights.module_folder import loaded_module
 from twinstream.executor.weights.peft_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -22,13 +20,15 @@ from twinstream.executor.weights.peft_folder import (
     base_of,
     read_adapter,
 )
+from twinstream.executor.weights.traced.module_adapters import LORA_A, LORA_B, plain_adapters
+from twinstream.executor.weights.traced.module_folder import loaded_module
 from twinstream.models.adapters.adapter_layout import adapter_group, adapter_layout
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.peft_weights import PEFT_MODULES, peft_weights_of
+from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.executable import executor_refusal
 from twinstream.models.hf.config import Dtype, HfConfigError, UnsupportedConfigError
 from twinstream.models.hf_weights import HfWeight, hf_weights_of
-from twinstream.models.quantized_base import BaseFormat
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import read_bytes, reason_of

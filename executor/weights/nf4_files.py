@@ -17,7 +17,7 @@ import torch
 
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.safetensors_header import StoredTensor
-from twinstream.models.quantized_base import BLOCK_ELEMENTS
+from twinstream.models.adapters.quantized_base import BLOCK_ELEMENTS
 from twinstream.schedule.files import reason_of
 
 _STATE = ".quant_state.bitsandbytes__nf4"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from twinstream.models.quantized_base import BaseFormat
+from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.recipe import OptimizerState
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Attribute

@@ -13,6 +13,12 @@ Legend: T tokens of the chunk, d model width, q width of Q, k width of K (= of V
 
 from dataclasses import dataclass, field
 
+from twinstream.models.adapters.quantized_base import (
+    BLOCK_ELEMENTS,
+    CODE_BITS,
+    SCALE_BYTES,
+    BaseFormat,
+)
 from twinstream.models.kernel_costs.adapter_work import AdapterWork
 from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.kernel_costs.attention_shape import (
@@ -21,7 +27,6 @@ from twinstream.models.kernel_costs.attention_shape import (
     room_for_sequences,
 )
 from twinstream.models.kernel_costs.workspace import state_bytes, sum_shares
-from twinstream.models.quantized_base import BLOCK_ELEMENTS, CODE_BITS, SCALE_BYTES, BaseFormat
 from twinstream.models.recipe import OptimizerState, Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.schedule.cost import Work

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from twinstream.models.adapters.adapter_layout import low_widths
 from twinstream.models.adapters.lora import lora_of_attributes
+from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.kernel_costs.attention_scratch import attention_scratch_bytes
 from twinstream.models.kernel_costs.attention_shape import AttentionPass, AttentionShape
 from twinstream.models.kernel_costs.attributes import (
@@ -24,7 +25,6 @@ from twinstream.models.kernel_costs.attributes import (
     typed_attribute,
 )
 from twinstream.models.layout import aligned
-from twinstream.models.quantized_base import BaseFormat
 from twinstream.models.recipe import OptimizerState
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.errors import TwinstreamError

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from twinstream.models.adapters.adapter_layout import adapter_group, low_widths
+from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.flops import model_flops_per_step
 from twinstream.models.kernel_costs.triton_work import TritonChunkWork
 from twinstream.models.kernel_costs.work import ChunkWork
@@ -19,7 +20,6 @@ from twinstream.models.lowering.declarations import (
 )
 from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.lowering.step import StepLowering
-from twinstream.models.quantized_base import BaseFormat
 from twinstream.models.recipe import Recipe
 from twinstream.models.rope import ROPE_SCALING
 from twinstream.models.spec import ModelSpec

@@ -15,14 +15,14 @@ from twinstream.executor.kernels.base_codes import (
     write_dequantized,
 )
 from twinstream.executor.state.training_state import State, initial_state
-from twinstream.models.layout import block_layout
-from twinstream.models.presets import load_preset
-from twinstream.models.quantized_base import (
+from twinstream.models.adapters.quantized_base import (
     BLOCK_ELEMENTS,
     CODE_BITS,
     BaseFormat,
     QuantizedBaseError,
 )
+from twinstream.models.layout import block_layout
+from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.trained import require_few_bits

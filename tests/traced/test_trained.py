@@ -23,8 +23,8 @@ from twinstream.executor.modules.building import build_module, python_source
 from twinstream.executor.modules.module_weights import flat_groups
 from twinstream.executor.modules.operations import CountOperations
 from twinstream.executor.modules.tracing import trace
-from twinstream.executor.weights import module_folder
-from twinstream.executor.weights.module_folder import ModuleOutline, loaded_module
+from twinstream.executor.weights.traced import module_folder
+from twinstream.executor.weights.traced.module_folder import ModuleOutline, loaded_module
 from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
 from twinstream.log.run_files import RunFiles
 from twinstream.models.traced import ModuleSource

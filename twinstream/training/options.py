@@ -11,7 +11,7 @@ from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from twinstream.log.run_files import OPTIONS
-from twinstream.models.quantized_base import BaseFormat
+from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.update_rules import RULES
 from twinstream.schedule.errors import ArgumentError, did_you_mean
 from twinstream.schedule.files import parse_toml, read_text, reason_of, write_text

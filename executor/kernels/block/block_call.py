@@ -7,6 +7,7 @@ import torch
 
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.models.adapters.lora import Lora, lora_of_attributes
+from twinstream.models.adapters.quantized_base import BaseFormat, quantized_layout
 from twinstream.models.kernel_costs.attributes import (
     Attributes,
     base_format,
@@ -16,7 +17,6 @@ from twinstream.models.kernel_costs.attributes import (
     typed_attribute,
 )
 from twinstream.models.layout import FlatLayout, block_layout
-from twinstream.models.quantized_base import BaseFormat, quantized_layout
 from twinstream.models.rope import ROPE_SCALING, RopeScaling
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.ops import Attribute

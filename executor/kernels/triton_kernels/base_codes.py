@@ -7,7 +7,7 @@ import triton.language as tl
 from twinstream.executor.kernels.base_codes import LARGEST_CODE
 from twinstream.executor.kernels.triton_kernels.launch import launch
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
-from twinstream.models.quantized_base import BLOCK_ELEMENTS
+from twinstream.models.adapters.quantized_base import BLOCK_ELEMENTS
 
 _BLOCK, _WARPS = 2048, 4
 _LARGEST = tl.constexpr(LARGEST_CODE)

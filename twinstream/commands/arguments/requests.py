@@ -8,9 +8,9 @@ from typing import Any, get_args
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.hf.config import DTYPES
 from twinstream.models.model import AnyModel
-from twinstream.models.quantized_base import BaseFormat
 from twinstream.models.recipe import KernelChoice, Recipe, recipe_of_fields
 from twinstream.models.trained import trained_of
 from twinstream.models.update_rules import BETAS, OwnRule, update_rule

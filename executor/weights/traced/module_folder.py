@@ -20,9 +20,9 @@ from twinstream.executor.weights.hf_folder import (
 )
 from twinstream.executor.weights.hf_writer import by_size, write_weights
 from twinstream.executor.weights.model_files import CONFIG, model_config, tokenizer_files
-from twinstream.executor.weights.module_adapters import write_module_adapters
-from twinstream.executor.weights.module_conversion import Conversion
 from twinstream.executor.weights.safetensors_header import StoredTensor
+from twinstream.executor.weights.traced.module_adapters import write_module_adapters
+from twinstream.executor.weights.traced.module_conversion import Conversion
 from twinstream.models.hf_weights import HfWeight
 from twinstream.models.layout import ADAPTERS
 from twinstream.models.traced import TracedModel

@@ -1,0 +1,1 @@
+"""A traced module's weights in files, both ways."""

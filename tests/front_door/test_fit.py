@@ -1,0 +1,114 @@
+"""`fit`: what cards can do with a model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import twinstream as ts
+from tests.front_door.command_line import call
+from tests.training.small_runs import write_rows
+from twinstream.commands.fit import lengths_of, prices_of
+from twinstream.schedule.document import Schedule
+from twinstream.study.fit.cells import FitCell, FitQuestion, ways
+
+STEP = ("--tokens-per-step", 2048, "--seq-len", "512,1k", "--jobs", 1, "--effort", "quick")
+
+
+def test_a_cell_says_what_plan_says(tmp_path: Path) -> None:
+    told = call("fit", "tiny", "--machine", "cpu", "--machine", "rtx4090", *STEP, "--json")
+    assert told.code == 0, told.err
+    cells = json.loads(told.out)["cells"]
+    assert len(cells) == 2 * len(ways()) * 2
+    assert [cell["machine"] for cell in cells] == ["cpu"] * 10 + ["rtx4090"] * 10
+    nf4 = next(c for c in cells if c["way"] == "LoRA, base in nf4" and c["seq_len"] == 1024)
+    plan = call(
+        "plan", "--model", "tiny", "--machine", "cpu", "--seq-len", 1024, "--tokens-per-step", 2048,
+        "--lora", "r=16", "--base", "nf4", "--effort", "quick", "--json",
+        "-o", tmp_path / "plan.json",
+    )  # fmt: skip
+    assert plan.code == 0, plan.err
+    schedule = Schedule.model_validate_json((tmp_path / "plan.json").read_text())
+    machine = ts.load_machine("cpu")
+    summary = ts.summarize(schedule, ts.simulate(schedule, machine), machine)
+    assert nf4["tokens_per_s"] == pytest.approx(summary.tokens_per_s, rel=1e-9)
+    assert nf4["device_bytes"] == summary.device_peak_bytes
+    assert "--lora r=16 --base nf4 --seq-len 1024 --tokens-per-step 2048" in nf4["command"]
+    sizes = {cell["way"]: cell["checkpoint_bytes"] for cell in cells}
+    assert sizes["full"] > sizes["full, 8-bit optimizer"] > sizes["LoRA"]
+
+
+def test_what_does_not_fit_lacks_what_the_bound_says() -> None:
+    caps = ("--device-mem", "6MiB", "--host-mem", "2MiB")
+    told = call("fit", "tiny", "--machine", "cpu", *STEP, *caps, "--json")
+    cells = {c["way"]: c for c in json.loads(told.out)["cells"] if c["seq_len"] == 512}
+    lacks = {way: cell["lacking_device_bytes"] for way, cell in cells.items()}
+    assert all(cell["tokens_per_s"] is None for cell in cells.values())
+    assert lacks["full"] > lacks["LoRA"] > lacks["LoRA, base in 8 bits"]
+    assert lacks["LoRA, base in 8 bits"] > lacks["LoRA, base in nf4"] > 0
+    less = str((6 << 20) + lacks["full"] - (64 << 10))  # than the least
+    caps_now = ("--device-mem", less, *caps[2:])
+    again = call("fit", "tiny", "--machine", "cpu", *STEP, *caps_now, "--json")
+    cells = {c["way"]: c for c in json.loads(again.out)["cells"] if c["seq_len"] == 512}
+    assert cells["full"]["lacking_device_bytes"] == pytest.approx(64 << 10, abs=1024)
+    assert cells["LoRA, base in nf4"]["tokens_per_s"] > 0
+    screen = call("fit", "tiny", "--machine", "cpu", *STEP, *caps)
+    assert "more device" in screen.out and "lacks at least so much of one memory" in screen.out
+
+
+def test_data_has_hours_money_and_lengths_of_its_own(tmp_path: Path) -> None:
+    rows, page = write_rows(tmp_path / "rows.jsonl", 200), tmp_path / "fit.html"
+    given = ("fit", "tiny", rows, "--machine", "cpu", *STEP, "--price", "cpu=0.5")
+    told = call(*given, "--json")
+    assert told.code == 0, told.err
+    found = json.loads(told.out)
+    own = [cell for cell in found["cells"] if cell["is_own"]]
+    assert len(own) == len(ways()) and {cell["seq_len"] for cell in own} == {256}
+    for cell in found["cells"]:
+        hours = found["dataset_tokens"] / cell["tokens_per_s"] / 3600
+        assert cell["hours"] == pytest.approx(hours) and cell["money"] == pytest.approx(hours / 2)
+    screen = call(*given, "-o", page)
+    assert "the data's, to 256" in screen.out and str(rows) in screen.out
+    text = page.read_text()
+    assert "What can a card do with tiny?" in text and "--base nf4" in text
+
+
+def test_cells_come_quickly_first_and_get_no_worse() -> None:
+    seen: list[FitCell] = []
+    question = FitQuestion("tiny", ("rtx4090",), (512,), 2048, device_mem="2GiB", host_mem="1GiB")
+    found = ts.fit(question, on_cell=seen.append)
+    quick = {cell.way: cell for cell in seen if cell.effort == "quick"}
+    assert len(seen) == 2 * len(ways()) and [c.effort for c in seen[: len(ways())]] == ["quick"] * 5
+    for cell in found.cells:
+        assert (cell.tokens_per_s or 0) >= (quick[cell.way].tokens_per_s or 0)
+
+
+def test_what_has_no_kernels_is_refused_by_name() -> None:
+    told = call("fit", "qwen3-30b-a3b", "--machine", "rtx4090", *STEP)
+    assert told.code == 0 and "experts have no kernels" in " ".join(told.out.split())
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((), "name at least one machine"),
+        (("--machine", "nowhere"), "unknown machine 'nowhere'"),
+        (("--machine", "cpu", "--seq-len", "2x"), "'2x' is no length"),
+        (("--machine", "cpu", "--seq-len", "0"), "'0' is no length"),
+        (("--machine", "cpu", "--price", "h100=1"), "no price of an hour of cpu"),
+        (("--machine", "cpu", "--price", "nan"), "no price"),
+        (("--machine", "cpu", "--device-mem", "0"), "--device-mem 0 is no memory"),
+        (("--machine", "cpu", "--host-mem", "much"), "much"),
+        (("--machine", "cpu", "--effort", "hard"), "--effort"),
+        (("--machine", "cpu", "--lora", "r=0"), "r"),
+    ],
+)
+def test_a_wrong_input_is_one_message(given: tuple[str, ...], says: str) -> None:
+    told = call("fit", "tiny", *given)
+    assert told.code == 2 and says in " ".join(told.err.split()), (told.code, told.err)
+    assert call("fit", "nothing-like-it", "--machine", "cpu").code == 2
+
+
+def test_lengths_and_prices_are_read() -> None:
+    assert lengths_of("512,1k,1024") == (512, 1024)
+    assert prices_of(["2"], ("a", "b")) == {"a": 2.0, "b": 2.0}

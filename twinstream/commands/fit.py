@@ -1,0 +1,191 @@
+"""`fit`: what a card can do with a model."""
+
+import os
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from twinstream.commands.arguments.grouped import grouped
+from twinstream.commands.arguments.options import Json
+from twinstream.commands.arguments.outputs import output_option
+from twinstream.commands.arguments.requests import require_known
+from twinstream.commands.output import print_json, print_report, progress
+from twinstream.planner.choices import EFFORTS
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import write_text
+from twinstream.schedule.sizes import parse_bytes
+from twinstream.study.fit.cells import LENGTHS, LORA, TOKENS_PER_STEP, FitQuestion, OwnLengths
+
+if TYPE_CHECKING:
+    from twinstream.study.fit.cells import FitTable
+
+_THOUSAND = 1024  # of a length such as 8k
+_LONGEST = 2**30
+_LENGTHS = ",".join(f"{each // _THOUSAND}k" for each in LENGTHS)
+_GRAIN = 128  # tokens that the data's longest document is rounded up to
+
+
+class FitError(TwinstreamError):
+    """An option of `fit` that cannot be used."""
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """On which machines, within which memory, and how each cell is asked."""
+
+    machine: Annotated[
+        list[str] | None,
+        typer.Option("--machine", metavar="NAME|FILE", help="May be given again."),
+    ] = None
+    device_mem: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Cap of device memory, by default all.")
+    ] = None
+    host_mem: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Cap of host memory, by default all.")
+    ] = None
+    seq_len: Annotated[str, typer.Option(metavar="LIST", help="Lengths: 2k,8k,32k or tokens.")] = (
+        _LENGTHS
+    )
+    tokens_per_step: Annotated[
+        int, typer.Option(min=1, max=_LONGEST, metavar="N", help="Of every cell.")
+    ] = TOKENS_PER_STEP
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, max=2**60, metavar="N", help="Of the data, in place of DATA."),
+    ] = None
+    lora: Annotated[str, typer.Option(metavar="OPTIONS", help="Of the rows with LoRA.")] = LORA
+    price: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[MACHINE=]PRICE", help="Of an hour; may be given again."),
+    ] = None
+    effort: Annotated[
+        str, typer.Option(metavar="NAME", help="Of the search: quick, normal or thorough.")
+    ] = "normal"
+    jobs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Processes; by default one a core.")
+    ] = None
+
+    def question(self, model: str, data: list[str]) -> FitQuestion:
+        """
+        Raises:
+            TwinstreamError: an option cannot be used.
+        """
+        require_known("--effort", self.effort, EFFORTS)
+        machines = tuple(self.machine or ())
+        if not machines:
+            raise FitError("name at least one machine: --machine rtx4090 (twinstream machines)")
+        if data and self.tokens is not None:
+            raise FitError("--tokens is in place of DATA: leave one out")
+        for flag, size in (("--device-mem", self.device_mem), ("--host-mem", self.host_mem)):
+            if size is not None and parse_bytes(size, whole_bytes=2.0**50) < 1:
+                raise FitError(f"{flag} {size} is no memory: give a size such as 24GiB")
+        lengths = lengths_of(self.seq_len)
+        own, told = (None, self.tokens) if not data else _own_lengths(model, data, max(lengths))
+        return FitQuestion(
+            model, machines, lengths, self.tokens_per_step, self.lora, self.device_mem,
+            self.host_mem, own, told, prices_of(self.price or [], machines),
+            " ".join(data or ["DATA"]),
+        )  # fmt: skip
+
+
+@grouped()
+def fit(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A preset, a config.json or a folder with one.")
+    ],
+    how: FitOptions,
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[DATA]...", help="Files to train on, of which hours and own lengths are told."
+        ),
+    ] = None,
+    output: Annotated[Path | None, output_option("Write a page here.")] = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Say what cards can do with a model: all weights or LoRA, a base in few bits, by lengths.
+
+    Each cell is a plan: tokens/s with its error, or what memory it lacks. No weights are read.
+    """
+    question = how.question(model, data or [])
+    found = _found(question, how.effort, how.jobs or os.cpu_count() or 1, quiet=as_json)
+    from twinstream.study.fit.screen import fit_html, fit_screen
+
+    if output is not None:
+        write_text(fit_html(found), output)
+    print_json(found) if as_json else print_report(fit_screen(found))
+    if output is not None and not as_json:
+        print_report(f"Wrote {output}.")
+
+
+def _found(question: FitQuestion, effort: str, num_jobs: int, *, quiet: bool) -> "FitTable":
+    from twinstream.study.fit.cells import fit as studied
+    from twinstream.study.fit.cells import num_plans
+
+    count = num_plans(question, effort)
+    with progress(f"planning {question.model}", count, quiet=quiet) as advance:
+        return studied(question, effort=effort, num_jobs=num_jobs, on_cell=lambda _: advance())
+
+
+def _own_lengths(model: str, data: list[str], longest: int) -> tuple[OwnLengths, int]:
+    """How the documents of files are long, and how many tokens they have together."""
+    from twinstream.data.options import DataOptions
+    from twinstream.data.training_data import TrainingData
+    from twinstream.training.amounts import source_of
+    from twinstream.training.planning import expected_packing
+
+    folder = Path(model)
+    tokenizer = folder if (folder / "tokenizer.json").exists() else None
+    sources = [source_of(name) for name in data]
+    read = TrainingData.open(sources, tokenizer, longest=longest, options=DataOptions(workers=0))
+    found = read.lengths()
+    seq_len = min(longest, -(-int(found.max()) // _GRAIN) * _GRAIN)
+    packing = expected_packing(found, seq_len)
+    return OwnLengths(seq_len, packing, read.epoch_tokens), read.epoch_tokens
+
+
+def lengths_of(text: str) -> tuple[int, ...]:
+    """
+    >>> lengths_of("2k,8192")
+    (2048, 8192)
+
+    Raises:
+        FitError: a part is no length.
+    """
+    found = []
+    for part in text.split(","):
+        number = part.strip().lower()
+        whole = number.removesuffix("k")
+        if not whole.isdecimal() or not 0 < int(whole) <= _LONGEST:
+            raise FitError(
+                f"--seq-len '{text[:80]}': '{part[:20]}' is no length; write 2k,8k or 2048"
+            )
+        found.append(int(whole) * (_THOUSAND if number != whole else 1))
+    return tuple(dict.fromkeys(found))
+
+
+def prices_of(given: list[str], machines: tuple[str, ...]) -> dict[str, float]:
+    """
+    >>> prices_of(["0.4", "h100=2.5"], ("rtx4090", "h100"))
+    {'rtx4090': 0.4, 'h100': 2.5}
+
+    Raises:
+        FitError: one is no price, or of a machine that is not asked about.
+    """
+    found: dict[str, float] = {}
+    for text in given:
+        name, is_named, number = text.rpartition("=")
+        try:
+            price = float(number)
+        except ValueError:
+            price = -1.0
+        if not isfinite(price) or price < 0 or (is_named and name not in machines):
+            raise FitError(
+                f"--price '{text}' is no price of an hour of {', '.join(machines)}: write 0.4 or "
+                f"{machines[0]}=0.4"
+            )
+        found |= {name: price} if is_named else dict.fromkeys(machines, price)
+    return found

@@ -1,0 +1,280 @@
+"""What a card can do with a model: ways to train it, by lengths, on machines side by side.
+
+Each cell is a plan of its own of the same tokens a step: quickly at first, then by more search.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil
+
+from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
+from twinstream.hardware_profiles.schema import Number
+from twinstream.models.adapters.lora import lora_of, module_lora_of
+from twinstream.models.model import AnyModel
+from twinstream.models.spec import ModelSpec
+from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.planner import Planner
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.node import Node
+from twinstream.schedule.workload import Packing
+from twinstream.study.one_device import DeviceQuery
+from twinstream.study.planned_step import PlannedStep
+from twinstream.study.processes import answers_of
+from twinstream.study.query import Loader, Values
+
+LORA = "r=16"
+LENGTHS = (2048, 8192, 32768)
+TOKENS_PER_STEP = 65536
+_HOUR_S = 3600.0
+_STATE = ("parameter", "optimizer_state")
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train: its name, and what a query and `train` are told of it."""
+
+    name: str
+    values: Values
+
+    @property
+    def flags(self) -> str:
+        """Of the commands `plan` and `train`."""
+        return _flags(self.values)
+
+
+def ways(lora: str = LORA) -> tuple[Way, ...]:
+    """From all weights to adapters beside a base in few bits."""
+    return (
+        Way("full", {}),
+        Way("full, 8-bit optimizer", {"optimizer_state": "8bit"}),
+        Way("LoRA", {"lora": lora}),
+        Way("LoRA, base in 8 bits", {"lora": lora, "base": "8bit"}),
+        Way("LoRA, base in nf4", {"lora": lora, "base": "nf4"}),
+    )
+
+
+@dataclass(frozen=True)
+class OwnLengths:
+    """A data set's own lengths as a column: the longest, and how documents fill a chunk of it."""
+
+    seq_len: int
+    packing: Packing
+    tokens: int
+
+
+class FitCell(Node):
+    """One way on one machine at one length; what is predicted is None where it does not fit.
+
+    Fields:
+        seq_len: tokens of the longest sequence; `is_own` are the data's own lengths, packed.
+        error: mean error of the prediction, as a fraction, None where none is known.
+        mfu: of the peak that the machine's profile states.
+        limits: what the lower bound hangs on; `gap` is how far above it the step is.
+        checkpoint_bytes: on the disk, of weights and optimizer state that are trained.
+        hours, money: of the data, where they and a price were given.
+        lacking_device_bytes, lacking_host_bytes: what is missing at least of one memory with the
+            other as it is, by the lower bound; None where no size would do, or it fits.
+        refused: why it cannot be, if not for want of memory.
+        command: that trains so.
+        effort: of the search.
+    """
+
+    machine: str
+    way: str
+    seq_len: int
+    is_own: bool
+    tokens_per_step: int
+    tokens_per_s: float | None = None
+    error: float | None = None
+    mfu: float | None = None
+    limits: tuple[str, ...] = ()
+    gap: float | None = None
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+    checkpoint_bytes: int | None = None
+    hours: float | None = None
+    money: float | None = None
+    lacking_device_bytes: int | None = None
+    lacking_host_bytes: int | None = None
+    refused: str = ""
+    command: str
+    effort: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a plan."""
+        return self.tokens_per_s is not None
+
+
+class FitTable(Node):
+    """All cells, machine by machine, way by way, length by length.
+
+    `peaks` says by machine what MFU is a share of, and where that number is from.
+    """
+
+    model: str
+    tokens_per_step: int
+    dataset_tokens: int | None
+    cells: tuple[FitCell, ...]
+    peaks: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class FitQuestion:
+    """What to try, and within which memory; caps are as of `plan`, None is all there is.
+
+    `price_per_hour` is by machine. `data` is the name that commands are told.
+    """
+
+    model: str
+    machines: tuple[str, ...]
+    lengths: tuple[int, ...] = LENGTHS
+    tokens_per_step: int = TOKENS_PER_STEP
+    lora: str = LORA
+    device_mem: str | None = None
+    host_mem: str | None = None
+    own: OwnLengths | None = None
+    dataset_tokens: int | None = None
+    price_per_hour: Mapping[str, float] | None = None
+    data: str = "DATA"
+
+
+@dataclass(frozen=True)
+class _Asked:
+    question: FitQuestion
+    machine: str
+    way: Way
+    seq_len: int
+    own: OwnLengths | None
+    effort: str
+    advises: bool
+
+    @property
+    def tokens(self) -> int:
+        """Those asked for, in whole sequences."""
+        return ceil(self.question.tokens_per_step / self.seq_len) * self.seq_len
+
+    @property
+    def caps(self) -> dict[str, str]:
+        told = {"device_mem": self.question.device_mem, "host_mem": self.question.host_mem}
+        return {name: value for name, value in told.items() if value is not None}
+
+
+def fit(
+    question: FitQuestion, *, effort: str = "normal", num_jobs: int = 1,
+    on_cell: Callable[[FitCell], object] = lambda cell: None,
+) -> FitTable:  # fmt: skip
+    """Plan every cell: all quickly first, then those that may get better by more search.
+
+    Args:
+        effort: quick, normal or thorough, the last that is tried.
+        on_cell: is called with each cell as it comes, with those that got better once more.
+
+    Raises:
+        TwinstreamError: there is no such model or machine, or LoRA's options cannot be read.
+    """
+    load, asked = Loader(), _asked(question, advises=effort == "quick")
+    spec = load.any_model(question.model, max(one.seq_len for one in asked))
+    lora_of(question.lora) if isinstance(spec, ModelSpec) else module_lora_of(question.lora)
+    peaks = {name: _peak(load, name, spec) for name in question.machines}
+    cells = answers_of(_cell, asked, num_jobs, on_cell)
+    if effort != "quick":
+        again = [replace(one, effort=effort, advises=True) for one in asked]
+        better = answers_of(_cell, again, num_jobs, on_cell)
+        cells = [_faster(*pair) for pair in zip(cells, better, strict=True)]
+    return FitTable(
+        model=spec.name, tokens_per_step=question.tokens_per_step,
+        dataset_tokens=question.dataset_tokens, cells=tuple(cells), peaks=peaks,
+    )  # fmt: skip
+
+
+def num_plans(question: FitQuestion, effort: str) -> int:
+    """How often `on_cell` of `fit` is called."""
+    return len(_asked(question, advises=False)) * (1 if effort == "quick" else 2)
+
+
+def _asked(question: FitQuestion, *, advises: bool) -> list[_Asked]:
+    columns: list[tuple[int, OwnLengths | None]] = [(length, None) for length in question.lengths]
+    if question.own is not None:
+        columns.append((question.own.seq_len, question.own))
+    return [
+        _Asked(question, machine, way, length, own, "quick", advises)
+        for machine in question.machines
+        for way in ways(question.lora)
+        for length, own in columns
+    ]
+
+
+def _faster(one: FitCell, other: FitCell) -> FitCell:
+    return one if (one.tokens_per_s or 0.0) > (other.tokens_per_s or 0.0) else other
+
+
+def _cell(asked: _Asked, planner: Planner) -> FitCell:
+    """One plan."""
+    make = partial(
+        FitCell, machine=asked.machine, way=asked.way.name, seq_len=asked.seq_len,
+        is_own=asked.own is not None, tokens_per_step=asked.tokens, command=_command(asked),
+        effort=asked.effort,
+    )  # fmt: skip
+    values: Values = {
+        "model": asked.question.model, "machine": asked.machine, "seq_len": asked.seq_len,
+        "tokens_per_step": asked.tokens, "effort": asked.effort, **asked.caps, **asked.way.values,
+    }  # fmt: skip
+    try:
+        query = DeviceQuery.of(values, Loader())
+        if asked.own is not None:
+            step = replace(query.request.step, packing=asked.own.packing)
+            query = DeviceQuery(replace(query.request, step=step))
+        found = query.answer(planner=planner, advises=asked.advises)
+    except InfeasiblePlan as error:
+        device, host = error.shortage.proven or (None, None)
+        caps = query.request.caps
+        return make(
+            lacking_device_bytes=_lacking(device, caps.device_bytes),
+            lacking_host_bytes=_lacking(host, caps.host_bytes),
+        )
+    except TwinstreamError as error:
+        return make(refused=str(error))
+    return _predicted(asked, found, make)
+
+
+def _lacking(needed: int | None, has: int | None) -> int | None:
+    return None if needed is None or has is None or needed <= has else needed - has
+
+
+def _predicted(asked: _Asked, found: PlannedStep, make: Callable[..., FitCell]) -> FitCell:
+    tokens, prices = asked.question.dataset_tokens, asked.question.price_per_hour or {}
+    hours = None if tokens is None else tokens / found.tokens_per_s / _HOUR_S
+    price = prices.get(asked.machine)
+    kept = [t for t in found.schedule.tensors if t.parent is None and t.role in _STATE]
+    has_adapters = any(t.tensor_id.startswith("param.lora.") for t in kept)
+    sizes = [t.size_bytes for t in kept if not has_adapters or ".lora." in t.tensor_id]
+    return make(
+        tokens_per_s=found.tokens_per_s, error=found.uncertainty.mean, mfu=found.mfu,
+        limits=found.limits, gap=found.gap, device_bytes=found.device_bytes,
+        host_bytes=found.host_bytes, checkpoint_bytes=sum(sizes), hours=hours,
+        money=None if hours is None or price is None else hours * price,
+    )  # fmt: skip
+
+
+def _command(asked: _Asked) -> str:
+    """What trains so; a length of the data's own is told as the longest."""
+    question = asked.question
+    parts = [
+        f"twinstream train {question.model} {question.data} -o DIR", asked.way.flags,
+        f"--seq-len {asked.seq_len} --tokens-per-step {asked.tokens}",
+        _flags(asked.caps),
+    ]  # fmt: skip
+    return " ".join(filter(None, parts))
+
+
+def _flags(values: Values) -> str:
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())
+
+
+def _peak(load: Loader, name: str, spec: AnyModel) -> str:
+    """What MFU on a machine is a share of, and where the number is from."""
+    number: Number = getattr(load.machine(name), PEAK_OF_DTYPE[spec.dtype])
+    told = "no limit" if number.value is None else f"{number.value / 1e12:,.0f} TFLOP/s"
+    return f"{told} in {spec.dtype} ({number.kind}): {number.source}"

@@ -1,0 +1,115 @@
+"""What cards can do with a model, as tables of the terminal and as a page."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+
+from twinstream.measures.metrics import rate_text
+from twinstream.report.page import Page, Section, Table, html_of
+from twinstream.schedule.sizes import gib
+from twinstream.screens.fitted_table import FittedTable
+from twinstream.screens.layout_screen import money_text
+from twinstream.study.fit.cells import FitCell, FitTable
+
+_HIGH_MFU = 0.75
+
+
+def fit_screen(found: FitTable) -> Group:
+    """A table for each machine: ways to train, by lengths."""
+    parts: list[RenderableType] = [_title(found)]
+    for machine in _machines(found):
+        table = FittedTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        head, *rows = _rows(found, machine)
+        for at, name in enumerate(head):
+            table.add_column(name, justify="right" if at else "left")
+        for row in rows:
+            table.add_row(*row)
+        parts += ["", f"{machine}: tokens/s, MFU, device and host memory", table]
+    return Group(*parts, "", *_notes(found))
+
+
+def fit_html(found: FitTable) -> str:
+    """The same as a page, with the command of every cell."""
+    sections = []
+    for machine in _machines(found):
+        head, *rows = _rows(found, machine)
+        sections.append(Section(machine, found.peaks[machine], Table(head, rows)))
+    commands = [
+        [cell.machine, cell.way, _length(cell), cell.command] for cell in found.cells if cell.fits
+    ]
+    columns = ("machine", "way", "length", "command")
+    sections.append(Section("Commands", "What trains so.", Table(columns, commands, 4)))
+    return html_of(
+        Page(f"What can a card do with {found.model}?", _title(found), [], sections,
+             " ".join(_notes(found)))
+    )  # fmt: skip
+
+
+def _title(found: FitTable) -> str:
+    data = "" if found.dataset_tokens is None else f"; data of {found.dataset_tokens:,} tokens"
+    return f"{found.model}, {found.tokens_per_step:,} tokens a step{data}"
+
+
+def _machines(found: FitTable) -> list[str]:
+    return list(dict.fromkeys(cell.machine for cell in found.cells))
+
+
+def _rows(found: FitTable, machine: str) -> list[list[str]]:
+    """The heads, and a row for each way."""
+    cells = [cell for cell in found.cells if cell.machine == machine]
+    lengths = list(dict.fromkeys((cell.seq_len, cell.is_own) for cell in cells))
+    ways = list(dict.fromkeys(cell.way for cell in cells))
+    by_place = {(cell.way, cell.seq_len, cell.is_own): cell for cell in cells}
+    heads = ["", *(_length(by_place[(ways[0], *length)]) for length in lengths)]
+    return [heads, *([way, *(_text(by_place[(way, *one)]) for one in lengths)] for way in ways)]
+
+
+def _length(cell: FitCell) -> str:
+    return f"the data's, to {cell.seq_len:,}" if cell.is_own else f"{cell.seq_len:,} tokens"
+
+
+def _text(cell: FitCell) -> str:
+    """A cell, in a few short lines."""
+    if cell.refused:
+        return "refused"
+    if cell.tokens_per_s is None or cell.mfu is None:
+        lacks = ((cell.lacking_device_bytes, "device"), (cell.lacking_host_bytes, "host"))
+        told = [f"{gib(size)} more {kind}" for size, kind in lacks if size is not None]
+        return " or ".join(told) or "no plan found"
+    error = "" if cell.error is None else f" +/- {cell.error:.0%}"
+    lines = [f"{rate_text(cell.tokens_per_s)}{error}", f"MFU {cell.mfu:.0%}"]
+    lines.append(f"{gib(cell.device_bytes or 0)}, {gib(cell.host_bytes or 0)}")
+    if cell.hours is not None:
+        money = "" if cell.money is None else f", {money_text(cell.money)}"
+        lines.append(f"{cell.hours:,.1f} h{money}")
+    return "\n".join(lines)
+
+
+def _notes(found: FitTable) -> Sequence[str]:
+    """What is refused and why, what limits, what a checkpoint takes, and one command."""
+    notes = list(dict.fromkeys(f"{c.way}: {c.refused}" for c in found.cells if c.refused))
+    fitting = [cell for cell in found.cells if cell.tokens_per_s is not None]
+    short = [cell for cell in found.cells if not cell.fits and not cell.refused]
+    if short:
+        notes.append(
+            "What does not fit lacks at least so much of one memory, with the other as it is."
+        )
+    limits = {cell.way: ", ".join(cell.limits) for cell in fitting if cell.limits}
+    if limits:
+        told = "; ".join(f"{way}: {limit}" for way, limit in limits.items())
+        notes.append(f"Limited, at the longest that fits, by: {told}.")
+    sizes = {cell.way: gib(cell.checkpoint_bytes or 0) for cell in fitting}
+    if sizes:
+        told = "; ".join(f"{way} {size}" for way, size in sizes.items())
+        notes.append(f"A checkpoint takes: {told}.")
+    high = [cell.machine for cell in fitting if cell.mfu is not None and cell.mfu > _HIGH_MFU]
+    for machine in dict.fromkeys(high):
+        notes.append(
+            f"MFU on {machine} is of {found.peaks[machine]}. Cards run at higher clocks than "
+            "datasheets count with, so that more than people believe can be reached."
+        )
+    if fitting:
+        best = max(fitting, key=lambda cell: cell.tokens_per_s or 0.0)
+        notes.append(f"Each cell has its command (--json), the fastest one: {best.command}")
+    return notes
