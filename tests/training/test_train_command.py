@@ -67,6 +67,7 @@ def test_a_file_says_the_same_and_flags_override_it(tmp_path: Path) -> None:
         (["tiny", "a.txt"], "-o DIR is missing"),
         (["tiny", "a.txt", "-o", "run", "--decay", "cosin"], "decay is 'cosin'"),
         (["tiny", "a.txt", "-o", "run", "--save-every", "soon"], "save_every 'soon' is neither"),
+        (["tiny", "a.txt", "-o", "r", "--steps", "3", "--epochs", "1"], "leave one out"),
         (["none.toml"], "cannot read none.toml"),
         (["none.toml", "a.txt"], "give one"),
         (["-o", "none", "--resume"], "none has no run to go on with"),

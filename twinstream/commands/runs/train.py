@@ -48,6 +48,8 @@ def train(**given: Any) -> None:
     inputs, resume, dry_run = given.pop("inputs"), given.pop("resume"), given.pop("dry_run")
     as_json, output = given.pop("as_json"), given.pop("output")
     flags = {name: value for name, value in given.items() if value not in (None, [], ())}
+    if {"steps", "epochs"} <= flags.keys():
+        raise TrainArgumentsError("--steps and --epochs both say how long to train: leave one out")
     unnamed = Path(f"dry-run-{os.getpid()}") if dry_run and not resume else None
     wanted = _options(inputs or [], output, flags, resume=resume, unnamed=unnamed)
     looking = _Looking(quiet=as_json)
