@@ -35,7 +35,7 @@ from twinstream.executor.kernels.vector.vector_ops import (
     VectorGradient,
 )
 
-MODULES = "rms_norm column_sums query_key swiglu cross_entropy token_gradients ordered_sums adamw"
+MODULES = "rms_norm column_sums query_key swiglu cross_entropy token_gradients ordered_sums adamw base_codes"
 T, D, H, K, E, F, V = 8192, 4096, 32, 8, 128, 14336, 128256
 TYPES = {
     torch.bfloat16: "bf16",
@@ -121,6 +121,10 @@ def launch_all(ops) -> None:
     ops.rotated_backward(q, rope, backward, room)
     ops.write_swiglu(meta(T, 2 * F), meta(T, F))
     ops.swiglu_backward(meta(T, 2 * F), meta(T, 2 * F), meta(T, F))
+    for scale_of, levels in ((256, None), (64, meta(16, dtype=f32))):
+        codes = meta(D * F // (1 if levels is None else 2), dtype=torch.uint8)
+        scales = meta(D * F // scale_of, dtype=f32)
+        ops.write_dequantized(codes, scales, meta(D, F), levels)
     ops.add_column_sums(x, VectorGradient(meta(D, dtype=f32), "update"), room)
     ops.cross_entropy(
         LogitRows(
