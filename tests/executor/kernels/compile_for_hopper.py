@@ -35,7 +35,10 @@ from twinstream.executor.kernels.vector.vector_ops import (
     VectorGradient,
 )
 
-MODULES = "rms_norm column_sums query_key swiglu cross_entropy token_gradients ordered_sums adamw base_codes"
+MODULES = (
+    "rms_norm column_sums query_key swiglu cross_entropy token_gradients ordered_sums adamw "
+    "base_codes"
+)
 T, D, H, K, E, F, V = 8192, 4096, 32, 8, 128, 14336, 128256
 TYPES = {
     torch.bfloat16: "bf16",
