@@ -45,7 +45,9 @@ def trained_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
 
     Raises:
         NothingToTrainError: there are none, or what is frozen is no group of the model.
+        QuantizedBaseError: the base is to be in few bits, and the model cannot have one.
     """
+    _require_few_bits(model, recipe)
     groups = all_groups(model, recipe)
     if unknown := [group for group in recipe.frozen if group not in groups]:
         raise NothingToTrainError(
@@ -148,16 +150,11 @@ def trained_of(
         adapters = lora_of(lora)
     fields = {"lora": adapters, "frozen": frozen_groups(model, freeze), "base": base or "model"}
     recipe = recipe_of_fields(fields)
-    require_few_bits(model, recipe)
     trained_groups(model, recipe)
     return recipe
 
 
-def require_few_bits(model: Model, recipe: Recipe) -> None:
-    """
-    Raises:
-        QuantizedBaseError: the recipe has a base in few bits, and the model cannot.
-    """
+def _require_few_bits(model: Model, recipe: Recipe) -> None:
     if recipe.base == "model":
         return
     if not isinstance(model, ModelSpec):

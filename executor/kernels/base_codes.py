@@ -5,6 +5,8 @@ goes to the nearest level, one halfway between two to the lower. Values of 8bit 
 nearest even. Decoded values are the level times the scale in float32, rounded once.
 """
 
+from collections.abc import Iterator
+
 import torch
 
 from twinstream.models.adapters.quantized_base import (
@@ -90,16 +92,12 @@ def quantized_group(
     flat: torch.Tensor, layout: FlatLayout, dtype: torch.dtype, base: BaseFormat
 ) -> torch.Tensor:
     """A group's flat parameters, 1-D uint8 in the model's dtype, with its matrices as codes."""
-    quantized = quantized_layout(layout, base)
-    made = torch.zeros(quantized.size_bytes, dtype=torch.uint8)
-    names = {inner.name for inner in quantized.tensors}
-    for inner in layout.tensors:
-        values, codes = _bytes(flat, inner), _bytes(made, quantized.tensor(inner.name))
-        if f"{inner.name}{SCALES}" not in names:
+    made = torch.zeros(quantized_layout(layout, base).size_bytes, dtype=torch.uint8)
+    for values, codes, scales in _pairs(flat, made, layout, base):
+        if scales is None:
             codes.copy_(values)
-            continue
-        scales = _bytes(made, quantized.tensor(f"{inner.name}{SCALES}")).view(torch.float32)
-        quantize(values.view(dtype), codes, scales, base)
+        else:
+            quantize(values.view(dtype), codes, scales, base)
     return made
 
 
@@ -107,17 +105,27 @@ def dequantized_group(
     flat: torch.Tensor, layout: FlatLayout, dtype: torch.dtype, base: BaseFormat
 ) -> torch.Tensor:
     """The other way: what the kernels multiply with, in the model's dtype."""
-    quantized, table = quantized_layout(layout, base), levels(base, flat.device)
-    made = torch.zeros(layout.size_bytes, dtype=torch.uint8)
-    names = {inner.name for inner in quantized.tensors}
-    for inner in layout.tensors:
-        codes, values = _bytes(flat, quantized.tensor(inner.name)), _bytes(made, inner)
-        if f"{inner.name}{SCALES}" not in names:
+    made, table = torch.zeros(layout.size_bytes, dtype=torch.uint8), levels(base, flat.device)
+    for values, codes, scales in _pairs(made, flat, layout, base):
+        if scales is None:
             values.copy_(codes)
-            continue
-        scales = _bytes(flat, quantized.tensor(f"{inner.name}{SCALES}")).view(torch.float32)
-        write_dequantized(codes, scales, values.view(dtype), table)
+        else:
+            write_dequantized(codes, scales, values.view(dtype), table)
     return made
+
+
+def _pairs(
+    whole: torch.Tensor, coded: torch.Tensor, layout: FlatLayout, base: BaseFormat
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+    """Of each inner tensor the bytes of its values and of its codes, and its scales if any."""
+    quantized = quantized_layout(layout, base)
+    scales = {inner.name: inner for inner in quantized.tensors if inner.name.endswith(SCALES)}
+    for inner in layout.tensors:
+        its_scales = scales.get(f"{inner.name}{SCALES}")
+        yield (
+            _bytes(whole, inner), _bytes(coded, quantized.tensor(inner.name)),
+            None if its_scales is None else _bytes(coded, its_scales).view(torch.float32),
+        )  # fmt: skip
 
 
 def _bytes(flat: torch.Tensor, inner: InnerTensor) -> torch.Tensor:

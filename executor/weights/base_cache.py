@@ -34,7 +34,7 @@ class BaseCache:
         self._sizes = {g: layout_of(source.spec, recipe, g).size_bytes for g in groups}
         self._left = set(groups)
         found = ""
-        with suppress(OSError):
+        with suppress(OSError, UnicodeDecodeError):
             found = read_text(self._folder / _MADE_OF)
         self._is_whole = found == self._made_of
 

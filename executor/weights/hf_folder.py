@@ -13,7 +13,12 @@ from twinstream.executor.kernels.base_codes import levels, quantized_group, writ
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import INDEX, SINGLE, weight_map
-from twinstream.executor.weights.nf4_files import StoredNf4, nf4_matrices, without_companions
+from twinstream.executor.weights.nf4_files import (
+    StoredNf4,
+    fill,
+    nf4_matrices,
+    without_companions,
+)
 from twinstream.executor.weights.safetensors_header import StoredTensor, read_header
 from twinstream.models.adapters.quantized_base import (
     BLOCK_ELEMENTS,
@@ -161,23 +166,13 @@ def _read(file: BufferedReader, stored: StoredTensor, values: torch.Tensor, name
     source = torch.int64 if stored.dtype == "I64" else STORED_DTYPES[stored.dtype]
     file.seek(stored.start_bytes)
     if source == values.dtype:
-        _fill(file, values.view(torch.uint8), name)
+        fill(file, values.view(torch.uint8), name)
         return
     block = torch.empty(min(_BLOCK_ELEMENTS, values.numel()), dtype=source)
     for part in torch.split(values, _BLOCK_ELEMENTS):
         read = block[: part.numel()]
-        _fill(file, read.view(torch.uint8), name)
+        fill(file, read.view(torch.uint8), name)
         part.copy_(read)
-
-
-def _fill(file: BufferedReader, destination: torch.Tensor, name: str) -> None:
-    """Read as many bytes as the destination, 1-D uint8, has."""
-    num_bytes = file.readinto(destination.numpy().data)
-    if num_bytes != destination.numel():
-        raise WeightsError(
-            Path(file.name),
-            f"ends within {name}, though it was long enough before: it has been changed",
-        )
 
 
 def _sharded(folder: Path, mapped: Mapping[str, str]) -> dict[str, StoredTensor]:

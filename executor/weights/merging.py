@@ -1,9 +1,9 @@
 """Adapters added to the weights they belong to, and adapter folders given out."""
 
-import json
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter
 
 from twinstream.executor.kernels.base_codes import dequantized_group, quantized_group
 from twinstream.executor.kernels.operand import DTYPES
@@ -29,7 +29,6 @@ from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.executable import executor_refusal
 from twinstream.models.hf.config import Dtype, HfConfigError, UnsupportedConfigError
 from twinstream.models.hf_weights import HfWeight, hf_weights_of
-from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import read_bytes, reason_of
 
@@ -100,10 +99,8 @@ def _trained_beside(adapter: Path) -> BaseFormat | None:
     if not (adapter / BASE).exists():
         return None
     try:
-        return Recipe.model_validate_json(
-            json.dumps({"lora": {"rank": 1, "alpha": 1.0}} | json.loads(read_bytes(adapter / BASE)))
-        ).base
-    except (OSError, ValueError) as error:
+        return TypeAdapter(dict[str, BaseFormat]).validate_json(read_bytes(adapter / BASE))["base"]
+    except (OSError, ValueError, KeyError) as error:
         raise WeightsError(adapter / BASE, f"does not say how the base was: {error}") from None
 
 

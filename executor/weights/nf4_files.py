@@ -9,6 +9,7 @@ those, `NAME.nested_absmax` a float32 for every 256, and the offset is in the JS
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,7 @@ class StoredNf4:
         dtype = _DTYPES.get(stored.dtype)
         if dtype is None:
             raise WeightsError(stored.file, f"has {what or 'codes'} of {self.name} {stored.dtype}")
-        made = torch.empty(stored.size_bytes, dtype=torch.uint8)
-        _fill(stored, made)
-        return made.view(dtype)
+        return _bytes_of(stored, self.name).view(dtype)
 
 
 def nf4_matrices(stored: Mapping[str, StoredTensor]) -> dict[str, StoredNf4]:
@@ -107,10 +106,8 @@ def without_companions(
 
 
 def _told(stored: StoredTensor) -> dict[str, Any]:
-    made = torch.empty(stored.size_bytes, dtype=torch.uint8)
-    _fill(stored, made)
     try:
-        told = json.loads(bytes(made.tolist()))
+        told = json.loads(bytes(_bytes_of(stored, "its quant_state").tolist()))
     except ValueError:
         told = None
     if not isinstance(told, dict):
@@ -118,12 +115,26 @@ def _told(stored: StoredTensor) -> dict[str, Any]:
     return told
 
 
-def _fill(stored: StoredTensor, made: torch.Tensor) -> None:
+def _bytes_of(stored: StoredTensor, name: str) -> torch.Tensor:
+    made = torch.empty(stored.size_bytes, dtype=torch.uint8)
     try:
         with stored.file.open("rb") as file:
             file.seek(stored.start_bytes)
-            num_bytes = file.readinto(made.numpy().data)
+            fill(file, made, name)
     except OSError as error:
         raise WeightsError(stored.file, f"cannot be read: {reason_of(error)}") from None
-    if num_bytes != made.numel():
-        raise WeightsError(Path(stored.file), "ends too early: it has been changed")
+    return made
+
+
+def fill(file: BufferedReader, destination: torch.Tensor, name: str) -> None:
+    """Read as many bytes as the destination, 1-D uint8, has.
+
+    Raises:
+        WeightsError: the file ends before.
+    """
+    num_bytes = file.readinto(destination.numpy().data)
+    if num_bytes != destination.numel():
+        raise WeightsError(
+            Path(file.name),
+            f"ends within {name}, though it was long enough before: it has been changed",
+        )

@@ -1,7 +1,7 @@
 """The attributes of a kernel call, read with their types."""
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, get_args
 
 from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.recipe import OptimizerState
@@ -40,11 +40,8 @@ def is_frozen(attributes: Attributes) -> bool:
 
 def base_format(attributes: Attributes) -> BaseFormat:
     """Return how a block's matrices lie: in the model's dtype unless the call says otherwise."""
-    match attributes.get("base", "model"):
-        case "model" | "8bit" | "nf4" as known:
-            return known
-        case other:
-            raise TwinstreamError(f"kernel attribute 'base' is {other!r}")
+    found: BaseFormat = _one_of(attributes, "base", get_args(BaseFormat))
+    return found
 
 
 def required_attributes(attributes: Attributes, *names: str) -> dict[str, Attribute]:
@@ -76,8 +73,13 @@ def may_skip(attributes: Attributes) -> bool:
 
 def optimizer_state(attributes: Attributes) -> OptimizerState:
     """Return what the state of an optimizer's call holds, as in `Recipe`."""
-    match attributes.get("optimizer_state", "model"):
-        case "model" | "float32_master" | "8bit" as known:
-            return known
-        case other:
-            raise TwinstreamError(f"kernel attribute 'optimizer_state' is {other!r}")
+    found: OptimizerState = _one_of(attributes, "optimizer_state", get_args(OptimizerState))
+    return found
+
+
+def _one_of(attributes: Attributes, name: str, known: Sequence[Any]) -> Any:
+    """One of some words, the first unless the call says otherwise."""
+    value = attributes.get(name, known[0])
+    if value not in known:
+        raise TwinstreamError(f"kernel attribute '{name}' is {value!r}")
+    return value

@@ -45,12 +45,22 @@ class OwnWork(ShapeWork):
                 left[one] -= 1
             else:
                 backward.append(one)
-        return PartWork(chunk.block_forward(), tuple(backward), weight)
+        forward = (*chunk.block_forward(), *self._anew("block_forward"))
+        return PartWork(forward, (*backward, *self._anew("block_backward")), weight)
 
     def recomputes(self) -> dict[Recompute, tuple[Work, ...]]:
         """What backward repeats of a block by level, that of the block's input last."""
         chunk = self._chunk
-        return {"attention": chunk.recompute_attention(), "full": chunk.recompute_input()}
+        anew = self._anew("block_recompute_input")
+        return {
+            "attention": (*chunk.recompute_attention(), *anew),
+            "full": (*chunk.recompute_input(), *anew),
+        }
+
+    def _anew(self, kernel: str) -> tuple[Work, ...]:
+        """What makes matrices of a base in few bits anew."""
+        base = self.recipe.base_of("0")
+        return () if base == "model" else self._chunk.dequantized(kernel, base)
 
     def block_saved_bytes(self, recompute: Recompute) -> int:
         """Of the block's input, K and V, and of all that no recompute has to make again."""

@@ -1,11 +1,13 @@
 """The search of layouts: what it finds, what it leaves out, and what it says when there is none."""
 
+import json
 import os
 import re
 
 import pytest
 
 from tests.clusters.random_jobs import DENSE, MIXTURE, job_of, random_job
+from tests.front_door.command_line import call
 from tests.simulator.cluster.real_clusters import calm_cluster
 from twinstream.clusters.predict import predict
 from twinstream.clusters.refusals import refusals_of
@@ -72,6 +74,18 @@ def test_no_layout_beats_the_least_bound_and_each_is_above_its_own():
     steps = [one.prediction.step_s for one in found.best]
     assert steps == sorted(steps)
     assert found.gap == steps[0] / found.least_bound_s - 1
+
+
+def test_a_base_in_few_bits_is_counted_in_bytes_and_bounds():
+    """70B fits two GPUs in nf4, which its bf16 base does not; and beats no bound."""
+    told = call(
+        "plan", "--cluster", "h100_dgx", "--gpus", 2, "--model", "llama3-70b", "--seq-len", 2048,
+        "--tokens-per-step", 16384, "--lora", "r=16", "--base", "nf4", "--json",
+    )  # fmt: skip
+    found = json.loads(told.out)
+    assert found["num_fit"] == found["num_layouts"] > 10
+    for one in found["layouts"]:
+        assert max(one["bound_s"], found["least_bound_s"]) <= one["step_s"] * (1 + 1e-9)
 
 
 def test_what_is_fixed_is_kept():

@@ -25,7 +25,7 @@ from twinstream.models.layout import block_layout
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import require_few_bits
+from twinstream.models.trained import trained_groups
 
 BASES: tuple[BaseFormat, ...] = ("8bit", "nf4")
 # QLoRA, appendix E: quantiles of a normal distribution, 8 below zero, 7 above, and zero.
@@ -207,7 +207,7 @@ def test_what_cannot_be_is_said() -> None:
         Recipe(base="nf4")
     narrow = load_preset("tiny").model_copy(update={"d_model": 24, "d_ff": 30})
     with pytest.raises(QuantizedBaseError, match="gate's projection has 720 elements, no whole"):
-        require_few_bits(narrow, recipe("8bit"))
+        trained_groups(narrow, recipe("8bit"))
     flat = torch.zeros(block_layout(load_preset("tiny")).size_bytes, dtype=torch.uint8)
     made = quantized_group(flat, block_layout(load_preset("tiny")), torch.float32, "nf4")
     values = dequantized_group(made, block_layout(load_preset("tiny")), torch.float32, "nf4")

@@ -141,6 +141,12 @@ def test_a_base_is_made_once_and_anew_where_its_source_changed(
     assert sorted(path.name for path in kept.iterdir()) == ["0.bin", "1.bin", "made_of.json"]
 
 
+def test_what_a_run_writes_whole_is_not_kept_in_few_bits(tmp_path: Path) -> None:
+    wanted = with_lora(tmp_path, lora=None, freeze=("model.layers.0.*",), base="nf4")
+    with pytest.raises(TwinstreamError, match="train adapters beside it"):
+        trained(wanted)
+
+
 @pytest.mark.parametrize("layout", [{"pp": 2}, {"dp": 2, "zero": 3}])
 def test_ranks_have_the_losses_of_one_device(tmp_path: Path, layout: dict[str, int]) -> None:
     how = {"lora": "r=4", "base": "nf4"}

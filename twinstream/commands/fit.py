@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
+from shlex import join
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -87,7 +88,7 @@ class FitOptions:
         return FitQuestion(
             model, machines, lengths, self.tokens_per_step, self.lora, self.device_mem,
             self.host_mem, own, told, prices_of(self.price or [], machines),
-            " ".join(data or ["DATA"]),
+            join(data) if data else "DATA",
         )  # fmt: skip
 
 
@@ -144,7 +145,7 @@ def _own_lengths(model: str, data: list[str], longest: int) -> tuple[OwnLengths,
     found = read.lengths()
     seq_len = min(longest, -(-int(found.max()) // _GRAIN) * _GRAIN)
     packing = expected_packing(found, seq_len)
-    return OwnLengths(seq_len, packing, read.epoch_tokens), read.epoch_tokens
+    return OwnLengths(seq_len, packing), read.epoch_tokens
 
 
 def lengths_of(text: str) -> tuple[int, ...]:

@@ -1,10 +1,11 @@
 """Where a schedule keeps things: at home on the device or the host, and which bytes it moves."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from pydantic import NonNegativeInt
 
+from twinstream.models.layout import ADAPTERS
 from twinstream.schedule.analysis.occupancy import memory_over_time
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -148,3 +149,20 @@ def moved_bytes(schedule: Schedule) -> dict[tuple[Role, str], int]:
         key = roles[op.tensor], "h2d" if kinds[op.destination] == "device" else "d2h"
         moved[key] = moved.get(key, 0) + size_bytes
     return moved
+
+
+def checkpoint_bytes(schedule: Schedule) -> int:
+    """Weights and optimizer state on the disk; with adapters theirs alone."""
+    roles = ("parameter", "optimizer_state")
+    whole = [t for t in schedule.tensors if t.parent is None and t.role in roles]
+    sizes = {tensor.tensor_id: tensor.size_bytes for tensor in whole}
+    return sum(sizes[name] for name in written_names(list(sizes)))
+
+
+def written_names(carried: Sequence[str]) -> list[str]:
+    """Of what a run carries what a checkpoint has: all, or where there are adapters only these.
+
+    >>> written_names(["param.0", "param.lora.0", "opt.lora.0"])
+    ['param.lora.0', 'opt.lora.0']
+    """
+    return [name for name in carried if f".{ADAPTERS}" in name] or list(carried)

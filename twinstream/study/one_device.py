@@ -14,7 +14,7 @@ from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe, recipe_of_fields
-from twinstream.models.trained import require_few_bits, trained_of
+from twinstream.models.trained import trained_of
 from twinstream.models.update_rules import BETAS, OwnRule, update_rule
 from twinstream.planner.choices import EFFORTS
 from twinstream.planner.kernel_choice import KernelsOption, kernels_named
@@ -318,8 +318,4 @@ def _recipe(was: Recipe, spec: AnyModel, machine: Machine, values: Values) -> Re
             str(values[n]) if n in values else None for n in ("kernels", "attention")
         )
         changes["kernels"] = kernels_named(machine, spec, kernels, attention)
-    if not changes:
-        return was
-    made = recipe_of_fields({**dict(was), **changes})
-    require_few_bits(spec, made)
-    return made
+    return recipe_of_fields({**dict(was), **changes}) if changes else was

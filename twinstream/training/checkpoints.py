@@ -13,7 +13,6 @@ from pydantic import Field, JsonValue, NonNegativeInt
 
 from twinstream.data.order import Position
 from twinstream.executor.weights.durable_files import sync, whole_folder, writing
-from twinstream.models.layout import ADAPTERS
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
 from twinstream.models.traced import TracedModel
@@ -252,15 +251,6 @@ class Checkpoints:
 
     def _remove(self, path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def written_names(carried: Sequence[str]) -> list[str]:
-    """Of what a run carries what a checkpoint has: all, or where there are adapters only these.
-
-    >>> written_names(["param.0", "param.lora.0", "opt.lora.0"])
-    ['param.lora.0', 'opt.lora.0']
-    """
-    return [name for name in carried if f".{ADAPTERS}" in name] or list(carried)
 
 
 def linked_copy(source: Path, destination: Path, leave_out: Sequence[str]) -> None:

@@ -15,11 +15,11 @@ from twinstream.data.order import Position
 from twinstream.executor.launch.protocol import Batch, StepResult, TrainTask
 from twinstream.executor.program.options import BackendName
 from twinstream.log.metrics import AnyEvent, StepMetrics
+from twinstream.measures.residence import written_names
 from twinstream.models.trained import trained_groups
 from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
-from twinstream.training.checkpoints import written_names
 from twinstream.training.machine import Tell
 from twinstream.training.preparing import Prepared
 from twinstream.training.run.evaluating import Evaluator

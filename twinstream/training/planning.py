@@ -16,6 +16,7 @@ from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
+from twinstream.measures.residence import checkpoint_bytes
 from twinstream.models.model import AnyModel, require_decoder
 from twinstream.models.recipe import KernelChoice, Recipe, recipe_of_fields
 from twinstream.models.traced import TracedModel
@@ -36,7 +37,6 @@ from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Packing, Workload
 from twinstream.simulator.replay import simulate, steady_state
-from twinstream.training.checkpoints import written_names
 from twinstream.training.machine import LocalMachine, Tell
 from twinstream.training.options import OptionsError, TrainOptions
 
@@ -130,15 +130,8 @@ class DevicePlan(StepPlan):
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Weights and optimizer state on the disk; with adapters theirs alone."""
-        roles = ("parameter", "optimizer_state")
-        sizes = {
-            tensor.tensor_id: tensor.size_bytes
-            for tensor in self.schedule.tensors
-            if tensor.parent is None and tensor.role in roles
-        }
-        written = written_names(list(sizes))
-        return sum(sizes[name] for name in written)
+        """Of its weights and optimizer state on the disk."""
+        return checkpoint_bytes(self.schedule)
 
     @property
     def parts(self) -> list[RankPart]:
@@ -213,6 +206,11 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
         if lora is not None and lora != found:
             raise OptionsError(f"lora: {options.adapter} is of other adapters: leave it out")
         lora = found
+    if options.base != "model" and lora is None:
+        raise OptionsError(
+            f"base: one in {options.base} is only read, and a run without adapters writes all "
+            "weights: train adapters beside it, --lora r=16, or leave out --base"
+        )
     kernels: KernelChoice | None = None
     if options.kernels is not None or options.attention is not None:
         attention = attention_for(

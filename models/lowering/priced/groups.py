@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 
 from twinstream.models.adapters.adapter_layout import adapter_sites
+from twinstream.models.adapters.quantized_base import quantized_layout
 from twinstream.models.kernel_costs.workspace import state_bytes
+from twinstream.models.layout import block_layout
 from twinstream.models.parallel.job import Job
 from twinstream.models.recipe import OptimizerState
 from twinstream.models.spec import ITEMSIZE_BYTES, ParameterPart, rank_parameters
@@ -36,7 +38,8 @@ class Group:
 
     `axes` are those over which replicas hold the same parameters and ZeRO shards; `outer` those
     over which shards are held again. With `padded` there are so many more that shards are equal.
-    Of a frozen base `num_trained` are the parameters of its adapters, else all.
+    Of a frozen base `num_trained` are the parameters of its adapters, else all; `kept_share` is
+    what it takes of its bytes, where it is kept in few bits.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Group:
     dtype: str
     optimizer_state: OptimizerState
     num_trained: int
+    kept_share: float = 1.0
     layer: int | None = None
 
     @property
@@ -59,7 +63,7 @@ class Group:
 
     @property
     def bytes(self) -> int:
-        return self.num_held * self.itemsize
+        return int(self.num_held * self.itemsize * self.kept_share)
 
     @property
     def shard(self) -> int:
@@ -127,8 +131,15 @@ def _group(job: Job, name: str, count: int, axes: tuple[str, ...]) -> Group:
     padded = job.layout.zero > 0
     return Group(
         name, count, present, outer, shards, job.work.itemsize, gradient, padded, job.dtype,
-        job.recipe.state_of(job.dtype), _num_trained(job, name, count),
+        job.recipe.state_of(job.dtype), _num_trained(job, name, count), _kept_share(job, name),
     )  # fmt: skip
+
+
+def _kept_share(job: Job, name: str) -> float:
+    if name != "layer" or job.recipe.base == "model":
+        return 1.0
+    whole = block_layout(job.shape)
+    return quantized_layout(whole, job.recipe.base).size_bytes / whole.size_bytes
 
 
 def _num_trained(job: Job, name: str, count: int) -> int:

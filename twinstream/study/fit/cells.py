@@ -5,11 +5,13 @@ Each cell is a plan of its own of the same tokens a step: quickly at first, then
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from math import ceil
+from shlex import quote
 
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Number
+from twinstream.measures.residence import checkpoint_bytes
 from twinstream.models.adapters.lora import lora_of, module_lora_of
 from twinstream.models.model import AnyModel
 from twinstream.models.spec import ModelSpec
@@ -27,7 +29,6 @@ LORA = "r=16"
 LENGTHS = (2048, 8192, 32768)
 TOKENS_PER_STEP = 65536
 _HOUR_S = 3600.0
-_STATE = ("parameter", "optimizer_state")
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,6 @@ class OwnLengths:
 
     seq_len: int
     packing: Packing
-    tokens: int
 
 
 class FitCell(Node):
@@ -222,7 +222,7 @@ def _cell(asked: _Asked, planner: Planner) -> FitCell:
         "tokens_per_step": asked.tokens, "effort": asked.effort, **asked.caps, **asked.way.values,
     }  # fmt: skip
     try:
-        query = DeviceQuery.of(values, Loader())
+        query = DeviceQuery.of(values, _loader())
         if asked.own is not None:
             step = replace(query.request.step, packing=asked.own.packing)
             query = DeviceQuery(replace(query.request, step=step))
@@ -239,6 +239,12 @@ def _cell(asked: _Asked, planner: Planner) -> FitCell:
     return _predicted(asked, found, make)
 
 
+@cache
+def _loader() -> Loader:
+    """Of a process: a model is read, or traced, once for all its cells."""
+    return Loader()
+
+
 def _lacking(needed: int | None, has: int | None) -> int | None:
     return None if needed is None or has is None or needed <= has else needed - has
 
@@ -247,13 +253,11 @@ def _predicted(asked: _Asked, found: PlannedStep, make: Callable[..., FitCell]) 
     tokens, prices = asked.question.dataset_tokens, asked.question.price_per_hour or {}
     hours = None if tokens is None else tokens / found.tokens_per_s / _HOUR_S
     price = prices.get(asked.machine)
-    kept = [t for t in found.schedule.tensors if t.parent is None and t.role in _STATE]
-    has_adapters = any(t.tensor_id.startswith("param.lora.") for t in kept)
-    sizes = [t.size_bytes for t in kept if not has_adapters or ".lora." in t.tensor_id]
     return make(
         tokens_per_s=found.tokens_per_s, error=found.uncertainty.mean, mfu=found.mfu,
         limits=found.limits, gap=found.gap, device_bytes=found.device_bytes,
-        host_bytes=found.host_bytes, checkpoint_bytes=sum(sizes), hours=hours,
+        host_bytes=found.host_bytes, checkpoint_bytes=checkpoint_bytes(found.schedule),
+        hours=hours,
         money=None if hours is None or price is None else hours * price,
     )  # fmt: skip
 
@@ -262,7 +266,7 @@ def _command(asked: _Asked) -> str:
     """What trains so; a length of the data's own is told as the longest."""
     question = asked.question
     parts = [
-        f"twinstream train {question.model} {question.data} -o DIR", asked.way.flags,
+        f"twinstream train {quote(question.model)} {question.data} -o DIR", asked.way.flags,
         f"--seq-len {asked.seq_len} --tokens-per-step {asked.tokens}",
         _flags(asked.caps),
     ]  # fmt: skip

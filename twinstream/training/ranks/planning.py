@@ -17,6 +17,7 @@ from twinstream.hardware_profiles.clusters.loader import save_with_node
 from twinstream.log.layout_choice import LayoutChoice
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
+from twinstream.measures.residence import written_names
 from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.models.spec import ModelSpec
@@ -31,7 +32,6 @@ from twinstream.schedule.document import Caps
 from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
-from twinstream.training.checkpoints import written_names
 from twinstream.training.machine import LocalMachine, Tell
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import (
