@@ -135,7 +135,7 @@ class Recipe(Node):
         if self.base != "model" and self.lora is None and not any(map(str.isdigit, self.frozen)):
             raise PydanticCustomError(
                 "nothing_in_few_bits", "only what is frozen can be kept in {base}: train adapters "
-                "(lora) or freeze layers, or leave out base", {"base": self.base},
+                "(--lora r=16) or freeze layers, or leave out base", {"base": self.base},
             )  # fmt: skip
         return self
 

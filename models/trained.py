@@ -47,7 +47,7 @@ def trained_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
         NothingToTrainError: there are none, or what is frozen is no group of the model.
         QuantizedBaseError: the base is to be in few bits, and the model cannot have one.
     """
-    _require_few_bits(model, recipe)
+    require_few_bits(model, recipe.base)
     groups = all_groups(model, recipe)
     if unknown := [group for group in recipe.frozen if group not in groups]:
         raise NothingToTrainError(
@@ -148,21 +148,26 @@ def trained_of(
             )
     elif lora is not None:
         adapters = lora_of(lora)
+    require_few_bits(model, base or "model")
     fields = {"lora": adapters, "frozen": frozen_groups(model, freeze), "base": base or "model"}
     recipe = recipe_of_fields(fields)
     trained_groups(model, recipe)
     return recipe
 
 
-def _require_few_bits(model: Model, recipe: Recipe) -> None:
-    if recipe.base == "model":
+def require_few_bits(model: Model, base: str) -> None:
+    """
+    Raises:
+        QuantizedBaseError: the model cannot have a base in such a format.
+    """
+    if base == "model":
         return
     if not isinstance(model, ModelSpec):
         raise QuantizedBaseError(
             f"'{model.name}' runs by its own code, which takes its weights as they are: a base in "
-            f"{recipe.base} is of models with kernels of ours; use --base model"
+            f"{base} is of models with kernels of ours; use --base model"
         )
-    require_whole_blocks(model, recipe.base)
+    require_whole_blocks(model, base)
 
 
 def _partly(group: str, left: Sequence[str]) -> str:

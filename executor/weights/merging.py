@@ -74,9 +74,12 @@ def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> str
             if kept is not None:
                 layout, dtype = spec.group_layout(group), DTYPES[spec.dtype]
                 coded = quantized_group(flat, layout, dtype, kept)
-                was = dequantized_group(coded, layout, dtype, kept).view(dtype).double()
-                off += float((was - flat.view(dtype)).square().sum())
-                total += float(flat.view(dtype).double().square().sum())
+                was = dequantized_group(coded, layout, dtype, kept)
+                for weight in hf_weights_of(spec, group):
+                    if len(weight.shape) > 1:
+                        now, then = (_view(spec, each, weight).double() for each in (flat, was))
+                        off += float((then - now).square().sum())
+                        total += float(now.square().sum())
             size_bytes = adapter_layout(spec, lora).size_bytes
             matrices = torch.empty(size_bytes, dtype=torch.uint8)
             adapters.read_group(adapter_group(int(group)), matrices)
@@ -89,7 +92,7 @@ def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> str
         return None
     return (
         f"The adapter was trained beside a base in {kept}, which is off by "
-        f"{(off / total) ** 0.5:.2%} of its weights (root of mean squares); the adapter is added "
+        f"{(off / total) ** 0.5:.2%} of its matrices (root of mean squares); the adapter is added "
         f"to {base.path} as it is there."
     )
 

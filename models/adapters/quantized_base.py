@@ -55,13 +55,11 @@ def _stored(inner: InnerTensor, base: BaseFormat) -> list[tuple[str, tuple[int, 
     ]
 
 
-def require_whole_blocks(spec: ModelSpec, base: BaseFormat) -> None:
+def require_whole_blocks(spec: ModelSpec, base: str) -> None:
     """
     Raises:
-        QuantizedBaseError: a projection has no whole number of blocks.
+        QuantizedBaseError: a projection has no whole number of the blocks of a format.
     """
-    if base == "model":
-        return
     block = BLOCK_ELEMENTS[base]
     widths = {
         "Q": spec.d_q * spec.d_model, "K": spec.d_kv * spec.d_model,

@@ -14,7 +14,7 @@ from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe, recipe_of_fields
-from twinstream.models.trained import trained_of
+from twinstream.models.trained import require_few_bits, trained_of
 from twinstream.models.update_rules import BETAS, OwnRule, update_rule
 from twinstream.planner.choices import EFFORTS
 from twinstream.planner.kernel_choice import KernelsOption, kernels_named
@@ -303,6 +303,7 @@ def _caps(was: PlanRequest, machine: Machine, values: Values) -> Caps:
 def _recipe(was: Recipe, spec: AnyModel, machine: Machine, values: Values) -> Recipe:
     """The recipe with what is given of it; patterns have commas in between, or are `none`."""
     changes: dict[str, Any] = {name: values[name] for name in _RECIPE if name in values}
+    require_few_bits(spec, str(values.get("base", "model")))
     if "optim" in values:
         rule = update_rule(str(values["optim"]))
         changes["update"] = rule

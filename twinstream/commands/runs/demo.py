@@ -1,6 +1,8 @@
 """`demo`: what `make demo` runs."""
 
+import sys
 from pathlib import Path
+from shutil import which
 from typing import Annotated
 
 import typer
@@ -131,7 +133,8 @@ def _report(result: Demo) -> None:
         + ("bit-identical." if result.same_losses and result.same_state else "NOT identical."),
         f"Schedule, timelines and profiles are in {schedule.parent}; to compare again:",
     )
-    typer.echo(f"  twinstream compare {schedule} {predicted} {measured} --machine {machine}")
+    here = "twinstream" if which("twinstream") else sys.argv[0]  # `make` sets no PATH
+    typer.echo(f"  {here} compare {schedule} {predicted} {measured} --machine {machine}")
 
 
 def _loop_table(loop: Loop) -> FittedTable:

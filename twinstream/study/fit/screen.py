@@ -76,7 +76,7 @@ def _text(cell: FitCell) -> str:
     if cell.tokens_per_s is None or cell.mfu is None:
         lacks = ((cell.lacking_device_bytes, "device"), (cell.lacking_host_bytes, "host"))
         told = [f"{gib(size)} more {kind}" for size, kind in lacks if size is not None]
-        return " or ".join(told) or "no plan found"
+        return "\nor ".join(told) or "no plan found"
     error = "" if cell.error is None else f" +/- {cell.error:.0%}"
     lines = [f"{rate_text(cell.tokens_per_s)}{error}", f"MFU {cell.mfu:.0%}"]
     lines.append(f"{gib(cell.device_bytes or 0)}, {gib(cell.host_bytes or 0)}")
