@@ -21,6 +21,7 @@ PEAK_OF_DTYPE = {
     "fp4": "peak_fp4_flop_per_s",
 }
 _MATMUL_RANK = 3
+ASSUMED_HALF_ROWS = 64.0  # of a grouped matmul, until it is measured: half a tile of 128 rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ def _compute_ns(work: Work, machine: Machine) -> float:
     if chosen.curve.of == "bytes":
         return work.flops * 1e9 / machine.number("peak_fp32_flop_per_s")
     curve = _of_dtype(chosen, work, machine)
-    flops = work.flops * (1.0 + _shallowness(work, curve))
+    flops = work.flops * (1.0 + _shallowness(work, curve)) * _padding(work, curve)
     flops += diagonal_flops(work) * curve.diagonal
     rate = machine.rate(_peak_field(work)) * chosen.ratio.value
     return _time_ns(flops, work.launches, rate, curve)
@@ -165,15 +166,25 @@ def _shallowness(work: Work, curve: Efficiency) -> float:
     return 0.0
 
 
+def _padding(work: Work, curve: Efficiency) -> float:
+    """(rows + half_rows) / rows: what experts' last tiles, which are not full, cost."""
+    if work.unit != "grouped_matmul" or work.launches > 1:
+        return 1.0
+    half_rows = ASSUMED_HALF_ROWS if curve.half_rows is None else curve.half_rows
+    return 1.0 + half_rows / work.shape[0]
+
+
 def inner_depth(work: Work) -> float | None:
     """Steps of the inner loop of an output element; None where the shape does not tell.
 
-    K of a matmul [M, K] x [K, N]; of causal attention the mean number of keys of a query.
+    K of a matmul [M, K] x [K, N], of each of a grouped one; of causal attention the mean number of
+    keys of a query.
     """
     if work.unit.startswith("attention") and len(work.shape) == ATTENTION_RANK:
         queries, context = work.shape[:2]
         return context - queries / 2
-    if work.unit == "matmul" and len(work.shape) == _MATMUL_RANK:
+    rank = _MATMUL_RANK + work.unit.startswith("grouped")
+    if "matmul" in work.unit and len(work.shape) == rank:
         return work.shape[2]
     return None
 

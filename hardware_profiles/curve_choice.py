@@ -38,13 +38,15 @@ class ChosenCurve:
 def efficiency_keys(work: Work) -> tuple[str, ...]:
     """Keys of the curve of this work, the most specific first: unit/implementation/head_dim/dtype.
 
-    Other units than matmul and attention fall back to `vector`, some backwards before that to
-    their forward.
+    Grouped matmuls fall back to matmul; other units than these and attention to `vector`, some
+    backwards before that to their forward.
     """
     units = [work.unit]
     if not is_compute_unit(work.unit):
         units += [_FORWARD_OF[work.unit]] if work.unit in _FORWARD_OF else []
         units.append("vector")
+    elif work.unit.startswith("grouped_matmul"):
+        units += ["grouped_matmul", "matmul"]
     if work.implementation is not None:
         units.insert(0, f"{work.unit}/{work.implementation}")
     keys: list[str] = []

@@ -8,13 +8,15 @@ half of the S x S scores count.
 
 from enum import StrEnum
 
-from twinstream.models.adapters.adapter_layout import adapter_sites
+from twinstream.models.adapters.adapter_layout import adapter_sites, expert_sites
+from twinstream.models.layout import EXPERTS, dense_width
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.trained import first_backward_layer, trained_groups
 from twinstream.schedule.workload import Workload
 
 FP32_BYTES = 4
+ROUTE_BYTES = 8  # of an expert that a token goes to: its number, and the weight of its output
 
 
 class SavedLevel(StrEnum):
@@ -50,32 +52,44 @@ def model_flops_per_sequence(spec: ModelSpec, seq_len: int, recipe: Recipe | Non
     """
     recipe = recipe or Recipe()
     trained = trained_groups(spec, recipe)
-    matmul = 2 * seq_len * spec.d_model * (2 * spec.d_q + 2 * spec.d_kv + _mlp_width(spec))
     attention = 2 * seq_len * seq_len * spec.d_q
     head = 2 * seq_len * spec.d_model * spec.vocab_size
-    num_back = spec.num_layers - first_backward_layer(spec, recipe)
-    num_trained = sum(group.isdigit() for group in trained)
-    blocks = (spec.num_layers + num_back) * (matmul + attention) + num_back * attention
+    first = first_backward_layer(spec, recipe)
+    blocks = weights = 0
+    for layer in range(spec.num_layers):
+        for group, width in _widths(spec.layer(layer), layer).items():
+            matmul = 2 * seq_len * spec.d_model * width
+            blocks += matmul * (2 if layer >= first else 1)
+            weights += matmul if group in trained else 0
+    num_back = spec.num_layers - first
+    blocks += (spec.num_layers + 2 * num_back) * attention
     head_trains = ("embedding" if spec.tied_embeddings else "head") in trained
     adapters = _adapter_flops(spec, seq_len, recipe)
-    return blocks + num_trained * matmul + (3 if head_trains else 2) * head + adapters
+    return blocks + weights + (3 if head_trains else 2) * head + adapters
 
 
-def _mlp_width(spec: ModelSpec) -> int:
-    """Columns of width d_model that a token is multiplied with after attention."""
+def _widths(spec: ModelSpec, layer: int) -> dict[str, int]:
+    """Columns of width d_model that a token is multiplied with in a layer, by their group."""
     matrices = 3 if spec.gated else 2
+    own = 2 * spec.d_q + 2 * spec.d_kv + matrices * dense_width(spec)
     experts = spec.experts
     if experts is None:
-        return matrices * spec.d_ff
-    return experts.count + matrices * (experts.per_token * experts.d_ff + experts.shared_d_ff)
+        return {str(layer): own}
+    routed = matrices * experts.per_token * experts.d_ff
+    return {str(layer): own + experts.count, f"{layer}{EXPERTS}": routed}
 
 
 def _adapter_flops(spec: ModelSpec, seq_len: int, recipe: Recipe) -> int:
     """Of both products, forward, and of their four in backward."""
     if recipe.lora is None:
         return 0
-    per_block = sum(site.num_parameters for site in adapter_sites(spec, recipe.lora))
-    return 3 * spec.num_layers * 2 * seq_len * per_block
+    total = 0
+    for kind, count in spec.layer_kinds:
+        total += count * sum(site.num_parameters for site in adapter_sites(kind, recipe.lora))
+        for each in expert_sites(kind, recipe.lora):
+            assert kind.experts is not None
+            total += count * each.num_parameters // each.count * kind.experts.per_token
+    return 3 * 2 * seq_len * total
 
 
 def model_flops_per_step(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> int:
@@ -111,16 +125,20 @@ def saved_bytes_per_token(spec: ModelSpec, level: SavedLevel) -> int:
     | FULL | + Q [d_q], residual stream after attention [d], gate and up projections [f] |
 
     Norm outputs and the SwiGLU product are recomputed by every backward. The K and V counted here
-    are also the context of later chunks, not a second copy.
+    are also the context of later chunks, not a second copy. With experts INPUT has which a token
+    goes to and their weights, too, and f is that of all that it goes through.
 
     >>> from twinstream.models.presets import load_preset
     >>> [saved_bytes_per_token(load_preset("8b"), level) for level in SavedLevel]
     [12296, 20616, 94344]
     """
+    experts = spec.experts
     saved_bytes = spec.itemsize * (spec.d_model + 2 * spec.d_kv) + 2 * FP32_BYTES
+    saved_bytes += experts.per_token * ROUTE_BYTES if experts else 0
     if level is SavedLevel.INPUT:
         return saved_bytes
     saved_bytes += FP32_BYTES * spec.num_heads + spec.itemsize * spec.d_q
     if level is SavedLevel.ATTENTION:
         return saved_bytes
-    return saved_bytes + spec.itemsize * (spec.d_q + spec.d_model + 2 * spec.d_ff)
+    d_ff = dense_width(spec) + (experts.per_token * experts.d_ff if experts else 0)
+    return saved_bytes + spec.itemsize * (spec.d_q + spec.d_model + 2 * d_ff)

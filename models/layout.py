@@ -6,8 +6,25 @@ from math import prod
 from typing import Protocol
 
 ALIGNMENT_BYTES = 256
+_FLOAT32_BYTES = 4
+_VOCAB_MULTIPLE = 128  # of the rows of the embedding that a rank holds; Megatron-LM's default
 EMBEDDING, HEAD = "embedding", "head"  # groups outside the blocks
 ADAPTERS = "lora."  # begins the name of a group of adapters
+EXPERTS = ".experts"  # ends the name of the group of a layer's experts
+ROUTER_BIAS = ".bias"  # ends that of its router's untrained bias
+
+
+class ExpertSizes(Protocol):
+    """What the layout of a layer's experts follows from."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def d_ff(self) -> int: ...
+    @property
+    def shared_d_ff(self) -> int: ...
+    @property
+    def shared_gate(self) -> bool: ...
 
 
 class DecoderSizes(Protocol):
@@ -30,9 +47,13 @@ class DecoderSizes(Protocol):
     @property
     def qk_norm(self) -> bool: ...
     @property
+    def qk_norm_rows(self) -> bool: ...
+    @property
     def qkv_bias(self) -> bool: ...
     @property
     def tied_embeddings(self) -> bool: ...
+    @property
+    def experts(self) -> ExpertSizes | None: ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +86,8 @@ def block_layout(spec: DecoderSizes) -> FlatLayout:
 
     Matrices are [out_features, in_features], as in nn.Linear. The rows of qkv_proj are Q, then K,
     then V; those of gate_up_proj are gate, then up. qkv_bias, q_norm and k_norm are there only if
-    the model has them.
+    the model has them. With experts there are a router, and gate_up_proj and down_proj only of an
+    expert that all tokens go to; those of routed ones are a group of their own (`experts_layout`).
 
     >>> from twinstream.models.presets import load_preset
     >>> block_layout(load_preset("tiny")).tensor("qkv_proj").shape
@@ -79,14 +101,47 @@ def block_layout(spec: DecoderSizes) -> FlatLayout:
     if spec.qkv_bias:
         shapes += [("qkv_bias", (d_qkv,))]
     if spec.qk_norm:
-        shapes += [("q_norm", (spec.head_dim,)), ("k_norm", (spec.head_dim,))]
-    shapes += [
-        ("o_proj", (spec.d_model, spec.d_q)),
-        ("ffn_norm", (spec.d_model,)),
-        ("gate_up_proj", (2 * spec.d_ff, spec.d_model)),
-        ("down_proj", (spec.d_model, spec.d_ff)),
+        widths = (spec.d_q, spec.d_kv) if spec.qk_norm_rows else (spec.head_dim, spec.head_dim)
+        shapes += [("q_norm", widths[:1]), ("k_norm", widths[1:])]
+    shapes += [("o_proj", (spec.d_model, spec.d_q)), ("ffn_norm", (spec.d_model,))]
+    if spec.experts is not None:
+        shapes += [("router", (spec.experts.count, spec.d_model))]
+        if spec.experts.shared_gate:
+            shapes += [("shared_gate", (1, spec.d_model))]
+    if d_ff := dense_width(spec):
+        shapes += [
+            ("gate_up_proj", (2 * d_ff, spec.d_model)), ("down_proj", (spec.d_model, d_ff))
+        ]  # fmt: skip
+    return packed_layout(shapes, spec.itemsize)
+
+
+def dense_width(spec: DecoderSizes) -> int:
+    """Of the feed-forward network that all tokens of a layer go through; 0 without one."""
+    return spec.d_ff if spec.experts is None else spec.experts.shared_d_ff
+
+
+def experts_layout(spec: DecoderSizes) -> FlatLayout:
+    """Return the layout of the routed experts of one layer, [experts, out, in] each.
+
+    Rows of experts_gate_up are gate, then up, as transformers has them in memory.
+
+    >>> from twinstream.models.presets import load_preset
+    >>> [tensor.shape for tensor in experts_layout(load_preset("mixtral-8x7b")).tensors]
+    [(8, 28672, 4096), (8, 4096, 14336)]
+    """
+    assert spec.experts is not None
+    count, d_ff = spec.experts.count, spec.experts.d_ff
+    shapes = [
+        ("experts_gate_up", (count, 2 * d_ff, spec.d_model)),
+        ("experts_down", (count, spec.d_model, d_ff)),
     ]
     return packed_layout(shapes, spec.itemsize)
+
+
+def bias_layout(spec: DecoderSizes) -> FlatLayout:
+    """Return the layout of what a router's choice is corrected by: float32, one for each expert."""
+    assert spec.experts is not None
+    return packed_layout([("router_bias", (spec.experts.count,))], _FLOAT32_BYTES)
 
 
 def head_layout(spec: DecoderSizes) -> FlatLayout:
@@ -105,11 +160,32 @@ def embedding_layout(spec: DecoderSizes) -> FlatLayout:
 def layer_of(group: str) -> int | None:
     """The layer whose parameters or adapters a group of a decoder of ours has; None of others.
 
-    >>> layer_of("lora.3"), layer_of("3"), layer_of("head")
+    >>> layer_of("lora.3"), layer_of("3.experts"), layer_of("head")
     (3, 3, None)
     """
-    number = group.removeprefix(ADAPTERS)
+    number = group.removeprefix(ADAPTERS).removesuffix(EXPERTS).removesuffix(ROUTER_BIAS)
     return int(number) if number.isdigit() else None
+
+
+def padded_vocab(vocab_size: int, tp: int) -> int:
+    """Rows of the embedding when each of `tp` ranks holds equally many, a multiple of 128.
+
+    Source: Megatron-LM, `_vocab_size_with_padding`, with make_vocab_size_divisible_by 128.
+
+    >>> padded_vocab(50257, 8)
+    51200
+    """
+    multiple = _VOCAB_MULTIPLE * tp
+    return -(-vocab_size // multiple) * multiple
+
+
+def rank_heads(num_heads: int, tp: int) -> int:
+    """Heads of one of `tp` ranks, at least one: key heads fewer than ranks are replicated.
+
+    >>> [rank_heads(8, tp) for tp in (1, 4, 16)]
+    [8, 2, 1]
+    """
+    return -(-num_heads // tp)
 
 
 def packed_layout(shapes: Iterable[tuple[str, tuple[int, ...]]], itemsize: int) -> FlatLayout:

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.quantized_base import BaseFormat
-from twinstream.models.layout import ADAPTERS
+from twinstream.models.layout import ADAPTERS, EXPERTS
 from twinstream.models.update_rules import UpdateRule, rule_text
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
@@ -170,7 +170,8 @@ class Recipe(Node):
 
     def base_of(self, group: str) -> BaseFormat:
         """How the matrices of a group are kept: only of frozen blocks in few bits."""
-        return self.base if group.isdigit() and self.freezes(group) else "model"
+        is_block = group.removesuffix(EXPERTS).isdigit()
+        return self.base if is_block and self.freezes(group) else "model"
 
     @property
     def implementations(self) -> KernelChoice:

@@ -1,10 +1,15 @@
 """The architecture of a decoder-only transformer."""
 
 import hashlib
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import (
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from twinstream.models.hf.config import (
@@ -15,20 +20,22 @@ from twinstream.models.hf.config import (
     read_hf_config,
     read_json_object,
 )
-from twinstream.models.hf.experts import EXPERT_MODEL_TYPES, read_expert_config
 from twinstream.models.layout import (
+    EXPERTS,
+    ROUTER_BIAS,
     FlatLayout,
+    bias_layout,
     block_layout,
     embedding_layout,
+    experts_layout,
     head_layout,
     layer_of,
+    padded_vocab,
+    rank_heads,
 )
-from twinstream.models.rope import PositiveFinite, RopeScaling
+from twinstream.models.options import Experts, PositiveFinite, RopeScaling, Width
 from twinstream.schedule.node import Node
-from twinstream.schedule.numbers import PositiveCount
 from twinstream.schedule.workload import ModelRef
-
-Width = Annotated[int, Field(gt=0, le=2**22)]
 
 ITEMSIZE_BYTES = {"bfloat16": 2, "float32": 4}
 # What our kernels run, of the fields that are also priced with other values; and why not those.
@@ -39,34 +46,19 @@ RUN_HERE: dict[str, tuple[object, str]] = {
     "max_positions": (0, "learned positions have no kernels"),
     "biases": (False, "only Q, K and V may have biases"),
     "dropout": (False, "dropout has no kernels"),
-    "experts": (None, "experts have no kernels"),
 }
-
-_VOCAB_MULTIPLE = 128  # of the rows of the embedding that a rank holds; Megatron-LM's default
 
 ParameterPart = Literal[
     "attention", "mlp", "router", "experts", "embedding", "positions", "final_norm", "head"
 ]
 
 
-class Experts(Node):
-    """The routed experts of every layer's feed-forward network.
-
-    `d_ff` is one expert's width, `per_token` how many a token goes to; `shared_d_ff` the width of
-    one that all tokens go to, 0 without one.
-    """
-
-    count: PositiveCount
-    per_token: PositiveCount
-    d_ff: Width
-    shared_d_ff: Annotated[int, Field(ge=0, le=2**22)] = 0
-
-
 class ModelSpec(Node):
     """Sizes and options of one model; everything else is derived.
 
     `qk_norm` is Qwen3's: an RMSNorm with a weight of [head_dim] over each Q and K head before
-    RoPE. `qkv_bias` is Qwen2's: a bias on the Q, K and V projections and nowhere else.
+    RoPE; with `qk_norm_rows`, as OLMoE has it, one over all heads of Q, and one over those of K.
+    `qkv_bias` is Qwen2's: a bias on the Q, K and V projections and nowhere else.
     `rope_scaling` is that of Llama 3.1 and later, None plain RoPE. The
     product num_heads * head_dim may differ from d_model.
 
@@ -93,6 +85,7 @@ class ModelSpec(Node):
     rope_theta: PositiveFinite = 500_000.0
     rope_scaling: RopeScaling | None = None
     qk_norm: bool = False
+    qk_norm_rows: bool = False
     qkv_bias: bool = False
     tied_embeddings: bool = False
     dtype: Dtype = "bfloat16"
@@ -114,9 +107,7 @@ class ModelSpec(Node):
             )
         if self.d_q > 2**22:
             raise PydanticCustomError(
-                "too_wide",
-                "num_heads * head_dim is {d_q}, more than 2**22",
-                {"d_q": self.d_q},
+                "too_wide", "num_heads * head_dim is {d_q}, more than 2**22", {"d_q": self.d_q}
             )
         if self.head_dim % 2 and self.positions == "rope":
             raise PydanticCustomError(
@@ -129,12 +120,8 @@ class ModelSpec(Node):
                 "positions_without_rows",
                 "learned positions need max_positions, and only they have them",
             )
-        if self.experts and self.experts.per_token > self.experts.count:
-            raise PydanticCustomError(
-                "too_few_experts",
-                "a token goes to {per_token} of {count} experts",
-                {"per_token": self.experts.per_token, "count": self.experts.count},
-            )
+        if self.qk_norm_rows and not self.qk_norm:
+            raise PydanticCustomError("norms_of_rows", "qk_norm_rows says how qk_norm is taken")
         return self
 
     @classmethod
@@ -143,8 +130,9 @@ class ModelSpec(Node):
     ) -> Self:
         """Read a Hugging Face config.json, or the one in a folder.
 
-        Covers llama, mistral, qwen2, qwen3, and the sizes of mixtral and qwen3_moe. Absent keys
-        mean what they mean to transformers, so an absent dtype is float32.
+        Covers llama, mistral, qwen2, qwen3 and, with experts, mixtral, olmoe, qwen2_moe,
+        qwen3_moe, dots1, and glm4_moe that rotates whole heads. Absent keys mean what they mean to
+        transformers, so an absent dtype is float32.
 
         Args:
             dtype: of parameters, whatever the file says: float16, say.
@@ -163,10 +151,7 @@ class ModelSpec(Node):
                 path=path,
                 problem="is a traced module, and this asks for a model of twinstream's own kernels",
             )
-        if raw.get("model_type") in EXPERT_MODEL_TYPES:
-            fields = read_expert_config(file, raw, longest)
-        else:
-            fields = read_hf_config(path, dtype, longest)
+        fields = read_hf_config(path, dtype, longest)
         try:
             return cls(**fields)
         except ValidationError as error:
@@ -194,13 +179,31 @@ class ModelSpec(Node):
 
     @property
     def num_block_parameters(self) -> int:
-        """Parameters of one block, its two norms included."""
+        """Parameters of one block, its two norms included; of one with experts, if some have."""
         return layer_parameters(self).total
 
     @property
     def num_parameters(self) -> int:
         """Parameters of the whole model: tied embeddings once, the vocabulary not padded."""
-        return self.num_layers * self.num_block_parameters + _outside_layers(self)
+        layers = sum(layer_parameters(kind).total * count for kind, count in self.layer_kinds)
+        return layers + _outside_layers(self)
+
+    def layer(self, number: int) -> "ModelSpec":
+        """This model, or as if without experts, as a layer is built: some may have none."""
+        if self.experts is None or number not in self.experts.dense_layers:
+            return self
+        return self._dense
+
+    @cached_property
+    def _dense(self) -> "ModelSpec":
+        return self.model_copy(update={"experts": None})
+
+    @property
+    def layer_kinds(self) -> tuple[tuple["ModelSpec", int], ...]:
+        """How layers are built, and how many are built so."""
+        num_dense = len(self.experts.dense_layers) if self.experts else 0
+        kinds = ((self, self.num_layers - num_dense), (self._dense, num_dense))
+        return tuple((kind, count) for kind, count in kinds if count)
 
     @property
     def parameter_groups(self) -> tuple[str, ...]:
@@ -210,18 +213,33 @@ class ModelSpec(Node):
         >>> load_preset("tiny").parameter_groups[:2]
         ('embedding', '0')
         """
-        return ("embedding", *map(str, range(self.num_layers)), "head")
+        layers = (group for layer in range(self.num_layers) for group in self.layer_groups(layer))
+        return ("embedding", *layers, "head")
+
+    def layer_groups(self, layer: int) -> tuple[str, ...]:
+        """Those of a layer: its number; with experts theirs, and a router's bias if it has one."""
+        experts = self.layer(layer).experts
+        if experts is None:
+            return (str(layer),)
+        bias = (f"{layer}{ROUTER_BIAS}",) if experts.correction_bias else ()
+        return (str(layer), f"{layer}{EXPERTS}", *bias)
 
     @property
     def untrained_groups(self) -> tuple[str, ...]:
-        """Those of them that are never trained: none."""
-        return ()
+        """Those of them that are never trained: the biases of routers."""
+        return tuple(group for group in self.parameter_groups if group.endswith(ROUTER_BIAS))
 
     def group_layout(self, group: str) -> FlatLayout:
-        """How the parameters of a group lie: `embedding`, a layer by its number, or `head`."""
+        """How the parameters of a group lie: `embedding`, one of a layer's, or `head`."""
         if group == "embedding":
             return embedding_layout(self)
-        return head_layout(self) if group == "head" else block_layout(self)
+        if group == "head":
+            return head_layout(self)
+        layer = self.layer_of(group)
+        assert layer is not None, f"there is no group {group}"
+        if group.endswith(EXPERTS):
+            return experts_layout(self)
+        return bias_layout(self) if group.endswith(ROUTER_BIAS) else block_layout(self.layer(layer))
 
     @property
     def slices_sequences(self) -> bool:
@@ -230,8 +248,9 @@ class ModelSpec(Node):
 
     @property
     def layer_bytes(self) -> int:
-        """Of the flat parameters of a layer."""
-        return block_layout(self).size_bytes
+        """Of the largest flat tensor of parameters that a layer has."""
+        own = max(block_layout(kind).size_bytes for kind, _ in self.layer_kinds)
+        return max(own, experts_layout(self).size_bytes) if self.experts else own
 
     def layer_of(self, group: str) -> int | None:
         """The layer whose parameters or adapters a group has; None of embedding and head."""
@@ -244,7 +263,7 @@ class ModelSpec(Node):
 
     def ref(self) -> ModelRef:
         """What documents say of the model, from which `model_of` makes it again."""
-        usual = self.usual_fields
+        usual = self.usual_fields | (set() if self.qk_norm_rows else {"qk_norm_rows"})
         written = self.model_dump_json(exclude_none=True, exclude=usual)
         digest = hashlib.sha256(written.encode()).hexdigest()[:16]
         fields = self.model_dump(mode="json", exclude_none=True, exclude=usual)
@@ -297,18 +316,6 @@ def norm_parameters(shape: ModelSpec) -> int:
     return shape.d_model * (2 if shape.norm == "layer" and shape.biases else 1)
 
 
-def padded_vocab(vocab_size: int, tp: int) -> int:
-    """Rows of the embedding when each of `tp` ranks holds equally many, a multiple of 128.
-
-    Source: Megatron-LM, `_vocab_size_with_padding`, with make_vocab_size_divisible_by 128.
-
-    >>> padded_vocab(50257, 8)
-    51200
-    """
-    multiple = _VOCAB_MULTIPLE * tp
-    return -(-vocab_size // multiple) * multiple
-
-
 def rank_parameters(
     shape: ModelSpec, tp: int, ep: int, part: ParameterPart, etp: int | None = None
 ) -> int:
@@ -343,15 +350,6 @@ def rank_parameters(
             return 0 if shape.tied_embeddings else split.vocab_matrix()
 
 
-def rank_heads(num_heads: int, tp: int) -> int:
-    """Heads of one of `tp` ranks, at least one: key heads fewer than ranks are replicated.
-
-    >>> [rank_heads(8, tp) for tp in (1, 4, 16)]
-    [8, 2, 1]
-    """
-    return -(-num_heads // tp)
-
-
 def _outside_layers(shape: ModelSpec) -> int:
     vocab_matrices = 1 if shape.tied_embeddings else 2
     rows = vocab_matrices * shape.vocab_size + shape.max_positions
@@ -373,7 +371,8 @@ class _Split(NamedTuple):
         matrices = (d_qkv + d_q) * shape.d_model
         qkv_bias = d_qkv if shape.biases or shape.qkv_bias else 0
         output_bias = shape.d_model if shape.biases else 0
-        head_norms = 2 * shape.head_dim if shape.qk_norm else 0
+        rows = rank_heads(shape.num_heads, self.tp) + rank_heads(shape.num_kv_heads, self.tp)
+        head_norms = (rows if shape.qk_norm_rows else 2) * shape.head_dim if shape.qk_norm else 0
         return norm_parameters(shape) + matrices + qkv_bias + output_bias + head_norms
 
     def mlp(self, d_ff: int, ranks: int) -> int:
@@ -387,7 +386,8 @@ class _Split(NamedTuple):
     def router(self) -> int:
         if self.shape.experts is None:
             return 0
-        return norm_parameters(self.shape) + self.shape.experts.count * self.shape.d_model
+        rows = self.shape.experts.count + self.shape.experts.shared_gate
+        return norm_parameters(self.shape) + rows * self.shape.d_model
 
     def experts(self) -> int:
         experts = self.shape.experts

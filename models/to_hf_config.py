@@ -3,6 +3,7 @@
 from typing import Any
 
 from twinstream.models.hf.config import HfConfigError
+from twinstream.models.options import Experts
 from twinstream.models.spec import ModelSpec
 
 # The longest sequence that a plain RoPE is said to be for: generation and serving ask for one, and
@@ -13,6 +14,12 @@ _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "dots1": "Dots1ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
 }
 
 
@@ -54,16 +61,58 @@ def to_hf_config(spec: ModelSpec) -> dict[str, Any]:
         config["rope_scaling"] = {"rope_type": "llama3", **scaling.model_dump()}
         stretched = scaling.factor * scaling.original_max_position_embeddings
         config["max_position_embeddings"] = int(stretched)
-    if model_type != "qwen2":
+    if model_type not in ("qwen2", "qwen2_moe"):
         config["attention_bias"] = False
     if model_type == "llama":
         config["mlp_bias"] = False
-    else:
+    elif model_type == "mixtral" or "qwen" in model_type:
         config |= {"sliding_window": None, "use_sliding_window": False}
+    if spec.experts is not None:
+        config |= _expert_keys(spec, spec.experts, model_type)
     return config
 
 
+def _expert_keys(spec: ModelSpec, experts: Experts, model_type: str) -> dict[str, Any]:
+    """Counts under the names of transformers 4, which 5 reads too."""
+    found: dict[str, Any] = {"num_experts_per_tok": experts.per_token}
+    if model_type in ("mixtral", "olmoe"):
+        found["intermediate_size"] = experts.d_ff
+    else:
+        found["moe_intermediate_size"] = experts.d_ff
+    if model_type != "mixtral":
+        found["norm_topk_prob"] = experts.normalized
+    if model_type in ("dots1", "glm4_moe"):
+        shared, rest = divmod(experts.shared_d_ff, experts.d_ff)
+        dense = len(experts.dense_layers)
+        if rest or not shared or experts.dense_layers != tuple(range(dense)):
+            raise HfConfigError(path="config.json", problem=(
+                f"model '{spec.name}' has a shared expert of width {experts.shared_d_ff}, and its "
+                f"layers {list(experts.dense_layers)} are dense: {model_type} has one that is some "
+                f"times as wide as an expert, {experts.d_ff}, and its first layers are dense"
+            ))  # fmt: skip
+        found |= {
+            "n_routed_experts": experts.count, "n_shared_experts": shared,
+            "n_group": experts.num_groups, "topk_group": experts.groups_per_token,
+            "routed_scaling_factor": experts.scale, "first_k_dense_replace": dense,
+        }  # fmt: skip
+        if model_type == "glm4_moe":
+            found |= {"use_qk_norm": spec.qk_norm, "partial_rotary_factor": 1.0,
+                      "num_nextn_predict_layers": 0}  # fmt: skip
+        return found
+    found["num_local_experts" if model_type == "mixtral" else "num_experts"] = experts.count
+    if "qwen" in model_type:
+        found |= {"mlp_only_layers": list(experts.dense_layers), "decoder_sparse_step": 1}
+    if model_type == "qwen2_moe":
+        found["shared_expert_intermediate_size"] = experts.shared_d_ff
+    found |= {"output_router_logits": experts.aux_loss > 0}
+    if experts.aux_loss:
+        found["router_aux_loss_coef"] = experts.aux_loss
+    return found
+
+
 def _model_type(spec: ModelSpec) -> str:
+    if spec.experts is not None:
+        return _expert_model_type(spec, spec.experts)
     if spec.qkv_bias and spec.qk_norm:
         problem = (
             f"model '{spec.name}' has qkv_bias (qwen2) and qk_norm (qwen3), which no supported "
@@ -73,3 +122,14 @@ def _model_type(spec: ModelSpec) -> str:
     if spec.qk_norm:
         return "qwen3"
     return "qwen2" if spec.qkv_bias else "llama"
+
+
+def _expert_model_type(spec: ModelSpec, experts: Experts) -> str:
+    """The family that computes alike; glm4_moe has no norms of Q and K here, dots1 has."""
+    if experts.scores == "sigmoid":
+        return "dots1" if spec.qk_norm else "glm4_moe"
+    if spec.qk_norm_rows:
+        return "olmoe"
+    if spec.qk_norm:
+        return "qwen3_moe"
+    return "qwen2_moe" if spec.qkv_bias or experts.shared_d_ff else "mixtral"

@@ -4,10 +4,14 @@ The base's groups are those of the model; the adapters of a layer are the group 
 a traced module has among its own. What is frozen is said by patterns of weights' names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from twinstream.models.adapters.adapter_layout import adapter_group, adapter_layout
+from twinstream.models.adapters.adapter_layout import (
+    adapter_group,
+    adapter_layout,
+    lora_of_layer,
+)
 from twinstream.models.adapters.lora import lora_of, module_lora_of
 from twinstream.models.adapters.quantized_base import (
     QuantizedBaseError,
@@ -31,7 +35,10 @@ class NothingToTrainError(TwinstreamError):
 
 def all_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
     """The base's groups in the order of the forward pass, then those of adapters."""
-    adapters = range(model.num_layers) if recipe.lora else ()
+    adapters: Iterable[int] = ()
+    if recipe.lora is not None and isinstance(model, ModelSpec):
+        layers = range(model.num_layers)
+        adapters = [i for i in layers if lora_of_layer(model, recipe.lora, i) is not None]
     return (*model.parameter_groups, *map(adapter_group, adapters))
 
 
@@ -68,7 +75,9 @@ def layout_of(model: Model, recipe: Recipe, group: str) -> FlatLayout:
     """How the flat parameters of a group lie."""
     if group.startswith(ADAPTERS) and isinstance(model, ModelSpec):
         assert recipe.lora is not None, f"the recipe has no adapters, and so no group {group}"
-        return adapter_layout(model, recipe.lora)
+        layer = model.layer_of(group)
+        assert layer is not None
+        return adapter_layout(model.layer(layer), recipe.lora)
     return quantized_layout(model.group_layout(group), recipe.base_of(group))
 
 

@@ -9,7 +9,7 @@ of the value, by chance by at most an 8th.
 
 import torch
 
-from twinstream.models.kernel_costs.workspace import CODE_BLOCK_ELEMENTS
+from twinstream.models.kernel_costs.scratch_sizes import CODE_BLOCK_ELEMENTS
 
 DROPPED_BITS = 20  # of a float32's mantissa of 23
 # The exponent of 1 (127), less the largest of the code: what code 0 stands for is taken as zero.

@@ -10,7 +10,7 @@ from twinstream.executor.kernels.operand import DTYPES, Operands, shard_of
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
-from twinstream.models.kernel_costs.workspace import sum_shares
+from twinstream.models.kernel_costs.scratch_sizes import sum_shares
 
 
 def gradient_squares(

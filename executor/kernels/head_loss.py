@@ -10,11 +10,17 @@ import torch
 
 from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.embedding import embedding_layout_of, head_layout_of
+from twinstream.executor.kernels.experts.routing import add_balance_loss, balance_sums
 from twinstream.executor.kernels.head_forward import HeadForward
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.gradients import add_matmul, add_vector, gradient_views
 from twinstream.executor.kernels.vector.vector_ops import NormGradients, VectorGradient, VectorOps
-from twinstream.models.kernel_costs.attributes import Attributes, is_frozen, typed_attribute
+from twinstream.models.kernel_costs.attributes import (
+    Attributes,
+    experts_of,
+    is_frozen,
+    typed_attribute,
+)
 from twinstream.schedule.ops import Mode
 
 
@@ -24,7 +30,8 @@ def head_loss(operands: Operands, attributes: Attributes, vector: VectorOps, cal
     What is frozen has no gradient.
 
     The loss is the sum over tokens with a label >= 0 of cross entropy, times what `step_state`
-    says: one over the number of such tokens in the step.
+    says: one over the number of such tokens in the step. With `balance`, the sums of a round's
+    load-balancing loss, that is added, too.
     """
     head = HeadForward.of(operands, attributes)
     gradients = _Gradients.of(operands, attributes, calls)
@@ -46,6 +53,13 @@ def head_loss(operands: Operands, attributes: Attributes, vector: VectorOps, cal
     if gradients.norm is not None:
         calls.add(add_vector, gradients.norm, d_norm_D, gradients.norm_mode)
     head.add_loss(operands["loss"], calls)
+    if "balance" in operands:
+        experts, rows = experts_of(attributes), typed_attribute(attributes, "balance_rows", int)
+        assert experts is not None
+        share = typed_attribute(attributes, "balance_share", float)
+        loss = operands["loss"].view(torch.float32, (1,))
+        balance = balance_sums(operands["balance"], experts, rows)
+        calls.add(add_balance_loss, balance, share, loss)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from twinstream.executor.kernels.block.block_backward import block_backward
 from twinstream.executor.kernels.block.block_forward import (
     block_forward,
     block_recompute_attention,
+    block_recompute_experts,
     block_recompute_input,
 )
 from twinstream.executor.kernels.calls import Calls
@@ -32,6 +33,7 @@ from twinstream.schedule.errors import TwinstreamError
 _COMPOSITIONS: dict[str, Callable[..., None]] = {
     "embed_forward": embed_forward,
     "block_forward": block_forward,
+    "block_recompute_experts": block_recompute_experts,
     "block_recompute_attention": block_recompute_attention,
     "block_recompute_input": block_recompute_input,
     "block_backward": block_backward,

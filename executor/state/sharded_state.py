@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from twinstream.executor.state.training_state import State
-from twinstream.models.kernel_costs.workspace import code_blocks
+from twinstream.models.kernel_costs.scratch_sizes import code_blocks
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.lowering.sharding import Sharding
 from twinstream.models.recipe import Recipe

@@ -25,12 +25,11 @@ from twinstream.executor.weights.base_cache import BaseCache
 from twinstream.executor.weights.checkpoint_files import CheckpointFiles
 from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.executor.weights.peft_folder import PeftFolder
-from twinstream.models.adapters.adapter_layout import adapter_group
-from twinstream.models.kernel_costs.workspace import code_blocks, state_bytes
+from twinstream.models.kernel_costs.scratch_sizes import code_blocks, state_bytes
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.model import AnyModel, model_of
 from twinstream.models.recipe import OptimizerState, Recipe
-from twinstream.models.trained import layout_of, trained_groups
+from twinstream.models.trained import adapter_groups, layout_of, trained_groups
 from twinstream.schedule.document import Schedule
 
 Weights = Iterable[tuple[str, torch.Tensor]]
@@ -95,8 +94,7 @@ def _read_parameters(folder: HfFolder, recipe: Recipe, group: str) -> torch.Tens
 def read_adapters(folder: PeftFolder) -> Iterator[tuple[str, torch.Tensor]]:
     """The groups of a PEFT folder."""
     recipe = Recipe(lora=folder.lora)
-    for layer in range(folder.spec.num_layers):
-        group = adapter_group(layer)
+    for group in adapter_groups(folder.spec, recipe):
         flat = torch.empty(layout_of(folder.spec, recipe, group).size_bytes, dtype=torch.uint8)
         folder.read_group(group, flat)
         yield group, flat

@@ -200,7 +200,7 @@ def _drawn_adapters(
     for inner in layout.tensors:
         if inner.name.endswith(("_a", ".lora_A.weight")):
             view = flat[inner.offset_bytes : inner.offset_bytes + inner.size_bytes].view(dtype)
-            random, bound = torch.empty(view.numel()), float(inner.shape[1]) ** -0.5
+            random, bound = torch.empty(view.numel()), float(inner.shape[-1]) ** -0.5
             view.copy_(random.uniform_(-bound, bound, generator=generator))
     return flat
 

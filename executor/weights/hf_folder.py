@@ -20,13 +20,20 @@ from twinstream.executor.weights.nf4_files import (
     without_companions,
 )
 from twinstream.executor.weights.safetensors_header import StoredTensor, read_header
+from twinstream.executor.weights.weight_file import fill_from_stored
 from twinstream.models.adapters.quantized_base import (
     BLOCK_ELEMENTS,
     SCALE_BYTES,
     SCALES,
     quantized_layout,
 )
-from twinstream.models.hf_weights import LM_HEAD, HfWeight, hf_weights, hf_weights_of
+from twinstream.models.hf_weights import (
+    LM_HEAD,
+    HfWeight,
+    has_fused_experts,
+    hf_weights,
+    hf_weights_of,
+)
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import reason_of
 
@@ -43,6 +50,7 @@ class HfFolder:
     spec: ModelSpec
     stored: Mapping[str, StoredTensor]
     nf4: Mapping[str, StoredNf4]
+    fused: bool = False
 
     @classmethod
     def open(cls, path: str | Path, spec: ModelSpec) -> Self:
@@ -60,8 +68,9 @@ class HfFolder:
         stored = stored_tensors(folder)
         matrices = nf4_matrices(stored)
         stored = without_companions(stored, matrices)
-        _check(folder, spec, stored)
-        return cls(folder, spec, stored, matrices)
+        fused = has_fused_experts(spec, stored)
+        _check(folder, spec, stored, fused=fused)
+        return cls(folder, spec, stored, matrices, fused)
 
     def read_group(self, group: str, destination: torch.Tensor) -> None:
         """Fill the flat parameters of `embedding`, a layer by its number, or `head`.
@@ -78,7 +87,7 @@ class HfFolder:
         size_bytes = self.spec.group_layout(group).size_bytes
         assert destination.dtype == torch.uint8 and destination.shape == (size_bytes,)
         assert destination.device.type == "cpu" and destination.is_contiguous()
-        weights = hf_weights_of(self.spec, group)
+        weights = hf_weights_of(self.spec, group, fused=self.fused)
         plain = [weight for weight in weights if weight.name not in self.nf4]
         read_weights(self.stored, plain, self.spec.dtype, destination)
         table = levels("nf4", destination.device)
@@ -90,7 +99,8 @@ class HfFolder:
 
     def has_nf4(self, group: str) -> bool:
         """Whether matrices of a group are stored in it."""
-        return any(weight.name in self.nf4 for weight in hf_weights_of(self.spec, group))
+        weights = hf_weights_of(self.spec, group, fused=self.fused)
+        return any(weight.name in self.nf4 for weight in weights)
 
     def read_nf4(self, group: str) -> torch.Tensor:
         """The flat parameters of a block in NF4, 1-D uint8: the codes and scales of the files where
@@ -104,7 +114,7 @@ class HfFolder:
         self.read_group(group, flat)
         made = quantized_group(flat, layout, DTYPES[self.spec.dtype], "nf4")
         quantized = quantized_layout(layout, "nf4")
-        for weight in hf_weights_of(self.spec, group):
+        for weight in hf_weights_of(self.spec, group, fused=self.fused):
             if weight.name not in self.nf4:
                 continue
             inside = next(i for i in layout.tensors if i.offset_bytes <= weight.offset_bytes
@@ -155,8 +165,12 @@ def read_weights(
             with path.open("rb") as file:
                 for weight in weights:
                     flat = destination[weight.offset_bytes : weight.end_bytes]
+                    if weight.axes:
+                        flat = torch.empty_like(flat)
                     values = flat.view(getattr(torch, weight.dtype or dtype))
                     _read(file, stored[weight.name], values, weight.name)
+                    if weight.axes:
+                        fill_from_stored(weight, flat, destination)
         except OSError as error:
             raise WeightsError(path, f"cannot be read: {reason_of(error)}") from None
 
@@ -194,10 +208,12 @@ def _sharded(folder: Path, mapped: Mapping[str, str]) -> dict[str, StoredTensor]
     return unlisted | {name: shards[file][name] for name, file in mapped.items()}
 
 
-def _check(folder: Path, spec: ModelSpec, stored: Mapping[str, StoredTensor]) -> None:
+def _check(
+    folder: Path, spec: ModelSpec, stored: Mapping[str, StoredTensor], *, fused: bool
+) -> None:
     """Refuse weights that are not those of the model."""
     harmless = {name for name in stored if name == LM_HEAD or name.endswith(_HARMLESS)}
-    weights = hf_weights(spec)
+    weights = hf_weights(spec, fused=fused)
     if problems := stored_problems(weights, stored, harmless):
         missing = [weight.name for weight in weights if weight.name not in stored]
         raise WeightsError(

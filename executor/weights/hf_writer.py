@@ -21,8 +21,10 @@ from twinstream.executor.weights.durable_files import (
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import INDEX, SINGLE, has_weights, weight_map
 from twinstream.executor.weights.model_files import model_files
+from twinstream.executor.weights.safetensors_header import read_header
 from twinstream.executor.weights.weight_file import WeightFile
-from twinstream.models.hf_weights import HfWeight, hf_weights
+from twinstream.models.hf_weights import HfWeight, has_fused_experts, hf_weights
+from twinstream.models.layout import ROUTER_BIAS
 from twinstream.models.spec import ModelSpec
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -117,10 +119,11 @@ def _division(
     spec: ModelSpec, like: Path | None, max_shard_bytes: int
 ) -> dict[str, list[HfWeight]]:
     """By file name, what it holds."""
-    weights = hf_weights(spec)
     if like is None or not has_weights(like):
-        return by_size(weights, max_shard_bytes)
+        return by_size(hf_weights(spec), max_shard_bytes)
     mapped = weight_map(like)
+    names = read_header(like / SINGLE) if mapped is None else mapped
+    weights = hf_weights(spec, fused=has_fused_experts(spec, names))
     if mapped is None:
         return {SINGLE: list(weights)}
     if missing := [weight.name for weight in weights if weight.name not in mapped]:
@@ -156,9 +159,10 @@ def by_size(
 
 def _index(files: Mapping[str, Sequence[HfWeight]]) -> bytes:
     weights = [weight for inside in files.values() for weight in inside]
+    trained = [weight for weight in weights if not weight.group.endswith(ROUTER_BIAS)]
     index = {
         "metadata": {
-            "total_parameters": sum(prod(weight.shape) for weight in weights),
+            "total_parameters": sum(prod(weight.shape) for weight in trained),
             "total_size": sum(weight.size_bytes for weight in weights),
         },
         "weight_map": dict(

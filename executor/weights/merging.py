@@ -6,7 +6,8 @@ import torch
 from pydantic import TypeAdapter
 
 from twinstream.executor.kernels.base_codes import dequantized_group, quantized_group
-from twinstream.executor.kernels.operand import DTYPES
+from twinstream.executor.kernels.operand import DTYPES, KernelOperand
+from twinstream.executor.kernels.vector.gradients import weight_views
 from twinstream.executor.weights.durable_files import whole_folder, write_file, write_files, writing
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
@@ -22,36 +23,58 @@ from twinstream.executor.weights.peft_folder import (
 )
 from twinstream.executor.weights.traced.module_adapters import LORA_A, LORA_B, plain_adapters
 from twinstream.executor.weights.traced.module_folder import loaded_module
-from twinstream.models.adapters.adapter_layout import adapter_group, adapter_layout
+from twinstream.models.adapters.adapter_layout import (
+    adapter_group,
+    adapter_layout,
+    adapter_sites,
+    expert_sites,
+)
 from twinstream.models.adapters.lora import Lora
-from twinstream.models.adapters.peft_weights import PEFT_MODULES, peft_weights_of
+from twinstream.models.adapters.peft_weights import peft_module
 from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.executable import executor_refusal
 from twinstream.models.hf.config import Dtype, HfConfigError, UnsupportedConfigError
 from twinstream.models.hf_weights import HfWeight, hf_weights_of
+from twinstream.models.layout import EXPERTS
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import read_bytes, reason_of
 
 
 def merge_adapters(
-    spec: ModelSpec, lora: Lora, layer: int, flat: torch.Tensor, adapters: torch.Tensor
+    spec: ModelSpec, lora: Lora, group: str, flat: torch.Tensor, adapters: torch.Tensor
 ) -> None:
-    """Add scale B A to every target of a layer, in place: in float32, rounded once.
+    """Add scale B A to every target that a group has, in place: in float32, rounded once.
 
     Args:
-        flat: the layer's parameters, 1-D uint8 on the host, of the size of their layout.
-        adapters: those of the same layer, likewise.
+        group: a layer by its number, or that of its experts.
+        flat: the group's parameters, 1-D uint8 on the host, of the size of their layout.
+        adapters: those of the layer, likewise.
     """
-    weights = {weight.name: weight for weight in hf_weights_of(spec, str(layer))}
-    matrices = {weight.name: weight for weight in peft_weights_of(spec, lora, layer)}
-    for target in lora.targets:
-        name = f"model.layers.{layer}.{PEFT_MODULES[target]}"
-        weight = _view(spec, flat, weights[f"{name}.weight"])
-        a, b = (
-            _view(spec, adapters, matrices[f"base_model.model.{name}.lora_{which}.weight"])
-            for which in ("A", "B")
+    layer = spec.layer_of(group)
+    assert layer is not None
+    built = spec.layer(layer)
+    matrices = weight_views(
+        KernelOperand(adapters, "read"), adapter_layout(built, lora), DTYPES[spec.dtype]
+    )
+    if group.endswith(EXPERTS):
+        inside = weight_views(
+            KernelOperand(flat, "update"), spec.group_layout(group), DTYPES[spec.dtype]
         )
-        weight.copy_(torch.addmm(weight.float(), b.float(), a.float(), alpha=lora.scale))
+        for of_all in expert_sites(built, lora):
+            a_and_b = (matrices[f"{of_all.name}_{which}"] for which in "ab")
+            for weight, a, b in zip(inside[of_all.name], *a_and_b, strict=True):
+                _add_product(weight, a, b, lora.scale)
+        return
+    weights = {weight.name: weight for weight in hf_weights_of(spec, group)}
+    for site in adapter_sites(built, lora):
+        for number, target in enumerate(site.adapted):
+            name = f"model.layers.{layer}.{peft_module(built, target)}.weight"
+            a = matrices[f"{site.name}_a"][number * lora.rank : (number + 1) * lora.rank]
+            _add_product(_view(spec, flat, weights[name]), a, matrices[f"{target}_b"], lora.scale)
+
+
+def _add_product(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> None:
+    weight.copy_(torch.addmm(weight.float(), b.float(), a.float(), alpha=scale))
 
 
 def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> str | None:
@@ -70,7 +93,7 @@ def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> str
         nonlocal off, total
         flat = torch.empty(spec.group_layout(group).size_bytes, dtype=torch.uint8)
         base.read_group(group, flat)
-        if group.isdigit():
+        if group.removesuffix(EXPERTS).isdigit():
             if kept is not None:
                 layout, dtype = spec.group_layout(group), DTYPES[spec.dtype]
                 coded = quantized_group(flat, layout, dtype, kept)
@@ -80,10 +103,13 @@ def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> str
                         now, then = (_view(spec, each, weight).double() for each in (flat, was))
                         off += float((then - now).square().sum())
                         total += float(now.square().sum())
-            size_bytes = adapter_layout(spec, lora).size_bytes
+            layer = spec.layer_of(group)
+            assert layer is not None
+            size_bytes = adapter_layout(spec.layer(layer), lora).size_bytes
             matrices = torch.empty(size_bytes, dtype=torch.uint8)
-            adapters.read_group(adapter_group(int(group)), matrices)
-            merge_adapters(spec, lora, int(group), flat, matrices)
+            if size_bytes:
+                adapters.read_group(adapter_group(layer), matrices)
+                merge_adapters(spec, lora, group, flat, matrices)
         return flat
 
     with whole_folder(destination) as folder:

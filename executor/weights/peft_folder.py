@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -16,8 +16,10 @@ from twinstream.executor.weights.safetensors_header import (
     StoredTensor,
     read_header,
 )
-from twinstream.models.adapters.lora import TARGETS, Lora, LoraError, lora_of
+from twinstream.models.adapters.lora import Lora, LoraError, lora_of
 from twinstream.models.adapters.peft_weights import (
+    EXPERT_MODULES,
+    EXPERT_PARAMETERS,
     PEFT_MODULES,
     peft_weights,
     peft_weights_of,
@@ -36,7 +38,8 @@ _HARMLESS = frozenset({
     "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
     "exclude_modules", "inference_mode", "layers_pattern", "loftq_config", "lora_alpha",
     "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_version",
-    "qalora_group_size", "r", "revision", "runtime_config", "target_modules", "task_type",
+    "qalora_group_size", "r", "revision", "runtime_config", "target_modules", "target_parameters",
+    "task_type",
 })  # fmt: skip
 # Every other key may change the computation unless it is empty or has one of these values.
 _PLAIN: Mapping[str, tuple[object, ...]] = {
@@ -129,16 +132,24 @@ def read_adapter(folder: Path) -> tuple[Lora, dict[str, StoredTensor]]:
     require_plain(path, config)
     stored = read_header(folder / ADAPTER_WEIGHTS)
     modules = {n.removeprefix(_PREFIX).rpartition(".lora_")[0] for n in stored if ".lora_" in n}
-    targets = [t for t in TARGETS if any(m.endswith(f".{PEFT_MODULES[t]}") for m in modules)]
+    of_experts = {m for m in modules if m.endswith(tuple(EXPERT_MODULES.values()))}
+    targets = [t for t, name in PEFT_MODULES.items()
+               if any(m.endswith(_ends(name)) for m in modules)]  # fmt: skip
+    targets += ["experts"] if of_experts else []
     if not targets:
         raise WeightsError(folder / ADAPTER_WEIGHTS, "has no LoRA matrices of a decoder's blocks")
-    _require_targeted(path, config, modules)
+    _require_targeted(path, config, modules - of_experts)
+    if of_experts and set(config.get("target_parameters") or ()) != set(EXPERT_PARAMETERS):
+        raise WeightsError(
+            path, f"has target_parameters = {config.get('target_parameters')!r:.80}, and "
+            f"{ADAPTER_WEIGHTS} adapters of experts: they are {', '.join(EXPERT_PARAMETERS)}",
+        )  # fmt: skip
     rank, alpha = config.get("r"), config.get("lora_alpha")
     try:
         lora = lora_of(f"r={rank},alpha={alpha},targets={','.join(targets)}")
     except LoraError as error:
         raise WeightsError(path, f"has r = {rank!r}, lora_alpha = {alpha!r}: {error}") from None
-    if problems := list(_problems(lora, modules, stored)):
+    if problems := list(_problems(lora, modules, of_experts, stored)):
         raise WeightsError(
             folder / ADAPTER_WEIGHTS, f"{some_of(problems)}; {ADAPTER_CONFIG} says r = {rank}, and "
             "a LoRA is lora_A and lora_B beside a projection",
@@ -183,17 +194,32 @@ def _matches(patterns: str | Sequence[str], module: str) -> bool:
     return any(f".{module}".endswith(f".{pattern}") for pattern in patterns)
 
 
+def _ends(module: str) -> tuple[str, ...]:
+    """How the names of a target end: of an expert that all tokens go to it has another module."""
+    shared = ("mlp.shared_expert.", "mlp.shared_experts.", "mlp.")
+    return tuple(f".{module.replace('mlp.', each)}" for each in shared)
+
+
 def _problems(
-    lora: Lora, modules: Iterable[str], stored: Mapping[str, StoredTensor]
-) -> Iterator[str]:
-    """Matrices that are missing, of another rank, or beside something else."""
+    lora: Lora, modules: Iterable[str], of_experts: Collection[str],
+    stored: Mapping[str, StoredTensor],
+) -> Iterator[str]:  # fmt: skip
+    """Matrices that are missing, of another rank, or beside something else.
+
+    Those of experts have a rank for each.
+    """
+    many = {f"{_PREFIX}{m}.lora_{which}.weight" for m in of_experts for which in "AB"}
     expected = {f"{_PREFIX}{m}.lora_{which}.weight": "AB".index(which)
                 for m in sorted(modules) for which in "AB"}  # fmt: skip
     yield from (f"{name} is missing" for name in expected if name not in stored)
     for name, tensor in stored.items():
         if name not in expected:
             yield f"{name} is none of a LoRA"
-        elif len(tensor.shape) != 2 or tensor.shape[expected[name]] != lora.rank:
+        elif len(tensor.shape) != 2 or (
+            tensor.shape[expected[name]] % lora.rank
+            if name in many
+            else tensor.shape[expected[name]] != lora.rank
+        ):
             yield f"{name} is {list(tensor.shape)}"
         elif tensor.dtype not in ITEMSIZE_BYTES:
             yield f"{name} is {tensor.dtype}"

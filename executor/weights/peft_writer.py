@@ -10,9 +10,14 @@ from twinstream.executor.weights.durable_files import make_room, sync, write_fil
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.peft_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from twinstream.executor.weights.weight_file import WeightFile
-from twinstream.models.adapters.adapter_layout import adapter_group
+from twinstream.models.adapters.adapter_layout import adapter_group, adapter_sites
 from twinstream.models.adapters.lora import Lora
-from twinstream.models.adapters.peft_weights import PEFT_MODULES, peft_weights, peft_weights_of
+from twinstream.models.adapters.peft_weights import (
+    EXPERT_PARAMETERS,
+    PEFT_MODULES,
+    peft_weights,
+    peft_weights_of,
+)
 from twinstream.models.spec import ModelSpec
 
 
@@ -40,20 +45,30 @@ def write_peft_folder(
     make_room(destination, file.size_bytes)
     if file.path.exists():
         raise WeightsError(destination, "has an adapter already; write to another folder")
-    targets = [PEFT_MODULES[target].split(".")[1] for target in lora.targets]
-    config = adapter_config(lora.rank, lora.alpha, targets, base)
+    # PEFT takes the names of matrices that the model has not for those of its experts
+    there = {
+        t for kind, _ in spec.layer_kinds for s in adapter_sites(kind, lora) for t in s.adapted
+    }
+    targets = [PEFT_MODULES[t].split(".")[1] for t in lora.targets if t in there]
+    parameters = EXPERT_PARAMETERS if "experts" in lora.targets else ()
+    config = adapter_config(lora.rank, lora.alpha, targets, base, parameters)
     write_file(destination / ADAPTER_CONFIG, config)
     file.create()
     for layer in range(spec.num_layers):
-        file.write(peft_weights_of(spec, lora, layer), read_group(adapter_group(layer)))
+        if weights := peft_weights_of(spec, lora, layer):
+            file.write(weights, read_group(adapter_group(layer)))
     with writing(file.path, file.size_bytes):
         sync(file.path)
         sync(destination)
         sync(destination.parent)
 
 
-def adapter_config(rank: int, alpha: float, targets: Sequence[str], base: str | None) -> bytes:
-    """adapter_config.json of a plain LoRA beside modules of these names, or ends of names."""
+def adapter_config(
+    rank: int, alpha: float, targets: Sequence[str], base: str | None,
+    parameters: Sequence[str] = (),
+) -> bytes:  # fmt: skip
+    """adapter_config.json of a plain LoRA beside modules of these names, or ends of names, and
+    beside parameters that have a matrix for each expert."""
     config = {
         "base_model_name_or_path": base,
         "bias": "none",
@@ -66,6 +81,7 @@ def adapter_config(rank: int, alpha: float, targets: Sequence[str], base: str | 
         "peft_type": "LORA",
         "r": rank,
         "target_modules": [*targets],
+        **({"target_parameters": [*parameters]} if parameters else {}),
         "task_type": "CAUSAL_LM",
         "use_dora": False,
         "use_rslora": False,

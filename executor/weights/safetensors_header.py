@@ -93,13 +93,13 @@ class NewTensor:
 def new_header(tensors: Iterable[NewTensor]) -> tuple[bytes, Mapping[str, int], int]:
     """A file's first bytes, where each tensor begins in the file, and where the file ends.
 
-    The bytes are those that the safetensors library writes for tensors of one dtype, which it
-    orders by name.
+    The bytes are those that the safetensors library writes, which orders tensors by the size of
+    their elements, the largest first, and by name.
     """
     entries: dict[str, Any] = {METADATA: {"format": "pt"}}
     starts: dict[str, int] = {}
     end_bytes = 0
-    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
+    for tensor in sorted(tensors, key=lambda t: (-ITEMSIZE_BYTES[t.dtype], t.name)):
         starts[tensor.name] = end_bytes
         end_bytes += tensor.size_bytes
         entries[tensor.name] = {

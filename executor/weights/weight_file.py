@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
@@ -9,6 +10,8 @@ import torch
 from twinstream.executor.weights.durable_files import writing
 from twinstream.executor.weights.safetensors_header import DTYPES, NewTensor, new_header
 from twinstream.models.hf_weights import HfWeight
+
+_OF_SIZE = {2: torch.int16, 4: torch.int32}
 
 
 @dataclass(frozen=True)
@@ -51,4 +54,25 @@ class WeightFile:
         with writing(self.path, self.size_bytes), self.path.open("r+b") as file:
             for weight in mine:
                 file.seek(self.starts[weight.name])
-                file.write(content[weight.offset_bytes : weight.end_bytes])
+                if weight.axes:
+                    file.write(as_stored(weight, flat).numpy().data)
+                else:
+                    file.write(content[weight.offset_bytes : weight.end_bytes])
+
+
+def as_stored(weight: HfWeight, flat: torch.Tensor) -> torch.Tensor:
+    """The bytes of a weight whose axes have another order in files, in that order."""
+    return _elements(weight, flat).permute(weight.axes).reshape(-1).view(torch.uint8)
+
+
+def fill_from_stored(weight: HfWeight, values: torch.Tensor, flat: torch.Tensor) -> None:
+    """Put what a file has of such a weight, of its dtype in the flat tensor, in its place there."""
+    inside = _elements(weight, flat)
+    there = inside.permute(weight.axes)
+    there.copy_(values.view(inside.dtype).view(there.shape))
+
+
+def _elements(weight: HfWeight, flat: torch.Tensor) -> torch.Tensor:
+    itemsize = weight.size_bytes // prod(weight.shape)
+    inside = flat[weight.offset_bytes : weight.end_bytes]
+    return inside.view(_OF_SIZE[itemsize]).view(weight.flat_shape)

@@ -7,7 +7,7 @@ that one product makes x A^T for all of them.
 from dataclasses import dataclass
 
 from twinstream.models.adapters.lora import Lora, Target
-from twinstream.models.layout import ADAPTERS, FlatLayout, packed_layout
+from twinstream.models.layout import ADAPTERS, FlatLayout, dense_width, packed_layout
 from twinstream.models.spec import ModelSpec
 
 _SITES: dict[str, tuple[Target, ...]] = {
@@ -16,6 +16,7 @@ _SITES: dict[str, tuple[Target, ...]] = {
     "gate_up": ("gate", "up"),
     "down": ("down",),
 }
+_ATTENTION = ("qkv", "o")
 
 
 def adapter_group(layer: int) -> str:
@@ -48,14 +49,32 @@ class AdapterSite:
         return sum(self.rank * (self.in_width + self.out_widths[t]) for t in self.adapted)
 
 
-def low_widths(lora: Lora) -> dict[str, int]:
-    """Columns of x A^T by site, of the sites that have a target.
+@dataclass(frozen=True)
+class ExpertSite:
+    """The matrices of all routed experts that share a tensor; each expert has an A and a B."""
 
-    >>> low_widths(Lora(rank=16, alpha=32.0))
+    name: str
+    count: int
+    in_width: int
+    out_width: int
+    rank: int
+
+    @property
+    def num_parameters(self) -> int:
+        """Of all A and B, without padding."""
+        return self.count * self.rank * (self.in_width + self.out_width)
+
+
+def low_widths(lora: Lora, d_ff: int) -> dict[str, int]:
+    """Columns of x A^T by site, of the sites that have a target, of a block whose network for all
+    tokens is so wide.
+
+    >>> low_widths(Lora(rank=16, alpha=32.0), 128)
     {'qkv': 48, 'o': 16, 'gate_up': 32, 'down': 16}
     """
     counts = {name: sum(t in lora.targets for t in targets) for name, targets in _SITES.items()}
-    return {name: count * lora.rank for name, count in counts.items() if count}
+    there = {name: count for name, count in counts.items() if d_ff or name in _ATTENTION}
+    return {name: count * lora.rank for name, count in there.items() if count}
 
 
 def adapter_sites(spec: ModelSpec, lora: Lora) -> tuple[AdapterSite, ...]:
@@ -65,10 +84,11 @@ def adapter_sites(spec: ModelSpec, lora: Lora) -> tuple[AdapterSite, ...]:
     >>> [site.low_width for site in adapter_sites(load_preset("8b"), Lora(rank=16, alpha=32.0))]
     [48, 16, 32, 16]
     """
-    in_widths = {"qkv": spec.d_model, "o": spec.d_q, "gate_up": spec.d_model, "down": spec.d_ff}
+    d_ff = dense_width(spec)
+    in_widths = {"qkv": spec.d_model, "o": spec.d_q, "gate_up": spec.d_model, "down": d_ff}
     out_widths: dict[Target, int] = {
         "q": spec.d_q, "k": spec.d_kv, "v": spec.d_kv, "o": spec.d_model,
-        "gate": spec.d_ff, "up": spec.d_ff, "down": spec.d_model,
+        "gate": d_ff, "up": d_ff, "down": spec.d_model,
     }  # fmt: skip
     found = (
         AdapterSite(
@@ -79,15 +99,41 @@ def adapter_sites(spec: ModelSpec, lora: Lora) -> tuple[AdapterSite, ...]:
             lora.rank,
         )
         for name, targets in _SITES.items()
+        if d_ff or name in _ATTENTION
     )
     return tuple(site for site in found if site.adapted)
+
+
+def expert_sites(spec: ModelSpec, lora: Lora) -> tuple[ExpertSite, ...]:
+    """Those of one block's routed experts; none unless they are a target."""
+    experts = spec.experts
+    if experts is None or "experts" not in lora.targets:
+        return ()
+    count, d_ff, d = experts.count, experts.d_ff, spec.d_model
+    return (
+        ExpertSite("experts_gate_up", count, d, 2 * d_ff, lora.rank),
+        ExpertSite("experts_down", count, d_ff, d, lora.rank),
+    )
+
+
+def lora_of_layer(spec: ModelSpec, lora: Lora | None, layer: int) -> Lora | None:
+    """What is beside the matrices of a layer; None where none of them is a target.
+
+    >>> from twinstream.models.presets import load_preset
+    >>> lora_of_layer(load_preset("qwen3-30b-a3b"), Lora(rank=4, alpha=8.0, targets=("down",)), 0)
+    """
+    if lora is None:
+        return None
+    built = spec.layer(layer)
+    return lora if adapter_sites(built, lora) or expert_sites(built, lora) else None
 
 
 def adapter_layout(spec: ModelSpec, lora: Lora) -> FlatLayout:
     """Return the layout of one block's LoRA matrices.
 
     `SITE_a` is [targets of the site x rank, in_features], target by target; `TARGET_b` is
-    [out_features, rank].
+    [out_features, rank]. Of routed experts they are [experts, rank, in_features] and [experts,
+    out_features, rank].
 
     >>> from twinstream.models.presets import load_preset
     >>> layout = adapter_layout(load_preset("tiny"), Lora(rank=4, alpha=8.0, targets=("q", "v")))
@@ -98,4 +144,7 @@ def adapter_layout(spec: ModelSpec, lora: Lora) -> FlatLayout:
     for site in adapter_sites(spec, lora):
         shapes.append((f"{site.name}_a", (site.low_width, site.in_width)))
         shapes += [(f"{t}_b", (site.out_widths[t], lora.rank)) for t in site.adapted]
+    for each in expert_sites(spec, lora):
+        shapes.append((f"{each.name}_a", (each.count, lora.rank, each.in_width)))
+        shapes.append((f"{each.name}_b", (each.count, each.out_width, lora.rank)))
     return packed_layout(shapes, spec.itemsize)

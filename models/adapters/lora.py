@@ -9,10 +9,11 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Attribute
 
-Target = Literal["q", "k", "v", "o", "gate", "up", "down"]
+Target = Literal["q", "k", "v", "o", "gate", "up", "down", "experts"]
 TARGETS: tuple[Target, ...] = get_args(Target)
+LINEAR = TARGETS[:-1]  # those taken unless told: adapters of every expert are many
 DEFAULT_RANK = 16
-_EXAMPLE = f"r={DEFAULT_RANK},alpha={2 * DEFAULT_RANK},targets={','.join(TARGETS)}"
+_EXAMPLE = f"r={DEFAULT_RANK},alpha={2 * DEFAULT_RANK},targets={','.join(LINEAR)}"
 _ATTRIBUTES = ("lora_rank", "lora_alpha", "lora_targets")
 
 
@@ -35,13 +36,15 @@ class _LowRank(Node):
 class Lora(_LowRank):
     """y = x W^T + scale (x A^T) B^T beside every target projection W of every block.
 
-    A is [rank, in_features], B is [out_features, rank], and scale is alpha / rank. Targets are in
-    the order of `TARGETS`, whatever order they are given in.
+    `gate`, `up` and `down` are of the feed-forward network that all tokens go through; `experts`
+    are two beside each routed expert, one of gate and up together, one of down. A is
+    [rank, in_features], B is [out_features, rank], and scale is alpha / rank. Targets are in the
+    order of `TARGETS`, whatever order they are given in.
 
     Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, arXiv:2106.09685.
     """
 
-    targets: Annotated[tuple[Target, ...], Field(min_length=1, strict=False)] = TARGETS
+    targets: Annotated[tuple[Target, ...], Field(min_length=1, strict=False)] = LINEAR
 
     @field_validator("targets")
     @classmethod
@@ -86,7 +89,7 @@ def lora_of_attributes(attributes: Mapping[str, Attribute]) -> Lora | None:
 def lora_of(text: str) -> Lora:
     """The options in a text such as `r=16,alpha=32,targets=q,k,v,o,gate,up,down`.
 
-    What is left out is r=16, alpha = 2 r, and all seven targets.
+    What is left out is r=16, alpha = 2 r, and all targets but `experts`.
 
     Raises:
         LoraError: the text cannot be read; says what it should look like.
@@ -95,7 +98,7 @@ def lora_of(text: str) -> Lora:
     Lora(rank=8, alpha=16.0, targets=('q', 'v'))
     """
     rank, alpha, targets = _read(text)
-    return _made(rank, alpha, targets or list(TARGETS), f"--lora '{text}'")
+    return _made(rank, alpha, targets or list(LINEAR), f"--lora '{text}'")
 
 
 def module_lora_of(text: str) -> ModuleLora:

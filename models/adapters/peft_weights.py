@@ -1,10 +1,21 @@
 """Which tensor of a PEFT adapter file lies where in the flat tensors of adapters."""
 
-from twinstream.models.adapters.adapter_layout import adapter_group, adapter_layout, adapter_sites
+from twinstream.models.adapters.adapter_layout import (
+    adapter_group,
+    adapter_layout,
+    adapter_sites,
+    expert_sites,
+)
 from twinstream.models.adapters.lora import Lora, Target
 from twinstream.models.hf_weights import HfWeight
 from twinstream.models.spec import ModelSpec
 
+PEFT_LAYERS = "base_model.model.model.layers."
+EXPERT_MODULES = {  # as PEFT 0.21 wraps two parameters of one module, one about the other
+    "experts_gate_up": "mlp.experts.base_layer",
+    "experts_down": "mlp.experts",
+}
+EXPERT_PARAMETERS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 PEFT_MODULES: dict[Target, str] = {
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
@@ -30,18 +41,41 @@ def peft_weights(spec: ModelSpec, lora: Lora) -> tuple[HfWeight, ...]:
 
 
 def peft_weights_of(spec: ModelSpec, lora: Lora, layer: int) -> tuple[HfWeight, ...]:
-    """Those of one layer: A and B of each target."""
+    """Those of one layer: A and B of each target.
+
+    PEFT has those of all experts in one A, expert by expert, and one B, rank by rank.
+    """
+    spec = spec.layer(layer)
     layout, group, found = adapter_layout(spec, lora), adapter_group(layer), []
     for site in adapter_sites(spec, lora):
         a = layout.tensor(f"{site.name}_a")
         rows_bytes = a.size_bytes // len(site.adapted)
         for number, target in enumerate(site.adapted):
             b = layout.tensor(f"{target}_b")
-            module = f"base_model.model.model.layers.{layer}.{PEFT_MODULES[target]}"
+            module = f"{PEFT_LAYERS}{layer}.{peft_module(spec, target)}"
             shape = (lora.rank, site.in_width)
             start_bytes = a.offset_bytes + number * rows_bytes
             found += [
                 HfWeight(f"{module}.lora_A.weight", shape, group, start_bytes, rows_bytes),
                 HfWeight(f"{module}.lora_B.weight", b.shape, group, b.offset_bytes, b.size_bytes),
             ]
+    for each in expert_sites(spec, lora):
+        a, b = layout.tensor(f"{each.name}_a"), layout.tensor(f"{each.name}_b")
+        module = f"{PEFT_LAYERS}{layer}.{EXPERT_MODULES[each.name]}"
+        all_ranks = each.count * each.rank
+        found += [
+            HfWeight(f"{module}.lora_A.weight", (all_ranks, each.in_width), group, a.offset_bytes,
+                     a.size_bytes),
+            HfWeight(f"{module}.lora_B.weight", (each.out_width, all_ranks), group, b.offset_bytes,
+                     b.size_bytes, flat_shape=b.shape, axes=(1, 2, 0)),
+        ]  # fmt: skip
     return tuple(found)
+
+
+def peft_module(spec: ModelSpec, target: Target) -> str:
+    """What PEFT calls a target of a layer built like a model's."""
+    module, experts = PEFT_MODULES[target], spec.experts
+    if experts is None or not module.startswith("mlp."):
+        return module
+    shared = "mlp.shared_expert." if experts.shared_gate else "mlp.shared_experts."
+    return module.replace("mlp.", shared)

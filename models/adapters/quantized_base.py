@@ -2,8 +2,8 @@
 
 `8bit` is a whole number from -127 to 127 and a scale for every 256 elements, 8.125 bits each; `nf4`
 one of 16 levels and a scale for every 64, 4.5 bits. A scale is the largest magnitude of its block,
-which begins anew at no row: elements are counted through the matrix, as in its file. Norms and
-biases stay as they are.
+which begins anew at no row: elements are counted through the matrix, as in its file. Norms,
+biases and routers stay as they are.
 
 Source of nf4: Dettmers et al., QLoRA, arXiv:2305.14314, section 3 and appendix E.
 """
@@ -19,6 +19,7 @@ BaseFormat = Literal["model", "8bit", "nf4"]
 BLOCK_ELEMENTS = {"8bit": 256, "nf4": 64}
 CODE_BITS = {"8bit": 8, "nf4": 4}
 SCALE_BYTES = 4
+KEPT = ("router", "shared_gate")  # small matrices that stay as they are
 SCALES = ".scales"  # ends the name of a matrix's scales
 
 
@@ -45,7 +46,7 @@ def quantized_layout(layout: FlatLayout, base: BaseFormat) -> FlatLayout:
 
 
 def _stored(inner: InnerTensor, base: BaseFormat) -> list[tuple[str, tuple[int, ...], int]]:
-    if base == "model" or len(inner.shape) < 2:
+    if base == "model" or len(inner.shape) < 2 or inner.name in KEPT:
         return [(inner.name, inner.shape, inner.size_bytes)]
     count = prod(inner.shape)
     num_scales = count // BLOCK_ELEMENTS[base]
@@ -65,6 +66,8 @@ def require_whole_blocks(spec: ModelSpec, base: str) -> None:
         "Q": spec.d_q * spec.d_model, "K": spec.d_kv * spec.d_model,
         "gate": spec.d_ff * spec.d_model,
     }  # fmt: skip
+    if spec.experts is not None:
+        widths["an expert's gate"] = spec.experts.d_ff * spec.d_model
     for name, count in widths.items():
         if count % block:
             raise QuantizedBaseError(

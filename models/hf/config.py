@@ -11,16 +11,28 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import BaseModel, NonNegativeInt, PositiveInt, ValidationError
 
+from twinstream.models.hf.experts import (
+    EXPERT_MODEL_TYPES,
+    READ_STRICTLY,
+    ExpertKeys,
+    ExpertsError,
+    expert_refusals,
+    experts_of,
+)
 from twinstream.models.hf.keys import HARMLESS_KEYS, NEUTRAL_VALUES, REASONS, says_nothing
-from twinstream.models.rope import PositiveFinite, RopeScaling
+from twinstream.models.options import PositiveFinite, RopeScaling
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import read_text
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", *EXPERT_MODEL_TYPES)
 DEFAULT_ROPE_THETA = 10_000.0
+DEFAULT_MIXTRAL_ROPE_THETA = 1e6
 DEFAULT_QWEN3_HEAD_DIM = 128
+DEFAULT_EPS = {"mixtral": 1e-5, "olmoe": 1e-5, "glm4_moe": 1e-5}  # of others 1e-6
+_WINDOWED = ("mistral", "qwen2", "qwen3")  # those that leave a window of 4096 out
+_OWN_BIAS = ("qwen2", "qwen2_moe")  # Q, K and V always have one, unless qkv_bias says otherwise
 DEFAULT_WINDOW = 4096
 Dtype = Literal["bfloat16", "float32"]
 DTYPES: Mapping[str, Dtype] = {
@@ -28,7 +40,6 @@ DTYPES: Mapping[str, Dtype] = {
     "float32": "float32",
 }
 MAX_SHOWN_CHARS = 200
-READ_STRICTLY = ConfigDict(frozen=True, extra="allow", strict=True, protected_namespaces=())
 
 
 class HfConfigError(TwinstreamError):
@@ -79,10 +90,8 @@ class _Rope(BaseModel):
         return {name: extra[name] for name in RopeScaling.model_fields if name in extra}
 
 
-class _Config(BaseModel):
+class _Config(ExpertKeys):
     """The keys that are read; all others end in `model_extra`."""
-
-    model_config = READ_STRICTLY
 
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
@@ -91,7 +100,7 @@ class _Config(BaseModel):
     num_key_value_heads: PositiveInt | None = None
     head_dim: PositiveInt | None = None
     vocab_size: PositiveInt
-    rms_norm_eps: PositiveFinite = 1e-6
+    rms_norm_eps: PositiveFinite | None = None
     rope_theta: PositiveFinite | None = None
     rope_parameters: _Rope | None = None
     rope_scaling: _Rope | None = None
@@ -100,8 +109,10 @@ class _Config(BaseModel):
     torch_dtype: str | None = None
     architectures: list[str] | None = None
     layer_types: list[str] | None = None
-    sliding_window: PositiveInt | None = None
+    sliding_window: NonNegativeInt | None = None
     use_sliding_window: bool | None = None
+    qkv_bias: bool | None = None
+    use_qk_norm: bool | None = None
 
 
 _KNOWN = frozenset({*_Config.model_fields, *HARMLESS_KEYS, *NEUTRAL_VALUES})
@@ -132,7 +143,10 @@ def read_hf_config(
         config = _Config.model_validate(raw)
     except ValidationError as error:
         raise HfConfigError(path=file, problem=describe_problems(error)) from None
-    refusals = [*_refusals(config, raw, model_type), *_window_refusals(config, model_type, longest)]
+    refusals = [
+        *_refusals(config, raw, model_type), *_window_refusals(config, model_type, longest),
+        *(Refusal(*found) for found in expert_refusals(config, model_type)),
+    ]  # fmt: skip
     if dtype is None and _dtype(config) not in DTYPES:
         key = "torch_dtype" if config.dtype is None else "dtype"
         reason = f"choose one of {', '.join(DTYPES)}, as by --dtype bfloat16"
@@ -148,14 +162,32 @@ def read_hf_config(
         "head_dim": _head_dim(file, config, model_type),
         "d_ff": config.intermediate_size,
         "vocab_size": config.vocab_size,
-        "norm_eps": config.rms_norm_eps,
-        "rope_theta": next(iter(_rope_thetas(config).values()), DEFAULT_ROPE_THETA),
+        "norm_eps": config.rms_norm_eps or DEFAULT_EPS.get(model_type, 1e-6),
+        "rope_theta": next(iter(_rope_thetas(config).values()), _default_theta(model_type)),
         "rope_scaling": _rope_scaling(file, config),
-        "qk_norm": model_type == "qwen3",
-        "qkv_bias": model_type == "qwen2",
+        "qk_norm": _has_qk_norm(config, model_type),
+        "qk_norm_rows": model_type == "olmoe",
+        "qkv_bias": model_type in _OWN_BIAS and config.qkv_bias is not False,
         "tied_embeddings": config.tie_word_embeddings,
         "dtype": dtype or DTYPES[_dtype(config)],
+        "experts": _experts(file, config, model_type),
     }
+
+
+def _default_theta(model_type: str) -> float:
+    return DEFAULT_MIXTRAL_ROPE_THETA if model_type == "mixtral" else DEFAULT_ROPE_THETA
+
+
+def _has_qk_norm(config: _Config, model_type: str) -> bool:
+    has_always = model_type in ("qwen3", "qwen3_moe", "olmoe", "dots1")
+    return has_always or (model_type == "glm4_moe" and config.use_qk_norm is True)
+
+
+def _experts(file: Path, config: _Config, model_type: str) -> dict[str, Any] | None:
+    try:
+        return experts_of(config, model_type, config.num_hidden_layers, config.intermediate_size)
+    except ExpertsError as error:
+        raise HfConfigError(path=file, problem=str(error)) from None
 
 
 def states_dtype(path: str | Path) -> bool:
@@ -249,8 +281,8 @@ def _refusals(config: _Config, raw: Mapping[str, Any], model_type: str) -> Itera
         if key not in _KNOWN:
             if not says_nothing(key, value):
                 yield Refusal(key, value, REASONS.get(key, "unknown key"))
-        elif key == "attention_bias" and model_type == "qwen2":
-            continue  # transformers does not read it for qwen2: q, k and v always have a bias
+        elif key == "attention_bias" and model_type in _OWN_BIAS:
+            continue  # transformers does not read it for these: q, k and v have a bias
         elif value not in NEUTRAL_VALUES.get(key, (value,)):
             yield Refusal(key, value, REASONS.get(key, "not implemented"))
     for architecture in config.architectures or ():
@@ -264,11 +296,11 @@ def _window_refusals(config: _Config, model_type: str, longest: int | None) -> I
     reason = "only full causal attention is implemented"
     is_qwen = model_type.startswith("qwen")
     window, is_told = config.sliding_window, "sliding_window" in config.model_fields_set
-    if window is None and not is_told and (is_qwen or model_type == "mistral"):
+    if window is None and not is_told and (is_qwen or model_type in _WINDOWED):
         window = DEFAULT_WINDOW
-    if is_qwen and not config.use_sliding_window:
-        window = None
     kinds = set(config.layer_types or ()) - {"full_attention"}
+    if (is_qwen and not config.use_sliding_window) or (model_type == "dots1" and not kinds):
+        window = None
     if window is not None:
         if longest is not None and longest <= window and kinds <= {"sliding_attention"}:
             return

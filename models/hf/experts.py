@@ -1,142 +1,113 @@
-"""The sizes in a Hugging Face config.json of mixtral or qwen3_moe.
+"""What a Hugging Face config.json says of experts: how many, how wide, and how they are chosen."""
 
-What changes neither sizes nor FLOPs is not read; what would change them is refused by name.
-"""
-
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
-from twinstream.models.hf.config import (
-    DEFAULT_WINDOW,
-    READ_STRICTLY,
-    HfConfigError,
-    Refusal,
-    UnsupportedConfigError,
-    config_name,
-    describe_problems,
-)
-from twinstream.models.rope import PositiveFinite
+from twinstream.models.options import PositiveFinite
+from twinstream.schedule.errors import TwinstreamError
 
-EXPERT_MODEL_TYPES = ("mixtral", "qwen3_moe")
+READ_STRICTLY = ConfigDict(frozen=True, extra="allow", strict=True, protected_namespaces=())
 
-# Of both; a key that is absent means the first.
-_NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
-    "attention_bias": (False, None),
-    "decoder_sparse_step": (1,),
-    "hidden_act": ("silu", "swish"),
-    "mlp_only_layers": ([], None),
-    "sliding_window": (None,),
-    "use_sliding_window": (False,),
-}
-_REASONS = {
-    "attention_bias": "it adds a bias to the output projection as well",
-    "decoder_sparse_step": "every layer has experts",
-    "mlp_only_layers": "every layer has experts",
-    "sliding_window": "attention is causal and full",
-    "use_sliding_window": "attention is causal and full",
-}
+_OF_QWEN = ("qwen2_moe", "qwen3_moe")
+_OF_DEEPSEEK = ("dots1", "glm4_moe")  # their router, with grouped-query attention
+EXPERT_MODEL_TYPES = ("mixtral", "olmoe", *_OF_QWEN, *_OF_DEEPSEEK)
+_AUX_LOSS = {"mixtral": 0.001, "olmoe": 0.01, "qwen2_moe": 0.001, "qwen3_moe": 0.001}
 
 
-class _Config(BaseModel):
-    """The keys that are read; all others end in `model_extra`."""
+class ExpertsError(TwinstreamError):
+    """A config.json lacks what has to be known of its experts."""
+
+
+class ExpertKeys(BaseModel):
+    """The keys that are read of experts; transformers 4 and 5 write some under two names."""
 
     model_config = READ_STRICTLY
 
-    hidden_size: PositiveInt
-    intermediate_size: PositiveInt
-    num_hidden_layers: PositiveInt
-    num_attention_heads: PositiveInt
-    num_key_value_heads: PositiveInt
-    head_dim: PositiveInt | None = None
-    vocab_size: PositiveInt
-    num_experts_per_tok: PositiveInt
     num_local_experts: PositiveInt | None = None
     num_experts: PositiveInt | None = None
+    n_routed_experts: PositiveInt | None = None
+    num_experts_per_tok: PositiveInt | None = None
     moe_intermediate_size: PositiveInt | None = None
-    tie_word_embeddings: bool = False
-    rms_norm_eps: PositiveFinite | None = None
-    rope_theta: PositiveFinite | None = None
-    dtype: str | None = None
-    torch_dtype: str | None = None
+    shared_expert_intermediate_size: NonNegativeInt | None = None
+    n_shared_experts: NonNegativeInt | None = None
+    norm_topk_prob: bool | None = None
+    n_group: PositiveInt | None = None
+    topk_group: PositiveInt | None = None
+    routed_scaling_factor: PositiveFinite | None = None
+    mlp_only_layers: list[int] | None = None
+    decoder_sparse_step: PositiveInt | None = None
+    first_k_dense_replace: NonNegativeInt | None = None
+    output_router_logits: bool | None = None
+    router_aux_loss_coef: float | None = None
+    router_jitter_noise: float | None = None
+    clip_qkv: float | None = None
+    num_nextn_predict_layers: NonNegativeInt | None = None
 
 
-def read_expert_config(
-    file: Path, raw: Mapping[str, Any], longest: int | None = None
-) -> dict[str, Any]:
-    """The fields of a ModelSpec, from a config.json of one of `EXPERT_MODEL_TYPES`.
+def expert_refusals(keys: ExpertKeys, model_type: str) -> Iterator[tuple[str, object, str]]:
+    """Key, value and reason of what would change the computation and is not implemented."""
+    if model_type not in EXPERT_MODEL_TYPES:
+        for name in ExpertKeys.model_fields:
+            if getattr(keys, name) and name not in ("output_router_logits", "router_aux_loss_coef"):
+                yield name, getattr(keys, name), f"a {model_type} has no experts"
+    if keys.router_jitter_noise:
+        yield "router_jitter_noise", keys.router_jitter_noise, "routers have no noise here"
+    if keys.clip_qkv is not None:
+        yield "clip_qkv", keys.clip_qkv, "Q, K and V are not clipped here"
 
-    Args:
-        longest: tokens of the longest sequence, which a sliding window may be no shorter than.
+
+def experts_of(
+    keys: ExpertKeys, model_type: str, num_layers: int, intermediate_size: int
+) -> dict[str, Any] | None:
+    """The fields of `Experts`; None of a model without any.
 
     Raises:
-        HfConfigError: the file is incomplete.
-        UnsupportedConfigError: it asks for other layers or another attention.
+        ExpertsError: a number is missing.
     """
-    try:
-        config = _Config.model_validate(raw)
-    except ValidationError as error:
-        raise HfConfigError(path=file, problem=describe_problems(error)) from None
-    is_qwen = raw["model_type"] == "qwen3_moe"
-    if refusals := tuple(_refusals(raw, is_qwen, longest)):
-        raise UnsupportedConfigError(path=file, refusals=refusals)
-    dtype = config.dtype or config.torch_dtype
-    return {
-        "name": config_name(file, raw["model_type"]),
-        "num_layers": config.num_hidden_layers,
-        "d_model": config.hidden_size,
-        "num_heads": config.num_attention_heads,
-        "num_kv_heads": config.num_key_value_heads,
-        "head_dim": _head_dim(file, config),
-        "d_ff": config.intermediate_size,
-        "vocab_size": config.vocab_size,
-        "norm_eps": config.rms_norm_eps or (1e-6 if is_qwen else 1e-5),
-        "rope_theta": config.rope_theta or (1e4 if is_qwen else 1e6),
-        "qk_norm": is_qwen,
-        "tied_embeddings": config.tie_word_embeddings,
-        "dtype": "float32" if dtype == "float32" else "bfloat16",
-        "experts": _experts(file, config, is_qwen),
-    }
+    if model_type not in EXPERT_MODEL_TYPES:
+        return None
+    is_deepseek = model_type in _OF_DEEPSEEK
+    count_key = "num_local_experts" if model_type == "mixtral" else "num_experts"
+    count_key = "n_routed_experts" if is_deepseek else count_key
+    count = keys.num_local_experts or keys.num_experts or keys.n_routed_experts
+    d_ff = intermediate_size if model_type in ("mixtral", "olmoe") else keys.moe_intermediate_size
+    needed = {
+        count_key: count,
+        "num_experts_per_tok": keys.num_experts_per_tok, "moe_intermediate_size": d_ff,
+    }  # fmt: skip
+    if missing := [name for name, value in needed.items() if value is None]:
+        raise ExpertsError(f"key '{missing[0]}' is missing")
+    assert d_ff is not None
+    found: dict[str, Any] = {
+        "count": count, "per_token": keys.num_experts_per_tok, "d_ff": d_ff,
+        "normalized": model_type == "mixtral" or keys.norm_topk_prob is True,
+        "dense_layers": _dense_layers(keys, model_type, num_layers),
+    }  # fmt: skip
+    if model_type == "qwen2_moe":
+        found |= {"shared_d_ff": keys.shared_expert_intermediate_size or 0, "shared_gate": True}
+    if is_deepseek:
+        found |= {
+            "scores": "sigmoid", "correction_bias": True,
+            "shared_d_ff": (keys.n_shared_experts or 0) * d_ff,
+            "num_groups": keys.n_group or 1, "groups_per_token": keys.topk_group or 1,
+            "scale": keys.routed_scaling_factor or 1.0,
+            "normalized": keys.norm_topk_prob is not False if model_type == "glm4_moe"
+            else keys.norm_topk_prob is True,
+        }  # fmt: skip
+    if keys.output_router_logits and model_type in _AUX_LOSS:
+        told = keys.router_aux_loss_coef
+        found["aux_loss"] = _AUX_LOSS[model_type] if told is None else told
+    return found
 
 
-def _experts(file: Path, config: _Config, is_qwen: bool) -> dict[str, int]:
-    # transformers 4 wrote num_experts of qwen3_moe, 5 writes num_local_experts
-    count = config.num_local_experts or (config.num_experts if is_qwen else None)
-    d_ff = config.moe_intermediate_size if is_qwen else config.intermediate_size
-    if count is None:
-        key = "num_experts" if is_qwen else "num_local_experts"
-        raise HfConfigError(path=file, problem=f"key '{key}' is missing")
-    if d_ff is None:
-        raise HfConfigError(path=file, problem="key 'moe_intermediate_size' is missing")
-    return {"count": count, "per_token": config.num_experts_per_tok, "d_ff": d_ff}
-
-
-def _head_dim(file: Path, config: _Config) -> int:
-    if config.head_dim is not None:
-        return config.head_dim
-    head_dim, rest = divmod(config.hidden_size, config.num_attention_heads)
-    if rest:
-        raise HfConfigError(
-            path=file,
-            problem=f"hidden_size {config.hidden_size} is not a multiple of num_attention_heads "
-            f"{config.num_attention_heads}, and there is no head_dim",
-        )
-    return head_dim
-
-
-def _refusals(raw: Mapping[str, Any], is_qwen: bool, longest: int | None) -> Iterator[Refusal]:
-    for key, neutral in _NEUTRAL_VALUES.items():
-        if key == "sliding_window" and (is_qwen or _covers(raw.get(key), longest)):
-            continue  # of qwen in use only with use_sliding_window
-        if key == "use_sliding_window" and _covers(
-            raw.get("sliding_window", DEFAULT_WINDOW), longest
-        ):
-            continue
-        if (value := raw.get(key, neutral[0])) not in neutral:
-            yield Refusal(key, value, _REASONS.get(key, "only silu is"))
-
-
-def _covers(window: object, longest: int | None) -> bool:
-    return isinstance(window, int) and longest is not None and longest <= window
+def _dense_layers(keys: ExpertKeys, model_type: str, num_layers: int) -> tuple[int, ...]:
+    if model_type in _OF_DEEPSEEK:
+        default = 1 if model_type == "glm4_moe" else 0
+        first = keys.first_k_dense_replace
+        return tuple(range(min(num_layers, default if first is None else first)))
+    if model_type not in _OF_QWEN:
+        return ()
+    step, only = keys.decoder_sparse_step or 1, keys.mlp_only_layers or ()
+    return tuple(i for i in range(num_layers) if i in only or (i + 1) % step)

@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from twinstream.models.adapters.quantized_base import BaseFormat
+from twinstream.models.options import Experts
 from twinstream.models.recipe import OptimizerState
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Attribute
 
 Attributes = Mapping[str, Attribute]
 TEMPORARY_BYTES = "temporary_bytes"  # what a call takes of torch's allocator at most
+_EXPERTS = "experts."
+AUX_LOSS = f"{_EXPERTS}aux_loss"
 _T = TypeVar("_T", int, float, str, bool)
 
 
@@ -33,9 +36,26 @@ def most_packed(attributes: Attributes) -> int:
     return typed_attribute(attributes, "most_sequences", int)
 
 
-def is_frozen(attributes: Attributes) -> bool:
-    """Whether the weights of a call have no gradient: not unless it says so."""
-    return "frozen" in attributes and typed_attribute(attributes, "frozen", bool)
+def is_frozen(attributes: Attributes, name: str = "frozen") -> bool:
+    """Whether the weights of a call, or its `frozen_experts`, have no gradient: not unless it says
+    so."""
+    return name in attributes and typed_attribute(attributes, name, bool)
+
+
+def expert_attributes(experts: Experts) -> dict[str, Attribute]:
+    """What a block kernel is told of experts; `experts_of` reads it back."""
+    told = experts.model_dump(exclude={"dense_layers"})
+    return {f"{_EXPERTS}{name}": value for name, value in told.items()}
+
+
+def experts_of(attributes: Attributes) -> Experts | None:
+    """Of a block kernel's attributes; None of a block without any."""
+    fields = {
+        name.removeprefix(_EXPERTS): value
+        for name, value in attributes.items()
+        if name.startswith(_EXPERTS)
+    }
+    return Experts.model_validate(fields) if fields else None
 
 
 def base_format(attributes: Attributes) -> BaseFormat:

@@ -7,8 +7,9 @@ cache counts once. docs/benchmarks/kernels.md has the table. Legend as in `work`
 
 from dataclasses import dataclass
 
+from twinstream.models.kernel_costs.scratch_sizes import partial_sums
 from twinstream.models.kernel_costs.work import ChunkWork
-from twinstream.models.kernel_costs.workspace import partial_sums
+from twinstream.models.layout import dense_width
 from twinstream.schedule.cost import Work
 
 _FLOAT32_BYTES = 4
@@ -27,11 +28,9 @@ class TritonChunkWork(ChunkWork):
             self.vector("rope", 2 * t * (s.d_q + s.d_kv), launches=2),
             self.attention_forward(),
             self.matmul(t, s.d_model, s.d_q, accumulate=covers("o")),
-            self.matmul(t, 2 * s.d_ff, s.d_model, accumulate=covers("gate_up")),
-            self.vector("swiglu", 3 * t * s.d_ff),
-            # addmm copies the residual stream to its output and accumulates onto it
-            self.vector("copy", 2 * t * s.d_model),
-            self.matmul(t, s.d_model, s.d_ff, accumulate=True),
+            *(self._of_experts.choice() if s.experts else ()),
+            *self.ffn_projections(),
+            *self.ffn_outputs(),
             *self.adapters.forward(),
         )
 
@@ -41,26 +40,44 @@ class TritonChunkWork(ChunkWork):
             self._norms_and_residual(),
             self.matmul(t, s.d_q, s.d_model, accumulate=covers("qkv")),
             self.matmul(t, s.d_model, s.d_q, accumulate=covers("o")),
-            self.matmul(t, 2 * s.d_ff, s.d_model, accumulate=covers("gate_up")),
+            *self.ffn_projections(),
             *self.adapters.recompute(),
         )
 
-    def block_backward(self, *, frozen: bool = False) -> tuple[Work, ...]:
+    def _before_down(self) -> tuple[Work, ...]:
+        """Addmm copies the residual stream to its output and accumulates onto it."""
+        return (self.vector("copy", 2 * self.tokens * self.spec.d_model),)
+
+    def _ffn_backward(self, *, frozen: bool) -> tuple[Work, ...]:
+        """SwiGLU reads gate, up and a gradient and writes two, and the product where weights'
+        gradients need it."""
         t, s, covers = self.tokens, self.spec, self.adapters.covers
-        d, f, q, k = s.d_model, s.d_ff, s.d_q, s.d_kv
-        # gate, up and a gradient in; two out, and the product if a gradient of weights needs it
+        normed = covers("gate_up") or s.experts is not None
+        norm = self._norm_backward(frozen=frozen, normed=normed)
+        if not (f := dense_width(s)):
+            return (norm,)
         swiglu_tensors = 6 if covers("down") or not frozen else 5
-        works = [
+        return (
             self.vector("swiglu", swiglu_tensors * t * f),
-            self.matmul(t, f, d, accumulate=covers("down")),
-            self._norm_backward(frozen=frozen, normed=covers("gate_up")),
-            self.matmul(t, d, 2 * f, accumulate=covers("gate_up")),
+            self.matmul(t, f, s.d_model, accumulate=covers("down")),
+            norm,
+            self.matmul(t, s.d_model, 2 * f, accumulate=covers("gate_up")),
+        )
+
+    def block_backward(
+        self, *, frozen: bool = False, frozen_experts: bool = False
+    ) -> tuple[Work, ...]:
+        t, s, covers = self.tokens, self.spec, self.adapters.covers
+        d, q, k = s.d_model, s.d_q, s.d_kv
+        works = [
+            *self._experts_backward(frozen=frozen, frozen_experts=frozen_experts),
+            *self._ffn_backward(frozen=frozen),
             self.matmul(t, q, d, accumulate=covers("o")),
             self._rope_backward(frozen=frozen),
             self.attention_backward(),
             self._norm_backward(frozen=frozen, normed=covers("qkv") or s.qk_norm),
             self.matmul(t, d, q + 2 * k, accumulate=covers("qkv")),
-            *([] if frozen else self.weight_gradients()),
+            *([] if frozen else self.dense_gradients()),
             *self.adapters.backward(),
         ]
         if s.qk_norm:
@@ -119,7 +136,8 @@ class TritonChunkWork(ChunkWork):
         moved = t * (5 * s.d_q + 3 * s.d_kv)
         if frozen:
             return self.vector("rope", moved, launches=3)
-        return self._summed("rope", moved, 2 * s.head_dim, t, launches=5)
+        width = s.d_q + s.d_kv if s.qk_norm_rows else 2 * s.head_dim
+        return self._summed("rope", moved, width, t, launches=5)
 
     def _summed(
         self, unit: str, elements: int, width: int, num_rows: int, *, launches: int

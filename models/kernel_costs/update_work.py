@@ -47,3 +47,25 @@ def muon_temporary_bytes(matrices: Sequence[tuple[int, int, int]]) -> int:
     """Of the largest matrix: a float32 update, three bf16 copies, and squares of the short side."""
     sizes = [14 * r * c + 8 * min(r, c) ** 2 for _, r, c in matrices]
     return max(sizes, default=0)
+
+
+def host_work(cost: tuple[Work, ...]) -> tuple[Work, ...]:
+    """The same work by the host CPU, through host DRAM."""
+    return tuple(_on_host(work) for work in cost)
+
+
+def host_accumulate_work(num_elements: int, dtype: str, itemsize: int) -> tuple[Work, ...]:
+    """The host adds a gradient to another: reads both, writes one."""
+    added = Work(
+        unit="accumulate",
+        shape=(num_elements,),
+        flops=num_elements,
+        hbm_bytes=3 * num_elements * itemsize,
+        launches=1,
+        dtype=dtype,
+    )
+    return (_on_host(added),)
+
+
+def _on_host(work: Work) -> Work:
+    return work.model_copy(update={"hbm_bytes": 0, "host_dram_bytes": work.hbm_bytes})

@@ -1,4 +1,4 @@
-"""Cost descriptors of the dense decoder's tasks: FLOPs and HBM bytes per kernel group.
+"""Cost descriptors of a decoder's tasks: FLOPs and HBM bytes per kernel group.
 
 FLOPs are those executed. They exceed model FLOPs (`models.flops`) only by the recompute tasks,
 by the scores that attention's backward computes again (5 matmuls instead of 4), and by the K
@@ -26,7 +26,9 @@ from twinstream.models.kernel_costs.attention_shape import (
     room_for_longest,
     room_for_sequences,
 )
-from twinstream.models.kernel_costs.workspace import state_bytes, sum_shares
+from twinstream.models.kernel_costs.expert_work import ExpertWork
+from twinstream.models.kernel_costs.scratch_sizes import state_bytes, sum_shares
+from twinstream.models.layout import dense_width
 from twinstream.models.recipe import OptimizerState, Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.schedule.cost import Work
@@ -80,11 +82,42 @@ class ChunkWork:
             self.vector("rope", 2 * t * (s.d_q + s.d_kv)),
             self.attention_forward(),
             self.matmul(t, s.d_model, s.d_q, accumulate=True),
-            self.matmul(t, 2 * s.d_ff, s.d_model, accumulate=self.adapters.covers("gate_up")),
-            self.vector("swiglu", 3 * t * s.d_ff),
-            self.matmul(t, s.d_model, s.d_ff, accumulate=True),
+            *(self._of_experts.choice() if s.experts else ()),
+            *self.ffn_projections(),
+            *self.ffn_outputs(),
             *self.adapters.forward(),
         )
+
+    def ffn_projections(self) -> tuple[Work, ...]:
+        """Gate and up, of experts and of the network that all tokens go through."""
+        t, s = self.tokens, self.spec
+        routed = self._of_experts.projections() if s.experts else ()
+        if not (f := dense_width(s)):
+            return routed
+        return (
+            *routed,
+            self.matmul(t, 2 * f, s.d_model, accumulate=self.adapters.covers("gate_up")),
+        )
+
+    def ffn_outputs(self) -> tuple[Work, ...]:
+        """SwiGLU and down of both, added to the residual stream."""
+        t, s = self.tokens, self.spec
+        routed = self._of_experts.outputs() if s.experts else ()
+        if not (f := dense_width(s)):
+            return routed
+        swiglu, down = (
+            self.vector("swiglu", 3 * t * f),
+            self.matmul(t, s.d_model, f, accumulate=True),
+        )
+        return (*routed, swiglu, *self._before_down(), down)
+
+    def _before_down(self) -> tuple[Work, ...]:
+        """What comes between SwiGLU and down beside them."""
+        return ()
+
+    @property
+    def _of_experts(self) -> ExpertWork:
+        return ExpertWork(self.spec, self.recipe, self.tokens)
 
     def recompute_attention(self) -> tuple[Work, ...]:
         """Recompute from level ATTENTION: Q, output, gate and up projections."""
@@ -93,55 +126,94 @@ class ChunkWork:
             self.vector("rms_norm", 4 * t * s.d_model, launches=2),
             self.matmul(t, s.d_q, s.d_model, accumulate=self.adapters.covers("qkv")),
             self.matmul(t, s.d_model, s.d_q, accumulate=True),
-            self.matmul(t, 2 * s.d_ff, s.d_model, accumulate=self.adapters.covers("gate_up")),
+            *self.ffn_projections(),
             *self.adapters.recompute(),
         )
+
+    def recompute_experts(self) -> tuple[Work, ...]:
+        """Recompute from level EXPERTS: gate and up of routed experts."""
+        norm = self.vector("rms_norm", 2 * self.tokens * self.spec.d_model)
+        return (norm, *self._of_experts.projections())
 
     def recompute_input(self) -> tuple[Work, ...]:
         """Recompute from level INPUT: the same and attention."""
         rope = self.vector("rope", 2 * self.tokens * self.spec.d_q)
         return (*self.recompute_attention(), rope, self.attention_forward())
 
-    def block_backward(self, *, frozen: bool = False) -> tuple[Work, ...]:
+    def block_backward(
+        self, *, frozen: bool = False, frozen_experts: bool = False
+    ) -> tuple[Work, ...]:
         """`frozen` weights take no gradient; their input's gradient goes on all the same."""
         t, s = self.tokens, self.spec
-        d, f, q, k = s.d_model, s.d_ff, s.d_q, s.d_kv
+        d, q, k = s.d_model, s.d_q, s.d_kv
         covers = self.adapters.covers
         works = (
-            self.matmul(t, f, d, accumulate=covers("down")),  # gradient of the SwiGLU product
-            self.vector("swiglu_backward", 6 * t * f, launches=2),
-            self.matmul(t, d, 2 * f, accumulate=covers("gate_up")),
-            self.vector("rms_norm_backward", 8 * t * d, launches=2),
+            *self._experts_backward(frozen=frozen, frozen_experts=frozen_experts),
+            *self._ffn_backward(frozen=frozen),
             self.matmul(t, q, d, accumulate=covers("o")),
             self.attention_backward(),
             self.vector("rope_backward", 3 * t * (q + k)),
             self.matmul(t, d, q + 2 * k, accumulate=covers("qkv")),
             self.vector("rms_norm_backward", 4 * t * d, launches=2),
-            *([] if frozen else self.weight_gradients()),
+            *([] if frozen else self.dense_gradients()),
             *self.adapters.backward(),
         )
         return (*works, self.matmul(t, k, d, accumulate=covers("qkv"))) if s.qk_norm else works
 
-    def weight_gradients(self) -> tuple[Work, ...]:
-        """Return the weight gradients of the four matrices of a block."""
-        t, s = self.tokens, self.spec
+    def _experts_backward(self, *, frozen: bool, frozen_experts: bool) -> tuple[Work, ...]:
+        """Through routed experts, with the gradients of their weights; none of a block without."""
+        if not self.spec.experts:
+            return ()
+        return self._of_experts.backward(frozen=frozen, frozen_experts=frozen_experts)
+
+    def _ffn_backward(self, *, frozen: bool) -> tuple[Work, ...]:
+        """Through down, SwiGLU, gate and up of the network of all tokens, and the norm before."""
+        t, s, covers = self.tokens, self.spec, self.adapters.covers
+        norm = self.vector("rms_norm_backward", 8 * t * s.d_model, launches=2)
+        if not (f := dense_width(s)):
+            return (norm,)
         return (
-            self.gradient_matmul(s.d_model, s.d_ff, t),
-            self.gradient_matmul(2 * s.d_ff, s.d_model, t),
+            self.matmul(t, f, s.d_model, accumulate=covers("down")),  # of the SwiGLU product
+            self.vector("swiglu_backward", 6 * t * f, launches=2),
+            self.matmul(t, s.d_model, 2 * f, accumulate=covers("gate_up")),
+            norm,
+        )
+
+    def weight_gradients(
+        self, *, frozen: bool = False, frozen_experts: bool = False
+    ) -> tuple[Work, ...]:
+        """Return the weight gradients of a block's matrices, those of experts among them."""
+        experts: tuple[Work, ...] = ()
+        if self.spec.experts:
+            experts = self._of_experts.weight_gradients(
+                frozen=frozen, frozen_experts=frozen_experts
+            )
+        return (*experts, *([] if frozen else self.dense_gradients()))
+
+    def dense_gradients(self) -> tuple[Work, ...]:
+        """Return the weight gradients of the four matrices that all tokens go through."""
+        t, s, f = self.tokens, self.spec, dense_width(self.spec)
+        ffn = (self.gradient_matmul(s.d_model, f, t), self.gradient_matmul(2 * f, s.d_model, t))
+        return (
+            *(ffn if f else ()),
             self.gradient_matmul(s.d_model, s.d_q, t),
             self.gradient_matmul(s.d_q + 2 * s.d_kv, s.d_model, t),
         )
 
     def dequantized(self, kernel: str, base: BaseFormat) -> tuple[Work, ...]:
         """What makes the matrices that a block kernel multiplies with anew from a base's codes."""
-        s = self.spec
-        whole = [(s.d_q + 2 * s.d_kv) * s.d_model, s.d_q * s.d_model, 2 * s.d_ff * s.d_model]
+        s, f = self.spec, dense_width(self.spec)
+        into, down = [2 * f * s.d_model] if f else [], [f * s.d_model] if f else []
+        if s.experts is not None:
+            matrix = s.experts.count * s.experts.d_ff * s.d_model
+            into, down = [*into, 2 * matrix], [*down, matrix]
+        whole = [(s.d_q + 2 * s.d_kv) * s.d_model, s.d_q * s.d_model, *into]
         q = [s.d_q * s.d_model, *whole[1:]]  # K and V are kept
-        down, k = s.d_ff * s.d_model, s.d_kv * s.d_model
+        k = s.d_kv * s.d_model
         counts = {
-            "block_forward": [q[0], 2 * k, *whole[1:], down], "block_recompute_attention": q,
-            "block_recompute_input": q,
-            "block_backward": [down, *whole[::-1], *([k] if s.qk_norm else [])],
+            "block_forward": [q[0], 2 * k, *whole[1:], *down], "block_recompute_attention": q,
+            "block_recompute_input": q, "block_recompute_experts": into[-1:],
+            "block_backward": [*down, *whole[::-1], *([k] if s.qk_norm else [])],
         }[kernel]  # fmt: skip
         bits = CODE_BITS[base] + 8 * SCALE_BYTES / BLOCK_ELEMENTS[base]
         return tuple(
@@ -308,25 +380,3 @@ def _sum_work(unit: str, flops: int, moved: int, launches: int) -> Work:
     return Work(
         unit=unit, shape=(flops,), flops=flops, hbm_bytes=moved, launches=launches, dtype="float32"
     )
-
-
-def host_work(cost: tuple[Work, ...]) -> tuple[Work, ...]:
-    """The same work by the host CPU, through host DRAM."""
-    return tuple(_on_host(work) for work in cost)
-
-
-def host_accumulate_work(num_elements: int, dtype: str, itemsize: int) -> tuple[Work, ...]:
-    """The host adds a gradient to another: reads both, writes one."""
-    added = Work(
-        unit="accumulate",
-        shape=(num_elements,),
-        flops=num_elements,
-        hbm_bytes=3 * num_elements * itemsize,
-        launches=1,
-        dtype=dtype,
-    )
-    return (_on_host(added),)
-
-
-def _on_host(work: Work) -> Work:
-    return work.model_copy(update={"hbm_bytes": 0, "host_dram_bytes": work.hbm_bytes})

@@ -19,30 +19,29 @@ from twinstream.models.kernel_costs.attributes import (
     TEMPORARY_BYTES,
     Attributes,
     base_format,
-    gradient_dtype_name,
+    experts_of,
     is_frozen,
     most_packed,
     typed_attribute,
 )
+from twinstream.models.kernel_costs.end_scratch import (
+    embed_backward,
+    embed_backward_triton,
+    head_evaluate,
+    head_forward_buffers,
+    head_loss,
+    head_loss_triton,
+)
+from twinstream.models.kernel_costs.scratch_sizes import (
+    INT32_BYTES,
+    INT64_BYTES,
+    float32_bytes,
+    partial_sum_bytes,
+    sum_shares,
+)
 from twinstream.models.layout import aligned
-from twinstream.models.recipe import OptimizerState
-from twinstream.models.spec import ITEMSIZE_BYTES
+from twinstream.models.options import Experts
 from twinstream.schedule.errors import TwinstreamError
-
-# Float32 logits that the head works on at a time: 32 MiB.
-HEAD_BLOCK_ELEMENTS = 2**23
-# Programs that share the rows of a Triton kernel which sums over them: two for each of the 132
-# multiprocessors of an H100 or H200. A constant, because the order of the sums follows from it.
-SUM_PROGRAMS = 264
-# Values that one program of gradient_squares sums up: the order of the sum follows from it.
-SUM_SHARE_ELEMENTS = 2**16
-# Elements of an optimizer's 8-bit state that share a scale.
-CODE_BLOCK_ELEMENTS = 256
-# Gathered elements that embed_backward works on at a time: 16 MiB in float32.
-EMBED_BLOCK_ELEMENTS = 2**22
-
-_FLOAT32_BYTES = 4
-_INT64_BYTES = 8
 
 
 def workspace_bytes(kernel: str, attributes: Attributes) -> int:
@@ -68,47 +67,6 @@ def workspace_bytes(kernel: str, attributes: Attributes) -> int:
     return _FORMULAS[kernel](attributes)
 
 
-def state_bytes(state: OptimizerState, dtype: str, num_elements: int, num_states: int = 2) -> int:
-    """Return the bytes of optimizer state of so many parameters, from the start of a block on.
-
-    Args:
-        num_states: numbers of each, where they are in the model's dtype; AdamW has m and v.
-
-    >>> state_bytes("8bit", "bfloat16", 1024) / 1024
-    2.03125
-    """
-    if state == "float32_master":
-        return 3 * num_elements * _FLOAT32_BYTES
-    if state == "8bit":
-        return 2 * (num_elements + code_blocks(num_elements) * _FLOAT32_BYTES)
-    return num_states * num_elements * ITEMSIZE_BYTES[dtype]
-
-
-def code_blocks(num_elements: int) -> int:
-    """Blocks of 8-bit codes, each with a scale."""
-    return -(-num_elements // CODE_BLOCK_ELEMENTS)
-
-
-def head_block_rows(vocab_size: int, row_slice: int) -> int:
-    """Rows of logits that the head holds in float32 at a time."""
-    return max(1, min(row_slice, HEAD_BLOCK_ELEMENTS // vocab_size))
-
-
-def partial_sums(num_rows: int) -> int:
-    """Rows of float32 partial sums that a Triton kernel leaves, one of each program."""
-    return min(num_rows, SUM_PROGRAMS)
-
-
-def sum_shares(num_elements: int) -> int:
-    """Stretches of a gradient whose squares are summed up each by itself."""
-    return -(-num_elements // SUM_SHARE_ELEMENTS)
-
-
-def embed_block_columns(num_tokens: int, d_model: int) -> int:
-    """Columns of the embedding gradient that embed_backward works on at a time."""
-    return max(1, min(d_model, EMBED_BLOCK_ELEMENTS // num_tokens))
-
-
 @dataclass(frozen=True)
 class _Block:
     """The sizes in a block kernel's attributes."""
@@ -123,6 +81,9 @@ class _Block:
     frozen: bool
     low_widths: Mapping[str, int]
     base: BaseFormat
+    experts: Experts | None
+    expert_rank: int  # of adapters of experts; 0 without any
+    qk_norm_rows: bool
 
     @property
     def room(self) -> int:
@@ -130,6 +91,8 @@ class _Block:
         if self.base == "model":
             return 0
         widest = max(2 * self.f, self.q + 2 * self.k, self.q)
+        if self.experts is not None:
+            widest = max(widest, self.experts.count * 2 * self.experts.d_ff)
         return aligned(widest * self.d * self.itemsize)
 
     def low(self, site: str) -> int:
@@ -153,10 +116,12 @@ class _Block:
 
 
 def _block(attributes: Attributes) -> _Block:
+    experts, lora = experts_of(attributes), lora_of_attributes(attributes)
+    adapts_experts = lora is not None and experts is not None and "experts" in lora.targets
     return _Block(
         tokens=typed_attribute(attributes, "num_tokens", int),
         d=typed_attribute(attributes, "d_model", int),
-        f=typed_attribute(attributes, "d_ff", int),
+        f=typed_attribute(attributes, "d_ff", int) if experts is None else experts.shared_d_ff,
         qk_norm=typed_attribute(attributes, "qk_norm", bool),
         qkv_bias=typed_attribute(attributes, "qkv_bias", bool),
         attention=typed_attribute(attributes, "attention", str),
@@ -164,13 +129,17 @@ def _block(attributes: Attributes) -> _Block:
         frozen=is_frozen(attributes),
         low_widths=_low_widths(attributes),
         base=base_format(attributes),
+        experts=experts,
+        expert_rank=lora.rank if lora is not None and adapts_experts else 0,
+        qk_norm_rows=bool(attributes.get("qk_norm_rows", False)),
     )
 
 
 def _low_widths(attributes: Attributes) -> Mapping[str, int]:
     """Columns of x A^T at each site of a block's adapters."""
-    lora = lora_of_attributes(attributes)
-    return {} if lora is None else low_widths(lora)
+    lora, experts = lora_of_attributes(attributes), experts_of(attributes)
+    d_ff = typed_attribute(attributes, "d_ff", int) if experts is None else experts.shared_d_ff
+    return {} if lora is None else low_widths(lora, d_ff)
 
 
 def attention_shape(attributes: Attributes) -> AttentionShape:
@@ -197,19 +166,54 @@ def attention_shape(attributes: Attributes) -> AttentionShape:
 
 
 def _block_forward(attributes: Attributes) -> int:
+    """The experts' outputs lie beside their products."""
     block = _block(attributes)
-    swiglu = aligned(block.tokens * block.f * block.itemsize)
-    return block.room + max(_normed(block), _rotated_and_attention(block), swiglu)
+    output = aligned(block.tokens * block.f * block.itemsize)
+    if block.experts is not None:
+        widths = (block.experts.d_ff, block.d)
+        routed = sum(_rows(block, width) for width in widths)
+        outputs = max(routed, _rows(block, block.experts.d_ff) + _rows(block, block.expert_rank))
+        output = max(output, outputs, routed + _rows(block, block.expert_rank))
+    after = _routed_rows(block) + max(_projections(block), output)
+    return block.room + max(_normed(block), _rotated_and_attention(block), after)
+
+
+def _block_recompute_experts(attributes: Attributes) -> int:
+    block = _block(attributes)
+    return block.room + _routed_rows(block) + _projections(block)
 
 
 def _block_recompute_attention(attributes: Attributes) -> int:
-    block = _block(attributes)
-    return block.room + _normed(block)
+    return _block_recompute_experts(attributes)
 
 
 def _block_recompute_input(attributes: Attributes) -> int:
     block = _block(attributes)
-    return block.room + max(_normed(block), _rotated_and_attention(block))
+    projections = _routed_rows(block) + _projections(block)
+    return block.room + max(_normed(block), projections, _rotated_and_attention(block))
+
+
+def _projections(block: _Block) -> int:
+    """Normed rows, and beside them those gathered for experts and what their adapters take."""
+    if block.experts is None:
+        return _normed(block)
+    return _normed(block) + _rows(block, block.d) + _rows(block, block.expert_rank)
+
+
+def _routed_rows(block: _Block) -> int:
+    """Where rows go: three orders of them and where each expert's end; a gate of every token."""
+    experts = block.experts
+    if experts is None:
+        return 0
+    orders = 3 * aligned(block.tokens * experts.per_token * INT64_BYTES)
+    gate = float32_bytes(block.tokens) if experts.shared_gate else 0
+    return orders + aligned(experts.count * INT32_BYTES) + gate
+
+
+def _rows(block: _Block, width: int) -> int:
+    """So many columns of every row that goes to an expert."""
+    assert block.experts is not None
+    return aligned(block.tokens * block.experts.per_token * width * block.itemsize)
 
 
 def _block_backward(attributes: Attributes) -> int:
@@ -221,7 +225,7 @@ def _block_backward_triton(attributes: Attributes) -> int:
     block = _block(attributes)
     if not block.frozen:
         product = aligned(block.tokens * block.f * block.itemsize)
-        return _backward_with(block, product, lambda width: _partial_sums(block.tokens, width))
+        return _backward_with(block, product, lambda width: partial_sum_bytes(block.tokens, width))
     product = aligned(block.tokens * block.f * block.itemsize) if block.low("down") else 0
     return _backward_with(block, product, lambda width: 0)
 
@@ -232,14 +236,17 @@ def _backward_with(block: _Block, product: int, sums_of: Callable[[int], int]) -
     Beside the gradients of gate and up: SwiGLU's product, then normed rows; and what adapters take.
     """
     tokens, itemsize = block.tokens, block.itemsize
-    rows = _normed(block) + max(block.low("gate_up"), sums_of(block.d))
-    ffn = aligned(tokens * 2 * block.f * itemsize) + max(product + block.low("down"), rows)
+    if block.experts is None:
+        rows = _normed(block) + max(block.low("gate_up"), sums_of(block.d))
+        ffn = aligned(tokens * 2 * block.f * itemsize) + max(product + block.low("down"), rows)
+    else:
+        ffn = _experts_backward(block, block.experts, product, sums_of)
     d_qkv = aligned(tokens * (block.q + 2 * block.k) * itemsize)
     d_attention_and_rotated_q = 2 * aligned(tokens * block.q * itemsize)
     normed, widths = _normed(block), [block.d]
     if block.qk_norm:
         normed += aligned(tokens * block.k * itemsize)
-        widths.append(block.attention_shape.head_dim)
+        widths.append(block.q if block.qk_norm_rows else block.attention_shape.head_dim)
     if block.qkv_bias:
         widths.append(block.q + 2 * block.k)
     scratch = max(block.attention_scratch("backward"), block.low("o"))
@@ -249,8 +256,26 @@ def _backward_with(block: _Block, product: int, sums_of: Callable[[int], int]) -
     )
 
 
-def _partial_sums(num_rows: int, width: int) -> int:
-    return _float32(partial_sums(num_rows) * width)
+def _experts_backward(
+    block: _Block, experts: Experts, product: int, sums_of: Callable[[int], int]
+) -> int:
+    """Where rows go, normed rows and their gradient; then routed experts, or those of all tokens.
+
+    Of routed ones the gradients of logits and of weights; of gate and up and of rows; the product.
+    """
+    tokens, itemsize = block.tokens, block.itemsize
+    logits = aligned(tokens * experts.count * itemsize) + float32_bytes(tokens * experts.per_token)
+    low = _rows(block, block.expert_rank)
+    routed = (
+        logits + _rows(block, 2 * experts.d_ff) + _rows(block, block.d)
+        + _rows(block, experts.d_ff) + low
+    )  # fmt: skip
+    gate_up = aligned(tokens * itemsize) + aligned(tokens * 2 * block.f * itemsize)
+    product = 0 if experts.shared_gate else product
+    of_all = gate_up + max(product + block.low("down"), block.low("gate_up")) if block.f else 0
+    kept = _routed_rows(block) + 2 * _normed(block)
+    sums = (gate_up if block.f else 0) + sums_of(block.d)
+    return kept + max(routed, of_all, sums)
 
 
 def _normed(block: _Block) -> int:
@@ -261,78 +286,8 @@ def _rotated_and_attention(block: _Block) -> int:
     return aligned(block.tokens * block.q * block.itemsize) + block.attention_scratch("forward")
 
 
-def _head_loss(attributes: Attributes) -> int:
-    """Normed rows, logits and rstd of a slice, losses, d_norm; a float32 block of logits."""
-    return _head_buffers(attributes) + _float32(_head_block_elements(attributes))
-
-
-def _head_loss_triton(attributes: Attributes) -> int:
-    """The same without a block of logits; with partial sums of the norm's gradient."""
-    if is_frozen(attributes):
-        return _head_buffers(attributes)
-    d_model = typed_attribute(attributes, "d_model", int)
-    return _head_buffers(attributes) + _partial_sums(_head_rows(attributes), d_model)
-
-
-def _head_evaluate(attributes: Attributes) -> int:
-    """What the loss alone takes, and a float32 block of logits."""
-    return _head_forward_buffers(attributes) + _float32(_head_block_elements(attributes))
-
-
-def _head_buffers(attributes: Attributes) -> int:
-    if is_frozen(attributes):
-        return _head_forward_buffers(attributes)
-    d_norm = _float32(typed_attribute(attributes, "d_model", int))
-    return _head_forward_buffers(attributes) + d_norm
-
-
-def _head_forward_buffers(attributes: Attributes) -> int:
-    tokens, vocab_size, d_model = (
-        typed_attribute(attributes, name, int) for name in ("num_tokens", "vocab_size", "d_model")
-    )
-    rows, itemsize = _head_rows(attributes), _itemsize(attributes)
-    slices = aligned(rows * d_model * itemsize) + aligned(rows * vocab_size * itemsize)
-    return slices + _float32(rows) + _float32(tokens)
-
-
-def _head_rows(attributes: Attributes) -> int:
-    row_slice, tokens = (typed_attribute(attributes, n, int) for n in ("row_slice", "num_tokens"))
-    return min(row_slice, tokens)
-
-
-def _head_block_elements(attributes: Attributes) -> int:
-    vocab_size = typed_attribute(attributes, "vocab_size", int)
-    return head_block_rows(vocab_size, _head_rows(attributes)) * vocab_size
-
-
-def _embed_backward(attributes: Attributes) -> int:
-    """Sorted tokens; two float32 blocks of columns, one in each dtype of rows."""
-    tokens, d_model = (typed_attribute(attributes, n, int) for n in ("num_tokens", "d_model"))
-    elements = tokens * embed_block_columns(tokens, d_model)
-    dtypes = {typed_attribute(attributes, "dtype", str), gradient_dtype_name(attributes)}
-    rows = sum(aligned(elements * ITEMSIZE_BYTES[dtype]) for dtype in dtypes)
-    return _sorted_tokens(tokens) + 2 * _float32(elements) + rows
-
-
-def _embed_backward_triton(attributes: Attributes) -> int:
-    return _sorted_tokens(typed_attribute(attributes, "num_tokens", int))
-
-
-def _sorted_tokens(tokens: int) -> int:
-    """Ids, order, and the last of each run."""
-    return 3 * aligned(tokens * _INT64_BYTES)
-
-
 def _gradient_squares(attributes: Attributes) -> int:
-    return _float32(sum_shares(typed_attribute(attributes, "num_elements", int)))
-
-
-def _itemsize(attributes: Attributes) -> int:
-    return ITEMSIZE_BYTES[typed_attribute(attributes, "dtype", str)]
-
-
-def _float32(elements: int) -> int:
-    return aligned(elements * _FLOAT32_BYTES)
+    return float32_bytes(sum_shares(typed_attribute(attributes, "num_elements", int)))
 
 
 def _none(attributes: Attributes) -> int:
@@ -343,12 +298,13 @@ def _none(attributes: Attributes) -> int:
 _EAGER: Mapping[str, Callable[[Attributes], int]] = {
     "embed_forward": _none,
     "block_forward": _block_forward,
+    "block_recompute_experts": _block_recompute_experts,
     "block_recompute_attention": _block_recompute_attention,
     "block_recompute_input": _block_recompute_input,
     "block_backward": _block_backward,
-    "head_loss": _head_loss,
-    "head_evaluate": _head_evaluate,
-    "embed_backward": _embed_backward,
+    "head_loss": head_loss,
+    "head_evaluate": head_evaluate,
+    "embed_backward": embed_backward,
     "gradient_squares": _gradient_squares,
     "gradient_norm": _none,
     "add_gradients": _none,
@@ -362,9 +318,9 @@ _EAGER: Mapping[str, Callable[[Attributes], int]] = {
 _TRITON = {
     **_EAGER,
     "block_backward": _block_backward_triton,
-    "head_loss": _head_loss_triton,
-    "head_evaluate": _head_forward_buffers,
-    "embed_backward": _embed_backward_triton,
+    "head_loss": head_loss_triton,
+    "head_evaluate": head_forward_buffers,
+    "embed_backward": embed_backward_triton,
 }
 _FORMULAS = {
     **{f"{kernel}/eager": formula for kernel, formula in _EAGER.items()},

@@ -5,9 +5,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 
+from twinstream.models.adapters.adapter_layout import (
+    low_widths,
+)
+from twinstream.models.flops import ROUTE_BYTES
 from twinstream.models.hf_weights import HfWeight, hf_weights_of
-from twinstream.models.kernel_costs.workspace import CODE_BLOCK_ELEMENTS, state_bytes
-from twinstream.models.layout import InnerTensor
+from twinstream.models.kernel_costs.scratch_sizes import CODE_BLOCK_ELEMENTS, state_bytes
+from twinstream.models.layout import InnerTensor, dense_width
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.model import Model
 from twinstream.models.recipe import BEFORE_NEXT_USE, Recipe
@@ -255,3 +259,110 @@ def dense_tensor(tensor_id: str, role: Role, dtype: str, shape: tuple[int, ...])
     return Tensor(
         tensor_id=tensor_id, size_bytes=itemsize * prod(shape), role=role, dtype=dtype, shape=shape
     )
+
+
+@dataclass(frozen=True)
+class DecoderShapes(Shapes):
+    """How the tensors of a decoder's step are named and sized, beside those of its state."""
+
+    spec: ModelSpec
+
+    def low_width(self, layer: int) -> int:
+        """Columns of what a block's adapters leave for its backward pass; 0 without any."""
+        lora, d_ff = self.recipe.lora, dense_width(self.spec.layer(layer))
+        return sum(low_widths(lora, d_ff).values()) if lora else 0
+
+    def with_experts(self, layer: int) -> bool:
+        """Whether a layer has some."""
+        return self.spec.layer(layer).experts is not None
+
+    @property
+    def balance_rows(self) -> int:
+        """Rows of a round that the load-balancing loss is over, of all layers; 0 without one."""
+        experts = self.spec.experts
+        if experts is None or not experts.aux_loss or self.workload.forward_only:
+            return 0
+        layers = self.spec.num_layers - len(experts.dense_layers)
+        return layers * self.workload.chunks_per_round * self.workload.chunk_tokens
+
+    def hidden(self, layer: int, chunk: int) -> str:
+        return f"hidden.{layer}.{chunk}"
+
+    def context(self, layer: int, chunk: int) -> str:
+        return f"kv.{layer}.{chunk // self.workload.chunks_per_sequence}"
+
+    def kv(self, layer: int, chunk: int) -> str:
+        """K and V of a chunk: a tensor of its own, or a part of its sequence's context."""
+        if not self.workload.sliced:
+            return f"kv.{layer}.{chunk}"
+        return f"{self.context(layer, chunk)}.part{chunk % self.workload.chunks_per_sequence}"
+
+
+def declare_step(builder: ChainBuilder, shapes: DecoderShapes) -> None:
+    """All but the tensors of groups."""
+    spec, workload = shapes.spec, shapes.workload
+    for chunk in range(workload.chunks_per_round):
+        declare_inputs(builder, shapes, chunk)
+        for layer in range(spec.num_layers):
+            _declare_saved(builder, shapes, layer, chunk)
+        shape = (workload.chunk_tokens, spec.d_model)
+        last = shapes.hidden(spec.num_layers, chunk)
+        builder.declare(dense_tensor(last, "activation", spec.dtype, shape))
+        builder.declare(dense_tensor(f"d_hidden.{chunk}", "activation", spec.dtype, shape))
+    if workload.sliced:
+        for sequence in range(workload.chunks_per_round // workload.chunks_per_sequence):
+            for layer in range(spec.num_layers):
+                _declare_context(builder, shapes, f"kv.{layer}.{sequence}", spec.dtype)
+            _declare_context(builder, shapes, f"d_context.{sequence}", "float32")
+    if shapes.balance_rows and spec.experts:
+        sums = (2, spec.experts.count)
+        builder.declare(dense_tensor("balance", "activation", "float32", sums))
+    declare_results(builder, shapes)
+
+
+def _declare_saved(builder: ChainBuilder, shapes: DecoderShapes, layer: int, chunk: int) -> None:
+    """What backward needs of one block and chunk, grouped by recompute level."""
+    spec, tokens = shapes.spec.layer(layer), shapes.workload.chunk_tokens
+    hidden_bytes = tokens * spec.d_model * spec.itemsize
+    low_bytes = tokens * shapes.low_width(layer) * spec.itemsize
+    route_bytes = tokens * spec.experts.per_token * ROUTE_BYTES if spec.experts else 0
+    parent, size = f"input.{layer}.{chunk}", hidden_bytes + low_bytes + 8 * tokens + route_bytes
+    builder.declare_flat(parent, size, "activation", spec.dtype)
+    hidden = dense_tensor(
+        shapes.hidden(layer, chunk), "activation", spec.dtype, (tokens, spec.d_model)
+    )
+    norms = dense_tensor(f"norms.{layer}.{chunk}", "activation", "float32", (2, tokens))
+    builder.declare(part_of(parent, hidden, 0))
+    builder.declare(part_of(parent, norms, hidden_bytes))
+    if low_bytes:
+        low = dense_tensor(
+            f"low.{layer}.{chunk}", "activation", spec.dtype, (tokens, shapes.low_width(layer))
+        )
+        builder.declare(part_of(parent, low, hidden_bytes + norms.size_bytes))
+    if spec.experts:
+        shape = (2, tokens, spec.experts.per_token)  # numbers, then weights
+        routes = dense_tensor(f"routes.{layer}.{chunk}", "activation", "int32", shape)
+        builder.declare(part_of(parent, routes, size - route_bytes))
+        rows = tokens * spec.experts.per_token
+        projected = (rows, 2 * spec.experts.d_ff)
+        name = f"experts.{layer}.{chunk}"
+        builder.declare(dense_tensor(name, "activation", spec.dtype, projected))
+    if not shapes.workload.sliced:
+        kv_shape = (tokens, 2, spec.num_kv_heads, spec.head_dim)
+        builder.declare(dense_tensor(shapes.kv(layer, chunk), "context", spec.dtype, kv_shape))
+    attention_bytes = tokens * (spec.d_q * spec.itemsize + 4 * spec.num_heads)
+    builder.declare_flat(f"attention.{layer}.{chunk}", attention_bytes, "activation", spec.dtype)
+    widths = spec.d_q + spec.d_model + 2 * dense_width(spec)
+    builder.declare_flat(
+        f"projections.{layer}.{chunk}", tokens * widths * spec.itemsize, "activation", spec.dtype
+    )
+
+
+def _declare_context(builder: ChainBuilder, shapes: DecoderShapes, name: str, dtype: str) -> None:
+    """Keys and values (or their gradients) of a whole sequence, in parts by chunk."""
+    spec, workload = shapes.spec, shapes.workload
+    row = (2, spec.num_kv_heads, spec.head_dim)
+    builder.declare(dense_tensor(name, "context", dtype, (workload.seq_len, *row)))
+    for index in range(workload.chunks_per_sequence):
+        part = dense_tensor(f"{name}.part{index}", "context", dtype, (workload.chunk_tokens, *row))
+        builder.declare(part_of(name, part, index * part.size_bytes))

@@ -1,55 +1,25 @@
 """The tasks of our own decoders: embedding, blocks with their recompute levels, head."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-
-from twinstream.models.adapters.adapter_layout import adapter_group, low_widths
+from twinstream.models.adapters.adapter_layout import (
+    adapter_group,
+    lora_of_layer,
+)
 from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.flops import model_flops_per_step
-from twinstream.models.kernel_costs.triton_work import TritonChunkWork
-from twinstream.models.kernel_costs.work import ChunkWork
-from twinstream.models.lowering.chain_builder import ChainBuilder
+from twinstream.models.kernel_costs.attributes import expert_attributes
+from twinstream.models.layout import EXPERTS, ROUTER_BIAS
 from twinstream.models.lowering.declarations import (
-    Shapes,
+    DecoderShapes,
     declare_groups,
-    declare_inputs,
-    declare_results,
-    dense_tensor,
-    part_of,
+    declare_step,
 )
+from twinstream.models.lowering.decoder_calls import KernelCalls, frozen_attribute
 from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.lowering.step import StepLowering
 from twinstream.models.recipe import Recipe
-from twinstream.models.rope import ROPE_SCALING
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
 from twinstream.schedule.workload import Workload
-
-
-@dataclass(frozen=True)
-class DecoderShapes(Shapes):
-    """How the tensors of a decoder's step are named and sized, beside those of its state."""
-
-    spec: ModelSpec
-
-    @property
-    def low_width(self) -> int:
-        """Columns of what a block's adapters leave for its backward pass; 0 without any."""
-        return sum(low_widths(self.recipe.lora).values()) if self.recipe.lora else 0
-
-    def hidden(self, layer: int, chunk: int) -> str:
-        return f"hidden.{layer}.{chunk}"
-
-    def context(self, layer: int, chunk: int) -> str:
-        return f"kv.{layer}.{chunk // self.workload.chunks_per_sequence}"
-
-    def kv(self, layer: int, chunk: int) -> str:
-        """K and V of a chunk: a tensor of its own, or a part of its sequence's context."""
-        if not self.workload.sliced:
-            return f"kv.{layer}.{chunk}"
-        return f"{self.context(layer, chunk)}.part{chunk % self.workload.chunks_per_sequence}"
 
 
 class DecoderLowering(StepLowering):
@@ -98,20 +68,44 @@ class DecoderLowering(StepLowering):
 
     def _forward_layer(self, round_: int, layer: int) -> None:
         builder = self.builder
-        self._begin_group(str(layer), round_)
-        self._begin_group(adapter_group(layer), round_)
+        for group in (*self.spec.layer_groups(layer), adapter_group(layer)):
+            self._begin_group(group, round_)
+        routes = self.shapes.with_experts(layer)
         for chunk in self._chunks():
             operands = [
                 *self._block_inputs(layer, chunk),
+                *(self._choice(layer, chunk) if routes else []),
                 builder.write("norms", f"norms.{layer}.{chunk}"),
-                *([builder.write("low", f"low.{layer}.{chunk}")] if self.recipe.lora else []),
+                *([builder.write("low", f"low.{layer}.{chunk}")] if self._has_low(layer) else []),
                 builder.write("kv", self.shapes.kv(layer, chunk)),
                 builder.write("attention", f"attention.{layer}.{chunk}"),
                 builder.write("projections", f"projections.{layer}.{chunk}"),
+                *([builder.write("expert_projections", f"experts.{layer}.{chunk}")]
+                  if routes else []),
                 builder.write("output", self.shapes.hidden(layer + 1, chunk)),
-            ]
-            call = self.calls.block("block_forward", chunk, base=self._base(layer))
+            ]  # fmt: skip
+            call = self.calls.block("block_forward", chunk, layer, base=self._base(layer))
             self._add("block_forward", call, operands, round_=round_, layer=layer, chunk=chunk)
+
+    def _has_low(self, layer: int) -> bool:
+        return self.shapes.low_width(layer) > 0
+
+    def _choice(self, layer: int, chunk: int) -> list[TaskOperand]:
+        """What forward alone has of a router: its bias, and what it writes."""
+        builder = self.builder
+        found = [builder.write("routes", f"routes.{layer}.{chunk}")]
+        bias = f"{layer}{ROUTER_BIAS}"
+        if bias in self.spec.layer_groups(layer):
+            found.append(builder.read("router_bias", self.shapes.parameters(bias)))
+        if self.shapes.balance_rows:
+            first = layer == self._first_with_experts and chunk == self._chunks()[0]
+            make = builder.write if first else builder.update
+            found.append(make("balance", "balance"))
+        return found
+
+    @property
+    def _first_with_experts(self) -> int:
+        return next(i for i in range(self.spec.num_layers) if self.shapes.with_experts(i))
 
     def _base(self, layer: int) -> BaseFormat:
         return self.recipe.base_of(str(layer))
@@ -121,7 +115,10 @@ class DecoderLowering(StepLowering):
             self.builder.read("parameters", self.shapes.parameters(str(layer))),
             self.builder.read("hidden", self.shapes.hidden(layer, chunk)),
         ]
-        if self.recipe.lora is not None:
+        if self.shapes.with_experts(layer):
+            group = f"{layer}{EXPERTS}"
+            operands.append(self.builder.read("experts", self.shapes.parameters(group)))
+        if lora_of_layer(self.spec, self.recipe.lora, layer) is not None:
             adapters = self.shapes.parameters(adapter_group(layer))
             operands.append(self.builder.read("adapters", adapters))
         if self.workload.packing is not None:
@@ -149,11 +146,26 @@ class DecoderLowering(StepLowering):
                 builder.accumulate("loss", "loss"),
                 self.optimizer.step_state,
             ]
+            if self.shapes.balance_rows and chunk == self._chunks()[-1]:
+                call = self._head_with_balance(call)
+                operands.append(builder.read("balance", "balance"))
             if tied:
                 operands.append(builder.read("embedding", self.shapes.parameters("embedding")))
                 operands += self._gradient("embedding_gradients", "embedding", round_)
             self._add("head_loss", call, operands, round_=round_, chunk=chunk)
         self._after_group("head", round_)
+
+    def _head_with_balance(self, call: str) -> str:
+        """The head's call of the chunk that comes first there: it also adds the load-balancing loss
+        of the round."""
+        experts, known = self.spec.experts, self.builder.calls[call]
+        assert experts is not None
+        attributes = {
+            **known.attributes, **expert_attributes(experts),
+            "balance_rows": self.shapes.balance_rows,
+            "balance_share": 1.0 / self.workload.rounds_per_step,
+        }  # fmt: skip
+        return self.builder.call(f"{call}.balance", known.kernel, attributes, known.cost)
 
     @property
     def _row_slice(self) -> int:
@@ -184,30 +196,48 @@ class DecoderLowering(StepLowering):
                 builder.read("kv", self.shapes.kv(layer, chunk)),
                 builder.read("attention", f"attention.{layer}.{chunk}"),
                 builder.read("projections", f"projections.{layer}.{chunk}"),
+                *self._expert_projections(layer, chunk),
                 builder.update("d_hidden", f"d_hidden.{chunk}"),
                 *self._gradient("gradients", str(layer), round_),
+                *self._gradient("expert_gradients", f"{layer}{EXPERTS}", round_),
                 *self._gradient("adapter_gradients", adapter_group(layer), round_),
             ]
             if self.workload.sliced:
                 reads.append(self._d_context(chunk))
-            frozen, base = str(layer) not in self.trained, self._base(layer)
-            call = self.calls.block("block_backward", chunk, frozen=frozen, base=base)
+            frozen, base = (
+                frozenset(self.spec.layer_groups(layer)) - self.trained,
+                self._base(layer),
+            )
+            call = self.calls.block("block_backward", chunk, layer, frozen=frozen, base=base)
             task_id = self._add(
                 "block_backward", call, reads, round_=round_, layer=layer, chunk=chunk
             )
             builder.bind_recomputes(before=task_id)
-        self._after_group(str(layer), round_)
-        self._after_group(adapter_group(layer), round_)
+        for group in (*reversed(self.spec.layer_groups(layer)), adapter_group(layer)):
+            self._after_group(group, round_)
+
+    def _expert_projections(self, layer: int, chunk: int) -> list[TaskOperand]:
+        """What a backward reads of routed experts, beside where rows go."""
+        if not self.shapes.with_experts(layer):
+            return []
+        found = [self.builder.read("expert_projections", f"experts.{layer}.{chunk}")]
+        if self.shapes.balance_rows:
+            found.append(self.builder.read("balance", "balance"))
+        return found
 
     def _block_scalars(self, layer: int, chunk: int) -> list[TaskOperand]:
         """What forward leaves of each token in a few numbers, and no recompute makes again."""
-        names = ("norms", "low") if self.recipe.lora else ("norms",)
+        names = ["norms"]
+        names += ["low"] if self._has_low(layer) else []
+        names += ["routes"] if self.shapes.with_experts(layer) else []
         return [self.builder.read(name, f"{name}.{layer}.{chunk}") for name in names]
 
     def _recomputes(self, round_: int, layer: int, chunk: int) -> None:
         builder = self.builder
         group = f"r{round_}.block.{layer}.{chunk}"
+        has_experts = self.shapes.with_experts(layer)
         for kernel, level in (
+            *([("block_recompute_experts", "EXPERTS")] if has_experts else []),
             ("block_recompute_attention", "ATTENTION"),
             ("block_recompute_input", "INPUT"),
         ):
@@ -215,16 +245,23 @@ class DecoderLowering(StepLowering):
                 *self._block_inputs(layer, chunk),
                 *self._block_scalars(layer, chunk),
             ]
-            if level == "ATTENTION":
+            projections = f"projections.{layer}.{chunk}"
+            if level != "INPUT":
                 operands = [operand for operand in operands if operand.name != "context"]
+            if level == "EXPERTS":
+                operands.append(builder.read("projections", projections))
+            elif level == "ATTENTION":
                 operands.append(builder.read("attention", f"attention.{layer}.{chunk}"))
             else:
                 operands.append(builder.read("kv", self.shapes.kv(layer, chunk)))
                 operands.append(builder.again("attention", f"attention.{layer}.{chunk}"))
-            operands.append(builder.again("projections", f"projections.{layer}.{chunk}"))
+            if level != "EXPERTS":
+                operands.append(builder.again("projections", projections))
+            if has_experts:
+                operands.append(builder.again("expert_projections", f"experts.{layer}.{chunk}"))
             label = Label(kind="block_recompute", layer=layer, chunk=chunk, round=round_,
                           level=level)  # fmt: skip
-            call = self.calls.block(kernel, chunk, base=self._base(layer))
+            call = self.calls.block(kernel, chunk, layer, base=self._base(layer))
             builder.add_recompute(group, f"{group}.recompute.{level}", call, operands, label)
 
     def _d_context(self, chunk: int) -> TaskOperand:
@@ -246,144 +283,3 @@ class DecoderLowering(StepLowering):
             ]
             self._add("embed_backward", call, operands, round_=round_, chunk=chunk)
         self._after_group("embedding", round_)
-
-
-def declare_step(builder: ChainBuilder, shapes: DecoderShapes) -> None:
-    """All but the tensors of groups."""
-    spec, workload = shapes.spec, shapes.workload
-    for chunk in range(workload.chunks_per_round):
-        declare_inputs(builder, shapes, chunk)
-        for layer in range(spec.num_layers):
-            _declare_saved(builder, shapes, layer, chunk)
-        shape = (workload.chunk_tokens, spec.d_model)
-        last = shapes.hidden(spec.num_layers, chunk)
-        builder.declare(dense_tensor(last, "activation", spec.dtype, shape))
-        builder.declare(dense_tensor(f"d_hidden.{chunk}", "activation", spec.dtype, shape))
-    if workload.sliced:
-        for sequence in range(workload.chunks_per_round // workload.chunks_per_sequence):
-            for layer in range(spec.num_layers):
-                _declare_context(builder, shapes, f"kv.{layer}.{sequence}", spec.dtype)
-            _declare_context(builder, shapes, f"d_context.{sequence}", "float32")
-    declare_results(builder, shapes)
-
-
-def _declare_saved(builder: ChainBuilder, shapes: DecoderShapes, layer: int, chunk: int) -> None:
-    """What backward needs of one block and chunk, grouped by recompute level."""
-    spec, tokens = shapes.spec, shapes.workload.chunk_tokens
-    hidden_bytes = tokens * spec.d_model * spec.itemsize
-    low_bytes = tokens * shapes.low_width * spec.itemsize
-    parent = f"input.{layer}.{chunk}"
-    builder.declare_flat(parent, hidden_bytes + low_bytes + 8 * tokens, "activation", spec.dtype)
-    hidden = dense_tensor(
-        shapes.hidden(layer, chunk), "activation", spec.dtype, (tokens, spec.d_model)
-    )
-    norms = dense_tensor(f"norms.{layer}.{chunk}", "activation", "float32", (2, tokens))
-    builder.declare(part_of(parent, hidden, 0))
-    builder.declare(part_of(parent, norms, hidden_bytes))
-    if low_bytes:
-        low = dense_tensor(
-            f"low.{layer}.{chunk}", "activation", spec.dtype, (tokens, shapes.low_width)
-        )
-        builder.declare(part_of(parent, low, hidden_bytes + norms.size_bytes))
-    if not shapes.workload.sliced:
-        kv_shape = (tokens, 2, spec.num_kv_heads, spec.head_dim)
-        builder.declare(dense_tensor(shapes.kv(layer, chunk), "context", spec.dtype, kv_shape))
-    attention_bytes = tokens * (spec.d_q * spec.itemsize + 4 * spec.num_heads)
-    builder.declare_flat(f"attention.{layer}.{chunk}", attention_bytes, "activation", spec.dtype)
-    widths = spec.d_q + spec.d_model + 2 * spec.d_ff
-    builder.declare_flat(
-        f"projections.{layer}.{chunk}", tokens * widths * spec.itemsize, "activation", spec.dtype
-    )
-
-
-def _declare_context(builder: ChainBuilder, shapes: DecoderShapes, name: str, dtype: str) -> None:
-    """Keys and values (or their gradients) of a whole sequence, in parts by chunk."""
-    spec, workload = shapes.spec, shapes.workload
-    row = (2, spec.num_kv_heads, spec.head_dim)
-    builder.declare(dense_tensor(name, "context", dtype, (workload.seq_len, *row)))
-    for index in range(workload.chunks_per_sequence):
-        part = dense_tensor(f"{name}.part{index}", "context", dtype, (workload.chunk_tokens, *row))
-        builder.declare(part_of(name, part, index * part.size_bytes))
-
-
-@dataclass(frozen=True)
-class KernelCalls:
-    """Declares calls where they are first needed; each gives its name."""
-
-    builder: ChainBuilder
-    spec: ModelSpec
-    workload: Workload
-    recipe: Recipe
-
-    def work(self, start: int = 0) -> ChunkWork:
-        """Of a chunk that begins so far into its sequence."""
-        kind = TritonChunkWork if self.recipe.implementations.vector == "triton" else ChunkWork
-        return kind(self.spec, self.workload, start, self.recipe)
-
-    def _start(self, chunk: int) -> int:
-        return (chunk % self.workload.chunks_per_sequence) * self.workload.chunk_tokens
-
-    def block(
-        self, kernel: str, chunk: int, *, frozen: bool = False, base: BaseFormat = "model"
-    ) -> str:
-        """Of a block; chunks that begin alike share it."""
-        spec, start = self.spec, self._start(chunk)
-        call_id = f"{kernel}@{start}" + (".frozen" if frozen else "")
-        call_id += "" if base == "model" else f".{base}"
-        if call_id in self.builder.calls:
-            return call_id
-        work = self.work(start)
-        costs: dict[str, Callable[[], tuple[Work, ...]]] = {
-            "block_forward": work.block_forward,
-            "block_recompute_attention": work.recompute_attention,
-            "block_recompute_input": work.recompute_input,
-            "block_backward": partial(work.block_backward, frozen=frozen),
-        }
-        attributes: dict[str, Attribute] = {
-            "d_model": spec.d_model,
-            "num_heads": spec.num_heads,
-            "num_kv_heads": spec.num_kv_heads,
-            "head_dim": spec.head_dim,
-            "d_ff": spec.d_ff,
-            "qk_norm": spec.qk_norm,
-            "qkv_bias": spec.qkv_bias,
-            "norm_eps": spec.norm_eps,
-            "rope_theta": spec.rope_theta,
-            "dtype": spec.dtype,
-            "num_tokens": self.workload.chunk_tokens,
-            "seq_len": self.workload.seq_len,
-            "chunk_start": start,
-            "attention": self.recipe.implementations.attention,
-        }
-        if spec.rope_scaling is not None:
-            attributes |= {f"{ROPE_SCALING}{n}": v for n, v in spec.rope_scaling}
-        if self.workload.packing is not None:
-            attributes["most_sequences"] = self.workload.packing.most_sequences
-        if kernel == "block_backward":
-            attributes |= gradient_attribute(self.recipe, spec.dtype) | frozen_attribute(frozen)
-        if self.recipe.lora is not None:
-            attributes |= self.recipe.lora.attributes
-        cost = costs[kernel]()
-        if base != "model":
-            attributes["base"] = base
-            cost = (*cost, *work.dequantized(kernel, base))
-        return self.builder.call(call_id, self._key(kernel), attributes, cost)
-
-    def other(self, kernel: str, cost: tuple, **extra: Attribute) -> str:  # type: ignore[type-arg]
-        """Of embedding or head, by the kernel's name."""
-        attributes: dict[str, Attribute] = {
-            "d_model": self.spec.d_model,
-            "vocab_size": self.spec.vocab_size,
-            "dtype": self.spec.dtype,
-            "num_tokens": self.workload.chunk_tokens,
-            **extra,
-        }
-        return self.builder.call(kernel, self._key(kernel), attributes, cost)
-
-    def _key(self, kernel: str) -> str:
-        return f"{kernel}/{self.recipe.implementations.vector}"
-
-
-def frozen_attribute(frozen: bool) -> dict[str, Attribute]:
-    """What a call is told of weights that have no gradient: nothing where they have one."""
-    return {"frozen": True} if frozen else {}

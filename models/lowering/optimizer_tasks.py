@@ -5,6 +5,8 @@ import zlib
 from twinstream.models.kernel_costs.attributes import TEMPORARY_BYTES
 from twinstream.models.kernel_costs.update_work import (
     element_update_work,
+    host_accumulate_work,
+    host_work,
     muon_temporary_bytes,
     muon_work,
 )
@@ -12,8 +14,6 @@ from twinstream.models.kernel_costs.work import (
     adamw_work,
     gradient_norm_work,
     gradient_squares_work,
-    host_accumulate_work,
-    host_work,
 )
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.declarations import (

@@ -13,7 +13,7 @@ have other bits than sums of what replicas have of each microbatch.
 from dataclasses import dataclass
 from typing import Literal
 
-from twinstream.models.kernel_costs.workspace import (
+from twinstream.models.kernel_costs.scratch_sizes import (
     CODE_BLOCK_ELEMENTS,
     SUM_SHARE_ELEMENTS,
     state_bytes,

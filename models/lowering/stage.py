@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from twinstream.models.flops import model_flops_per_step
 from twinstream.models.kernel_costs.attention_library import library_bytes
-from twinstream.models.lowering.declarations import declare_groups
-from twinstream.models.lowering.decoder import DecoderLowering, declare_step
+from twinstream.models.lowering.declarations import declare_groups, declare_step
+from twinstream.models.lowering.decoder import DecoderLowering
 from twinstream.models.lowering.gathers import ParameterGathers
 from twinstream.models.lowering.lower import settled
 from twinstream.models.lowering.sharding import declare_shards
@@ -42,7 +42,7 @@ def lower_stage(spec: ModelSpec, workload: Workload, recipe: Recipe | None, cut:
             one device does yet.
     """
     recipe = settled(recipe or Recipe())
-    _require_simple(recipe, cut)
+    _require_simple(spec, recipe, cut)
     cut = replace(cut, tied=spec.tied_embeddings)
     lowering = _StageLowering(spec, workload, recipe, cut)
     lowering.run()
@@ -67,11 +67,14 @@ def lower_stage(spec: ModelSpec, workload: Workload, recipe: Recipe | None, cut:
     )
 
 
-def _require_simple(recipe: Recipe, cut: StageCut) -> None:
+def _require_simple(spec: ModelSpec, recipe: Recipe, cut: StageCut) -> None:
     reasons = {
         f"the optimizer '{recipe.optimizer}'": recipe.optimizer not in _PLACES,
         "Muon, whose matrices are whole, sharded by ZeRO": recipe.update == "muon"
         and cut.sharding is not None,
+        "a load-balancing loss, which is of all layers and replicas": bool(
+            spec.experts and spec.experts.aux_loss
+        ),
     }
     if found := [name for name, wanted in reasons.items() if wanted]:
         raise StageError(f"stages of a pipeline cannot train with {' and '.join(found)} yet")

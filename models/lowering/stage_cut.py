@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from twinstream.models.adapters.adapter_layout import adapter_group
+from twinstream.models.adapters.adapter_layout import adapter_group, lora_of_layer
 from twinstream.models.layout import layer_of
-from twinstream.models.lowering.decoder import DecoderShapes
+from twinstream.models.lowering.declarations import DecoderShapes
 from twinstream.models.lowering.sharding import Sharding
 from twinstream.models.trained import all_groups, first_backward_layer, trained_groups
 from twinstream.schedule.ops import Reduction
@@ -125,7 +125,9 @@ class StageShapes(DecoderShapes):
 
     def of_layer(self, layer: int) -> tuple[str, ...]:
         """The groups whose parameters a layer's tasks read."""
-        return (str(layer), *([adapter_group(layer)] if self.recipe.lora else []))
+        has_some = lora_of_layer(self.spec, self.recipe.lora, layer) is not None
+        adapters = [adapter_group(layer)] if has_some else []
+        return (*self.spec.layer_groups(layer), *adapters)
 
     def parameters(self, group: str) -> str:
         """Gathered, where only a shard is kept."""

@@ -1,11 +1,11 @@
 """Optimizer tasks of a stage: gradients summed over replicas first, and the norm over stages."""
 
+from twinstream.models.kernel_costs.scratch_sizes import sum_shares
 from twinstream.models.kernel_costs.work import (
     add_gradients_work,
     gradient_norm_work,
     gradient_squares_work,
 )
-from twinstream.models.kernel_costs.workspace import sum_shares
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.communication_tasks import CommunicationTasks
 from twinstream.models.lowering.declarations import OptimizerPart

@@ -7,17 +7,16 @@ A block is one task, and the head another. Works and bytes are those of the task
 from collections import Counter
 from dataclasses import dataclass, field
 
+from twinstream.models.flops import SavedLevel, saved_bytes_per_token
 from twinstream.models.kernel_costs.triton_work import TritonChunkWork
 from twinstream.models.kernel_costs.work import ChunkWork
+from twinstream.models.layout import EXPERTS
 from twinstream.models.recipe import Recipe
 from twinstream.models.shapes.saved import Recompute
 from twinstream.models.shapes.work import PartWork, ShapeWork
 from twinstream.models.trained import trained_groups
 from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import Workload
-
-_NORM_BYTES = 8  # two float32 statistics of a token
-_LOG_SUM_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +35,12 @@ class OwnWork(ShapeWork):
     def block(self) -> PartWork:
         """All of one block."""
         chunk = self._chunk
-        frozen = "0" not in trained_groups(self.shape, self.recipe)
-        weight = () if frozen else chunk.weight_gradients()
+        trained = trained_groups(self.shape, self.recipe)
+        frozen = {"frozen": "0" not in trained, "frozen_experts": f"0{EXPERTS}" not in trained}
+        weight = chunk.weight_gradients(**frozen)
         left = Counter(weight)
         backward: list[Work] = []
-        for one in chunk.block_backward(frozen=frozen):
+        for one in chunk.block_backward(**frozen):
             if left[one]:
                 left[one] -= 1
             else:
@@ -64,16 +64,10 @@ class OwnWork(ShapeWork):
 
     def block_saved_bytes(self, recompute: Recompute) -> int:
         """Of the block's input, K and V, and of all that no recompute has to make again."""
-        shape, item = self.shape, self.itemsize
-        kept = shape.d_model + 2 * shape.d_kv
-        if recompute == "full":
-            return self.tokens * (kept * item + _NORM_BYTES)
-        kept += shape.d_q
-        sums = _NORM_BYTES + _LOG_SUM_BYTES * shape.num_heads
-        if recompute == "attention":
-            return self.tokens * (kept * item + sums)
-        kept += shape.d_q + shape.d_model + 2 * shape.d_ff
-        return self.tokens * (kept * item + sums)
+        level = {"full": SavedLevel.INPUT, "attention": SavedLevel.ATTENTION}
+        return self.tokens * saved_bytes_per_token(
+            self.shape, level.get(recompute, SavedLevel.FULL)
+        )
 
     def head(self) -> PartWork:
         """Final norm, logits in row slices, their loss and gradients, in one task."""

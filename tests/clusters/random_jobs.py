@@ -5,10 +5,11 @@ from typing import Any, get_args
 
 from twinstream.clusters.assembling import lower
 from twinstream.clusters.refusals import refusals_of
+from twinstream.models.options import Experts
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout, Recompute
 from twinstream.models.recipe import megatron_recipe
-from twinstream.models.spec import Experts, ModelSpec
+from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.workload import MachineRef
 

@@ -5,7 +5,7 @@ import torch
 
 from twinstream.executor.state.sharded_state import ShardedState
 from twinstream.executor.state.training_state import initial_state
-from twinstream.models.kernel_costs.workspace import state_bytes
+from twinstream.models.kernel_costs.scratch_sizes import state_bytes
 from twinstream.models.lowering.sharding import Sharding
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe

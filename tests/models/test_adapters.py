@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from tests.helpers.tiny_chains import WORKLOADS, small
 from twinstream.models.adapters.adapter_layout import adapter_layout, adapter_sites
-from twinstream.models.adapters.lora import TARGETS, Lora, LoraError, lora_of, lora_of_attributes
+from twinstream.models.adapters.lora import LINEAR, Lora, LoraError, lora_of, lora_of_attributes
 from twinstream.models.adapters.peft_weights import peft_weights
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
@@ -27,7 +27,7 @@ LORA = lora_of("r=4")
 
 
 def test_what_is_left_out_has_defaults():
-    assert lora_of("r=8") == Lora(rank=8, alpha=16.0, targets=TARGETS)
+    assert lora_of("r=8") == Lora(rank=8, alpha=16.0, targets=LINEAR)
     assert lora_of("alpha=4") == Lora(rank=16, alpha=4.0)
     assert lora_of("targets=down,q, v,alpha=1,r=2") == Lora(
         rank=2, alpha=1.0, targets=("q", "v", "down")

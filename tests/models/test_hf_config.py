@@ -15,8 +15,8 @@ from tests.models.published_configs import (
     read_config,
 )
 from twinstream.models.hf.config import UnsupportedConfigError
+from twinstream.models.options import RopeScaling
 from twinstream.models.presets import load_model, model_notes
-from twinstream.models.rope import RopeScaling
 from twinstream.models.spec import ModelSpec
 
 SMALL_SIZES = {

@@ -4,9 +4,9 @@ import pytest
 
 from twinstream.hardware_profiles.schema import is_compute_unit
 from twinstream.models.lowering.lower import lower
+from twinstream.models.options import RopeScaling
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.rope import RopeScaling
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.workload import Packing, Workload
 

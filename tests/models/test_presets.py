@@ -43,7 +43,8 @@ MIXTRAL = {
     "hidden_size": 4096, "intermediate_size": 14336, "model_type": "mixtral",
     "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32,
     "num_key_value_heads": 8, "num_local_experts": 8, "rope_theta": 1e6,
-    "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 32000,
+    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "vocab_size": 32000,
 }  # fmt: skip
 QWEN3_MOE = {
     "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1,
@@ -51,9 +52,9 @@ QWEN3_MOE = {
     "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe",
     "moe_intermediate_size": 768, "num_attention_heads": 32, "num_experts": 128,
     "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-6, "rope_theta": 1e6,
-    "sliding_window": None, "tie_word_embeddings": False, "use_sliding_window": False,
-    "vocab_size": 151936,
+    "norm_topk_prob": True, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "use_sliding_window": False, "vocab_size": 151936,
 }  # fmt: skip
 
 
@@ -125,14 +126,31 @@ def test_transformers_5_names_the_experts_of_qwen_otherwise(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("keys", "dense"),
+    [({"mlp_only_layers": [0, 3]}, (0, 3)), ({"decoder_sparse_step": 16}, tuple(
+        i for i in range(48) if i not in (15, 31, 47)))],
+)  # fmt: skip
+def test_layers_without_experts(tmp_path, keys, dense) -> None:
+    spec = load_model(folder(tmp_path, QWEN3_MOE | keys, "qwen3-30b-a3b"))
+    assert spec.experts.dense_layers == dense
+    assert spec.layer(dense[0]).experts is None and spec.layer(47 - (47 in dense)).experts
+    whole = load_model("qwen3-30b-a3b")
+    routed = 128 * 3 * 2048 * 768 + 128 * 2048
+    assert whole.num_parameters - spec.num_parameters == len(dense) * (routed - 3 * 2048 * 6144)
+
+
+@pytest.mark.parametrize(
     ("config", "told"),
     [
         (MIXTRAL | {"sliding_window": 4096}, "sliding_window = 4096"),
         (MIXTRAL | {"hidden_act": "gelu"}, "only silu is"),
-        (QWEN3_MOE | {"mlp_only_layers": [0]}, "every layer has experts"),
-        (QWEN3_MOE | {"decoder_sparse_step": 2}, "decoder_sparse_step = 2"),
+        (MIXTRAL | {"router_jitter_noise": 0.1}, "routers have no noise here"),
+        (META_LLAMA_3_8B | {"num_experts": 8}, "a llama has no experts"),
         (QWEN3_MOE | {"attention_bias": True}, "attention_bias = True"),
-        (QWEN3_MOE | {"use_sliding_window": True}, "attention is causal and full"),
+        (
+            QWEN3_MOE | {"use_sliding_window": True, "sliding_window": 4096},
+            "only full causal attention",
+        ),
     ],
 )
 def test_what_a_model_does_not_have_is_refused(tmp_path, config, told) -> None:

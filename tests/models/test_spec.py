@@ -79,7 +79,7 @@ def test_an_unknown_preset_names_the_known_ones(name: str) -> None:
         load_preset(name)
     assert caught.value.name == name
     assert f"unknown model '{name}'" in str(caught.value)
-    assert "32b, 8b, gpt-1.7b" in str(caught.value)
+    assert "32b, 7b_1b, 8b, gpt-1.7b" in str(caught.value)
 
 
 def write_config(folder: Path) -> Path:

@@ -4,13 +4,13 @@ import pytest
 
 from tests.helpers.tiny_chains import small
 from twinstream.models.kernel_costs.triton_work import TritonChunkWork
+from twinstream.models.kernel_costs.update_work import host_accumulate_work
 from twinstream.models.kernel_costs.work import (
     ChunkWork,
     adamw_work,
     add_gradients_work,
     gradient_norm_work,
     gradient_squares_work,
-    host_accumulate_work,
 )
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.cost import Work

@@ -20,20 +20,30 @@ from twinstream.executor.kernels.vector.gradients import (
     weight_views,
 )
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.adapters.adapter_layout import AdapterSite, adapter_layout, adapter_sites
+from twinstream.models.adapters.adapter_layout import (
+    AdapterSite,
+    adapter_layout,
+    adapter_sites,
+    expert_sites,
+)
 from twinstream.models.kernel_costs.attributes import Attributes
 from twinstream.schedule.ops import Mode
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """The adapters of a block, and where their calls go; one without LoRA has no sites."""
+    """The adapters of a block, and where their calls go; one without LoRA has no sites.
+
+    Those of routed experts, at `expert_sites`, are used by those who multiply with the experts.
+    """
 
     calls: Calls
     sites: Mapping[str, AdapterSite]
     scale: float
     weights: Mapping[str, torch.Tensor]
     low: Mapping[str, torch.Tensor]  # by site, [T, R]
+    rank: int = 0
+    expert_sites: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, operands: Operands, call: BlockCall, calls: Calls) -> "Adapters":
@@ -47,7 +57,8 @@ class Adapters:
             shape = (call.num_tokens, site.low_width)
             low[name] = operands["low"].view(call.dtype, shape, before_bytes)
             before_bytes += low[name].numel() * call.dtype.itemsize
-        return cls(calls, sites, lora.scale, weights, low)
+        of_experts = tuple(site.name for site in expert_sites(call.spec, lora))
+        return cls(calls, sites, lora.scale, weights, low, lora.rank, of_experts)
 
     def write_low(self, site: str, x_TI: torch.Tensor) -> None:
         """Forward only; a recompute finds it there."""

@@ -1,4 +1,4 @@
-"""Backward of one dense block, by hand.
+"""Backward of one block, by hand.
 
 `d_hidden` comes in as the gradient of the block's output and is carried down the residual
 stream in place, until it is the gradient of the block's input. Legend: T tokens, C tokens seen,
@@ -15,7 +15,10 @@ from twinstream.executor.kernels.attention.registry import attention_implementat
 from twinstream.executor.kernels.block.adapters import AdapterGradients
 from twinstream.executor.kernels.block.block_forward import project, write_rotated_q
 from twinstream.executor.kernels.block.block_operands import BlockOperands
+from twinstream.executor.kernels.block.experts_backward import ExpertGradients, ExpertsBackward
+from twinstream.executor.kernels.block.experts_forward import RoutedRows, write_rows
 from twinstream.executor.kernels.calls import Calls
+from twinstream.executor.kernels.experts.permutation import weigh_by_gate
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.gradients import add_matmul, gradient_views
 from twinstream.executor.kernels.vector.vector_ops import (
@@ -79,7 +82,10 @@ def block_backward(
     block = BlockOperands.of(operands, attributes, vector, calls)
     gradients = _Gradients.of(block, attributes)
     with block.workspace.frame():
-        _ffn_backward(block, gradients)
+        if block.call.spec.experts is None:
+            _ffn_backward(block, gradients)
+        else:
+            _experts_backward(block, gradients, ExpertGradients.of(block, attributes))
     spec = block.call.spec
     with block.workspace.frame():
         d_qkv_TN = block.take(spec.d_q + 2 * spec.d_kv)
@@ -91,14 +97,54 @@ def block_backward(
 def _ffn_backward(block: BlockOperands, gradients: _Gradients) -> None:
     """From the output to x_o."""
     d_gate_up_T2F = block.take(2 * block.call.spec.d_ff)
-    _swiglu_backward(block, gradients, d_gate_up_T2F)
+    _swiglu_backward(block, gradients, d_gate_up_T2F, None)
     normed_TD = block.take(block.call.spec.d_model)
     if gradients.needs("gate_up_proj", "gate_up"):
         block.calls.add(block.vector.write_normed, block.norm("ffn_norm"), normed_TD)
-    gradients.add_matmul("gate_up_proj", d_gate_up_T2F, normed_TD)
-    outputs = block.gate_and_up(d_gate_up_T2F)
-    _input_gradient(block, gradients, "gate_up", outputs, d_gate_up_T2F, normed_TD)
+    _gate_up_backward(block, gradients, d_gate_up_T2F, normed_TD)
     _norm_backward(block, gradients, "ffn_norm", normed_TD)
+
+
+def _gate_up_backward(
+    block: BlockOperands, gradients: _Gradients, d_gate_up_T2F: torch.Tensor, x_TD: torch.Tensor
+) -> None:
+    """Turn the input of gate and up into its gradient."""
+    gradients.add_matmul("gate_up_proj", d_gate_up_T2F, x_TD)
+    outputs = block.gate_and_up(d_gate_up_T2F)
+    _input_gradient(block, gradients, "gate_up", outputs, d_gate_up_T2F, x_TD)
+
+
+def _experts_backward(
+    block: BlockOperands, gradients: _Gradients, of_experts: ExpertGradients
+) -> None:
+    """From the output to x_o, through routed experts and the network that all tokens go through."""
+    rows, width = RoutedRows.take(block), block.call.spec.d_model
+    d_normed_TD, normed_TD = block.take(width), block.take(width)
+    block.calls.add(block.vector.write_normed, block.norm("ffn_norm"), normed_TD)
+    write_rows(block, rows, normed_TD)
+    with block.workspace.frame():
+        backward = ExpertsBackward(block, rows, of_experts, gradients.adapters)
+        d_logits_TE = backward.run(gradients.d_hidden, normed_TD, d_normed_TD)
+        _through_router(block, gradients, "router", d_logits_TE, normed_TD, d_normed_TD)
+    if block.call.dense_width:
+        d_gate_T1 = block.take(1)
+        d_gate_up_T2F = block.take(2 * block.call.dense_width)
+        gate = None if rows.shared is None else (rows.shared, d_gate_T1)
+        _swiglu_backward(block, gradients, d_gate_up_T2F, gate)
+        if gate is not None:
+            _through_router(block, gradients, "shared_gate", d_gate_T1, normed_TD, d_normed_TD)
+        _gate_up_backward(block, gradients, d_gate_up_T2F, normed_TD)
+        block.calls.add(d_normed_TD.add_, normed_TD)
+    _norm_backward(block, gradients, "ffn_norm", d_normed_TD)
+
+
+def _through_router(
+    block: BlockOperands, gradients: _Gradients, name: str, d_out: torch.Tensor,
+    normed_TD: torch.Tensor, d_normed_TD: torch.Tensor,
+) -> None:  # fmt: skip
+    """Add the gradients of a small matrix, and of the normed rows that it is multiplied with."""
+    gradients.add_matmul(name, d_out, normed_TD)
+    block.calls.add(torch.addmm, d_normed_TD, d_out, block.weights[name], out=d_normed_TD)
 
 
 def _input_gradient(
@@ -114,14 +160,17 @@ def _input_gradient(
 
 
 def _swiglu_backward(
-    block: BlockOperands, gradients: _Gradients, d_gate_up_T2F: torch.Tensor
-) -> None:
+    block: BlockOperands, gradients: _Gradients, d_gate_up_T2F: torch.Tensor,
+    gate: tuple[torch.Tensor, torch.Tensor] | None,
+) -> None:  # fmt: skip
     """From the output to the gate and up projections.
 
     The product's gradient is the right half of theirs; the product is the left half, before that
-    is overwritten, or has room of its own where it is made in the pass of the backward.
+    is overwritten, or has room of its own where it is made in the pass of the backward. With a
+    `gate`, that each token's output is multiplied with, the gradient of its logit is written to the
+    second of the two, and what is multiplied with it is weighed.
     """
-    d_ff, vector, d_hidden = block.call.spec.d_ff, block.vector, gradients.d_hidden
+    d_ff, vector, d_hidden = block.call.dense_width, block.vector, gradients.d_hidden
     product_TF, d_product_TF = d_gate_up_T2F[:, :d_ff], d_gate_up_T2F[:, d_ff:]
     weight, d_outputs = block.matrix("down_proj"), {"down": d_hidden}
     needs_product = gradients.needs("down_proj", "down")
@@ -129,7 +178,10 @@ def _swiglu_backward(
         d_low = block.adapters.write_low_gradient("down", d_outputs, block.workspace)
         block.adapters.input_gradient("down", d_low, d_hidden, weight, d_product_TF)
         room_TF = None
-        if needs_product and vector.product_with_backward:
+        if gate is not None:
+            block.calls.add(vector.write_swiglu, block.gate_up, product_TF)
+            block.calls.add(weigh_by_gate, d_product_TF, product_TF, *gate)
+        elif needs_product and vector.product_with_backward:
             product_TF = room_TF = block.take(d_ff)
             block.calls.add(vector.swiglu_backward, block.gate_up, d_gate_up_T2F, room_TF)
         elif needs_product:

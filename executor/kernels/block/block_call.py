@@ -11,13 +11,14 @@ from twinstream.models.adapters.quantized_base import BaseFormat, quantized_layo
 from twinstream.models.kernel_costs.attributes import (
     Attributes,
     base_format,
+    experts_of,
     is_frozen,
     most_packed,
     required_attributes,
     typed_attribute,
 )
-from twinstream.models.layout import FlatLayout, block_layout
-from twinstream.models.rope import ROPE_SCALING, RopeScaling
+from twinstream.models.layout import FlatLayout, block_layout, dense_width, experts_layout
+from twinstream.models.options import ROPE_SCALING, RopeScaling
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.ops import Attribute
 
@@ -40,7 +41,8 @@ class BlockCall:
     """Which block it is and where the chunk of `num_tokens` lies in sequences of `seq_len`.
 
     It packs at most `most_packed` sequences of any lengths up to `seq_len`, if that is not 0.
-    `frozen` weights have no gradient; adapters, if there are any, do.
+    `frozen` weights have no gradient, nor have `frozen_experts`; adapters, if there are any, do.
+    `balance_rows` are all rows of a round that a router chooses for, of all layers.
     """
 
     spec: ModelSpec
@@ -50,6 +52,8 @@ class BlockCall:
     attention: str
     most_packed: int
     frozen: bool = False
+    frozen_experts: bool = False
+    balance_rows: int = 0
     lora: Lora | None = None
     base: BaseFormat = "model"
 
@@ -60,7 +64,8 @@ class BlockCall:
         spec = ModelSpec.model_validate(
             {
                 "name": "block", "num_layers": 1, "vocab_size": 1, **fields,
-                "rope_scaling": _rope_scaling(attributes),
+                "rope_scaling": _rope_scaling(attributes), "experts": experts_of(attributes),
+                "qk_norm_rows": attributes.get("qk_norm_rows", False),
             }
         )  # fmt: skip
         return cls(
@@ -71,6 +76,8 @@ class BlockCall:
             attention=typed_attribute(attributes, "attention", str),
             most_packed=most_packed(attributes),
             frozen=is_frozen(attributes),
+            frozen_experts=is_frozen(attributes, "frozen_experts"),
+            balance_rows=_balance_rows(attributes),
             lora=lora_of_attributes(attributes),
             base=base_format(attributes),
         )
@@ -92,6 +99,22 @@ class BlockCall:
     @cached_property
     def layout(self) -> FlatLayout:
         return quantized_layout(block_layout(self.spec), self.base)
+
+    @cached_property
+    def experts_layout(self) -> FlatLayout | None:
+        if self.spec.experts is None:
+            return None
+        return quantized_layout(experts_layout(self.spec), self.base)
+
+    @property
+    def dense_width(self) -> int:
+        """Of the network that all tokens go through; 0 without one."""
+        return dense_width(self.spec)
+
+
+def _balance_rows(attributes: Attributes) -> int:
+    has_some = "balance_rows" in attributes
+    return typed_attribute(attributes, "balance_rows", int) if has_some else 0
 
 
 def _rope_scaling(attributes: Attributes) -> dict[str, Attribute] | None:

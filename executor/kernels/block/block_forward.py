@@ -1,4 +1,4 @@
-"""Forward of one dense block, and what redoes of it what a plan did not keep, bit for bit.
+"""Forward of one block, and what redoes of it what a plan did not keep, bit for bit.
 
 Recomputed bytes equal the forward's because they come from the same calls on the same shapes.
 """
@@ -7,6 +7,13 @@ import torch
 
 from twinstream.executor.kernels.attention.registry import attention_implementation
 from twinstream.executor.kernels.block.block_operands import BlockOperands
+from twinstream.executor.kernels.block.experts_forward import (
+    RoutedRows,
+    write_choice,
+    write_expert_gate_up,
+    write_experts_output,
+    write_rows,
+)
 from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
@@ -26,16 +33,44 @@ def block_forward(
         _write_q(block, normed)
         _write_kv(block, normed)
     _write_attention(block)
-    _write_x_o_and_gate_up(block, eps=spec.norm_eps)
     with block.workspace.frame():
-        product = block.take(spec.d_ff)
-        calls.add(vector.write_swiglu, block.gate_up, product)
-        output, residual = block.tokens_by_width("output"), block.x_o
+        rows = RoutedRows.take(block) if spec.experts else None
+        _write_x_o_and_projections(block, rows, eps=spec.norm_eps)
+        _write_output(block, rows)
+
+
+def _write_output(block: BlockOperands, rows: RoutedRows | None) -> None:
+    """The residual stream after the block: what experts add, then the network of all tokens."""
+    adapters, calls = block.adapters, block.calls
+    output, residual = block.tokens_by_width("output"), block.x_o
+    if rows is not None:
+        write_experts_output(block, rows, residual, output)
+        residual = output
+    if not block.call.dense_width:
+        return
+    with block.workspace.frame():
+        product = block.take(block.call.dense_width)
+        calls.add(block.vector.write_swiglu, block.gate_up, product)
+        if rows is not None and rows.shared is not None:
+            calls.add(product.mul_, rows.shared)
         if "down" in adapters.sites:
             adapters.write_low("down", product)
             adapters.add_share("down", "down", residual, output)
             residual = output
         calls.add(torch.addmm, residual, product, block.matrix("down_proj").t(), out=output)
+
+
+def block_recompute_experts(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Recompute from level EXPERTS: write the experts' projections."""
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    with block.workspace.frame():
+        rows = RoutedRows.take(block)
+        normed = block.take(block.call.spec.d_model)
+        calls.add(vector.write_normed, block.norm("ffn_norm"), normed)
+        write_rows(block, rows, normed)
+        write_expert_gate_up(block, rows, normed)
 
 
 def block_recompute_attention(
@@ -44,7 +79,7 @@ def block_recompute_attention(
     """Recompute from level ATTENTION: write the projections."""
     block = BlockOperands.of(operands, attributes, vector, calls)
     _rewrite_q(block)
-    _write_x_o_and_gate_up(block, eps=None)
+    _rewrite_projections(block)
 
 
 def block_recompute_input(
@@ -54,7 +89,13 @@ def block_recompute_input(
     block = BlockOperands.of(operands, attributes, vector, calls)
     _rewrite_q(block)
     _write_attention(block)
-    _write_x_o_and_gate_up(block, eps=None)
+    _rewrite_projections(block)
+
+
+def _rewrite_projections(block: BlockOperands) -> None:
+    with block.workspace.frame():
+        rows = RoutedRows.take(block) if block.call.spec.experts else None
+        _write_x_o_and_projections(block, rows, eps=None)
 
 
 def _write_q(block: BlockOperands, normed_TD: torch.Tensor) -> None:
@@ -79,11 +120,14 @@ def write_rotated_q(block: BlockOperands, out_TQ: torch.Tensor) -> None:
     block.calls.add(block.vector.write_rotated, q, norm, rope, out)
 
 
-def _write_x_o_and_gate_up(block: BlockOperands, eps: float | None) -> None:
+def _write_x_o_and_projections(
+    block: BlockOperands, rows: RoutedRows | None, eps: float | None
+) -> None:
     """The residual stream after attention, and the gate and up projections of its norm.
 
-    Without `eps` the norm's rstd is there already. The output of attention is rounded before it
-    is added, as a module's output would be, so that its addition is part of the norm's pass.
+    Without `eps` the norm's rstd is there already, and so is the choice of experts. The output of
+    attention is rounded before it is added, as a module's output would be, so that its addition is
+    part of the norm's pass.
     """
     adapters, is_forward = block.adapters, eps is not None
     with block.workspace.frame():
@@ -95,6 +139,13 @@ def _write_x_o_and_gate_up(block: BlockOperands, eps: float | None) -> None:
         hidden = block.tokens_by_width("hidden")
         norm, write_normed = block.norm("ffn_norm"), block.vector.write_normed
         block.calls.add(write_normed, norm, normed, eps=eps, residual_TD=hidden)
+        if rows is not None:
+            if is_forward:
+                write_choice(block, normed)
+            write_rows(block, rows, normed)
+            write_expert_gate_up(block, rows, normed)
+        if not block.call.dense_width:
+            return
         if is_forward:
             adapters.write_low("gate_up", normed)
         outputs = list(block.gate_and_up(block.gate_up).items())

@@ -1,10 +1,12 @@
 """The operands of a block kernel as tensors.
 
 `projections` holds Q as projected (with its bias, before q_norm and RoPE), x_o (hidden plus the
-output of attention) and gate_up (gate columns, then up). `kv` holds K after k_norm and RoPE, and
-V. `sequences` holds where packed sequences start, and each token's position in its own. Legend:
-T tokens of the chunk, C tokens seen (context and chunk), D d_model, H query heads, K
-key heads, Q = H * head_dim, E head_dim, F FFN width.
+output of attention) and gate_up (gate columns, then up) of the network that all tokens go through.
+`expert_projections` holds gate_up of every row that goes to an expert, in the order of experts, and
+`routes` where rows go. `kv` holds K after k_norm and RoPE, and V. `sequences` holds where packed
+sequences start, and each token's position in its own. Legend: T tokens of the chunk, C tokens seen
+(context and chunk), D d_model, H query heads, K key heads, Q = H * head_dim, E head_dim, F FFN
+width, S rows that go to experts.
 """
 
 from collections.abc import Mapping
@@ -22,6 +24,7 @@ from twinstream.executor.kernels.base_codes import levels
 from twinstream.executor.kernels.block.adapters import Adapters
 from twinstream.executor.kernels.block.block_call import BlockCall
 from twinstream.executor.kernels.calls import Calls
+from twinstream.executor.kernels.experts.routing import BalanceLoss, Routes, balance_sums
 from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.gradients import weight_views
 from twinstream.executor.kernels.vector.rope import Rope
@@ -29,6 +32,7 @@ from twinstream.executor.kernels.vector.vector_ops import HeadNorm, RmsNorm, Vec
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.adapters.quantized_base import BLOCK_ELEMENTS, CODE_BITS, SCALES
 from twinstream.models.kernel_costs.attributes import Attributes
+from twinstream.models.options import Experts
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class BlockOperands:
     ) -> "BlockOperands":
         call = BlockCall.from_attributes(attributes)
         weights = weight_views(operands["parameters"], call.layout, call.dtype)
+        if call.experts_layout is not None:
+            weights |= weight_views(operands["experts"], call.experts_layout, call.dtype)
         workspace, positions, starts = Workspace(operands["scratch"].bytes), None, None
         if call.most_packed:
             sequences = operands["sequences"].bytes.view(torch.int32)
@@ -70,7 +76,8 @@ class BlockOperands:
         adapters = Adapters.of(operands, call, calls)
         room, table = None, levels(call.base, workspace.device)
         if call.base != "model":
-            largest = max(prod(inner.shape) for inner in call.layout.tensors)
+            layouts = [call.layout, *([call.experts_layout] if call.experts_layout else [])]
+            largest = max(prod(i.shape) for each in layouts for i in each.tensors)
             room = workspace.take((largest,), call.dtype)
         return cls(
             call, calls, weights, operands, vector, workspace, rope, starts, adapters, room, table
@@ -78,17 +85,20 @@ class BlockOperands:
 
     def matrix(self, name: str, rows: slice = slice(None)) -> torch.Tensor:
         """[rows, in] of a projection; of a base in few bits made anew by a call that comes before
-        those that multiply with it, in a room that the next one takes."""
+        those that multiply with it, in a room that the next one takes. Of experts [E, out, in]."""
         if self.room is None:
             return self.weights[name][rows]
-        inner, block = self.call.layout.tensor(name), BLOCK_ELEMENTS[self.call.base]
-        all_scales = self.call.layout.tensor(f"{name}{SCALES}")
-        (height, width), flat = inner.shape, self.operands["parameters"]
+        layout, flat = self.call.layout, self.operands["parameters"]
+        if name.startswith("experts") and self.call.experts_layout is not None:
+            layout, flat = self.call.experts_layout, self.operands["experts"]
+        inner, block = layout.tensor(name), BLOCK_ELEMENTS[self.call.base]
+        all_scales = layout.tensor(f"{name}{SCALES}")
+        height, width = inner.shape[0], prod(inner.shape[1:])
         start, stop, _ = rows.indices(height)
         codes = flat.view(torch.uint8, (inner.size_bytes,), inner.offset_bytes)
         scales = flat.view(torch.float32, all_scales.shape, all_scales.offset_bytes)
         ends = [row * width * CODE_BITS[self.call.base] // 8 for row in (start, stop)]
-        made = self.room[: (stop - start) * width].view(stop - start, width)
+        made = self.room[: (stop - start) * width].view(stop - start, *inner.shape[1:])
         self.calls.add(
             self.vector.write_dequantized, codes[slice(*ends)],
             scales[start * width // block : stop * width // block], made, self.levels,
@@ -184,9 +194,43 @@ class BlockOperands:
 
     @property
     def gate_up(self) -> torch.Tensor:
-        """[T, 2 F]."""
+        """[T, 2 F]: of the network that all tokens go through."""
         spec = self.call.spec
-        return self._projection(spec.d_q + spec.d_model, 2 * spec.d_ff)
+        return self._projection(spec.d_q + spec.d_model, 2 * self.call.dense_width)
+
+    @property
+    def expert_gate_up(self) -> torch.Tensor:
+        """[S, 2 F]: of routed experts."""
+        experts = self.experts
+        shape = (self.call.num_tokens * experts.per_token, 2 * experts.d_ff)
+        return self.operands["expert_projections"].view(self.call.dtype, shape)
+
+    @property
+    def experts(self) -> Experts:
+        """How tokens go to experts, of a block that has some."""
+        assert self.call.spec.experts is not None
+        return self.call.spec.experts
+
+    @property
+    def routes(self) -> Routes:
+        shape = (self.call.num_tokens, self.experts.per_token)
+        operand = self.operands["routes"]
+        chosen = operand.view(torch.int32, shape)
+        return Routes(chosen, operand.view(torch.float32, shape, chosen.nbytes))
+
+    @property
+    def router_bias(self) -> torch.Tensor | None:
+        """[experts], float32; None where a router has none."""
+        if not self.experts.correction_bias:
+            return None
+        return self.operands["router_bias"].view(torch.float32, (self.experts.count,))
+
+    @property
+    def balance(self) -> BalanceLoss | None:
+        """The sums of the round's load-balancing loss; None where there is no such loss."""
+        if not self.experts.aux_loss:
+            return None
+        return balance_sums(self.operands["balance"], self.experts, self.call.balance_rows)
 
     def _projection(self, columns_before: int, width: int) -> torch.Tensor:
         tokens, dtype = self.call.num_tokens, self.call.dtype
@@ -205,7 +249,7 @@ class BlockOperands:
 
     def gate_and_up(self, both_T2F: torch.Tensor) -> dict[str, torch.Tensor]:
         """The columns of gate and of up."""
-        d_ff = self.call.spec.d_ff
+        d_ff = self.call.dense_width
         return {"gate": both_T2F[:, :d_ff], "up": both_T2F[:, d_ff:]}
 
     def by_head(self, x_TQ: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from twinstream.executor.kernels.triton_kernels.launch import device_function, l
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
 from twinstream.executor.kernels.vector.rounding import CLIP_EPS
 from twinstream.executor.kernels.vector.vector_ops import AdamwConstants, AdamwState, Scales
-from twinstream.models.kernel_costs.workspace import CODE_BLOCK_ELEMENTS
+from twinstream.models.kernel_costs.scratch_sizes import CODE_BLOCK_ELEMENTS
 
 # 8 elements a thread: one load of 16 bytes of each of four bf16 operands.
 _BLOCK, _WARPS = 1024, 4

@@ -8,7 +8,7 @@ from twinstream.executor.kernels.triton_kernels.launch import launch
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
 from twinstream.executor.kernels.vector.vector_ops import VectorGradient
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.kernel_costs.workspace import partial_sums
+from twinstream.models.kernel_costs.scratch_sizes import partial_sums
 
 _COLUMNS = 512
 # 128 bytes of every row of shares, so that also narrow gradients keep many programs busy.

@@ -11,7 +11,7 @@ import triton.language as tl
 from twinstream.executor.kernels.triton_kernels.launch import device_function, launch
 from twinstream.executor.kernels.vector.ordered_sums import LANES
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.kernel_costs.workspace import SUM_SHARE_ELEMENTS, sum_shares
+from twinstream.models.kernel_costs.scratch_sizes import SUM_SHARE_ELEMENTS, sum_shares
 
 _WARPS = 4  # 8 elements a thread: one load of 16 bytes of a bf16 row
 _LEVELS = LANES.bit_length() - 1

@@ -19,7 +19,7 @@ from twinstream.executor.kernels.triton_kernels.rounding import rounded
 from twinstream.executor.kernels.vector.rope import Rope
 from twinstream.executor.kernels.vector.vector_ops import HeadNorm, HeadNormBackward
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.kernel_costs.workspace import partial_sums
+from twinstream.models.kernel_costs.scratch_sizes import partial_sums
 
 # A program rotates so many tokens, whose frequencies it computes once, where so many programs are
 # left to occupy a device.
@@ -42,17 +42,18 @@ def rotated_backward(
     num_tokens, num_heads, head_dim = d_THE.shape
     num_programs, x, d_weight = partial_sums(num_tokens), norm.x, norm.d_weight
     heads, half = triton.next_power_of_2(num_heads), triton.next_power_of_2(head_dim // 2)
+    width = norm.norm.weight.shape[0]
     with workspace.frame():
         shares = x  # which is not written unless shares are asked for
         if d_weight is not None:
-            shares = workspace.take((num_programs, head_dim), torch.float32)
+            shares = workspace.take((num_programs, width), torch.float32)
         launch(
             _normed_rotated_backward_kernel, (num_programs,), d_THE, x, norm.norm.weight,
             shares, _positions(rope, d_THE), d_THE.stride(0), d_THE.stride(1), x.stride(0),
             x.stride(1), num_tokens, num_heads, rope.seq_len, rope.chunk_start, norm.norm.eps,
             LOG2_THETA=log2(rope.theta), **_scaling(rope), HAS_POSITIONS=rope.positions is not None,
-            HAS_D_WEIGHT=d_weight is not None, HALF=head_dim // 2, HEADS=heads, BLOCK=half,
-            num_warps=warps_for(heads * half, 8),
+            HAS_D_WEIGHT=d_weight is not None, OVER_HEADS=width > head_dim, HALF=head_dim // 2,
+            HEADS=heads, BLOCK=half, num_warps=warps_for(heads * half, 8),
         )  # fmt: skip
         if d_weight is not None:
             add_partial_sums(shares, d_weight)
@@ -72,6 +73,7 @@ def _rotate(
         out_THE.stride(1), num_tokens, tokens_each, num_heads, rope.seq_len, rope.chunk_start, eps,
         LOG2_THETA=log2(rope.theta), **_scaling(rope),
         BACKWARD=backward, HAS_NORM=norm is not None, HAS_POSITIONS=rope.positions is not None,
+        OVER_HEADS=norm is not None and norm.weight.shape[0] > head_dim,
         HALF=head_dim // 2, HEADS=heads, BLOCK=half, num_warps=warps_for(heads * half, 8),
     )  # fmt: skip
 
@@ -141,7 +143,8 @@ def _rotate_kernel(
     out_head_stride, num_tokens, tokens_each, num_heads, seq_len, chunk_start, eps,
     LOG2_THETA: tl.constexpr, FACTOR: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
     CONTEXT: tl.constexpr, BACKWARD: tl.constexpr, HAS_NORM: tl.constexpr,
-    HAS_POSITIONS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, OVER_HEADS: tl.constexpr, HALF: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     heads, columns = tl.arange(0, HEADS), tl.arange(0, BLOCK)
     inside = (heads < num_heads)[:, None] & (columns < HALF)[None, :]
@@ -156,12 +159,20 @@ def _rotate_kernel(
         second = tl.load(x_token + x_offsets + HALF, mask=inside, other=0.0).to(tl.float32)
         if HAS_NORM:
             squares = tl.sum(first * first + second * second, axis=1)
-            rstd = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
-            weights = weight_ptr + columns
-            weight = tl.load(weights, mask=columns < HALF, other=0.0).to(tl.float32)
-            first = first * rstd * weight[None, :]
-            weight = tl.load(weights + HALF, mask=columns < HALF, other=0.0).to(tl.float32)
-            second = second * rstd * weight[None, :]
+            if OVER_HEADS:
+                mean = tl.sum(squares, axis=0) / (2 * HALF * num_heads)
+                weights = weight_ptr + heads[:, None] * (2 * HALF) + columns[None, :]
+                first *= tl.rsqrt(mean + eps)
+                second *= tl.rsqrt(mean + eps)
+                first *= tl.load(weights, mask=inside, other=0.0).to(tl.float32)
+                second *= tl.load(weights + HALF, mask=inside, other=0.0).to(tl.float32)
+            else:
+                rstd = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+                weights = weight_ptr + columns
+                weight = tl.load(weights, mask=columns < HALF, other=0.0).to(tl.float32)
+                first = first * rstd * weight[None, :]
+                weight = tl.load(weights + HALF, mask=columns < HALF, other=0.0).to(tl.float32)
+                second = second * rstd * weight[None, :]
         position = _position(token, positions_ptr, seq_len, chunk_start, HAS_POSITIONS)
         cos, sin = _cos_and_sin(position, turns)
         if BACKWARD:
@@ -178,17 +189,22 @@ def _normed_rotated_backward_kernel(
     d_ptr, x_ptr, weight_ptr, partial_ptr, positions_ptr, d_stride, d_head_stride, x_stride,
     x_head_stride, num_tokens, num_heads, seq_len, chunk_start, eps, LOG2_THETA: tl.constexpr,
     FACTOR: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, CONTEXT: tl.constexpr,
-    HAS_POSITIONS: tl.constexpr, HAS_D_WEIGHT: tl.constexpr, HALF: tl.constexpr,
-    HEADS: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_POSITIONS: tl.constexpr, HAS_D_WEIGHT: tl.constexpr, OVER_HEADS: tl.constexpr,
+    HALF: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     heads, columns = tl.arange(0, HEADS), tl.arange(0, BLOCK)
     inside = (heads < num_heads)[:, None] & (columns < HALF)[None, :]
     x_offsets = heads[:, None] * x_head_stride + columns[None, :]
     d_offsets = heads[:, None] * d_head_stride + columns[None, :]
-    weights = weight_ptr + columns
-    weight_1 = tl.load(weights, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
-    weight_2 = tl.load(weights + HALF, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
+    if OVER_HEADS:
+        weights = weight_ptr + heads[:, None] * (2 * HALF) + columns[None, :]
+        weight_1 = tl.load(weights, mask=inside, other=0.0).to(tl.float32)
+        weight_2 = tl.load(weights + HALF, mask=inside, other=0.0).to(tl.float32)
+    else:
+        weights = weight_ptr + columns
+        weight_1 = tl.load(weights, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
+        weight_2 = tl.load(weights + HALF, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
     sums_1 = tl.zeros([HEADS, BLOCK], dtype=tl.float32)
     sums_2 = tl.zeros([HEADS, BLOCK], dtype=tl.float32)
     turns = _turns_per_position(LOG2_THETA, FACTOR, LOW, HIGH, CONTEXT, HALF, BLOCK)
@@ -205,7 +221,10 @@ def _normed_rotated_backward_kernel(
         cos, sin = _cos_and_sin(position, turns)
         d_normed_1 = d_1 * cos[None, :] + d_2 * sin[None, :]
         d_normed_2 = d_2 * cos[None, :] - d_1 * sin[None, :]
-        rstd = tl.rsqrt(tl.sum(x_1 * x_1 + x_2 * x_2, axis=1) / (2 * HALF) + eps)[:, None]
+        squares = tl.sum(x_1 * x_1 + x_2 * x_2, axis=1)
+        if OVER_HEADS:
+            squares = tl.sum(squares, axis=0) / num_heads + tl.zeros([HEADS], dtype=tl.float32)
+        rstd = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
         x_1 *= rstd
         x_2 *= rstd
         if HAS_D_WEIGHT:
@@ -213,11 +232,21 @@ def _normed_rotated_backward_kernel(
             sums_2 += d_normed_2 * x_2
         d_normed_1 *= weight_1
         d_normed_2 *= weight_2
-        mean = tl.sum(d_normed_1 * x_1 + d_normed_2 * x_2, axis=1)[:, None] / (2 * HALF)
+        mean = tl.sum(d_normed_1 * x_1 + d_normed_2 * x_2, axis=1)
+        if OVER_HEADS:
+            mean = tl.sum(mean, axis=0) / num_heads + tl.zeros([HEADS], dtype=tl.float32)
+        mean = mean[:, None] / (2 * HALF)
         dtype = d_ptr.dtype.element_ty
         tl.store(d_token, rounded((d_normed_1 - x_1 * mean) * rstd, dtype), mask=inside)
         tl.store(d_token + HALF, rounded((d_normed_2 - x_2 * mean) * rstd, dtype), mask=inside)
     if HAS_D_WEIGHT:
-        share = partial_ptr + program.to(tl.int64) * (2 * HALF) + columns
-        tl.store(share, tl.sum(sums_1, axis=0), mask=columns < HALF)
-        tl.store(share + HALF, tl.sum(sums_2, axis=0), mask=columns < HALF)
+        if OVER_HEADS:
+            width = num_heads * (2 * HALF)
+            share = partial_ptr + program.to(tl.int64) * width
+            share += heads[:, None] * (2 * HALF) + columns[None, :]
+            tl.store(share, sums_1, mask=inside)
+            tl.store(share + HALF, sums_2, mask=inside)
+        else:
+            share = partial_ptr + program.to(tl.int64) * (2 * HALF) + columns
+            tl.store(share, tl.sum(sums_1, axis=0), mask=columns < HALF)
+            tl.store(share + HALF, tl.sum(sums_2, axis=0), mask=columns < HALF)

@@ -14,7 +14,7 @@ from twinstream.executor.kernels.triton_kernels.launch import launch, warps_for
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
 from twinstream.executor.kernels.vector.vector_ops import NormGradients, RmsNorm
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.kernel_costs.workspace import partial_sums
+from twinstream.models.kernel_costs.scratch_sizes import partial_sums
 
 
 def write_normed(

@@ -6,13 +6,13 @@ import triton.language as tl
 from twinstream.executor.kernels.triton_kernels.launch import device_function
 
 # The interpreter cuts bits off where the hardware rounds, so there the rounding is spelled out.
-_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @device_function
 def rounded(x, dtype: tl.constexpr):
     """float32 `x` as `dtype`, float32 or bfloat16."""
-    if _INTERPRETED and dtype == tl.bfloat16:
+    if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         bits += 0x7FFF + ((bits >> 16) & 1)
         bits &= 0xFFFF0000

@@ -5,6 +5,7 @@ from twinstream.executor.kernels.triton_kernels import (
     base_codes,
     column_sums,
     cross_entropy,
+    grouped_matmul,
     ordered_sums,
     query_key,
     rms_norm,
@@ -30,6 +31,8 @@ class TritonVector:
     sum_values = staticmethod(ordered_sums.sum_values)
     root_of_sum = staticmethod(ordered_sums.root_of_sum)
     write_dequantized = staticmethod(base_codes.write_dequantized)
+    add_grouped_gradient = staticmethod(grouped_matmul.add_grouped_gradient)
+    grouped_matmul = staticmethod(grouped_matmul.grouped_matmul)
     adamw = staticmethod(adamw.adamw)
     cross_entropy = staticmethod(cross_entropy.cross_entropy)
     add_token_gradients = staticmethod(token_gradients.add_token_gradients)

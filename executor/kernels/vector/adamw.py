@@ -34,7 +34,7 @@ from twinstream.models.kernel_costs.attributes import (
     typed_attribute,
     undecayed_ranges,
 )
-from twinstream.models.kernel_costs.workspace import CODE_BLOCK_ELEMENTS, code_blocks
+from twinstream.models.kernel_costs.scratch_sizes import CODE_BLOCK_ELEMENTS, code_blocks
 
 # A float32 temporary is 1 MiB, one of random numbers 2 MiB; no more than ten are alive, and four of
 # what an update that may be skipped has found.

@@ -4,7 +4,7 @@ import torch
 
 from twinstream.executor.kernels.vector.vector_ops import LogitRows
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.kernel_costs.workspace import head_block_rows
+from twinstream.models.kernel_costs.scratch_sizes import head_block_rows
 
 
 def cross_entropy(rows: LogitRows, workspace: Workspace) -> None:

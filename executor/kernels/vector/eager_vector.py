@@ -5,6 +5,7 @@ from twinstream.executor.kernels.vector import (
     adamw,
     cross_entropy,
     gradients,
+    grouped_matmul,
     ordered_sums,
     query_key,
     rms_norm,
@@ -32,4 +33,6 @@ class EagerVector:
     sum_values = staticmethod(ordered_sums.sum_values)
     root_of_sum = staticmethod(ordered_sums.root_of_sum)
     write_dequantized = staticmethod(base_codes.write_dequantized)
+    add_grouped_gradient = staticmethod(grouped_matmul.add_grouped_gradient)
+    grouped_matmul = staticmethod(grouped_matmul.grouped_matmul)
     adamw = staticmethod(adamw.update_adamw)

@@ -8,7 +8,7 @@ so in shares of 64 rows, and then the shares.
 import torch
 
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.kernel_costs.workspace import SUM_SHARE_ELEMENTS, sum_shares
+from twinstream.models.kernel_costs.scratch_sizes import SUM_SHARE_ELEMENTS, sum_shares
 
 LANES = 1024
 _SHARES_AT_ONCE = 8  # 2 MiB in float32

@@ -1,6 +1,7 @@
 """From a Q or K projection to attention's input: an RMSNorm of each head (Qwen3), then RoPE.
 
-In float32 throughout, rounded once. Legend: T tokens, H heads, E head_dim.
+A norm whose weight is as wide as all heads together is one over all of them (OLMoE). In float32
+throughout, rounded once. Legend: T tokens, H heads, E head_dim.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,8 @@ def write_rotated(
     for rows in _token_blocks(x_THE):
         x = float32_copy(x_THE[rows])
         if norm is not None:
-            x.mul_(rstd(x, norm.eps)).mul_(norm.weight)
+            normed = _as_normed(x, norm)
+            normed.mul_(rstd(normed, norm.eps)).mul_(norm.weight)
         rotate(x, rope.angles(rows, x.device))
         out_THE[rows].copy_(x)
 
@@ -29,19 +31,25 @@ def write_rotated(
 def rotated_backward(
     d_THE: torch.Tensor, rope: Rope, norm: HeadNormBackward | None, workspace: Workspace
 ) -> None:
-    d_weight_E = torch.zeros(d_THE.shape[2], dtype=torch.float32, device=d_THE.device)
+    width = d_THE.shape[2] if norm is None else norm.norm.weight.shape[0]
+    d_weight_W = torch.zeros(width, dtype=torch.float32, device=d_THE.device)
     for rows in _token_blocks(d_THE):
         gradient = float32_copy(d_THE[rows])
         rotate(gradient, rope.angles(rows, d_THE.device).neg_())
         if norm is not None:
-            x_hat = float32_copy(norm.x[rows])
-            rstd_TH1 = rstd(x_hat, norm.norm.eps)
-            x_hat.mul_(rstd_TH1)
-            weight_E = norm.norm.weight.float()
-            d_weight_E += normed_backward(gradient, x_hat, rstd_TH1, weight_E)
+            x_hat = _as_normed(float32_copy(norm.x[rows]), norm.norm)
+            rstds = rstd(x_hat, norm.norm.eps)
+            x_hat.mul_(rstds)
+            weight_W, normed = norm.norm.weight.float(), _as_normed(gradient, norm.norm)
+            d_weight_W += normed_backward(normed, x_hat, rstds, weight_W)
         d_THE[rows].copy_(gradient)
     if norm is not None and norm.d_weight is not None:
-        add_vector(norm.d_weight.tensor, d_weight_E, norm.d_weight.mode)
+        add_vector(norm.d_weight.tensor, d_weight_W, norm.d_weight.mode)
+
+
+def _as_normed(x_THE: torch.Tensor, norm: HeadNorm) -> torch.Tensor:
+    """[T, H, E], or [T, H E] where one norm is over all heads."""
+    return x_THE if norm.weight.shape[0] == x_THE.shape[2] else x_THE.flatten(1)
 
 
 def _token_blocks(x_THE: torch.Tensor) -> Iterator[slice]:

@@ -12,7 +12,7 @@ from math import pi
 
 import torch
 
-from twinstream.models.rope import RopeScaling
+from twinstream.models.options import RopeScaling
 
 
 @dataclass(frozen=True)

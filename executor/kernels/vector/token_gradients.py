@@ -8,7 +8,7 @@ import torch
 
 from twinstream.executor.kernels.vector.vector_ops import SortedTokens
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.kernel_costs.workspace import embed_block_columns
+from twinstream.models.kernel_costs.scratch_sizes import embed_block_columns
 
 
 def add_token_gradients(

@@ -209,6 +209,20 @@ class VectorOps(Protocol):
         """Write a matrix of a frozen base from its codes and scales; 8bit has no `levels`."""
         ...
 
+    def grouped_matmul(
+        self, x_SI: torch.Tensor, matrices_EIO: torch.Tensor, ends_E: torch.Tensor,
+        out_SO: torch.Tensor, *, scale: float = 1.0, accumulate: bool = False,
+    ) -> None:  # fmt: skip
+        """out = scale x M by the matrix of each row's expert; or added to what is there."""
+        ...
+
+    def add_grouped_gradient(
+        self, gradient_EOI: torch.Tensor, d_SO: torch.Tensor, x_SI: torch.Tensor,
+        ends_E: torch.Tensor, mode: Mode,
+    ) -> None:  # fmt: skip
+        """gradient (+)= d^T x of each expert's rows; exact zeros of one without any."""
+        ...
+
     def sum_squares(self, x_N: torch.Tensor, out: torch.Tensor, workspace: Workspace) -> None:
         """out, [1] float32, is the sum of squares, in an order that follows from N alone."""
         ...

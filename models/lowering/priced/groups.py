@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from twinstream.models.adapters.adapter_layout import adapter_sites
 from twinstream.models.adapters.quantized_base import quantized_layout
-from twinstream.models.kernel_costs.workspace import state_bytes
+from twinstream.models.kernel_costs.scratch_sizes import state_bytes
 from twinstream.models.layout import block_layout
 from twinstream.models.parallel.job import Job
 from twinstream.models.recipe import OptimizerState

@@ -37,7 +37,7 @@ from twinstream.executor.kernels.vector.vector_ops import (
 
 MODULES = (
     "rms_norm column_sums query_key swiglu cross_entropy token_gradients ordered_sums adamw "
-    "base_codes"
+    "base_codes grouped_matmul"
 )
 T, D, H, K, E, F, V = 8192, 4096, 32, 8, 128, 14336, 128256
 TYPES = {
@@ -90,7 +90,7 @@ def compiled(kernel, grid, arguments, options) -> dict:
         "grid": grid,
         "resident": 2**16 // (-(-registers // 8) * 8 * 32 * settings["num_warps"]),
         "stack_bytes": stack_bytes,
-        "wide_loads": len(re.findall(r"ld\.global\.v4", found.asm["ptx"])),
+        "wide_loads": len(re.findall(r"ld\.global\.v4|cp\.async\.cg", found.asm["ptx"])),
     }
 
 
@@ -124,6 +124,16 @@ def launch_all(ops) -> None:
     ops.rotated_backward(q, rope, backward, room)
     ops.write_swiglu(meta(T, 2 * F), meta(T, F))
     ops.swiglu_backward(meta(T, 2 * F), meta(T, 2 * F), meta(T, F))
+    row_norm = HeadNorm(meta(H * E), 1e-6)
+    ops.write_rotated(q, row_norm, rope, q)
+    row_backward = HeadNormBackward(row_norm, q, VectorGradient(meta(H * E), "write"))
+    ops.rotated_backward(q, rope, row_backward, room)
+    rows, experts, width = 8 * T, 128, 768
+    ends, out, narrow = meta(experts, dtype=torch.int32), meta(rows, D), meta(rows, width)
+    for matrices in (meta(experts, width, D), meta(experts, D, width).transpose(1, 2)):
+        ops.grouped_matmul(narrow, matrices, ends, out)
+        ops.grouped_matmul(narrow, matrices, ends, out, accumulate=True)
+    ops.add_grouped_gradient(meta(experts, D, width), out, narrow, ends, "update")
     for scale_of, levels in ((256, None), (64, meta(16, dtype=f32))):
         codes = meta(D * F // (1 if levels is None else 2), dtype=torch.uint8)
         scales = meta(D * F // scale_of, dtype=f32)

@@ -17,8 +17,8 @@ from twinstream.executor.run.training import sequences_tensor
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.kernel_costs.workspace import workspace_bytes
 from twinstream.models.lowering.lower import lower
+from twinstream.models.options import ROPE_SCALING, RopeScaling
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.rope import ROPE_SCALING, RopeScaling
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Task
 from twinstream.schedule.ops import TaskOperand
@@ -154,7 +154,8 @@ class Step:
     @property
     def gradients(self) -> dict[str, torch.Tensor]:
         """The flat gradients, named as the parameters are."""
-        return {n: self.buffers[f"grad.{n.removeprefix('layer.')}"] for n in self.parameters}
+        found = {n: f"grad.{n.removeprefix('layer.')}" for n in self.parameters}
+        return {n: self.buffers[name] for n, name in found.items() if name in self.buffers}
 
     def _tasks(self) -> Iterator[Task]:
         for task in self.chain.tasks:

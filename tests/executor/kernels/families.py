@@ -4,17 +4,28 @@ from dataclasses import dataclass
 
 import torch
 from transformers import (
+    Dots1Config,
+    Dots1ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from tests.executor.kernels.driver import LLAMA_3_1, Step
 from tests.helpers.hf_weights import pack_hf_state, unpack_hf_state
+from twinstream.models.options import Experts
 from twinstream.models.spec import ModelSpec
 
 SEQ_LEN, NUM_SEQUENCES = 24, 4
@@ -23,6 +34,26 @@ FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
+EXPERT_FAMILIES = {
+    "mixtral": (MixtralConfig, MixtralForCausalLM),
+    "olmoe": (OlmoeConfig, OlmoeForCausalLM),
+    "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "dots1": (Dots1Config, Dots1ForCausalLM),
+}
+EXPERTS = {
+    "mixtral": Experts(count=4, per_token=2, d_ff=80),
+    "olmoe": Experts(count=8, per_token=3, d_ff=80, normalized=False),
+    "qwen2_moe": Experts(
+        count=6, per_token=2, d_ff=24, shared_d_ff=40, shared_gate=True, normalized=False,
+        dense_layers=(1,),
+    ),
+    "qwen3_moe": Experts(count=8, per_token=3, d_ff=24),
+    "dots1": Experts(
+        count=8, per_token=2, d_ff=24, shared_d_ff=48, scores="sigmoid", correction_bias=True,
+        num_groups=4, groups_per_token=2, scale=1.7, dense_layers=(0,),
+    ),
+}  # fmt: skip
 # As of Llama 3.1; of the six frequencies one stays, one is in between, four are divided.
 STRETCHED = LLAMA_3_1.model_copy(update={"original_max_position_embeddings": 64})
 
@@ -34,16 +65,18 @@ def tiny_spec(family: str, dtype: str = "float32") -> ModelSpec:
         d_model=48,
         num_heads=4,
         num_kv_heads=2,
-        head_dim=16 if family == "qwen3" else 12,
+        head_dim=16 if family in ("qwen3", "qwen3_moe", "dots1") else 12,
         d_ff=80,
         vocab_size=97,
         norm_eps=1e-5,
         rope_theta=10_000.0,
         rope_scaling=STRETCHED if family == "llama" else None,
-        qk_norm=family == "qwen3",
-        qkv_bias=family == "qwen2",
+        qk_norm=family in ("qwen3", "qwen3_moe", "olmoe", "dots1"),
+        qk_norm_rows=family == "olmoe",
+        qkv_bias=family in ("qwen2", "qwen2_moe"),
         tied_embeddings=family == "qwen3",
         dtype=dtype,
+        experts=EXPERTS.get(family),
     )
 
 
@@ -57,8 +90,9 @@ def rope_parameters(spec: ModelSpec) -> dict[str, object]:
 
 def hf_model(spec: ModelSpec, seed: int = 0) -> PreTrainedModel:
     """In float32, with weights that bf16 holds exactly, so that both dtypes have the same."""
-    config_class, model_class = FAMILIES[spec.name]
-    head_dim = {} if spec.name == "qwen2" else {"head_dim": spec.head_dim}
+    config_class, model_class = (FAMILIES | EXPERT_FAMILIES)[spec.name]
+    has_none = ("qwen2", "qwen2_moe", "olmoe")
+    options = {} if spec.name in has_none else {"head_dim": spec.head_dim}
     config = config_class(
         vocab_size=spec.vocab_size,
         hidden_size=spec.d_model,
@@ -70,7 +104,10 @@ def hf_model(spec: ModelSpec, seed: int = 0) -> PreTrainedModel:
         rope_parameters=rope_parameters(spec),
         tie_word_embeddings=spec.tied_embeddings,
         attn_implementation="eager",
-        **head_dim,
+        pad_token_id=None,  # whose embedding would have no gradient
+        eos_token_id=None,
+        **options,
+        **expert_options(spec),
     )
     model = model_class(config)
     generator = torch.Generator().manual_seed(seed)
@@ -79,7 +116,32 @@ def hf_model(spec: ModelSpec, seed: int = 0) -> PreTrainedModel:
             noise = torch.randn(parameter.shape, generator=generator)
             value = 1 + 0.2 * noise if parameter.dim() == 1 else 0.15 * noise
             parameter.copy_(value.bfloat16())
+        for name, tensor in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
     return model
+
+
+def expert_options(spec: ModelSpec) -> dict[str, object]:
+    """What a config of transformers says of experts."""
+    experts = spec.experts
+    if experts is None:
+        return {}
+    found = {"num_experts_per_tok": experts.per_token, "moe_intermediate_size": experts.d_ff,
+             "norm_topk_prob": experts.normalized}  # fmt: skip
+    if spec.name == "dots1":
+        return found | {
+            "n_routed_experts": experts.count, "n_group": experts.num_groups,
+            "n_shared_experts": experts.shared_d_ff // experts.d_ff,
+            "topk_group": experts.groups_per_token, "routed_scaling_factor": experts.scale,
+            "first_k_dense_replace": len(experts.dense_layers), "sliding_window": None,
+        }  # fmt: skip
+    if spec.name == "mixtral":
+        return found | {"num_local_experts": experts.count}
+    found |= {"num_experts": experts.count, "mlp_only_layers": list(experts.dense_layers)}
+    if spec.name == "qwen2_moe":
+        found["shared_expert_intermediate_size"] = experts.shared_d_ff
+    return found
 
 
 def random_tokens(

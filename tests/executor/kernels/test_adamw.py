@@ -6,7 +6,6 @@ import torch
 
 from tests.executor.kernels.driver import run
 from twinstream.executor.kernels.step_state import packed_step_state
-from twinstream.models.kernel_costs import workspace
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BLOCK_AND_MORE = 2**18 + 1000
@@ -201,7 +200,7 @@ def test_not_finite_stays_and_finite_stays_finite():
 def test_an_update_that_is_skipped_changes_no_bit_whatever_the_gradients_are(dtype, kind):
     """Every byte of the state is drawn, those of the gradients and of the norm say NaN."""
     count = BLOCK_AND_MORE
-    state_bytes = workspace.state_bytes(kind, str(dtype).removeprefix("torch."), count)
+    state_bytes = scratch_sizes.state_bytes(kind, str(dtype).removeprefix("torch."), count)
     generator = torch.Generator().manual_seed(1)
     parameter, state = (
         torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from tests.executor.kernels.driver import buffer, run
-from twinstream.models.kernel_costs.workspace import embed_block_columns
+from twinstream.models.kernel_costs.scratch_sizes import embed_block_columns
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

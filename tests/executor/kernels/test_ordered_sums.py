@@ -8,7 +8,7 @@ import torch
 
 from tests.executor.kernels.driver import run
 from tests.executor.kernels.twins import DTYPES, assert_twins_agree, randn
-from twinstream.models.kernel_costs.workspace import SUM_SHARE_ELEMENTS
+from twinstream.models.kernel_costs.scratch_sizes import SUM_SHARE_ELEMENTS
 
 COUNTS = (1, 3, 1024, 1025, 5000, SUM_SHARE_ELEMENTS + 7, 9 * SUM_SHARE_ELEMENTS + 1)
 

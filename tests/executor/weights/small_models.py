@@ -26,6 +26,7 @@ STRETCHED = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_NO_IDS = {"pad_token_id": None, "eos_token_id": None}
 # By name: family, what differs, in which dtype it is saved.
 MODELS: Mapping[str, tuple[str, Mapping[str, object], torch.dtype]] = {
     "llama": ("Llama", {}, torch.float32),
@@ -36,7 +37,24 @@ MODELS: Mapping[str, tuple[str, Mapping[str, object], torch.dtype]] = {
     "qwen2_tied": ("Qwen2", {"tie_word_embeddings": True}, torch.float32),
     "qwen3": ("Qwen3", {"head_dim": 16}, torch.bfloat16),
     "qwen3_tied": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}, torch.float32),
-}
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "head_dim": 12}, torch.bfloat16),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3, **_NO_IDS}, torch.float32),
+    "qwen2_moe": (
+        "Qwen2Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                     "shared_expert_intermediate_size": 40, "mlp_only_layers": [1]}, torch.bfloat16,
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe", {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                     "head_dim": 16, "norm_topk_prob": True}, torch.float32,
+    ),
+    "dots1": (
+        "Dots1", {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                  "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 2, "head_dim": 16,
+                  "topk_group": 1, "sliding_window": None, "max_window_layers": 2},
+        torch.bfloat16,
+    ),
+}  # fmt: skip
+WITH_EXPERTS = tuple(MODELS)[-5:]
 
 
 def random_model(name: str, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -49,6 +67,9 @@ def random_model(name: str, dtype: torch.dtype | None = None) -> PreTrainedModel
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(1 + 0.2 * noise if parameter.dim() == 1 else 0.15 * noise)
+        for module in model.modules():  # float32 whatever the model's dtype, as checkpoints have it
+            if (bias := getattr(module, "e_score_correction_bias", None)) is not None:
+                module.e_score_correction_bias = 0.3 * torch.randn(bias.shape, generator=generator)
     return model.eval()
 
 

@@ -29,7 +29,8 @@ def models():
 
 def in_layers(flats):
     """Under the names of the tests' own packing."""
-    return {f"layer.{name}" if name.isdigit() else name: flat for name, flat in flats.items()}
+    ends = ("embedding", "head")
+    return {name if name in ends else f"layer.{name}": flat for name, flat in flats.items()}
 
 
 def assert_same(flats, expected):

@@ -1,0 +1,134 @@
+"""Which experts a token goes to and how much each counts, and the gradient of a router's logits.
+
+A choice is made once, in forward, and saved: no recompute can make another. Scores are float32; a
+softmax router multiplies in the model's dtype and a sigmoid router in float32, as transformers
+does. Legend: T tokens, D d_model, E experts, K of them for each token.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from twinstream.executor.kernels.operand import KernelOperand
+from twinstream.executor.kernels.vector.row_blocks import row_blocks
+from twinstream.models.options import Experts
+
+_TINY = 1e-20  # added to the sum that sigmoid scores are divided by, as transformers does
+
+
+@dataclass(frozen=True)
+class Routes:
+    """A chunk's choice."""
+
+    chosen: torch.Tensor  # int32
+    weights: torch.Tensor  # float32
+
+
+@dataclass(frozen=True)
+class BalanceLoss:
+    """The load-balancing loss of a round: E x sum over experts of count x score / rows^2.
+
+    `counts` are rows that went to each expert and `scores` sums of their scores, over all layers
+    and chunks of a round; a router's scores count as its softmax, whatever it chooses by. `rows` is
+    how many there are of them all.
+    """
+
+    counts: torch.Tensor  # float32, whole numbers
+    scores: torch.Tensor  # float32
+    rows: int
+    coefficient: float
+
+    @property
+    def factor(self) -> float:
+        """What counts x scores count."""
+        return self.coefficient * self.counts.numel() / self.rows / self.rows
+
+
+def balance_sums(operand: KernelOperand, experts: Experts, rows: int) -> BalanceLoss:
+    """Those that an operand holds: counts, then scores."""
+    counts, scores = operand.view(torch.float32, (2, experts.count))
+    return BalanceLoss(counts, scores, rows, experts.aux_loss)
+
+
+def choose(
+    x_TD: torch.Tensor, router_ED: torch.Tensor, bias_E: torch.Tensor | None, experts: Experts,
+    routes: Routes, balance: BalanceLoss | None = None,
+) -> None:  # fmt: skip
+    """Write the choice for normed rows, and add what it is to the sums of a balance loss."""
+    for rows in row_blocks(x_TD.shape[0], max(x_TD.shape[1], router_ED.shape[0])):
+        logits = _logits(x_TD[rows], router_ED, experts)
+        scores = _scores(logits, experts)
+        chosen = _best(scores if bias_E is None else scores + bias_E, experts)
+        weights = scores.gather(1, chosen)
+        if experts.normalized:
+            weights /= weights.sum(1, keepdim=True) + _tiny(experts)
+        routes.chosen[rows].copy_(chosen)
+        torch.mul(weights, experts.scale, out=routes.weights[rows])
+        if balance is not None:
+            each = torch.arange(experts.count, device=chosen.device)
+            found = (chosen.reshape(-1, 1) == each).sum(0)
+            balance.counts.add_(found)
+            balance.scores.add_(torch.softmax(logits, 1).sum(0))
+
+
+def logit_gradients(  # noqa: PLR0913 - what a choice was made of, and where gradients are
+    x_TD: torch.Tensor, router_ED: torch.Tensor, experts: Experts, routes: Routes,
+    d_weights_TK: torch.Tensor, out_TE: torch.Tensor, balance: BalanceLoss | None = None,
+) -> None:  # fmt: skip
+    """Write the gradients of a router's logits from those of the weights that it chose."""
+    for rows in row_blocks(x_TD.shape[0], max(x_TD.shape[1], router_ED.shape[0])):
+        logits = _logits(x_TD[rows], router_ED, experts)
+        scores = _scores(logits, experts)
+        chosen = routes.chosen[rows].to(torch.int64)
+        d_chosen = d_weights_TK[rows] * experts.scale
+        if experts.normalized:
+            picked = scores.gather(1, chosen)
+            total = picked.sum(1, keepdim=True) + _tiny(experts)
+            mean = (d_chosen * picked).sum(1, keepdim=True) / total
+            d_chosen = (d_chosen - mean) / total
+        d_scores = torch.zeros_like(scores).scatter_(1, chosen, d_chosen)
+        if experts.scores == "sigmoid":
+            d_logits = d_scores * scores * (1.0 - scores)
+        else:
+            d_logits = _softmax_gradient(d_scores, scores)
+        if balance is not None:
+            shares = torch.softmax(logits, 1)
+            d_shares = (balance.counts * balance.factor).expand_as(shares)
+            d_logits = d_logits + _softmax_gradient(d_shares, shares)
+        out_TE[rows].copy_(d_logits)
+
+
+def add_balance_loss(balance: BalanceLoss, share: float, loss: torch.Tensor) -> None:
+    """Add a round's load-balancing loss, which is `share` of the step's, to a loss of [1]."""
+    loss.add_(torch.dot(balance.counts, balance.scores) * (balance.factor * share))
+
+
+def _logits(x_RD: torch.Tensor, router_ED: torch.Tensor, experts: Experts) -> torch.Tensor:
+    if experts.scores == "sigmoid":
+        return torch.mm(x_RD.float(), router_ED.float().t())
+    return torch.mm(x_RD, router_ED.t()).float()
+
+
+def _scores(logits_RE: torch.Tensor, experts: Experts) -> torch.Tensor:
+    if experts.scores == "sigmoid":
+        return torch.sigmoid(logits_RE)
+    return torch.softmax(logits_RE, 1)
+
+
+def _best(scores_RE: torch.Tensor, experts: Experts) -> torch.Tensor:
+    """The numbers of the highest scores, among the best groups where not all groups count."""
+    if experts.groups_per_token < experts.num_groups:
+        groups = scores_RE.view(scores_RE.shape[0], experts.num_groups, -1)
+        of_group = groups.topk(min(2, groups.shape[2]), dim=2).values.sum(2)
+        best = of_group.topk(experts.groups_per_token, dim=1).indices
+        allowed = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, best, value=True)
+        scores_RE = groups.masked_fill(~allowed[:, :, None], -torch.inf).flatten(1)
+    return scores_RE.topk(experts.per_token, dim=1).indices
+
+
+def _softmax_gradient(d_RE: torch.Tensor, softmax_RE: torch.Tensor) -> torch.Tensor:
+    return softmax_RE * (d_RE - (d_RE * softmax_RE).sum(1, keepdim=True))
+
+
+def _tiny(experts: Experts) -> float:
+    return _TINY if experts.scores == "sigmoid" else 0.0

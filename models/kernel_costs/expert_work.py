@@ -1,0 +1,174 @@
+"""Cost descriptors of a block's routed experts: grouped matmuls, and what routes and moves rows.
+
+Rows are those of tokens times experts for each, whatever the choice; that of a grouped matmul's
+shape is what an expert has on average. Eager kernels multiply expert by expert, Triton's all in
+one launch. Legend: T tokens of the chunk, S rows, d model width, f an expert's width, E experts.
+"""
+
+from dataclasses import dataclass
+
+from twinstream.models.adapters.adapter_layout import ExpertSite, expert_sites
+from twinstream.models.options import Experts
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.schedule.cost import Work
+
+_INT64_BYTES = 8
+_FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class ExpertWork:
+    """The work that the experts of one block do for one chunk."""
+
+    spec: ModelSpec
+    recipe: Recipe
+    tokens: int
+
+    @property
+    def experts(self) -> Experts:
+        """How tokens go to them."""
+        assert self.spec.experts is not None
+        return self.spec.experts
+
+    def choice(self) -> tuple[Work, ...]:
+        """Logits, scores and the best of them; what forward alone does."""
+        t, count = self.tokens, self.experts.count
+        return (self._matmul(t, count, self.spec.d_model), self._scores())
+
+    def projections(self) -> tuple[Work, ...]:
+        """The order of rows, rows in it, gate and up of them."""
+        d, f = self.spec.d_model, self.experts.d_ff
+        order = self._vector("router", 6 * self._rows * _INT64_BYTES, launches=6)
+        return (order, self._gather(), self._grouped(2 * f, d), *self._shares("experts_gate_up"))
+
+    def outputs(self) -> tuple[Work, ...]:
+        """Down of every row, and the sum of a token's, weighted, with the residual stream."""
+        d, f = self.spec.d_model, self.experts.d_ff
+        return (
+            self._moved("swiglu", 3 * self._rows * f),
+            self._grouped(d, f),
+            *self._shares("experts_down"),
+            self._moved("permute", (self._rows + 2 * self.tokens) * d),
+        )
+
+    def backward(self, *, frozen: bool, frozen_experts: bool) -> tuple[Work, ...]:
+        """Through down, SwiGLU, gate and up, and the router; with what weights have of it."""
+        t, rows, d, f = self.tokens, self._rows, self.spec.d_model, self.experts.d_ff
+        order = self._vector("router", 6 * rows * _INT64_BYTES, launches=6)
+        needs_input = not frozen_experts or bool(self._sites)
+        return (
+            order,
+            self._gather(),
+            self._grouped(f, d),
+            self._moved("swiglu", 3 * rows * f),
+            self._moved("weigh", 4 * rows * f),
+            self._moved("swiglu_backward", 5 * rows * f),
+            *([self._gather()] if needs_input else []),
+            self._grouped(d, 2 * f),
+            self._moved("permute", (rows + t) * d),
+            self._matmul(t, self.experts.count, d),
+            self._scores(),
+            self._matmul(t, d, self.experts.count),
+            *self._adapters_backward(),
+            *self.weight_gradients(frozen=frozen, frozen_experts=frozen_experts),
+        )
+
+    def weight_gradients(self, *, frozen: bool, frozen_experts: bool) -> tuple[Work, ...]:
+        """Of both matrices of every expert, and of the router."""
+        t, d, f = self.tokens, self.spec.d_model, self.experts.d_ff
+        router = [] if frozen else [self._small_gradient(self.experts.count, d, t)]
+        if frozen_experts:
+            return tuple(router)
+        return (self._gradient(d, f), self._gradient(2 * f, d), *router)
+
+    @property
+    def _rows(self) -> int:
+        return self.tokens * self.experts.per_token
+
+    @property
+    def _sites(self) -> tuple[ExpertSite, ...]:
+        return expert_sites(self.spec, self.recipe.lora) if self.recipe.lora else ()
+
+    def _shares(self, name: str) -> tuple[Work, ...]:
+        """What adapters add to an output."""
+        return tuple(
+            work
+            for site in self._sites
+            if site.name == name
+            for work in (
+                self._grouped(site.rank, site.in_width), self._grouped(site.out_width, site.rank)
+            )
+        )  # fmt: skip
+
+    def _adapters_backward(self) -> tuple[Work, ...]:
+        """The gradient of x A^T twice, the input's share, x A^T again, and both matrices'."""
+        found: list[Work] = []
+        for site in self._sites:
+            low = self._grouped(site.rank, site.out_width)
+            found += [low, self._grouped(site.in_width, site.rank)]
+            found += [self._grouped(site.rank, site.in_width), low]
+            found += [self._gradient(site.out_width, site.rank)]
+            found += [self._gradient(site.rank, site.in_width)]
+        return tuple(found)
+
+    def _gather(self) -> Work:
+        return self._moved("permute", 2 * self._rows * self.spec.d_model)
+
+    def _scores(self) -> Work:
+        count = self.tokens * self.experts.count
+        return self._vector("router", 4 * count * _FLOAT32_BYTES, launches=4)
+
+    def _grouped(self, n: int, k: int) -> Work:
+        """[rows, k] x [k, n] of every expert."""
+        rows, count = self._rows, self.experts.count
+        moved = rows * (k + n) + count * n * k
+        return self._product("grouped_matmul", (self._each, n, k, count), rows, moved)
+
+    def _gradient(self, m: int, n: int) -> Work:
+        """[m, rows] x [rows, n] of every expert, added to its gradient."""
+        gradient = ITEMSIZE_BYTES[self.recipe.gradient_dtype(self.spec.dtype)]
+        count, item = self.experts.count, self.spec.itemsize
+        moved = self._rows * (m + n) + 2 * count * m * n * gradient // item
+        shape = (m, n, self._each, count)
+        return self._product("grouped_matmul_gradient", shape, self._rows, moved)
+
+    def _product(self, unit: str, shape: tuple[int, ...], rows: int, moved: int) -> Work:
+        flops = 2 * rows * shape[1] * (shape[2] if unit == "grouped_matmul" else shape[0])
+        is_one = self.recipe.implementations.vector == "triton"
+        return Work(
+            unit=unit, shape=shape, flops=flops, hbm_bytes=moved * self.spec.itemsize,
+            launches=1 if is_one else min(self.experts.count, rows), dtype=self.spec.dtype,
+        )  # fmt: skip
+
+    @property
+    def _each(self) -> int:
+        """Rows of an expert on average."""
+        return max(1, self._rows // self.experts.count)
+
+    def _matmul(self, m: int, n: int, k: int) -> Work:
+        moved = (m * k + k * n + m * n) * self.spec.itemsize
+        return Work(
+            unit="matmul", shape=(m, n, k), flops=2 * m * n * k, hbm_bytes=moved, launches=1,
+            dtype=self.spec.dtype,
+        )  # fmt: skip
+
+    def _small_gradient(self, m: int, n: int, k: int) -> Work:
+        gradient = ITEMSIZE_BYTES[self.recipe.gradient_dtype(self.spec.dtype)]
+        moved = (m * k + k * n) * self.spec.itemsize + 2 * m * n * gradient
+        return Work(
+            unit="matmul", shape=(m, n, k), flops=2 * m * n * k, hbm_bytes=moved, launches=1,
+            dtype=self.spec.dtype,
+        )  # fmt: skip
+
+    def _moved(self, unit: str, elements: int) -> Work:
+        return self._vector(unit, elements * self.spec.itemsize, elements=elements)
+
+    def _vector(
+        self, unit: str, hbm_bytes: int, *, launches: int = 1, elements: int | None = None
+    ) -> Work:
+        count = hbm_bytes // _FLOAT32_BYTES if elements is None else elements
+        return Work(
+            unit=unit, shape=(count,), flops=count, hbm_bytes=hbm_bytes, launches=launches,
+            dtype=self.spec.dtype,
+        )  # fmt: skip

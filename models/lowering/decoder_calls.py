@@ -1,0 +1,129 @@
+"""The kernel calls of a decoder's tasks: attributes and costs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from twinstream.models.adapters.adapter_layout import (
+    lora_of_layer,
+)
+from twinstream.models.adapters.quantized_base import BaseFormat
+from twinstream.models.kernel_costs.attributes import AUX_LOSS, expert_attributes
+from twinstream.models.kernel_costs.triton_work import TritonChunkWork
+from twinstream.models.kernel_costs.work import ChunkWork
+from twinstream.models.layout import EXPERTS
+from twinstream.models.lowering.chain_builder import ChainBuilder
+from twinstream.models.lowering.declarations import DecoderShapes
+from twinstream.models.lowering.optimizer_tasks import gradient_attribute
+from twinstream.models.options import ROPE_SCALING
+from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec
+from twinstream.schedule.cost import Work
+from twinstream.schedule.ops import Attribute
+from twinstream.schedule.workload import Workload
+
+
+@dataclass(frozen=True)
+class KernelCalls:
+    """Declares calls where they are first needed; each gives its name."""
+
+    builder: ChainBuilder
+    spec: ModelSpec
+    workload: Workload
+    recipe: Recipe
+
+    def work(self, start: int = 0, spec: ModelSpec | None = None) -> ChunkWork:
+        """Of a chunk that begins so far into its sequence, in a layer built like a model's."""
+        kind = TritonChunkWork if self.recipe.implementations.vector == "triton" else ChunkWork
+        return kind(spec or self.spec, self.workload, start, self.recipe)
+
+    def _start(self, chunk: int) -> int:
+        return (chunk % self.workload.chunks_per_sequence) * self.workload.chunk_tokens
+
+    def block(
+        self, kernel: str, chunk: int, layer: int, *, frozen: frozenset[str] = frozenset(),
+        base: BaseFormat = "model",
+    ) -> str:  # fmt: skip
+        """Of a block; chunks that begin alike share it, and layers that are built alike.
+
+        Args:
+            frozen: those of the layer's groups that have no gradient.
+        """
+        spec, start = self.spec.layer(layer), self._start(chunk)
+        is_frozen = str(layer) in frozen
+        experts_frozen = f"{layer}{EXPERTS}" in frozen
+        call_id = f"{kernel}@{start}" + (".frozen" if is_frozen else "")
+        call_id += "" if base == "model" else f".{base}"
+        call_id += ".frozen_experts" if experts_frozen and not is_frozen else ""
+        call_id += ".trained_experts" if spec.experts and is_frozen and not experts_frozen else ""
+        call_id += ".dense" if spec is not self.spec else ""
+        if call_id in self.builder.calls:
+            return call_id
+        work = self.work(start, spec)
+        costs: dict[str, Callable[[], tuple[Work, ...]]] = {
+            "block_forward": work.block_forward,
+            "block_recompute_experts": work.recompute_experts,
+            "block_recompute_attention": work.recompute_attention,
+            "block_recompute_input": work.recompute_input,
+            "block_backward": partial(
+                work.block_backward, frozen=is_frozen, frozen_experts=experts_frozen
+            ),
+        }
+        attributes: dict[str, Attribute] = {
+            "d_model": spec.d_model,
+            "num_heads": spec.num_heads,
+            "num_kv_heads": spec.num_kv_heads,
+            "head_dim": spec.head_dim,
+            "d_ff": spec.d_ff,
+            "qk_norm": spec.qk_norm,
+            "qkv_bias": spec.qkv_bias,
+            "norm_eps": spec.norm_eps,
+            "rope_theta": spec.rope_theta,
+            "dtype": spec.dtype,
+            "num_tokens": self.workload.chunk_tokens,
+            "seq_len": self.workload.seq_len,
+            "chunk_start": start,
+            "attention": self.recipe.implementations.attention,
+        }
+        if spec.qk_norm_rows:
+            attributes["qk_norm_rows"] = True
+        if spec.experts is not None:
+            attributes |= expert_attributes(spec.experts)
+            if rows := DecoderShapes(self.spec, self.workload, self.recipe).balance_rows:
+                attributes["balance_rows"] = rows
+            else:
+                attributes.pop(AUX_LOSS, None)
+        if spec.rope_scaling is not None:
+            attributes |= {f"{ROPE_SCALING}{n}": v for n, v in spec.rope_scaling}
+        if self.workload.packing is not None:
+            attributes["most_sequences"] = self.workload.packing.most_sequences
+        if kernel == "block_backward":
+            attributes |= gradient_attribute(self.recipe, spec.dtype) | frozen_attribute(is_frozen)
+            if experts_frozen:
+                attributes["frozen_experts"] = True
+        if (lora := lora_of_layer(self.spec, self.recipe.lora, layer)) is not None:
+            attributes |= lora.attributes
+        cost = costs[kernel]()
+        if base != "model":
+            attributes["base"] = base
+            cost = (*cost, *work.dequantized(kernel, base))
+        return self.builder.call(call_id, self._key(kernel), attributes, cost)
+
+    def other(self, kernel: str, cost: tuple, **extra: Attribute) -> str:  # type: ignore[type-arg]
+        """Of embedding or head, by the kernel's name."""
+        attributes: dict[str, Attribute] = {
+            "d_model": self.spec.d_model,
+            "vocab_size": self.spec.vocab_size,
+            "dtype": self.spec.dtype,
+            "num_tokens": self.workload.chunk_tokens,
+            **extra,
+        }
+        return self.builder.call(kernel, self._key(kernel), attributes, cost)
+
+    def _key(self, kernel: str) -> str:
+        return f"{kernel}/{self.recipe.implementations.vector}"
+
+
+def frozen_attribute(frozen: bool) -> dict[str, Attribute]:
+    """What a call is told of weights that have no gradient: nothing where they have one."""
+    return {"frozen": True} if frozen else {}

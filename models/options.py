@@ -1,0 +1,97 @@
+"""Options of a decoder that have numbers of their own: stretched RoPE, and experts."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic_core import PydanticCustomError
+
+from twinstream.schedule.node import Node
+from twinstream.schedule.numbers import PositiveCount
+
+ROPE_SCALING = "rope_scaling."  # prefix of its fields among the attributes of a kernel call
+
+PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Width = Annotated[int, Field(gt=0, le=2**22)]
+
+
+class RopeScaling(Node):
+    """Llama 3.1's: frequencies that seldom turn within the original context are divided.
+
+    A frequency that turns at most `low_freq_factor` times within
+    `original_max_position_embeddings` tokens is divided by `factor`, one that turns at least
+    `high_freq_factor` times stays, and those between are interpolated. Names and meaning are those
+    of rope type "llama3" of Hugging Face's config.json.
+    """
+
+    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)]
+    low_freq_factor: PositiveFinite
+    high_freq_factor: PositiveFinite
+    original_max_position_embeddings: Annotated[int, Field(gt=0, le=2**53)]
+
+    @model_validator(mode="after")
+    def _low_is_below_high(self) -> Self:
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise PydanticCustomError(
+                "rope_factors",
+                "low_freq_factor {low} is not below high_freq_factor {high}",
+                {"low": self.low_freq_factor, "high": self.high_freq_factor},
+            )
+        return self
+
+
+class Experts(Node):
+    """The routed experts of every layer's feed-forward network, and how a router chooses them.
+
+    `d_ff` is one expert's width, `per_token` how many a token goes to; `shared_d_ff` the width of
+    one that all tokens go to, 0 without one, whose output `shared_gate` weighs by a sigmoid.
+
+    A router's `scores` are the softmax or the sigmoid of its logits. Those that are highest are
+    chosen: with `correction_bias` highest after an untrained bias is added, and only among the
+    `groups_per_token` of `num_groups` groups whose two best add up to most. A token's experts count
+    by their scores, which `normalized` divides by their sum, times `scale`. (A softmax over the
+    chosen logits alone, as gpt-oss has, is the normalized softmax.)
+
+    `dense_layers` have the model's `d_ff` instead. `aux_loss` is what the load-balancing loss
+    counts; 0 is none.
+    """
+
+    count: PositiveCount
+    per_token: PositiveCount
+    d_ff: Width
+    shared_d_ff: Annotated[int, Field(ge=0, le=2**22)] = 0
+    shared_gate: bool = False
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    normalized: bool = True
+    correction_bias: bool = False
+    num_groups: PositiveCount = 1
+    groups_per_token: PositiveCount = 1
+    scale: PositiveFinite = 1.0
+    dense_layers: Annotated[tuple[int, ...], Field(strict=False)] = ()
+    aux_loss: Annotated[float, Field(ge=0, le=1e3)] = 0.0
+
+    @model_validator(mode="after")
+    def _can_choose(self) -> Self:
+        if self.per_token > self.count:
+            raise PydanticCustomError(
+                "too_few_experts",
+                "a token goes to {per_token} of {count} experts",
+                {"per_token": self.per_token, "count": self.count},
+            )
+        in_group, rest = divmod(self.count, self.num_groups)
+        most = in_group * self.groups_per_token
+        if rest or self.groups_per_token > self.num_groups or self.per_token > most:
+            raise PydanticCustomError(
+                "expert_groups",
+                "{count} experts cannot be chosen {per_token} a token from {chosen} of {groups} "
+                "groups of equally many",
+                {"count": self.count, "per_token": self.per_token,
+                 "chosen": self.groups_per_token, "groups": self.num_groups},
+            )  # fmt: skip
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_usual(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        document: dict[str, object] = serialize(self)
+        fields = type(self).model_fields
+        usual = [name for name in document if getattr(self, name) == fields[name].default]
+        return {name: document[name] for name in document if name not in usual}

@@ -1,0 +1,31 @@
+"""A model with experts on ranks: pipelines and replicas have the bits of one process."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.executor.ranks.trained import Case, assert_as_reference, train_ranks
+from twinstream.executor.launch.rank_processes import RankProcesses
+from twinstream.models.adapters.lora import lora_of
+from twinstream.models.parallel.layout import Layout
+from twinstream.models.recipe import Recipe
+
+EXPERTS = Recipe(lora=lora_of("r=2,targets=q,experts"))
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[RankProcesses]:
+    with RankProcesses(2) as processes:
+        yield processes
+
+
+@pytest.mark.parametrize(
+    ("layout", "recipe"),
+    [(Layout(dp=2, zero=0), Recipe()), (Layout(dp=2, zero=1), Recipe()),
+     (Layout(dp=2, zero=3), Recipe()), (Layout(dp=2, zero=3), EXPERTS), (Layout(pp=2), Recipe()),
+     (Layout(pp=2), EXPERTS)],
+    ids=str,
+)  # fmt: skip
+def test_experts_have_the_bits_of_one_process(two, layout, recipe):
+    case = Case(layout, recipe, preset="tiny-experts")
+    assert_as_reference(case, train_ranks(case, two))
