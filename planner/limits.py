@@ -12,7 +12,8 @@ class SearchLimits:
 
     # How a step is cut.
     chunk_tokens: int = 8192  # tokens of the preferred chunk; slices are no smaller than an eighth
-    chunks_per_round: int = 8  # chunks that one round has at the most, of short sequences
+    chunks_per_round: int = 8  # chunks that one round has at the most, of short sequences; or as
+    flops_per_byte: float = 3600  # many as hide the parameters: 180 TFLOP/s over a link of 50 GB/s
     blocks: int = 20_000  # blocks of the few rounds of a cut that is bounded
     cuts: int = 2  # cuts that are planned
     frozen_cuts: int = 4  # the same with frozen parameters: bounds of many cuts are nearly equal

@@ -17,7 +17,7 @@ from twinstream.executor.probe.tasks.kernels import kernel_samples, pace_samples
 from twinstream.executor.probe.tasks.task_samples import TaskSample, best_matmul_flop_per_s
 from twinstream.executor.probe.timing.fit import Line, fit_line
 from twinstream.hardware_profiles.cost import work_time
-from twinstream.hardware_profiles.schema import Efficiency, Machine, Number
+from twinstream.hardware_profiles.schema import Efficiency, Machine, Number, is_compute_unit
 
 T = TypeVar("T")
 _FULL_RATE_CURVES = ("hbm", "h2d", "d2h", "duplex", "host_dram")
@@ -96,7 +96,8 @@ def _unit_curves(
     by_unit: dict[str, list[TaskSample]] = {}
     for sample in samples:
         by_unit.setdefault(sample.works[0].unit, []).append(sample)
-    together = [*by_unit.pop("matmul"), *attention_samples(dtype)]
+    products = [by_unit.pop(unit) for unit in tuple(by_unit) if is_compute_unit(unit)]
+    together = [*(one for found in products for one in found), *attention_samples(dtype)]
     fit = fit_curves(together, ceilings, source, attention_starts=True)
     yield from fit.curves.items()
     for unit in ("attention_forward", "attention_backward"):  # the widest heads' for others

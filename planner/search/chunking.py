@@ -7,6 +7,7 @@ from math import inf
 from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.models.lowering.lower import saved_per_token
 from twinstream.models.model import AnyModel, chunk_refusal
+from twinstream.models.spec import ModelSpec, layer_parameters
 from twinstream.planner.limits import LIMITS, SearchLimits
 from twinstream.planner.request import ChunkingError, TrainingStep
 from twinstream.schedule.workload import Workload
@@ -54,17 +55,19 @@ def admissible(spec: AnyModel, step: TrainingStep, limits: SearchLimits = LIMITS
     """Return all workloads among which `optimal` chooses, the preferred one first.
 
     Chunks of half, once and twice the preferred size (of long sequences once, twice and four
-    times); 1, 2, 4 or 8 times the chunks that one sequence or one chunk takes in a round, up to 8
-    (or one sequence). What the user fixed stays.
+    times); 1, 2, 4, 8 or 16 times the chunks that one sequence or one chunk takes in a round, up to
+    8, or what hides the parameters of experts (or one sequence). What the user fixed stays.
 
     Raises:
         ChunkingError: the fixed numbers contradict each other; says which.
     """
-    preferred, most = chunkings(spec, step, limits), limits.chunks_per_round
-    found = [] if step.pack_tokens > most * preferred[0].chunk_tokens else [preferred[0]]
+    preferred, hiding = chunkings(spec, step, limits), hiding_tokens(spec, limits)
+    short = step.pack_tokens <= limits.chunks_per_round * preferred[0].chunk_tokens
+    found = [preferred[0]] if short else []
     for size in dict.fromkeys(_sizes_around(spec, step, preferred[0].chunk_tokens, limits)):
         per_sequence = max(1, step.pack_tokens // size)
-        for times in (1, 2, 4, 8):
+        most = max(limits.chunks_per_round, -(-hiding // size))
+        for times in (1, 2, 4, 8, 16):
             chunks = step.chunks_per_round or times * per_sequence
             if times > 1 and chunks > most:
                 continue
@@ -73,6 +76,22 @@ def admissible(spec: AnyModel, step: TrainingStep, limits: SearchLimits = LIMITS
             except ChunkingError:
                 continue
     return list(dict.fromkeys(found))
+
+
+def hiding_tokens(spec: AnyModel, limits: SearchLimits = LIMITS) -> int:
+    """Tokens of a round whose work takes as long as copying the parameters twice over a slow link.
+
+    A token of a model with experts has work on few of its parameters.
+
+    >>> from twinstream.models.presets import load_preset
+    >>> [hiding_tokens(load_preset(name)) for name in ("8b", "mixtral-8x7b", "qwen3-30b-a3b")]
+    [2400, 8833, 26288]
+    """
+    if not isinstance(spec, ModelSpec):
+        return 0
+    layer = layer_parameters(spec)
+    active = layer.active(spec.experts.per_token if spec.experts else 0)
+    return round(2 * spec.itemsize * limits.flops_per_byte * layer.total / (6 * active))
 
 
 def possible(spec: AnyModel, step: TrainingStep, limits: SearchLimits = LIMITS) -> list[Workload]:

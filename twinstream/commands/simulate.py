@@ -1,9 +1,11 @@
 """`simulate`: predict how a schedule would run on a machine."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from rich.console import RenderableType
+from typer import Option
 
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.grouped import grouped
@@ -14,6 +16,7 @@ from twinstream.commands.schedule_inputs import ScheduleInputs, inputs_of
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import prediction_notes
+from twinstream.models.kernel_costs.expert_load import UNIFORM, LoadError, read_load, with_load
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.schedule.document import Schedule
@@ -29,6 +32,13 @@ from twinstream.screens.tables import utilization_table
 def simulate(
     schedule: options.ScheduleFile,
     where: options.Profiles,
+    load: Annotated[
+        str,
+        Option(
+            metavar="uniform|FILE",
+            help="How rows go to experts: a JSON list of what each gets. It moves padding.",
+        ),
+    ] = UNIFORM,
     output: Annotated[Path | None, output_option("Write the predicted timeline here.")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -37,7 +47,7 @@ def simulate(
     Of a cluster's schedule --machine is the profile of a node.
     """
     with progress(f"simulating {schedule}", quiet=as_json), gc_paused():
-        inputs = inputs_of(schedule, where)
+        inputs = _with_load(inputs_of(schedule, where), load)
         if output is not None:
             inputs.require_as_in_its_file()
         timeline = inputs.timeline()
@@ -50,6 +60,15 @@ def simulate(
     print_report(*_screen(inputs, timeline, summary), *inputs.told)
     if output is not None:
         print_report(f"Wrote the timeline to {output}.")
+
+
+def _with_load(inputs: ScheduleInputs, load: str) -> ScheduleInputs:
+    if load == UNIFORM:
+        return inputs
+    schedule, found = inputs.schedule, read_load(Path(load))
+    if not isinstance(schedule, Schedule):
+        raise LoadError("--load is of one device's schedule, and this is of several")
+    return replace(inputs, schedule=with_load(schedule, found))
 
 
 def about_prediction(

@@ -29,7 +29,8 @@ _MOST_EFFICIENT = 1.5  # no curve may have more
 _ROBUST_FROM = 0.05
 _REWEIGHTINGS = 8
 _VECTOR_LAUNCH = "vector launch"
-_STARTS = ("matmul",)  # attention's fixed part is its depth's where a kernel is one launch
+# Attention's fixed part is its depth's where a kernel is one launch.
+_STARTS = ("matmul", "grouped_matmul", "grouped_matmul_gradient")
 _ATTENTION = ("attention_forward", "attention_backward")
 
 

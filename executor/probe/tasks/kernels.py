@@ -4,6 +4,14 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from twinstream.executor.kernels.experts.permutation import (
+    Permutation,
+    add_rows,
+    gather_rows,
+    weigh_rows,
+    write_permutation,
+)
+from twinstream.executor.kernels.experts.routing import Routes, choose, logit_gradients
 from twinstream.executor.kernels.operand import DTYPES, KernelOperand
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.kernels.step_state import packed_step_state
@@ -18,8 +26,11 @@ from twinstream.executor.kernels.vector.vector_ops import (
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.executor.probe.tasks.task_samples import TaskSample
 from twinstream.executor.probe.timing.timing import median_ns
+from twinstream.models.kernel_costs.expert_work import ExpertWork
 from twinstream.models.kernel_costs.work import ChunkWork, adamw_work
 from twinstream.models.kernel_costs.workspace import workspace_bytes
+from twinstream.models.options import Experts
+from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute, Mode
@@ -38,6 +49,7 @@ def kernel_samples(dtype: str) -> Iterator[TaskSample]:
         yield from case.matmuls()
         yield from case.vectors()
         yield from case.elementwise()
+        yield from case.experts()
         yield from case.head()
         yield from case.ends()
 
@@ -124,6 +136,42 @@ class _Case:
 
         yield _sample(vector("rope", 2 * t * (q + k)), rotate)
         yield _sample(vector("rope_backward", 3 * t * (q + k)), rotate_backward)
+
+    def experts(self) -> Iterator[TaskSample]:
+        """What routes rows to experts, and what experts do with them, expert by expert."""
+        experts = Experts(count=8, per_token=2, d_ff=self.spec.d_model)
+        spec = self.spec.model_copy(update={"experts": experts})
+        t, d, rows = self.tokens, spec.d_model, 2 * self.tokens
+        work = ExpertWork(spec, Recipe(), t)
+        x, router = self.random(t, d), self.random(experts.count, d)
+        routes = Routes(torch.empty(t, 2, dtype=torch.int32), torch.empty(t, 2))
+        to = Permutation.take(self.workspace, rows, experts.count)
+        choose(x, router, None, experts, routes)
+        write_permutation(routes.chosen, to)
+        _, scores = work.choice()
+        logits = torch.empty(t, experts.count, dtype=self.dtype)
+        yield _sample(scores, lambda: logit_gradients(
+            x, router, experts, routes, routes.weights, logits))  # fmt: skip
+        order, gather, gate_up, *_ = work.projections()
+        yield _sample(order, lambda: write_permutation(routes.chosen, to))
+        x_SD, y_SF = self.random(rows, d), self.random(rows, 2 * d)
+        yield _sample(gather, lambda: gather_rows(x, to, x_SD))
+        matrices = self.random(experts.count, 2 * d, d)
+        columns = matrices.transpose(1, 2)
+        yield _sample(gate_up, lambda: _EAGER.grouped_matmul(x_SD, columns, to.ends, y_SF))
+        gradient = work.weight_gradients(frozen=True, frozen_experts=False)[1]
+        yield _sample(
+            gradient, lambda: _EAGER.add_grouped_gradient(matrices, y_SF, x_SD, to.ends, "update")
+        )
+        _, down, combine = work.outputs()
+        narrow, out = y_SF[:, :d].contiguous(), self.random(t, d)
+        wide = self.random(experts.count, d, d)
+        yield _sample(down, lambda: _EAGER.grouped_matmul(narrow, wide, to.ends, x_SD))
+        yield _sample(combine, lambda: add_rows(x_SD, routes.weights, to, x, out))
+        weigh = next(one for one in work.backward(frozen=True, frozen_experts=True)
+                     if one.unit == "weigh")  # fmt: skip
+        d_weights = torch.empty(t, 2)
+        yield _sample(weigh, lambda: weigh_rows(narrow, x_SD, routes.weights, to, d_weights))
 
     def elementwise(self) -> Iterator[TaskSample]:
         """Single operations of torch, as modules of other people are made of them."""

@@ -6,6 +6,7 @@ import torch
 
 from tests.executor.kernels.driver import run
 from twinstream.executor.kernels.step_state import packed_step_state
+from twinstream.models.kernel_costs import scratch_sizes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 BLOCK_AND_MORE = 2**18 + 1000
