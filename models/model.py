@@ -173,5 +173,5 @@ def require_decoder(model: AnyModel) -> ModelSpec:
         return model
     raise NotExecutableError(
         f"'{model.name}' is a traced module: it is planned and trained on one device; this takes "
-        "twinstream's own kernels, which compute the families llama, mistral, qwen2 and qwen3"
+        "twinstream's own kernels, which compute llama, mistral, qwen2, qwen3 and some with experts"
     )

@@ -14,6 +14,7 @@ import twinstream as ts
 from twinstream.executor.probe.cpu import cpu_pace, probe_cpu
 from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.options import Experts
 from twinstream.models.presets import load_preset
 from twinstream.planner.request import TrainingStep
 from twinstream.schedule.timeline import Timeline
@@ -29,6 +30,7 @@ class Case:
     chunk_tokens: int
     chunks: int
     rounds: int
+    experts: int = 0
 
 
 # Widths and lengths from small to large, packed and sliced, one to four rounds.
@@ -38,6 +40,13 @@ CASES = (
     Case(6, 256, 512, 256, 4, 1),
     Case(4, 512, 512, 512, 1, 2),
     Case(2, 512, 1024, 512, 2, 1),
+)
+# 2 experts a token, of half a dense block's width each.
+EXPERT_CASES = (
+    Case(4, 128, 128, 256, 2, 2, experts=8),
+    Case(4, 256, 256, 512, 2, 2, experts=8),
+    Case(4, 256, 256, 512, 2, 2, experts=32),
+    Case(2, 512, 512, 512, 1, 2, experts=16),
 )
 DEVICE_SHARES = (None, 0.6, 0.4)
 NUM_STEPS = 4
@@ -92,6 +101,19 @@ def test_bench_cpu_predictions_against_measured_steps(capsys: pytest.CaptureFixt
         assert len(losses) == 1, f"{case}: losses depend on the cap"
 
 
+@pytest.mark.bench
+def test_bench_cpu_predictions_of_experts(capsys: pytest.CaptureFixture[str]) -> None:
+    probed = probe_cpu()
+    rows = [_measured(case, share, probed) for case in EXPERT_CASES for share in (None, 0.5)]
+    with capsys.disabled():
+        print("\n| case | policy, device cap | copies | measured ms | probed | |")
+        print("|---|---|---|---|---|---|")
+        for row in rows:
+            experts = f"| {row.case.experts} experts, "
+            print(experts + " | ".join(_line(row, probed, probed, "")[2:].split(" | ")[:6]) + " |")
+        print(f"{len(rows)} configurations: {_told(rows, probed)}")
+
+
 def _measured(case: Case, share: float | None, machine: Machine) -> Row:
     schedule = _plan(case, machine, None)
     if share is not None:
@@ -116,6 +138,9 @@ def _plan(case: Case, machine: Machine, device_bytes: int | None) -> ts.Schedule
             "d_ff": 3 * case.d_model,
         }
     )
+    if case.experts:
+        experts = Experts(count=case.experts, per_token=2, d_ff=3 * case.d_model // 2)
+        spec = spec.model_copy(update={"experts": experts})
     step = TrainingStep(
         seq_len=case.seq_len,
         tokens_per_step=case.chunk_tokens * case.chunks * case.rounds,
