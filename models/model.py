@@ -11,6 +11,7 @@ from pydantic import JsonValue, ValidationError
 from twinstream.models.executable import NotExecutableError
 from twinstream.models.hf.config import Dtype
 from twinstream.models.layout import FlatLayout
+from twinstream.models.options import Experts
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
@@ -161,6 +162,23 @@ def chunk_refusal(model: AnyModel, seq_len: int, chunk_tokens: int) -> str | Non
 def is_traced_ref(ref: ModelRef) -> bool:
     """Whether a document is about a traced module."""
     return "calls" in ref.spec
+
+
+def with_aux_loss(model: AnyModel, coefficient: float | None) -> AnyModel:
+    """The model with a load-balancing loss that counts so much; as its config has it without.
+
+    Raises:
+        NotExecutableError: it has no experts of our kernels.
+    """
+    if coefficient is None:
+        return model
+    if not isinstance(model, ModelSpec) or model.experts is None:
+        raise NotExecutableError(
+            f"--aux-loss is of experts that our own kernels run, and '{model.name}' has none: "
+            "leave it out"
+        )
+    fields = model.experts.model_dump() | {"aux_loss": coefficient}
+    return model.model_copy(update={"experts": Experts.model_validate(fields)})
 
 
 def require_decoder(model: AnyModel) -> ModelSpec:

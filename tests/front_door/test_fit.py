@@ -1,16 +1,19 @@
 """`fit`: what cards can do with a model."""
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import twinstream as ts
 from tests.front_door.command_line import call
 from tests.training.small_runs import write_rows
 from twinstream.commands.fit import lengths_of, prices_of
 from twinstream.schedule.document import Schedule
-from twinstream.study.fit.cells import FitCell, FitQuestion, ways
+from twinstream.study.fit.cells import FitCell, FitQuestion, FitTable, ways
+from twinstream.study.fit.screen import fit_screen
 
 STEP = ("--tokens-per-step", 2048, "--seq-len", "512,1k", "--jobs", 1, "--effort", "quick")
 
@@ -73,10 +76,27 @@ def test_data_has_hours_money_and_lengths_of_its_own(tmp_path: Path) -> None:
     assert "What can a card do with tiny?" in text and "--base nf4" in text
 
 
+def shown(found: FitTable) -> str:
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(fit_screen(found))
+    return console.export_text()
+
+
+def test_a_table_fills_in() -> None:
+    """Of two lengths one is planned: the other has dots."""
+    question = FitQuestion("tiny", ("rtx4090",), (512, 1024), 2048)
+    tables: list[FitTable] = []
+    ts.fit(question, effort="quick", on_table=tables.append)
+    assert "..." in shown(tables[2]) and "..." not in shown(tables[-1])
+
+
 def test_cells_come_quickly_first_and_get_no_worse() -> None:
     seen: list[FitCell] = []
     question = FitQuestion("tiny", ("rtx4090",), (512,), 2048, device_mem="2GiB", host_mem="1GiB")
-    found = ts.fit(question, on_cell=seen.append)
+    tables: list[FitTable] = []
+    found = ts.fit(question, on_cell=seen.append, on_table=tables.append)
+    assert [len(one.cells) for one in tables[: len(ways())]] == [1, 2, 3, 4, 5]
+    assert tables[-1] == found and "..." not in shown(found)
     quick = {cell.way: cell for cell in seen if cell.effort == "quick"}
     assert len(seen) == 2 * len(ways()) and [c.effort for c in seen[: len(ways())]] == ["quick"] * 5
     for cell in found.cells:

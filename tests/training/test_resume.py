@@ -229,8 +229,9 @@ def command(folder: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def test_killed_runs_go_on_to_the_same_bits(tmp_path: Path) -> None:
-    killing = [sys.executable, "-m", "tests.training.killed_runs", str(tmp_path), "2"]
+@pytest.mark.parametrize("model", [(), ("tiny-experts",)], ids=["dense", "experts"])
+def test_killed_runs_go_on_to_the_same_bits(tmp_path: Path, model: tuple[str, ...]) -> None:
+    killing = [sys.executable, "-m", "tests.training.killed_runs", str(tmp_path), "2", *model]
     done = subprocess.run(killing, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

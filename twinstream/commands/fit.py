@@ -13,7 +13,7 @@ from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.options import Json
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.requests import require_known
-from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.output import filled_in, print_json, print_report
 from twinstream.planner.choices import EFFORTS
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
@@ -125,10 +125,13 @@ def fit(
 def _found(question: FitQuestion, effort: str, num_jobs: int, *, quiet: bool) -> "FitTable":
     from twinstream.study.fit.cells import fit as studied
     from twinstream.study.fit.cells import num_plans
+    from twinstream.study.fit.screen import fit_screen
 
     count = num_plans(question, effort)
-    with progress(f"planning {question.model}", count, quiet=quiet) as advance:
-        return studied(question, effort=effort, num_jobs=num_jobs, on_cell=lambda _: advance())
+    with filled_in(f"planning {question.model}", count, quiet=quiet) as show:
+        return studied(
+            question, effort=effort, num_jobs=num_jobs, on_table=lambda t: show(fit_screen(t))
+        )
 
 
 def _own_lengths(model: str, data: list[str], longest: int) -> tuple[OwnLengths, int]:

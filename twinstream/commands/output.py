@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from pydantic_core import to_json
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
+from rich.text import Text
 
 from twinstream.schedule.sizes import gib
 
@@ -122,6 +124,30 @@ def progress(what: str, total: int | None = None, *, quiet: bool = False) -> Ite
                                                       completed=stage.share))  # fmt: skip
         bar.update(task, description=stage.told)
         yield stage
+
+
+@contextmanager
+def filled_in(
+    what: str, total: int, *, quiet: bool = False
+) -> Iterator[Callable[[RenderableType], object]]:
+    """What shows an answer, on stderr, each time that it got better, `total` times in all.
+
+    On a terminal it stands below a count; elsewhere there is the count alone.
+    """
+    console, done = _Screen(stderr=True), 0
+    if quiet or not console.is_terminal:
+        with progress(what, total, quiet=quiet) as stage:
+            yield lambda _: stage()
+        return
+    begun = Text(f"{what}: 0 of {total}")
+    with Live(begun, console=console, transient=True, refresh_per_second=3) as live:
+
+        def show(answer: RenderableType) -> None:
+            nonlocal done
+            done += 1
+            live.update(Group(Text(f"{what}: {done} of {total}"), answer))
+
+        yield show
 
 
 @contextmanager

@@ -34,7 +34,7 @@ WHAT, DATA, STEPS, ADAMW, PLAN, RANKS, KEEP = (
 
 # What decides the bits of a run, beside the data, whose fingerprint is compared.
 FIXED = (
-    *("lora", "loss", "freeze", "base", "dtype"),
+    *("lora", "loss", "aux_loss", "freeze", "base", "dtype"),
     *("seq_len", "tokens_per_step", "chunk_tokens", "chunks_per_round", "seed"),
     *("optim", "weight_decay", "beta1", "beta2", "eps", "optimizer_state", "gradients"),
     "kernels",
@@ -75,6 +75,10 @@ class TrainOptions(Node):
     loss: str | None = _option(
         WHAT, "FILE.py:FUNCTION", "A loss of your own: of logits [R, V] and labels [R] one of each "
         "row; the model runs by its own code then.",
+    )  # fmt: skip
+    aux_loss: float | None = _option(
+        WHAT, "X", "What the load-balancing loss of experts counts; by default what the model's "
+        "config.json says, which is mostly nothing.", ge=0, le=1e3,
     )  # fmt: skip
     trust_remote_code: bool = _option(
         WHAT, "", "Run the Python files in the model's folder; read them first.", False

@@ -15,7 +15,7 @@ from twinstream.executor.weights.durable_files import free_bytes
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary
 from twinstream.models.executable import require_executable
-from twinstream.models.model import AnyModel, require_decoder
+from twinstream.models.model import AnyModel, require_decoder, with_aux_loss
 from twinstream.models.presets import is_preset, model_notes
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
@@ -260,6 +260,7 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
         longest=options.seq_len, packed_tokens=options.chunk_tokens, is_packed=None,
         lora=options.lora, loss=options.loss, trust_remote_code=options.trust_remote_code,
     )  # fmt: skip
+    spec = with_aux_loss(spec, options.aux_loss)
     if isinstance(spec, ModelSpec):
         require_executable(spec)
     path = Path(options.model)

@@ -155,6 +155,13 @@ class PlanOptions:
             "by its own code then.",
         ),
     ] = None
+    aux_loss: Annotated[
+        float | None,
+        typer.Option(
+            "--aux-loss", metavar="X", min=0.0, max=1e3, rich_help_panel=_PLAN,
+            help="What the load-balancing loss of experts counts; else as config.json has it.",
+        ),
+    ] = None  # fmt: skip
     trust_remote_code: Annotated[
         bool,
         typer.Option(

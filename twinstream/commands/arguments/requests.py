@@ -10,7 +10,7 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.hf.config import DTYPES
-from twinstream.models.model import AnyModel
+from twinstream.models.model import AnyModel, with_aux_loss
 from twinstream.models.recipe import KernelChoice, Recipe, recipe_of_fields
 from twinstream.models.trained import trained_of
 from twinstream.models.update_rules import BETAS, OwnRule, update_rule
@@ -102,10 +102,11 @@ def spec_of(wanted: PlanOptions) -> AnyModel:
     require_known("--dtype", wanted.dtype, tuple(DTYPES))
     dtype = None if wanted.dtype is None else DTYPES[wanted.dtype]
     longest = max(lengths_of(wanted.seq_len))
-    return find_model(
+    found = find_model(
         wanted.model, dtype=dtype, longest=longest, lora=wanted.lora, loss=wanted.loss,
         trust_remote_code=wanted.trust_remote_code,
     )  # fmt: skip
+    return with_aux_loss(found, wanted.aux_loss)
 
 
 def recipe_of(

@@ -164,12 +164,14 @@ class _Asked:
 def fit(
     question: FitQuestion, *, effort: str = "normal", num_jobs: int = 1,
     on_cell: Callable[[FitCell], object] = lambda cell: None,
+    on_table: Callable[[FitTable], object] = lambda table: None,
 ) -> FitTable:  # fmt: skip
     """Plan every cell: all quickly first, then those that may get better by more search.
 
     Args:
         effort: quick, normal or thorough, the last that is tried.
         on_cell: is called with each cell as it comes, with those that got better once more.
+        on_table: is called after that with all cells so far.
 
     Raises:
         TwinstreamError: there is no such model or machine, or LoRA's options cannot be read.
@@ -178,15 +180,31 @@ def fit(
     spec = load.any_model(question.model, max(one.seq_len for one in asked))
     lora_of(question.lora) if isinstance(spec, ModelSpec) else module_lora_of(question.lora)
     peaks = {name: _peak(load, name, spec) for name in question.machines}
-    cells = answers_of(_cell, asked, num_jobs, on_cell)
+    order = [_place(one.machine, one.way.name, one.seq_len, one.own is not None) for one in asked]
+    known: dict[tuple[object, ...], FitCell] = {}
+
+    def table() -> FitTable:
+        return FitTable(
+            model=spec.name, tokens_per_step=question.tokens_per_step,
+            dataset_tokens=question.dataset_tokens, peaks=peaks,
+            cells=tuple(known[place] for place in order if place in known),
+        )  # fmt: skip
+
+    def take(cell: FitCell) -> None:
+        place = _place(cell.machine, cell.way, cell.seq_len, cell.is_own)
+        known[place] = _faster(known.get(place, cell), cell)
+        on_cell(cell)
+        on_table(table())
+
+    answers_of(_cell, asked, num_jobs, take)
     if effort != "quick":
         again = [replace(one, effort=effort, advises=True) for one in asked]
-        better = answers_of(_cell, again, num_jobs, on_cell)
-        cells = [_faster(*pair) for pair in zip(cells, better, strict=True)]
-    return FitTable(
-        model=spec.name, tokens_per_step=question.tokens_per_step,
-        dataset_tokens=question.dataset_tokens, cells=tuple(cells), peaks=peaks,
-    )  # fmt: skip
+        answers_of(_cell, again, num_jobs, take)
+    return table()
+
+
+def _place(machine: str, way: str, seq_len: int, is_own: bool) -> tuple[object, ...]:
+    return machine, way, seq_len, is_own
 
 
 def num_plans(question: FitQuestion, effort: str) -> int:

@@ -36,7 +36,9 @@ def fit_html(found: FitTable) -> str:
         head, *rows = _rows(found, machine)
         sections.append(Section(machine, found.peaks[machine], Table(head, rows)))
     commands = [
-        [cell.machine, cell.way, _length(cell), cell.command] for cell in found.cells if cell.fits
+        [cell.machine, cell.way, _length(cell.seq_len, is_own=cell.is_own), cell.command]
+        for cell in found.cells
+        if cell.fits
     ]
     columns = ("machine", "way", "length", "command")
     sections.append(Section("Commands", "What trains so.", Table(columns, commands, 4)))
@@ -61,16 +63,18 @@ def _rows(found: FitTable, machine: str) -> list[list[str]]:
     lengths = list(dict.fromkeys((cell.seq_len, cell.is_own) for cell in cells))
     ways = list(dict.fromkeys(cell.way for cell in cells))
     by_place = {(cell.way, cell.seq_len, cell.is_own): cell for cell in cells}
-    heads = ["", *(_length(by_place[(ways[0], *length)]) for length in lengths)]
-    return [heads, *([way, *(_text(by_place[(way, *one)]) for one in lengths)] for way in ways)]
+    heads = ["", *(_length(seq_len, is_own=is_own) for seq_len, is_own in lengths)]
+    return [heads, *([way, *(_text(by_place.get((way, *one))) for one in lengths)] for way in ways)]
 
 
-def _length(cell: FitCell) -> str:
-    return f"the data's, to {cell.seq_len:,}" if cell.is_own else f"{cell.seq_len:,} tokens"
+def _length(seq_len: int, *, is_own: bool) -> str:
+    return f"the data's, to {seq_len:,}" if is_own else f"{seq_len:,} tokens"
 
 
-def _text(cell: FitCell) -> str:
-    """A cell, in a few short lines."""
+def _text(cell: FitCell | None) -> str:
+    """A cell, in a few short lines; of one that is still planned dots."""
+    if cell is None:
+        return "..."
     if cell.refused:
         return "refused"
     if cell.tokens_per_s is None or cell.mfu is None:
