@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 from tests.front_door.command_line import call, error_of
+from twinstream.models.presets import load_preset
+from twinstream.models.to_hf_config import to_hf_config
 
 PLAN = ("plan", "--model", "tiny-experts", "--machine", "h100", "--seq-len", 512)
 STEP = ("--tokens-per-step", 4096)
@@ -20,6 +22,17 @@ def test_a_load_balancing_loss_is_asked_for_by_a_flag(tmp_path: Path) -> None:
     assert found["with"]["model"]["spec"]["experts"]["aux_loss"] == 0.01
     told = error_of("plan", "--model", "tiny", *PLAN[3:], "--aux-loss", 0.01)
     assert "'tiny' has none" in told and "leave it out" in told
+
+
+def test_layers_that_differ_are_planned_for_machines_alone(tmp_path: Path) -> None:
+    config = to_hf_config(load_preset("qwen3-30b-a3b")) | {"mlp_only_layers": [0], "num_experts": 8}
+    config |= {"num_hidden_layers": 4, "vocab_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = ("plan", "--model", tmp_path, "--seq-len", 512)
+    on = ("--gpus", 2, "--global-batch", 16)
+    assert "1 of 4 layers" in error_of(*asked, "--cluster", "h100_dgx", *on)
+    told = call(*asked, "--machine", "h100", "--gpus", 2, *STEP)
+    assert told.code == 0, told.err
 
 
 def test_simulate_takes_the_loads_of_experts(tmp_path: Path) -> None:

@@ -69,8 +69,15 @@ def with_kernels(job: Job, machine: Machine) -> Job:
 
     Raises:
         LayoutError: the recipe names one of twinstream's own, and that does not; or the layout
-            recomputes as only those do.
+            recomputes as only those do; or the model's layers are not alike.
     """
+    experts = job.shape.experts
+    if experts is not None and experts.dense_layers:
+        raise LayoutError(
+            f"{len(experts.dense_layers)} of {job.shape.num_layers} layers of '{job.shape.name}' "
+            "have no experts, and layouts of clusters are of layers that are alike: plan it with "
+            "--machine NAME, or --machine NAME --gpus N"
+        )
     named = job.recipe.kernels
     is_megatron = named is not None and named.vector == "megatron"
     why_not = run_refusal(job.shape, job.recipe, job.layout)
