@@ -88,8 +88,9 @@ def has_fused_experts(spec: ModelSpec, names: Collection[str]) -> bool:
     """Whether a checkpoint with tensors of these names has a layer's experts in two of them."""
     if spec.experts is None:
         return False
-    last = hf_weights_of(spec, f"{spec.num_layers - 1}{EXPERTS}", fused=True)
-    return all(weight.name in names for weight in last)
+    group = next((each for each in spec.parameter_groups if each.endswith(EXPERTS)), None)
+    one = () if group is None else hf_weights_of(spec, group, fused=True)
+    return bool(one) and all(weight.name in names for weight in one)
 
 
 def hf_weights_of(spec: ModelSpec, group: str, *, fused: bool = False) -> tuple[HfWeight, ...]:

@@ -6,6 +6,8 @@ import torch
 from transformers import (
     Dots1Config,
     Dots1ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -40,6 +42,7 @@ EXPERT_FAMILIES = {
     "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     "dots1": (Dots1Config, Dots1ForCausalLM),
+    "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
 }
 EXPERTS = {
     "mixtral": Experts(count=4, per_token=2, d_ff=80),
@@ -52,6 +55,10 @@ EXPERTS = {
     "dots1": Experts(
         count=8, per_token=2, d_ff=24, shared_d_ff=48, scores="sigmoid", correction_bias=True,
         num_groups=4, groups_per_token=2, scale=1.7, dense_layers=(0,),
+    ),
+    "glm4_moe": Experts(
+        count=8, per_token=2, d_ff=24, shared_d_ff=24, scores="sigmoid", correction_bias=True,
+        num_groups=2, groups_per_token=1, dense_layers=(0,),
     ),
 }  # fmt: skip
 # As of Llama 3.1; of the six frequencies one stays, one is in between, four are divided.
@@ -83,6 +90,8 @@ def tiny_spec(family: str, dtype: str = "float32") -> ModelSpec:
 def rope_parameters(spec: ModelSpec) -> dict[str, object]:
     """As transformers takes them."""
     scaling = spec.rope_scaling
+    if spec.name == "glm4_moe":  # its own is a half
+        return {"rope_type": "default", "rope_theta": spec.rope_theta, "partial_rotary_factor": 1.0}
     if scaling is None:
         return {"rope_type": "default", "rope_theta": spec.rope_theta}
     return {"rope_type": "llama3", "rope_theta": spec.rope_theta, **scaling.model_dump()}
@@ -129,7 +138,7 @@ def expert_options(spec: ModelSpec) -> dict[str, object]:
         return {}
     found = {"num_experts_per_tok": experts.per_token, "moe_intermediate_size": experts.d_ff,
              "norm_topk_prob": experts.normalized}  # fmt: skip
-    if spec.name == "dots1":
+    if spec.name in ("dots1", "glm4_moe"):
         return found | {
             "n_routed_experts": experts.count, "n_group": experts.num_groups,
             "n_shared_experts": experts.shared_d_ff // experts.d_ff,

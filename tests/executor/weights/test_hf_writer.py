@@ -12,7 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from tests.executor.weights.small_models import MODELS, logits, random_model, read_flats, save
+from tests.executor.weights.small_models import (
+    MODELS,
+    WITH_EXPERTS,
+    logits,
+    random_model,
+    read_flats,
+    save,
+)
 from twinstream.executor.state.training_state import initial_state
 from twinstream.executor.weights import durable_files
 from twinstream.executor.weights.errors import WeightsError
@@ -247,3 +254,22 @@ def test_a_folder_that_cannot_be_made(models, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(WeightsError, match=r"file/under: cannot be written: Not a directory"):
         write_hf_folder(tmp_path / "file" / "under", HfOutline.of(spec, saved), flats.__getitem__)
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_experts_that_are_one_tensor_are_read_and_written_so(models, name, tmp_path):
+    """As transformers 5 has them in memory."""
+    saved = tmp_path / "saved"
+    spec = save(models[name], saved)
+    state = {key: tensor.contiguous() for key, tensor in models[name].state_dict().items()}
+    save_file(state, saved / "model.safetensors", metadata={"format": "pt"})
+    opened = HfFolder.open(saved, spec)
+    assert opened.fused
+    flats = read_flats(opened)
+    one_by_one = tmp_path / "one_by_one"
+    models[name].save_pretrained(one_by_one)
+    expected = read_flats(HfFolder.open(one_by_one, spec))
+    assert all(torch.equal(flats[group], flat) for group, flat in expected.items())
+    written = tmp_path / "written"
+    write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
+    assert weight_bytes(written) == weight_bytes(saved)
