@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from twinstream.models.adapters.adapter_layout import AdapterSite, adapter_sites
 from twinstream.models.adapters.lora import Target
+from twinstream.models.kernel_costs.products import gradient_work, matmul_work
 from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cost import Work
 
 
@@ -28,7 +29,9 @@ class AdapterWork:
 
     def forward(self) -> tuple[Work, ...]:
         """x A^T of every site, and what the base's product is added to."""
-        low = tuple(self._matmul(self.tokens, s.low_width, s.in_width) for s in self._sites)
+        low = tuple(
+            matmul_work(self.spec, self.tokens, s.low_width, s.in_width) for s in self._sites
+        )
         return (*low, *self._outputs(self._sites))
 
     def recompute(self) -> tuple[Work, ...]:
@@ -41,8 +44,8 @@ class AdapterWork:
         t, found = self.tokens, []
         for site in self._sites:
             widths = [site.out_widths[target] for target in site.adapted]
-            found += [self._matmul(t, site.rank, width) for width in widths]
-            found.append(self._matmul(t, site.in_width, site.low_width))
+            found += [matmul_work(self.spec, t, site.rank, width) for width in widths]
+            found.append(matmul_work(self.spec, t, site.in_width, site.low_width))
             found.append(self._gradient(site.low_width, site.in_width))
             found += [self._gradient(width, site.rank) for width in widths]
         if self.spec.qk_norm:  # K is made again
@@ -65,31 +68,20 @@ class AdapterWork:
                     continue
                 if target in site.adapted:  # of `down` added to the residual stream's copy
                     is_added = site.name == "down"
-                    found.append(self._matmul(self.tokens, width, site.rank, is_added=is_added))
+                    found.append(
+                        matmul_work(self.spec, self.tokens, width, site.rank, accumulate=is_added)
+                    )
                 else:
                     found.append(self._zeroed(width))
         return tuple(found)
 
-    def _matmul(self, m: int, n: int, k: int, *, is_added: bool = False) -> Work:
-        """[m, k] x [k, n]; where it is added to something, that is read, too."""
-        moved = m * k + k * n + (1 + is_added) * m * n
-        return self._work(m, n, k, moved * self.spec.itemsize)
-
     def _gradient(self, m: int, n: int) -> Work:
         """[m, T] x [T, n], added to a weight gradient in place."""
-        gradient = ITEMSIZE_BYTES[self.recipe.gradient_dtype(self.spec.dtype)]
-        moved = (m + n) * self.tokens * self.spec.itemsize + 2 * m * n * gradient
-        return self._work(m, n, self.tokens, moved)
+        return gradient_work(self.spec, self.recipe, m, n, self.tokens)
 
     def _zeroed(self, width: int) -> Work:
         elements = self.tokens * width
         return Work(
             unit="copy", shape=(elements,), flops=elements, hbm_bytes=elements * self.spec.itemsize,
             launches=1, dtype=self.spec.dtype,
-        )  # fmt: skip
-
-    def _work(self, m: int, n: int, k: int, moved: int) -> Work:
-        return Work(
-            unit="matmul", shape=(m, n, k), flops=2 * m * n * k, hbm_bytes=moved, launches=1,
-            dtype=self.spec.dtype,
         )  # fmt: skip

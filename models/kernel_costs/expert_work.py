@@ -8,6 +8,7 @@ one launch. Legend: T tokens of the chunk, S rows, d model width, f an expert's 
 from dataclasses import dataclass
 
 from twinstream.models.adapters.adapter_layout import ExpertSite, expert_sites
+from twinstream.models.kernel_costs.products import gradient_work, matmul_work
 from twinstream.models.options import Experts
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
@@ -34,7 +35,7 @@ class ExpertWork:
     def choice(self) -> tuple[Work, ...]:
         """Logits, scores and the best of them; what forward alone does."""
         t, count = self.tokens, self.experts.count
-        return (self._matmul(t, count, self.spec.d_model), self._scores())
+        return (matmul_work(self.spec, t, count, self.spec.d_model), self._scores())
 
     def projections(self) -> tuple[Work, ...]:
         """The order of rows, rows in it, gate and up of them."""
@@ -67,9 +68,9 @@ class ExpertWork:
             *([self._gather()] if needs_input else []),
             self._grouped(d, 2 * f),
             self._moved("permute", (rows + t) * d),
-            self._matmul(t, self.experts.count, d),
+            matmul_work(self.spec, t, self.experts.count, d),
             self._scores(),
-            self._matmul(t, d, self.experts.count),
+            matmul_work(self.spec, t, d, self.experts.count, accumulate=True),
             *self._adapters_backward(),
             *self.weight_gradients(frozen=frozen, frozen_experts=frozen_experts),
         )
@@ -77,7 +78,7 @@ class ExpertWork:
     def weight_gradients(self, *, frozen: bool, frozen_experts: bool) -> tuple[Work, ...]:
         """Of both matrices of every expert, and of the router."""
         t, d, f = self.tokens, self.spec.d_model, self.experts.d_ff
-        router = [] if frozen else [self._small_gradient(self.experts.count, d, t)]
+        router = [] if frozen else [gradient_work(self.spec, self.recipe, self.experts.count, d, t)]
         if frozen_experts:
             return tuple(router)
         return (self._gradient(d, f), self._gradient(2 * f, d), *router)
@@ -97,7 +98,8 @@ class ExpertWork:
             for site in self._sites
             if site.name == name
             for work in (
-                self._grouped(site.rank, site.in_width), self._grouped(site.out_width, site.rank)
+                self._grouped(site.rank, site.in_width),
+                self._grouped(site.out_width, site.rank, accumulate=True),
             )
         )  # fmt: skip
 
@@ -106,7 +108,7 @@ class ExpertWork:
         found: list[Work] = []
         for site in self._sites:
             low = self._grouped(site.rank, site.out_width)
-            found += [low, self._grouped(site.in_width, site.rank)]
+            found += [low, self._grouped(site.in_width, site.rank, accumulate=True)]
             found += [self._grouped(site.rank, site.in_width), low]
             found += [self._gradient(site.out_width, site.rank)]
             found += [self._gradient(site.rank, site.in_width)]
@@ -119,10 +121,10 @@ class ExpertWork:
         count = self.tokens * self.experts.count
         return self._vector("router", 4 * count * _FLOAT32_BYTES, launches=4)
 
-    def _grouped(self, n: int, k: int) -> Work:
-        """[rows, k] x [k, n] of every expert."""
+    def _grouped(self, n: int, k: int, *, accumulate: bool = False) -> Work:
+        """[rows, k] x [k, n] of every expert; with `accumulate` the result is read, too."""
         rows, count = self._rows, self.experts.count
-        moved = rows * (k + n) + count * n * k
+        moved = rows * (k + (2 if accumulate else 1) * n) + count * n * k
         return self._product("grouped_matmul", (self._each, n, k, count), rows, moved)
 
     def _gradient(self, m: int, n: int) -> Work:
@@ -145,21 +147,6 @@ class ExpertWork:
     def _each(self) -> int:
         """Rows of an expert on average."""
         return max(1, self._rows // self.experts.count)
-
-    def _matmul(self, m: int, n: int, k: int) -> Work:
-        moved = (m * k + k * n + m * n) * self.spec.itemsize
-        return Work(
-            unit="matmul", shape=(m, n, k), flops=2 * m * n * k, hbm_bytes=moved, launches=1,
-            dtype=self.spec.dtype,
-        )  # fmt: skip
-
-    def _small_gradient(self, m: int, n: int, k: int) -> Work:
-        gradient = ITEMSIZE_BYTES[self.recipe.gradient_dtype(self.spec.dtype)]
-        moved = (m * k + k * n) * self.spec.itemsize + 2 * m * n * gradient
-        return Work(
-            unit="matmul", shape=(m, n, k), flops=2 * m * n * k, hbm_bytes=moved, launches=1,
-            dtype=self.spec.dtype,
-        )  # fmt: skip
 
     def _moved(self, unit: str, elements: int) -> Work:
         return self._vector(unit, elements * self.spec.itemsize, elements=elements)

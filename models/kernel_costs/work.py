@@ -27,6 +27,7 @@ from twinstream.models.kernel_costs.attention_shape import (
     room_for_sequences,
 )
 from twinstream.models.kernel_costs.expert_work import ExpertWork
+from twinstream.models.kernel_costs.products import gradient_work, matmul_work
 from twinstream.models.kernel_costs.scratch_sizes import state_bytes, sum_shares
 from twinstream.models.layout import dense_width
 from twinstream.models.recipe import OptimizerState, Recipe
@@ -51,14 +52,11 @@ class ChunkWork:
 
     def gradient_matmul(self, m: int, n: int, k: int) -> Work:
         """[m, k] x [k, n], added to weight gradients in place."""
-        gradient = ITEMSIZE_BYTES[self.recipe.gradient_dtype(self.spec.dtype)]
-        moved = (m * k + k * n) * self.spec.itemsize + 2 * m * n * gradient
-        return self._work("matmul", (m, n, k), 2 * m * n * k, moved)
+        return gradient_work(self.spec, self.recipe, m, n, k)
 
     def matmul(self, m: int, n: int, k: int, *, accumulate: bool = False) -> Work:
         """[m, k] x [k, n]; with `accumulate` the result is read as well as written."""
-        moved = m * k + k * n + (2 if accumulate else 1) * m * n
-        return self._work("matmul", (m, n, k), 2 * m * n * k, moved * self.spec.itemsize)
+        return matmul_work(self.spec, m, n, k, accumulate=accumulate)
 
     def vector(self, unit: str, elements_moved: int, *, launches: int = 1) -> Work:
         """An elementwise kernel that reads and writes `elements_moved` elements in all."""

@@ -6,14 +6,21 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.helpers.hf_weights import pack_hf_state
+from tests.helpers.plans import MACHINE, planned
 from twinstream.executor.kernels.operand import DTYPES
+from twinstream.executor.program.options import RunOptions
+from twinstream.executor.run.execute import execute
+from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import State, adapter_state, fresh_optimizer_state
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.peft_weights import peft_weights
 from twinstream.models.hf_weights import hf_weights_of
+from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.trained import trained_groups
+from twinstream.schedule.document import Caps
+from twinstream.schedule.workload import Workload
 
 
 class LoraLinear(torch.nn.Module):
@@ -72,6 +79,20 @@ def add_adapters(
         setattr(model.get_submodule(parent), child, module)
         found |= {name: module.a, b_name: module.b}
     return found
+
+
+def loss_here(
+    spec: ModelSpec, lora: Lora, state: State, ids: torch.Tensor, labels: torch.Tensor
+) -> float:
+    """Of our own forward pass of two sequences."""
+    tokens, seq_len = torch.stack((ids.flatten(), labels.flatten())).int(), ids.shape[1]
+    workload = Workload(
+        seq_len=seq_len, chunk_tokens=ids.numel(), chunks_per_round=1, rounds_per_step=1
+    )
+    schedule = planned(lower(spec, workload, Recipe(lora=lora)), MACHINE, Caps(), "resident")
+    run = Training(lambda step, index: tokens, 0.0, seed=0)
+    execute(schedule, state, run.host_work(schedule), RunOptions(num_passes=1))
+    return run.losses[0]
 
 
 def freeze(model: PreTrainedModel, spec: ModelSpec, groups: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from tests.helpers.plans import planned
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.kernel_costs.expert_load import LoadError, read_load, with_load
+from twinstream.measures.expert_load import LoadError, read_load, with_load
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.document import Caps

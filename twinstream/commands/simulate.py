@@ -14,9 +14,9 @@ from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan_screens import describe
 from twinstream.commands.schedule_inputs import ScheduleInputs, inputs_of
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.measures.expert_load import UNIFORM, LoadError, read_load, with_load
 from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import prediction_notes
-from twinstream.models.kernel_costs.expert_load import UNIFORM, LoadError, read_load, with_load
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.schedule.document import Schedule

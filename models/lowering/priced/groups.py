@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass
 
-from twinstream.models.adapters.adapter_layout import adapter_sites
+from twinstream.models.adapters.adapter_layout import adapter_sites, expert_sites
 from twinstream.models.adapters.quantized_base import quantized_layout
 from twinstream.models.kernel_costs.scratch_sizes import state_bytes
-from twinstream.models.layout import block_layout
+from twinstream.models.layout import EXPERTS, block_layout, experts_layout
 from twinstream.models.parallel.job import Job
 from twinstream.models.recipe import OptimizerState
 from twinstream.models.spec import ITEMSIZE_BYTES, ParameterPart, rank_parameters
 from twinstream.schedule.cluster.mesh import Axis, Mesh
+
+_OF_LAYERS = ("layer", "experts")
 
 
 def mesh_of(job: Job, ranks_per_node: int) -> Mesh:
@@ -136,20 +138,27 @@ def _group(job: Job, name: str, count: int, axes: tuple[str, ...]) -> Group:
 
 
 def _kept_share(job: Job, name: str) -> float:
-    if name != "layer" or job.recipe.base == "model":
+    if name not in _OF_LAYERS or job.recipe.base == "model":
         return 1.0
-    whole = block_layout(job.shape)
+    whole = experts_layout(job.shape) if name == "experts" else block_layout(job.shape)
     return quantized_layout(whole, job.recipe.base).size_bytes / whole.size_bytes
 
 
 def _num_trained(job: Job, name: str, count: int) -> int:
-    """Parameters of a group, or of the adapters of a layer whose base is frozen.
+    """Parameters of a group, or of the adapters beside it where its base is frozen.
 
-    Where some layers are frozen, all count as those that are frozen most: 1.
+    Where some layers, or the experts of some, are frozen, all count as those that are frozen most:
+    1.
     """
-    if job.recipe.lora is not None:
-        sites = adapter_sites(job.shape, job.recipe.lora)
-        return sum(site.num_parameters for site in sites) if name == "layer" else 1
-    frozen = job.recipe.frozen
-    layers_frozen = any(group.isdigit() for group in frozen)
-    return 1 if name in frozen or (name == "layer" and layers_frozen) else count
+    lora, frozen = job.recipe.lora, job.recipe.frozen
+    if lora is not None:
+        counts = {
+            "layer": sum(site.num_parameters for site in adapter_sites(job.shape, lora)),
+            "experts": sum(site.num_parameters for site in expert_sites(job.shape, lora)),
+        }
+        return counts.get(name, 0) or 1
+    some_frozen = {
+        "layer": any(group.isdigit() for group in frozen),
+        "experts": any(group.endswith(EXPERTS) for group in frozen),
+    }
+    return 1 if name in frozen or some_frozen.get(name, False) else count

@@ -8,13 +8,9 @@ from transformers import AutoModelForCausalLM
 from tests.executor.kernels.driver import Step
 from tests.executor.kernels.families import SEQ_LEN, hf_model, loss_scale, random_tokens, tiny_spec
 from tests.executor.weights.small_models import logits, random_model, save
-from tests.helpers.adapters import state_of
+from tests.helpers.adapters import loss_here, state_of
 from tests.helpers.hf_weights import pack_hf_state
-from tests.helpers.plans import MACHINE, planned
 from twinstream.executor.kernels.operand import DTYPES
-from twinstream.executor.program.options import RunOptions
-from twinstream.executor.run.execute import execute
-from twinstream.executor.run.training import Training
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.merging import export_adapter
 from twinstream.executor.weights.peft_folder import PeftFolder
@@ -22,10 +18,7 @@ from twinstream.executor.weights.peft_writer import write_peft_folder
 from twinstream.executor.weights.weight_file import as_stored
 from twinstream.models.adapters.lora import lora_of
 from twinstream.models.adapters.peft_weights import peft_weights
-from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
-from twinstream.schedule.document import Caps
-from twinstream.schedule.workload import Workload
 
 peft = pytest.importorskip("peft")
 EVERY = lora_of("r=3,alpha=9,targets=q,v,gate,up,down,experts")
@@ -67,16 +60,6 @@ def test_peft_loads_and_merges_it_and_computes_the_same(name, alone, tmp_path):
     merged = logits(theirs.merge_and_unload().eval())
     assert not torch.allclose(merged, before, atol=1e-2)
     assert torch.allclose(logits(ours), merged, atol=1e-4)
-
-
-def loss_here(spec, lora, state, ids, labels):
-    """Of our own forward pass."""
-    workload = Workload(seq_len=11, chunk_tokens=22, chunks_per_round=1, rounds_per_step=1)
-    schedule = planned(lower(spec, workload, Recipe(lora=lora)), MACHINE, Caps(), "resident")
-    tokens = torch.stack((ids.flatten(), labels.flatten())).int()
-    run = Training(lambda step, index: tokens, 0.0, seed=0)
-    execute(schedule, state, run.host_work(schedule), RunOptions(num_passes=1))
-    return run.losses[0]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

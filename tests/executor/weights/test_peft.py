@@ -10,21 +10,14 @@ from transformers import AutoModelForCausalLM
 
 from tests.executor.weights.small_models import logits, random_model, save
 from tests.front_door.command_line import call, error_of
-from tests.helpers.adapters import adapter_views, add_adapters, state_of
-from tests.helpers.plans import MACHINE, planned
-from twinstream.executor.program.options import RunOptions
-from twinstream.executor.run.execute import execute
-from twinstream.executor.run.training import Training
+from tests.helpers.adapters import adapter_views, add_adapters, loss_here, state_of
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.merging import export_adapter
 from twinstream.executor.weights.peft_folder import PeftFolder
 from twinstream.executor.weights.peft_writer import write_peft_folder
 from twinstream.models.adapters.adapter_layout import adapter_layout
 from twinstream.models.adapters.lora import lora_of
-from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
-from twinstream.schedule.document import Caps
-from twinstream.schedule.workload import Workload
 
 NAMES = pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3_tied"])
 LORA = lora_of("r=4,alpha=10,targets=q,v,o,gate,down")
@@ -85,21 +78,10 @@ def test_peft_loads_it_and_computes_the_same(name, tmp_path):
     with torch.no_grad():
         their_logits = theirs(input_ids=ids).logits
     loss = torch.nn.functional.cross_entropy(their_logits.flatten(0, 1), labels.flatten())
-    assert loss_here(spec, state, ids, labels) == pytest.approx(loss.item(), rel=1e-5)
+    assert loss_here(spec, LORA, state, ids, labels) == pytest.approx(loss.item(), rel=1e-5)
     add_adapters(model, spec, LORA, state)
     with torch.no_grad():
         assert torch.allclose(model(input_ids=ids).logits, their_logits, atol=1e-5)
-
-
-def loss_here(spec, state, ids, labels):
-    """Of our own forward pass."""
-    workload = Workload(seq_len=11, chunk_tokens=22, chunks_per_round=1, rounds_per_step=1)
-    recipe = Recipe(lora=LORA)
-    schedule = planned(lower(spec, workload, recipe), MACHINE, Caps(), "resident")
-    tokens = torch.stack((ids.flatten(), labels.flatten())).int()
-    run = Training(lambda step, index: tokens, 0.0, seed=0)
-    execute(schedule, state, run.host_work(schedule), RunOptions(num_passes=1))
-    return run.losses[0]
 
 
 def test_what_peft_writes_is_read(tmp_path):
