@@ -8,7 +8,7 @@ from typing import Literal
 from twinstream.hardware_profiles.curve_choice import ATTENTION_RANK, ChosenCurve, curve_for
 from twinstream.hardware_profiles.errors import UnknownDtypeError
 from twinstream.hardware_profiles.schema import NARROW_PEAKS, Efficiency, Machine
-from twinstream.schedule.cost import Work
+from twinstream.schedule.cost import GROUPED_TILE_ROWS, Work
 from twinstream.schedule.ops import KernelCall
 
 # float16 runs on the same tensor cores at the same rate as bfloat16 on every shipped machine.
@@ -21,7 +21,6 @@ PEAK_OF_DTYPE = {
     "fp4": "peak_fp4_flop_per_s",
 }
 _MATMUL_RANK = 3
-ASSUMED_HALF_ROWS = 64.0  # of a grouped matmul, until it is measured: half a tile of 128 rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ def _compute_ns(work: Work, machine: Machine) -> float:
     if chosen.curve.of == "bytes":
         return work.flops * 1e9 / machine.number("peak_fp32_flop_per_s")
     curve = _of_dtype(chosen, work, machine)
-    flops = work.flops * (1.0 + _shallowness(work, curve)) * _padding(work, curve)
+    flops = work.flops * (1.0 + _shallowness(work, curve)) * _padding(work)
     flops += diagonal_flops(work) * curve.diagonal
     rate = machine.rate(_peak_field(work)) * chosen.ratio.value
     return _time_ns(flops, work.launches, rate, curve)
@@ -166,12 +165,11 @@ def _shallowness(work: Work, curve: Efficiency) -> float:
     return 0.0
 
 
-def _padding(work: Work, curve: Efficiency) -> float:
-    """(rows + half_rows) / rows: what experts' last tiles, which are not full, cost."""
+def _padding(work: Work) -> float:
+    """What experts' last tiles cost, of which half is empty: assumed, until a GPU is probed."""
     if work.unit != "grouped_matmul" or work.launches > 1:
         return 1.0
-    half_rows = ASSUMED_HALF_ROWS if curve.half_rows is None else curve.half_rows
-    return 1.0 + half_rows / work.shape[0]
+    return 1.0 + GROUPED_TILE_ROWS / 2 / work.shape[0]
 
 
 def inner_depth(work: Work) -> float | None:

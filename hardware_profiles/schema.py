@@ -100,10 +100,6 @@ class Efficiency(Node):
     what a FLOP among a chunk's own tokens, the triangle under the causal mask, costs more than one
     with the context before it: a deterministic backward adds up the triangle's tiles in turn.
 
-    `half_rows`, of grouped matmuls only, are the rows that an expert's last tile has too many on
-    average; half a tile's, 64, unless it says so: a row counts (rows + half_rows) / rows fold. Only
-    one launch for all experts has such tiles.
-
     `implementation` says whose rate an attention curve is whose key names none; where neither does,
     it is that of the profile's `attention`.
     """
@@ -112,7 +108,6 @@ class Efficiency(Node):
     half: Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
     half_depth: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.0
     diagonal: Annotated[float, Field(ge=0, le=100)] = 0.0
-    half_rows: Annotated[float, Field(ge=0, le=1e6)] | None = None
     of: Literal["flops", "bytes"]
     implementation: str | None = None
     kind: Literal["datasheet", "measured", "fitted", "assumed", "hypothetical"]
@@ -272,7 +267,7 @@ class Machine(Profile):
         if self.attention is None:  # as before profiles could state one
             del document["attention"]
         for curve in document["efficiency"].values():  # as before curves could
-            for field, usual in (("implementation", None), ("diagonal", 0.0), ("half_rows", None)):
+            for field, usual in (("implementation", None), ("diagonal", 0.0)):
                 if curve[field] == usual:
                     del curve[field]
         canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))

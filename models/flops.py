@@ -24,6 +24,7 @@ class SavedLevel(StrEnum):
 
     INPUT = "INPUT"
     ATTENTION = "ATTENTION"
+    EXPERTS = "EXPERTS"
     FULL = "FULL"
 
 
@@ -122,7 +123,9 @@ def saved_bytes_per_token(spec: ModelSpec, level: SavedLevel) -> int:
     |---|---|
     | INPUT | layer input [d], two fp32 norm scalars, K and V [d_kv] |
     | ATTENTION | + fp32 log-sum-exp per head, attention output [d_q] |
-    | FULL | + Q [d_q], residual stream after attention [d], gate and up projections [f] |
+    | EXPERTS | + Q [d_q], residual stream after attention [d], gate and up projections [f] of the
+      network that all tokens go through |
+    | FULL | + those of routed experts |
 
     Norm outputs and the SwiGLU product are recomputed by every backward. The K and V counted here
     are also the context of later chunks, not a second copy. With experts INPUT has which a token
@@ -130,7 +133,7 @@ def saved_bytes_per_token(spec: ModelSpec, level: SavedLevel) -> int:
 
     >>> from twinstream.models.presets import load_preset
     >>> [saved_bytes_per_token(load_preset("8b"), level) for level in SavedLevel]
-    [12296, 20616, 94344]
+    [12296, 20616, 94344, 94344]
     """
     experts = spec.experts
     saved_bytes = spec.itemsize * (spec.d_model + 2 * spec.d_kv) + 2 * FP32_BYTES
@@ -140,5 +143,6 @@ def saved_bytes_per_token(spec: ModelSpec, level: SavedLevel) -> int:
     saved_bytes += FP32_BYTES * spec.num_heads + spec.itemsize * spec.d_q
     if level is SavedLevel.ATTENTION:
         return saved_bytes
-    d_ff = dense_width(spec) + (experts.per_token * experts.d_ff if experts else 0)
+    routed = experts.per_token * experts.d_ff if experts and level is SavedLevel.FULL else 0
+    d_ff = dense_width(spec) + routed
     return saved_bytes + spec.itemsize * (spec.d_q + spec.d_model + 2 * d_ff)

@@ -53,6 +53,9 @@ class Experts(Node):
 
     `dense_layers` have the model's `d_ff` instead. `aux_loss` is what the load-balancing loss
     counts; 0 is none.
+
+    In a config.json `scores` is scoring_func, `normalized` norm_topk_prob, `num_groups` n_group,
+    `groups_per_token` topk_group, `scale` routed_scaling_factor, `aux_loss` router_aux_loss_coef.
     """
 
     count: PositiveCount
@@ -77,6 +80,15 @@ class Experts(Node):
                 "a token goes to {per_token} of {count} experts",
                 {"per_token": self.per_token, "count": self.count},
             )
+        if self.shared_gate and not self.shared_d_ff:
+            raise PydanticCustomError(
+                "gate_of_nothing", "shared_gate weighs a shared expert, and shared_d_ff is 0"
+            )
+        if list(self.dense_layers) != sorted({i for i in self.dense_layers if i >= 0}):
+            raise PydanticCustomError(
+                "dense_layers", "dense_layers {layers} are no layers, each once and ascending",
+                {"layers": str(list(self.dense_layers))},
+            )  # fmt: skip
         in_group, rest = divmod(self.count, self.num_groups)
         most = in_group * self.groups_per_token
         if rest or self.groups_per_token > self.num_groups or self.per_token > most:

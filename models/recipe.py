@@ -96,9 +96,9 @@ class Recipe(Node):
     `base` says how the matrices of frozen blocks are kept: in the model's dtype, or in few bits
     (`quantized_base`), from which each is made anew before it is multiplied with.
 
-    `frozen` groups of parameters (`embedding`, a layer by its number, `head`) are only read: they
-    have no gradient, no optimizer state and no update. With `lora` the whole base is frozen, and
-    the adapters of every layer train.
+    `frozen` groups of parameters (`embedding`, a layer by its number, `3.experts` of one that has
+    some, `head`) are only read: they have no gradient, no optimizer state and no update. With
+    `lora` the whole base is frozen, and adapters train.
     """
 
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -132,10 +132,11 @@ class Recipe(Node):
 
     @model_validator(mode="after")
     def _few_bits_are_frozen(self) -> Self:
-        if self.base != "model" and self.lora is None and not any(map(str.isdigit, self.frozen)):
+        some = any(self.base_of(group) != "model" for group in self.frozen)
+        if self.base != "model" and self.lora is None and not some:
             raise PydanticCustomError(
                 "nothing_in_few_bits", "only what is frozen can be kept in {base}: train adapters "
-                "(--lora r=16) or freeze layers, or leave out base", {"base": self.base},
+                "(--lora r=16) or freeze layers or experts, or leave out base", {"base": self.base},
             )  # fmt: skip
         return self
 

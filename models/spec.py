@@ -120,6 +120,12 @@ class ModelSpec(Node):
                 "positions_without_rows",
                 "learned positions need max_positions, and only they have them",
             )
+        dense = self.experts.dense_layers if self.experts else ()
+        if dense and dense[-1] >= self.num_layers:
+            raise PydanticCustomError(
+                "dense_layers", "layer {layer} is to be dense, of {count} layers",
+                {"layer": dense[-1], "count": self.num_layers},
+            )  # fmt: skip
         if self.qk_norm_rows and not self.qk_norm:
             raise PydanticCustomError("norms_of_rows", "qk_norm_rows says how qk_norm is taken")
         return self

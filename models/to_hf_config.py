@@ -1,8 +1,9 @@
 """A Hugging Face config.json for a model that came without one."""
 
+from pathlib import Path
 from typing import Any
 
-from twinstream.models.hf.config import HfConfigError
+from twinstream.models.hf.config import HfConfigError, config_fields
 from twinstream.models.options import Experts
 from twinstream.models.spec import ModelSpec
 
@@ -26,13 +27,31 @@ _ARCHITECTURES = {
 def to_hf_config(spec: ModelSpec) -> dict[str, Any]:
     """The keys of a config.json that transformers 4 and 5 load as this model.
 
-    `ModelSpec.from_hf_config` reads it back, but for the name, which is that of the folder. A
-    model without biases and norms of Q and K is a llama, from whatever it was read.
+    `ModelSpec.from_hf_config` reads it back, but for the name, which is that of the folder, and a
+    width that no layer has. A model without biases and norms of Q and K is a llama, from whatever
+    it was read.
 
     Raises:
-        HfConfigError: no supported family has both a bias and norms of Q and K.
+        HfConfigError: no supported family computes all that the model asks for.
     """
     model_type = _model_type(spec)
+    config = _config(spec, model_type)
+    read = ModelSpec.model_validate(config_fields(Path("config.json"), config))
+    is_used = any(kind.experts is None for kind, _ in spec.layer_kinds)
+    found = [
+        f"{name} = {getattr(spec, name)}"
+        for name in ModelSpec.model_fields
+        if getattr(spec, name) != getattr(read, name)
+        and name != "name"
+        and (name != "d_ff" or is_used)
+    ]
+    if found:
+        problem = f"model '{spec.name}' has {'; '.join(found)}, which a {model_type} has not"
+        raise HfConfigError(path="config.json", problem=problem)
+    return config
+
+
+def _config(spec: ModelSpec, model_type: str) -> dict[str, Any]:
     scaling = spec.rope_scaling
     config: dict[str, Any] = {
         "architectures": [_ARCHITECTURES[model_type]],
@@ -82,19 +101,14 @@ def _expert_keys(spec: ModelSpec, experts: Experts, model_type: str) -> dict[str
     if model_type != "mixtral":
         found["norm_topk_prob"] = experts.normalized
     if model_type in ("dots1", "glm4_moe"):
-        shared, rest = divmod(experts.shared_d_ff, experts.d_ff)
-        dense = len(experts.dense_layers)
-        if rest or not shared or experts.dense_layers != tuple(range(dense)):
-            raise HfConfigError(path="config.json", problem=(
-                f"model '{spec.name}' has a shared expert of width {experts.shared_d_ff}, and its "
-                f"layers {list(experts.dense_layers)} are dense: {model_type} has one that is some "
-                f"times as wide as an expert, {experts.d_ff}, and its first layers are dense"
-            ))  # fmt: skip
         found |= {
-            "n_routed_experts": experts.count, "n_shared_experts": shared,
-            "n_group": experts.num_groups, "topk_group": experts.groups_per_token,
-            "routed_scaling_factor": experts.scale, "first_k_dense_replace": dense,
-        }  # fmt: skip
+            "n_routed_experts": experts.count,
+            "n_shared_experts": experts.shared_d_ff // experts.d_ff,
+            "n_group": experts.num_groups,
+            "topk_group": experts.groups_per_token,
+            "routed_scaling_factor": experts.scale,
+            "first_k_dense_replace": len(experts.dense_layers),
+        }
         if model_type == "glm4_moe":
             found |= {"use_qk_norm": spec.qk_norm, "partial_rotary_factor": 1.0,
                       "num_nextn_predict_layers": 0}  # fmt: skip

@@ -6,6 +6,7 @@ a traced module has among its own. What is frozen is said by patterns of weights
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from os.path import commonpath
 
 from twinstream.models.adapters.adapter_layout import (
     adapter_group,
@@ -19,7 +20,7 @@ from twinstream.models.adapters.quantized_base import (
     require_whole_blocks,
 )
 from twinstream.models.hf_weights import hf_weights_of
-from twinstream.models.layout import ADAPTERS, HEAD, FlatLayout
+from twinstream.models.layout import ADAPTERS, EXPERTS, HEAD, FlatLayout, layer_of
 from twinstream.models.model import AnyModel, Model
 from twinstream.models.recipe import Recipe, recipe_of_fields
 from twinstream.models.spec import ModelSpec
@@ -59,7 +60,7 @@ def trained_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
     if unknown := [group for group in recipe.frozen if group not in groups]:
         raise NothingToTrainError(
             f"'{model.name}' has no group '{unknown[0]}' to freeze: there are embedding, the "
-            f"layers 0 to {model.num_layers - 1}, and head"
+            f"layers 0 to {model.num_layers - 1}{_experts_of(model)}, and head"
         )
     never = model.untrained_groups
     trained = tuple(g for g in groups if not recipe.freezes(g) and g not in never)
@@ -69,6 +70,12 @@ def trained_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
             "adapters with --lora"
         )
     return trained
+
+
+def _experts_of(model: Model) -> str:
+    """How the groups of experts are called, where there are some."""
+    groups = [group for group in model.parameter_groups if group.endswith(EXPERTS)]
+    return f", their experts ({groups[0]} ...)" if groups else ""
 
 
 def layout_of(model: Model, recipe: Recipe, group: str) -> FlatLayout:
@@ -100,7 +107,8 @@ class FreezeError(TwinstreamError):
 
 
 def frozen_groups(model: AnyModel, patterns: Sequence[str]) -> tuple[str, ...]:
-    """The groups of parameters (`embedding`, a layer by its number, `head`) that are frozen.
+    """The groups of parameters (`embedding`, a layer by its number, `3.experts`, `head`) that are
+    frozen.
 
     Patterns are of the shell (`*`, `?`, `[0-9]`) and match the names that Hugging Face gives a
     model's weights, or a traced module its parameters. A group is frozen whole or not at all, by
@@ -125,7 +133,7 @@ def frozen_groups(model: AnyModel, patterns: Sequence[str]) -> tuple[str, ...]:
         inside = _names(model, group)
         left = [name for name in inside if not any(fnmatchcase(name, p) for p in patterns)]
         if left and len(left) < len(inside):
-            raise FreezeError(_partly(group, left))
+            raise FreezeError(_partly(group, left, inside))
         if not left:
             found.append(group)
     return tuple(sorted(found))
@@ -179,12 +187,15 @@ def require_few_bits(model: Model, base: str) -> None:
     require_whole_blocks(model, base)
 
 
-def _partly(group: str, left: Sequence[str]) -> str:
-    what = f"layer {group}" if group.isdigit() else f"the {group}"
+def _partly(group: str, left: Sequence[str], names: Sequence[str]) -> str:
+    number = layer_of(group)
+    what = f"the {group}" if number is None else f"layer {number}"
+    what = f"the experts of {what}" if group.endswith(EXPERTS) else what
     more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+    within = commonpath([name.replace(".", "/") for name in names]).replace("/", ".")
     whole = {"embedding": "model.embed_tokens.*", "head": "lm_head.* and model.norm.*"}
     return (
         f"--freeze covers {what} only in part: it leaves out {', '.join(left[:_SHOWN])}{more}. "
         "Weights are frozen by whole groups: freeze all of it "
-        f"({whole.get(group, f'model.layers.{group}.*')}), or none of it"
+        f"({whole.get(group, f'{within}.*')}), or none of it"
     )

@@ -17,6 +17,7 @@ RECOMPUTE_LEVELS: Mapping[str, str] = {
     NO_RECOMPUTE: NO_RECOMPUTE,
     "full": SavedLevel.INPUT.value,
     "attention": SavedLevel.ATTENTION.value,
+    "experts": SavedLevel.EXPERTS.value,
 }
 """By the word that says how a block is recomputed, what it is recomputed from."""
 

@@ -56,10 +56,9 @@ def head_loss(operands: Operands, attributes: Attributes, vector: VectorOps, cal
     if "balance" in operands:
         experts, rows = experts_of(attributes), typed_attribute(attributes, "balance_rows", int)
         assert experts is not None
-        share = typed_attribute(attributes, "balance_share", float)
         loss = operands["loss"].view(torch.float32, (1,))
         balance = balance_sums(operands["balance"], experts, rows)
-        calls.add(add_balance_loss, balance, share, loss)
+        calls.add(add_balance_loss, balance, loss)
 
 
 @dataclass(frozen=True)

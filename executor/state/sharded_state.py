@@ -15,7 +15,7 @@ from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.lowering.sharding import Sharding
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
-from twinstream.models.trained import layout_of
+from twinstream.models.trained import layout_of, trained_groups
 from twinstream.models.update_rules import states_of_element
 
 Sizes = Callable[[int], list[int]]  # of so many elements the bytes of each thing that is kept
@@ -61,8 +61,8 @@ class ShardedState:
         return found
 
     def _is_cut(self, group: str) -> bool:
-        """Frozen parameters are whole where parameters are."""
-        return self.sharding.zero == 3 or not self.recipe.freezes(group)
+        """What is not trained is whole where parameters are."""
+        return self.sharding.zero == 3 or group in trained_groups(self.spec, self.recipe)
 
     def _sizes(self, kind: str) -> Sizes:
         itemsize = ITEMSIZE_BYTES[self.spec.dtype]

@@ -11,7 +11,7 @@ Source of nf4: Dettmers et al., QLoRA, arXiv:2305.14314, section 3 and appendix 
 from math import prod
 from typing import Literal
 
-from twinstream.models.layout import FlatLayout, InnerTensor, aligned
+from twinstream.models.layout import FlatLayout, InnerTensor, aligned, dense_width
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError
 
@@ -64,8 +64,10 @@ def require_whole_blocks(spec: ModelSpec, base: str) -> None:
     block = BLOCK_ELEMENTS[base]
     widths = {
         "Q": spec.d_q * spec.d_model, "K": spec.d_kv * spec.d_model,
-        "gate": spec.d_ff * spec.d_model,
     }  # fmt: skip
+    for kind, _ in spec.layer_kinds:
+        name = "gate" if kind.experts is None else "a shared expert's gate"
+        widths[name] = dense_width(kind) * spec.d_model
     if spec.experts is not None:
         widths["an expert's gate"] = spec.experts.d_ff * spec.d_model
     for name, count in widths.items():

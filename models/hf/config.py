@@ -137,7 +137,13 @@ def read_hf_config(
             not exceed is full attention.
     """
     file = hf_config_file(path)
-    raw = _without_nf4(read_json_object(file))
+    return config_fields(file, _without_nf4(read_json_object(file)), dtype, longest)
+
+
+def config_fields(
+    file: Path, raw: Mapping[str, Any], dtype: Dtype | None = None, longest: int | None = None
+) -> dict[str, Any]:
+    """The same of what is in a config.json; `file` is for its name, and for errors."""
     model_type = _read_model_type(file, raw)
     try:
         config = _Config.model_validate(raw)
@@ -285,10 +291,23 @@ def _refusals(config: _Config, raw: Mapping[str, Any], model_type: str) -> Itera
             continue  # transformers does not read it for these: q, k and v have a bias
         elif value not in NEUTRAL_VALUES.get(key, (value,)):
             yield Refusal(key, value, REASONS.get(key, "not implemented"))
+    for key, families in (("qkv_bias", _OWN_BIAS), ("use_qk_norm", ("glm4_moe",))):
+        if raw.get(key) and model_type not in families:
+            yield Refusal(key, raw[key], f"it is no key of {model_type}")
+    if model_type == "glm4_moe" and not _rotates_whole_heads(config, raw):
+        half = "absent, which means 0.5"
+        yield Refusal("partial_rotary_factor", raw.get("partial_rotary_factor", half),
+                      "not implemented")  # fmt: skip
     for architecture in config.architectures or ():
         if not architecture.endswith(("ForCausalLM", "Model")):
             yield Refusal("architectures", config.architectures, "only causal language models are")
     yield from _rope_refusals(config, raw)
+
+
+def _rotates_whole_heads(config: _Config, raw: Mapping[str, Any]) -> bool:
+    """Whether a glm4_moe says so; half of them are what it means by saying nothing."""
+    told = [rope.partial_rotary_factor for rope in _ropes(config).values()]
+    return 1 in [*told, raw.get("partial_rotary_factor")]
 
 
 def _window_refusals(config: _Config, model_type: str, longest: int | None) -> Iterator[Refusal]:

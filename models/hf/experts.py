@@ -13,6 +13,21 @@ READ_STRICTLY = ConfigDict(frozen=True, extra="allow", strict=True, protected_na
 _OF_QWEN = ("qwen2_moe", "qwen3_moe")
 _OF_DEEPSEEK = ("dots1", "glm4_moe")  # their router, with grouped-query attention
 EXPERT_MODEL_TYPES = ("mixtral", "olmoe", *_OF_QWEN, *_OF_DEEPSEEK)
+_HARMLESS = ("output_router_logits", "router_aux_loss_coef", "num_nextn_predict_layers")
+_COUNTS = frozenset({"num_local_experts", "num_experts", "num_experts_per_tok"})
+_QWEN = _COUNTS | {"moe_intermediate_size", "norm_topk_prob", "mlp_only_layers",
+                   "decoder_sparse_step"}  # fmt: skip
+_DEEPSEEK = _COUNTS | {"n_routed_experts", "moe_intermediate_size", "n_shared_experts", "n_group",
+                       "norm_topk_prob", "topk_group", "routed_scaling_factor",
+                       "first_k_dense_replace"}  # fmt: skip
+_KEYS = {  # that change what a family computes
+    "mixtral": _COUNTS | {"router_jitter_noise"},
+    "olmoe": _COUNTS | {"norm_topk_prob", "clip_qkv"},
+    "qwen2_moe": _QWEN | {"shared_expert_intermediate_size"},
+    "qwen3_moe": _QWEN,
+    "dots1": _DEEPSEEK,
+    "glm4_moe": _DEEPSEEK,
+}
 _AUX_LOSS = {"mixtral": 0.001, "olmoe": 0.01, "qwen2_moe": 0.001, "qwen3_moe": 0.001}
 
 
@@ -48,13 +63,14 @@ class ExpertKeys(BaseModel):
 
 def expert_refusals(keys: ExpertKeys, model_type: str) -> Iterator[tuple[str, object, str]]:
     """Key, value and reason of what would change the computation and is not implemented."""
-    if model_type not in EXPERT_MODEL_TYPES:
-        for name in ExpertKeys.model_fields:
-            if getattr(keys, name) and name not in ("output_router_logits", "router_aux_loss_coef"):
-                yield name, getattr(keys, name), f"a {model_type} has no experts"
-    if keys.router_jitter_noise:
+    of_family = _KEYS.get(model_type, frozenset())
+    why = "it is no key of" if of_family else "there are no experts in"
+    for name in ExpertKeys.model_fields:
+        if name not in of_family and name not in _HARMLESS and getattr(keys, name):
+            yield name, getattr(keys, name), f"{why} {model_type}"
+    if model_type in EXPERT_MODEL_TYPES and keys.router_jitter_noise:
         yield "router_jitter_noise", keys.router_jitter_noise, "routers have no noise here"
-    if keys.clip_qkv is not None:
+    if model_type in EXPERT_MODEL_TYPES and keys.clip_qkv is not None:
         yield "clip_qkv", keys.clip_qkv, "Q, K and V are not clipped here"
 
 
@@ -86,11 +102,14 @@ def experts_of(
         "dense_layers": _dense_layers(keys, model_type, num_layers),
     }  # fmt: skip
     if model_type == "qwen2_moe":
-        found |= {"shared_d_ff": keys.shared_expert_intermediate_size or 0, "shared_gate": True}
+        if not keys.shared_expert_intermediate_size:
+            raise ExpertsError("key 'shared_expert_intermediate_size' is missing")
+        found |= {"shared_d_ff": keys.shared_expert_intermediate_size, "shared_gate": True}
     if is_deepseek:
+        shared = 1 if model_type == "glm4_moe" and keys.n_shared_experts is None else 0
         found |= {
             "scores": "sigmoid", "correction_bias": True,
-            "shared_d_ff": (keys.n_shared_experts or 0) * d_ff,
+            "shared_d_ff": (keys.n_shared_experts or shared) * d_ff,
             "num_groups": keys.n_group or 1, "groups_per_token": keys.topk_group or 1,
             "scale": keys.routed_scaling_factor or 1.0,
             "normalized": keys.norm_topk_prob is not False if model_type == "glm4_moe"

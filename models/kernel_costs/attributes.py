@@ -58,9 +58,10 @@ def experts_of(attributes: Attributes) -> Experts | None:
     return Experts.model_validate(fields) if fields else None
 
 
-def base_format(attributes: Attributes) -> BaseFormat:
-    """Return how a block's matrices lie: in the model's dtype unless the call says otherwise."""
-    found: BaseFormat = _one_of(attributes, "base", get_args(BaseFormat))
+def base_format(attributes: Attributes, name: str = "base") -> BaseFormat:
+    """Return how a block's matrices, or those of its experts (`experts_base`), lie: in the model's
+    dtype unless the call says otherwise."""
+    found: BaseFormat = _one_of(attributes, name, get_args(BaseFormat))
     return found
 
 

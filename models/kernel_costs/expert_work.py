@@ -9,11 +9,14 @@ from dataclasses import dataclass
 
 from twinstream.models.adapters.adapter_layout import ExpertSite, expert_sites
 from twinstream.models.kernel_costs.products import gradient_work, matmul_work
+from twinstream.models.kernel_costs.scratch_sizes import BLOCK_ELEMENTS, router_block_width
 from twinstream.models.options import Experts
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.schedule.cost import Work
 
+# Launches of torch's operations on a GPU: a sort has some eight of them, a top-k two.
+_CHOICE_OPS, _GRADIENT_OPS, _ORDER_OPS = 12, 20, 14
 _INT64_BYTES = 8
 _FLOAT32_BYTES = 4
 
@@ -34,19 +37,25 @@ class ExpertWork:
 
     def choice(self) -> tuple[Work, ...]:
         """Logits, scores and the best of them; what forward alone does."""
-        t, count = self.tokens, self.experts.count
-        return (matmul_work(self.spec, t, count, self.spec.d_model), self._scores())
+        return (self._logits(), self._scores(_CHOICE_OPS))
 
     def projections(self) -> tuple[Work, ...]:
         """The order of rows, rows in it, gate and up of them."""
         d, f = self.spec.d_model, self.experts.d_ff
-        order = self._vector("router", 6 * self._rows * _INT64_BYTES, launches=6)
-        return (order, self._gather(), self._grouped(2 * f, d), *self._shares("experts_gate_up"))
+        return (
+            self._order(),
+            *([matmul_work(self.spec, self.tokens, 1, d)] if self.experts.shared_gate else []),
+            self._gather(),
+            self._grouped(2 * f, d),
+            *self._shares("experts_gate_up"),
+        )
 
     def outputs(self) -> tuple[Work, ...]:
         """Down of every row, and the sum of a token's, weighted, with the residual stream."""
         d, f = self.spec.d_model, self.experts.d_ff
+        gated = [self._moved("weigh", 2 * self.tokens * self.experts.shared_d_ff)]
         return (
+            *(gated if self.experts.shared_gate else []),
             self._moved("swiglu", 3 * self._rows * f),
             self._grouped(d, f),
             *self._shares("experts_down"),
@@ -56,10 +65,9 @@ class ExpertWork:
     def backward(self, *, frozen: bool, frozen_experts: bool) -> tuple[Work, ...]:
         """Through down, SwiGLU, gate and up, and the router; with what weights have of it."""
         t, rows, d, f = self.tokens, self._rows, self.spec.d_model, self.experts.d_ff
-        order = self._vector("router", 6 * rows * _INT64_BYTES, launches=6)
         needs_input = not frozen_experts or bool(self._sites)
         return (
-            order,
+            self._order(),
             self._gather(),
             self._grouped(f, d),
             self._moved("swiglu", 3 * rows * f),
@@ -68,9 +76,10 @@ class ExpertWork:
             *([self._gather()] if needs_input else []),
             self._grouped(d, 2 * f),
             self._moved("permute", (rows + t) * d),
-            matmul_work(self.spec, t, self.experts.count, d),
-            self._scores(),
+            self._logits(),
+            self._scores(_GRADIENT_OPS),
             matmul_work(self.spec, t, d, self.experts.count, accumulate=True),
+            *self._shared_backward(frozen=frozen),
             *self._adapters_backward(),
             *self.weight_gradients(frozen=frozen, frozen_experts=frozen_experts),
         )
@@ -103,6 +112,19 @@ class ExpertWork:
             )
         )  # fmt: skip
 
+    def _shared_backward(self, *, frozen: bool) -> tuple[Work, ...]:
+        """Of an expert that all tokens go to what other blocks have not: the gradient of its input
+        is added to that of routed ones'; and its gate's."""
+        t, d, experts = self.tokens, self.spec.d_model, self.experts
+        found = [self._moved("residual", 3 * t * d)] if experts.shared_d_ff else []
+        if experts.shared_gate:
+            found += [matmul_work(self.spec, t, 1, d)]
+            found += [self._moved("weigh", 4 * t * experts.shared_d_ff)]
+            found += [matmul_work(self.spec, t, d, 1, accumulate=True)]
+        if experts.shared_gate and not frozen:
+            found.append(gradient_work(self.spec, self.recipe, 1, d, t))
+        return tuple(found)
+
     def _adapters_backward(self) -> tuple[Work, ...]:
         """The gradient of x A^T twice, the input's share, x A^T again, and both matrices'."""
         found: list[Work] = []
@@ -117,9 +139,24 @@ class ExpertWork:
     def _gather(self) -> Work:
         return self._moved("permute", 2 * self._rows * self.spec.d_model)
 
-    def _scores(self) -> Work:
-        count = self.tokens * self.experts.count
-        return self._vector("router", 4 * count * _FLOAT32_BYTES, launches=4)
+    def _logits(self) -> Work:
+        """A product for each block of rows."""
+        found = matmul_work(self.spec, self.tokens, self.experts.count, self.spec.d_model)
+        return found.model_copy(update={"launches": self._router_blocks})
+
+    def _scores(self, num_ops: int) -> Work:
+        """So many operations of torch on the scores of all experts, block of rows by block."""
+        moved = num_ops * self.tokens * self.experts.count * _FLOAT32_BYTES
+        return self._vector("router", moved, launches=num_ops * self._router_blocks)
+
+    @property
+    def _router_blocks(self) -> int:
+        width = router_block_width(self.spec.d_model, self.experts)
+        return -(-self.tokens // max(1, BLOCK_ELEMENTS // width))
+
+    def _order(self) -> Work:
+        """Sorts what rows go to which expert, and where each row is then."""
+        return self._vector("router", 6 * self._rows * _INT64_BYTES, launches=_ORDER_OPS)
 
     def _grouped(self, n: int, k: int, *, accumulate: bool = False) -> Work:
         """[rows, k] x [k, n] of every expert; with `accumulate` the result is read, too."""

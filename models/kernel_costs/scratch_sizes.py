@@ -1,6 +1,7 @@
 """Sizes that kernels and the formulas of their scratch share, so that both have the same."""
 
 from twinstream.models.layout import aligned
+from twinstream.models.options import Experts
 from twinstream.models.recipe import OptimizerState
 from twinstream.models.spec import ITEMSIZE_BYTES
 
@@ -13,8 +14,8 @@ SUM_PROGRAMS = 264
 SUM_SHARE_ELEMENTS = 2**16
 # Elements of an optimizer's 8-bit state that share a scale.
 CODE_BLOCK_ELEMENTS = 256
-# Rows of a tile of Triton's grouped matmul; an expert's last tile is not full.
-GROUPED_TILE_ROWS = 128
+# Elements of float32 that an elementwise operation in torch ops works on at a time.
+BLOCK_ELEMENTS = 2**19
 # Gathered elements that embed_backward works on at a time: 16 MiB in float32.
 EMBED_BLOCK_ELEMENTS = 2**22
 
@@ -52,6 +53,11 @@ def head_block_rows(vocab_size: int, row_slice: int) -> int:
 def partial_sums(num_rows: int) -> int:
     """Rows of float32 partial sums that a Triton kernel leaves, one of each program."""
     return min(num_rows, SUM_PROGRAMS)
+
+
+def router_block_width(d_model: int, experts: Experts) -> int:
+    """Float32 numbers that a router has of a token at a time: a sigmoid's also of its input."""
+    return max(d_model, experts.count) if experts.scores == "sigmoid" else experts.count
 
 
 def sum_shares(num_elements: int) -> int:

@@ -1,4 +1,5 @@
-"""Cost descriptors where Triton's kernels do the vector operations: one pass, one launch each.
+"""Cost descriptors where Triton's kernels do the vector operations: one pass, one launch each (but
+for a router, whose operations are torch's).
 
 Matmuls and attention are the eager implementation's. Every tensor counts once for each time that
 a kernel reads or writes it in HBM; what a kernel reads again soon enough to find it in the L2

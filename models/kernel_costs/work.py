@@ -198,24 +198,34 @@ class ChunkWork:
             self.gradient_matmul(s.d_q + 2 * s.d_kv, s.d_model, t),
         )
 
-    def dequantized(self, kernel: str, base: BaseFormat) -> tuple[Work, ...]:
-        """What makes the matrices that a block kernel multiplies with anew from a base's codes."""
+    def dequantized(
+        self, kernel: str, base: BaseFormat, experts_base: BaseFormat = "model"
+    ) -> tuple[Work, ...]:
+        """What makes the matrices that a block kernel multiplies with anew from codes: those of the
+        block and those of its experts, where either lie in them."""
+        if base == experts_base == "model":
+            return ()
         s, f = self.spec, dense_width(self.spec)
         into, down = [2 * f * s.d_model] if f else [], [f * s.d_model] if f else []
-        if s.experts is not None:
+        routed: dict[str, list[int]] = {}
+        matrix = 0
+        if s.experts is not None and experts_base != "model":
             matrix = s.experts.count * s.experts.d_ff * s.d_model
-            into, down = [*into, 2 * matrix], [*down, matrix]
+            routed = {name: [2 * matrix, matrix] for name in ("block_forward", "block_backward")}
         whole = [(s.d_q + 2 * s.d_kv) * s.d_model, s.d_q * s.d_model, *into]
         q = [s.d_q * s.d_model, *whole[1:]]  # K and V are kept
         k = s.d_kv * s.d_model
         counts = {
             "block_forward": [q[0], 2 * k, *whole[1:], *down], "block_recompute_attention": q,
-            "block_recompute_input": q, "block_recompute_experts": into[-1:],
+            "block_recompute_input": q, "block_recompute_experts": [],
             "block_backward": [*down, *whole[::-1], *([k] if s.qk_norm else [])],
         }[kernel]  # fmt: skip
-        bits = CODE_BITS[base] + 8 * SCALE_BYTES / BLOCK_ELEMENTS[base]
+        again = routed.get(kernel, [2 * matrix] if routed else [])
+        few = experts_base if base == "model" else base
+        bits = CODE_BITS[few] + 8 * SCALE_BYTES / BLOCK_ELEMENTS[few]
         return tuple(
-            self._work("dequantize", (n,), n, round(n * bits / 8) + n * s.itemsize) for n in counts
+            self._work("dequantize", (n,), n, round(n * bits / 8) + n * s.itemsize)
+            for n in (*(counts if base != "model" else ()), *again)
         )
 
     def head_loss(self, row_slice: int) -> tuple[Work, ...]:

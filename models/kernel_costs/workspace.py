@@ -81,6 +81,7 @@ class _Block:
     frozen: bool
     low_widths: Mapping[str, int]
     base: BaseFormat
+    experts_base: BaseFormat
     experts: Experts | None
     expert_rank: int  # of adapters of experts; 0 without any
     qk_norm_rows: bool
@@ -88,10 +89,8 @@ class _Block:
     @property
     def room(self) -> int:
         """Bytes of the largest matrix, where it is made anew from codes."""
-        if self.base == "model":
-            return 0
-        widest = max(2 * self.f, self.q + 2 * self.k, self.q)
-        if self.experts is not None:
+        widest = 0 if self.base == "model" else max(2 * self.f, self.q + 2 * self.k, self.q)
+        if self.experts is not None and self.experts_base != "model":
             widest = max(widest, self.experts.count * 2 * self.experts.d_ff)
         return aligned(widest * self.d * self.itemsize)
 
@@ -117,29 +116,24 @@ class _Block:
 
 def _block(attributes: Attributes) -> _Block:
     experts, lora = experts_of(attributes), lora_of_attributes(attributes)
+    d_ff = typed_attribute(attributes, "d_ff", int) if experts is None else experts.shared_d_ff
     adapts_experts = lora is not None and experts is not None and "experts" in lora.targets
     return _Block(
         tokens=typed_attribute(attributes, "num_tokens", int),
         d=typed_attribute(attributes, "d_model", int),
-        f=typed_attribute(attributes, "d_ff", int) if experts is None else experts.shared_d_ff,
+        f=d_ff,
         qk_norm=typed_attribute(attributes, "qk_norm", bool),
         qkv_bias=typed_attribute(attributes, "qkv_bias", bool),
         attention=typed_attribute(attributes, "attention", str),
         attention_shape=attention_shape(attributes),
         frozen=is_frozen(attributes),
-        low_widths=_low_widths(attributes),
+        low_widths={} if lora is None else low_widths(lora, d_ff),
         base=base_format(attributes),
+        experts_base=base_format(attributes, "experts_base"),
         experts=experts,
         expert_rank=lora.rank if lora is not None and adapts_experts else 0,
         qk_norm_rows=bool(attributes.get("qk_norm_rows", False)),
     )
-
-
-def _low_widths(attributes: Attributes) -> Mapping[str, int]:
-    """Columns of x A^T at each site of a block's adapters."""
-    lora, experts = lora_of_attributes(attributes), experts_of(attributes)
-    d_ff = typed_attribute(attributes, "d_ff", int) if experts is None else experts.shared_d_ff
-    return {} if lora is None else low_widths(lora, d_ff)
 
 
 def attention_shape(attributes: Attributes) -> AttentionShape:
@@ -172,8 +166,7 @@ def _block_forward(attributes: Attributes) -> int:
     if block.experts is not None:
         widths = (block.experts.d_ff, block.d)
         routed = sum(_rows(block, width) for width in widths)
-        outputs = max(routed, _rows(block, block.experts.d_ff) + _rows(block, block.expert_rank))
-        output = max(output, outputs, routed + _rows(block, block.expert_rank))
+        output = max(output, routed + _rows(block, block.expert_rank))
     after = _routed_rows(block) + max(_projections(block), output)
     return block.room + max(_normed(block), _rotated_and_attention(block), after)
 

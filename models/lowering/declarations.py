@@ -42,7 +42,7 @@ def optimizer_parts(
     """
     total = layout_of(model, recipe or Recipe(), group).size_bytes // model.itemsize
     num_parts = -(-total // (model.layer_bytes // model.itemsize))
-    if num_parts == 1:
+    if num_parts == 1 or model.layer_of(group) is not None:
         return (OptimizerPart(group, 0, total),)
     unit = CODE_BLOCK_ELEMENTS
     bounds = [total * i // num_parts // unit * unit for i in range(num_parts)] + [total]

@@ -4,9 +4,7 @@ from twinstream.models.adapters.adapter_layout import (
     adapter_group,
     lora_of_layer,
 )
-from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.flops import model_flops_per_step
-from twinstream.models.kernel_costs.attributes import expert_attributes
 from twinstream.models.layout import EXPERTS, ROUTER_BIAS
 from twinstream.models.lowering.declarations import (
     DecoderShapes,
@@ -45,7 +43,7 @@ class DecoderLowering(StepLowering):
     def _head_alone(self, step_state: TaskOperand) -> None:
         """The loss of a round, and no gradients."""
         builder, work = self.builder, self.calls.work().head_evaluate
-        call = self.calls.other("head_evaluate", work(self._row_slice), **self._head_attributes)
+        call = self.calls.other("head_evaluate", work(self._row_slice), self._head_attributes)
         for chunk in self._chunks_reversed():
             operands = [
                 *self._head_inputs(chunk), builder.accumulate("loss", "loss"), step_state
@@ -84,7 +82,7 @@ class DecoderLowering(StepLowering):
                   if routes else []),
                 builder.write("output", self.shapes.hidden(layer + 1, chunk)),
             ]  # fmt: skip
-            call = self.calls.block("block_forward", chunk, layer, base=self._base(layer))
+            call = self.calls.block("block_forward", chunk, layer)
             self._add("block_forward", call, operands, round_=round_, layer=layer, chunk=chunk)
 
     def _has_low(self, layer: int) -> bool:
@@ -107,9 +105,6 @@ class DecoderLowering(StepLowering):
     def _first_with_experts(self) -> int:
         return next(i for i in range(self.spec.num_layers) if self.shapes.with_experts(i))
 
-    def _base(self, layer: int) -> BaseFormat:
-        return self.recipe.base_of(str(layer))
-
     def _block_inputs(self, layer: int, chunk: int) -> list[TaskOperand]:
         operands = [
             self.builder.read("parameters", self.shapes.parameters(str(layer))),
@@ -131,13 +126,6 @@ class DecoderLowering(StepLowering):
     def _head(self, round_: int) -> None:
         builder, tied = self.builder, self.spec.tied_embeddings
         self._begin_group("head", round_)
-        call = self.calls.other(
-            "head_loss",
-            self.calls.work().head_loss(self._row_slice),
-            **self._head_attributes,
-            **frozen_attribute("head" not in self.trained),
-            **gradient_attribute(self.recipe, self.spec.dtype),
-        )
         for chunk in self._chunks_reversed():
             operands = [
                 *self._head_inputs(chunk),
@@ -146,26 +134,27 @@ class DecoderLowering(StepLowering):
                 builder.accumulate("loss", "loss"),
                 self.optimizer.step_state,
             ]
-            if self.shapes.balance_rows and chunk == self._chunks()[-1]:
-                call = self._head_with_balance(call)
-                operands.append(builder.read("balance", "balance"))
+            balances = self.shapes.balance_rows > 0 and chunk == self._chunks()[-1]
+            operands += [builder.read("balance", "balance")] if balances else []
+            call = self._head_call(with_balance=balances)
             if tied:
                 operands.append(builder.read("embedding", self.shapes.parameters("embedding")))
                 operands += self._gradient("embedding_gradients", "embedding", round_)
             self._add("head_loss", call, operands, round_=round_, chunk=chunk)
         self._after_group("head", round_)
 
-    def _head_with_balance(self, call: str) -> str:
-        """The head's call of the chunk that comes first there: it also adds the load-balancing loss
-        of the round."""
-        experts, known = self.spec.experts, self.builder.calls[call]
-        assert experts is not None
-        attributes = {
-            **known.attributes, **expert_attributes(experts),
-            "balance_rows": self.shapes.balance_rows,
-            "balance_share": 1.0 / self.workload.rounds_per_step,
+    def _head_call(self, *, with_balance: bool) -> str:
+        """The loss and its gradients; once a round with that of its load balance."""
+        attributes: dict[str, Attribute] = {
+            **self._head_attributes, **frozen_attribute("head" not in self.trained),
+            **gradient_attribute(self.recipe, self.spec.dtype),
         }  # fmt: skip
-        return self.builder.call(f"{call}.balance", known.kernel, attributes, known.cost)
+        if with_balance and self.spec.experts is not None:
+            rows = self.shapes.balance_rows
+            attributes |= self.calls.experts_attributes(self.spec.experts, rows)
+        suffix = ".balance" if with_balance else ""
+        cost = self.calls.work().head_loss(self._row_slice)
+        return self.calls.other("head_loss", cost, attributes, suffix)
 
     @property
     def _row_slice(self) -> int:
@@ -204,11 +193,8 @@ class DecoderLowering(StepLowering):
             ]
             if self.workload.sliced:
                 reads.append(self._d_context(chunk))
-            frozen, base = (
-                frozenset(self.spec.layer_groups(layer)) - self.trained,
-                self._base(layer),
-            )
-            call = self.calls.block("block_backward", chunk, layer, frozen=frozen, base=base)
+            frozen = frozenset(self.spec.layer_groups(layer)) - self.trained
+            call = self.calls.block("block_backward", chunk, layer, frozen=frozen)
             task_id = self._add(
                 "block_backward", call, reads, round_=round_, layer=layer, chunk=chunk
             )
@@ -261,7 +247,7 @@ class DecoderLowering(StepLowering):
                 operands.append(builder.again("expert_projections", f"experts.{layer}.{chunk}"))
             label = Label(kind="block_recompute", layer=layer, chunk=chunk, round=round_,
                           level=level)  # fmt: skip
-            call = self.calls.block(kernel, chunk, layer, base=self._base(layer))
+            call = self.calls.block(kernel, chunk, layer)
             builder.add_recompute(group, f"{group}.recompute.{level}", call, operands, label)
 
     def _d_context(self, chunk: int) -> TaskOperand:
@@ -274,7 +260,7 @@ class DecoderLowering(StepLowering):
     def _embed_backward(self, round_: int) -> None:
         builder = self.builder
         gradient = gradient_attribute(self.recipe, self.spec.dtype)
-        call = self.calls.other("embed_backward", self.calls.work().embed_backward(), **gradient)
+        call = self.calls.other("embed_backward", self.calls.work().embed_backward(), gradient)
         for chunk in self._chunks_reversed():
             operands = [
                 builder.read("tokens", f"tokens.{chunk}"),

@@ -1,21 +1,20 @@
 """The kernel calls of a decoder's tasks: attributes and costs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from twinstream.models.adapters.adapter_layout import (
     lora_of_layer,
 )
-from twinstream.models.adapters.quantized_base import BaseFormat
-from twinstream.models.kernel_costs.attributes import AUX_LOSS, expert_attributes
+from twinstream.models.kernel_costs.attributes import expert_attributes
 from twinstream.models.kernel_costs.triton_work import TritonChunkWork
 from twinstream.models.kernel_costs.work import ChunkWork
 from twinstream.models.layout import EXPERTS
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.declarations import DecoderShapes
 from twinstream.models.lowering.optimizer_tasks import gradient_attribute
-from twinstream.models.options import ROPE_SCALING
+from twinstream.models.options import ROPE_SCALING, Experts
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cost import Work
@@ -41,9 +40,8 @@ class KernelCalls:
         return (chunk % self.workload.chunks_per_sequence) * self.workload.chunk_tokens
 
     def block(
-        self, kernel: str, chunk: int, layer: int, *, frozen: frozenset[str] = frozenset(),
-        base: BaseFormat = "model",
-    ) -> str:  # fmt: skip
+        self, kernel: str, chunk: int, layer: int, *, frozen: frozenset[str] = frozenset()
+    ) -> str:
         """Of a block; chunks that begin alike share it, and layers that are built alike.
 
         Args:
@@ -53,7 +51,10 @@ class KernelCalls:
         is_frozen = str(layer) in frozen
         experts_frozen = f"{layer}{EXPERTS}" in frozen
         call_id = f"{kernel}@{start}" + (".frozen" if is_frozen else "")
+        base, experts_base = (self.recipe.base_of(g) for g in (str(layer), f"{layer}{EXPERTS}"))
+        experts_base = experts_base if spec.experts else "model"
         call_id += "" if base == "model" else f".{base}"
+        call_id += "" if experts_base == "model" else f".experts_{experts_base}"
         call_id += ".frozen_experts" if experts_frozen and not is_frozen else ""
         call_id += ".trained_experts" if spec.experts and is_frozen and not experts_frozen else ""
         call_id += ".dense" if spec is not self.spec else ""
@@ -88,11 +89,8 @@ class KernelCalls:
         if spec.qk_norm_rows:
             attributes["qk_norm_rows"] = True
         if spec.experts is not None:
-            attributes |= expert_attributes(spec.experts)
-            if rows := DecoderShapes(self.spec, self.workload, self.recipe).balance_rows:
-                attributes["balance_rows"] = rows
-            else:
-                attributes.pop(AUX_LOSS, None)
+            rows = DecoderShapes(self.spec, self.workload, self.recipe).balance_rows
+            attributes |= self.experts_attributes(spec.experts, rows)
         if spec.rope_scaling is not None:
             attributes |= {f"{ROPE_SCALING}{n}": v for n, v in spec.rope_scaling}
         if self.workload.packing is not None:
@@ -104,21 +102,32 @@ class KernelCalls:
         if (lora := lora_of_layer(self.spec, self.recipe.lora, layer)) is not None:
             attributes |= lora.attributes
         cost = costs[kernel]()
-        if base != "model":
-            attributes["base"] = base
-            cost = (*cost, *work.dequantized(kernel, base))
+        for name, kept in (("base", base), ("experts_base", experts_base)):
+            if kept != "model":
+                attributes[name] = kept
+        cost = (*cost, *work.dequantized(kernel, base, experts_base))
         return self.builder.call(call_id, self._key(kernel), attributes, cost)
 
-    def other(self, kernel: str, cost: tuple, **extra: Attribute) -> str:  # type: ignore[type-arg]
-        """Of embedding or head, by the kernel's name."""
+    def experts_attributes(self, experts: Experts, balance_rows: int) -> dict[str, Attribute]:
+        """What a call is told of experts; of the load-balancing loss of a round, which is over so
+        many rows, what it counts in the step's."""
+        share = experts.aux_loss / self.workload.rounds_per_step if balance_rows else 0.0
+        told = expert_attributes(experts.model_copy(update={"aux_loss": share}))
+        return told | ({"balance_rows": balance_rows} if balance_rows else {})
+
+    def other(
+        self, kernel: str, cost: tuple[Work, ...], told: Mapping[str, Attribute] | None = None,
+        suffix: str = "",
+    ) -> str:  # fmt: skip
+        """Of embedding or head, by the kernel's name and what makes it another call."""
         attributes: dict[str, Attribute] = {
             "d_model": self.spec.d_model,
             "vocab_size": self.spec.vocab_size,
             "dtype": self.spec.dtype,
             "num_tokens": self.workload.chunk_tokens,
-            **extra,
+            **(told or {}),
         }
-        return self.builder.call(kernel, self._key(kernel), attributes, cost)
+        return self.builder.call(kernel + suffix, self._key(kernel), attributes, cost)
 
     def _key(self, kernel: str) -> str:
         return f"{kernel}/{self.recipe.implementations.vector}"

@@ -10,7 +10,7 @@ from twinstream.schedule.numbers import Count, PositiveCount
 from twinstream.schedule.ops import Reduction
 
 Pipeline = Literal["gpipe", "1f1b", "interleaved", "ring", "zero_bubble"]
-Recompute = Literal["auto", "none", "selective", "mlp", "attention", "full"]
+Recompute = Literal["auto", "none", "selective", "mlp", "experts", "attention", "full"]
 
 
 class LayoutError(TwinstreamError):

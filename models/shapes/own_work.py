@@ -18,6 +18,12 @@ from twinstream.models.trained import trained_groups
 from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import Workload
 
+_LEVELS = {
+    "full": SavedLevel.INPUT,
+    "attention": SavedLevel.ATTENTION,
+    "experts": SavedLevel.EXPERTS,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class OwnWork(ShapeWork):
@@ -52,22 +58,25 @@ class OwnWork(ShapeWork):
         """What backward repeats of a block by level, that of the block's input last."""
         chunk = self._chunk
         anew = self._anew("block_recompute_input")
+        experts: dict[Recompute, tuple[Work, ...]] = {}
+        if self.shape.experts is not None:
+            again = self._anew("block_recompute_experts")
+            experts = {"experts": (*chunk.recompute_experts(), *again)}
         return {
+            **experts,
             "attention": (*chunk.recompute_attention(), *anew),
             "full": (*chunk.recompute_input(), *anew),
         }
 
     def _anew(self, kernel: str) -> tuple[Work, ...]:
         """What makes matrices of a base in few bits anew."""
-        base = self.recipe.base_of("0")
-        return () if base == "model" else self._chunk.dequantized(kernel, base)
+        base, experts = (self.recipe.base_of(group) for group in ("0", f"0{EXPERTS}"))
+        return self._chunk.dequantized(kernel, base, experts)
 
     def block_saved_bytes(self, recompute: Recompute) -> int:
         """Of the block's input, K and V, and of all that no recompute has to make again."""
-        level = {"full": SavedLevel.INPUT, "attention": SavedLevel.ATTENTION}
-        return self.tokens * saved_bytes_per_token(
-            self.shape, level.get(recompute, SavedLevel.FULL)
-        )
+        level = _LEVELS.get(recompute, SavedLevel.FULL)
+        return self.tokens * saved_bytes_per_token(self.shape, level)
 
     def head(self) -> PartWork:
         """Final norm, logits in row slices, their loss and gradients, in one task."""

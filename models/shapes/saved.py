@@ -15,7 +15,7 @@ from twinstream.models.shapes.rank_sizes import RankSizes
 _FLOAT32_BYTES = 4
 _MASK_BYTES = 1
 
-Recompute = Literal["auto", "none", "selective", "mlp", "attention", "full"]
+Recompute = Literal["auto", "none", "selective", "mlp", "experts", "attention", "full"]
 LayerPart = Literal["attention", "mlp"]
 
 

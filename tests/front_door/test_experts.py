@@ -35,13 +35,23 @@ def test_layers_that_differ_are_planned_for_machines_alone(tmp_path: Path) -> No
     assert told.code == 0, told.err
 
 
+def test_recompute_of_experts_alone_is_asked_for_by_its_word(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    assert call(*PLAN, *STEP, "--recompute", "experts", "-o", plan).code == 0
+    labels = [op.get("label") or {} for op in json.loads(plan.read_text())["ops"]]
+    levels = {label["level"] for label in labels if label.get("kind") == "block_recompute"}
+    assert levels == {"EXPERTS"}
+    told = error_of(*PLAN, "--dtype", "bfloat16", "--policy", "ml_dataflow")
+    assert "and experts" in told
+
+
 def test_simulate_takes_the_loads_of_experts(tmp_path: Path) -> None:
     plan, load = tmp_path / "plan.json", tmp_path / "load.json"
     assert call(*PLAN, *STEP, "--dtype", "bfloat16", "-o", plan).code == 0
     load.write_text("[900, 20, 20, 20, 20, 20, 20, 20]")
     told = [call("simulate", plan, *more, "--json") for more in ((), ("--load", load))]
     even, skewed = (json.loads(one.out)["tokens_per_s"] for one in told)
-    assert even != skewed
+    assert skewed < even  # tokens/s: seven experts waste most of a tile each
     load.write_text("[1, 2]")
     assert "has 8 experts" in error_of("simulate", plan, "--load", load)
     assert "cannot be read" in error_of("simulate", plan, "--load", tmp_path / "none.json")

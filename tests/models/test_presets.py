@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 import twinstream.models.presets
 from tests.models.active_parameters import active_parameters
@@ -18,6 +19,8 @@ from twinstream.models.presets import (
     preset_names,
     preset_source,
 )
+from twinstream.models.spec import ModelSpec
+from twinstream.models.to_hf_config import to_hf_config
 
 # In billions, as printed: model cards, arXiv:2005.14165, 2104.04473 (table 1), 2205.05198 (table 3)
 PUBLISHED = {
@@ -55,6 +58,14 @@ QWEN3_MOE = {
     "norm_topk_prob": True, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
     "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
     "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+
+GLM4_MOE = {
+    "architectures": ["Glm4MoeForCausalLM"], "head_dim": 128, "hidden_size": 512,
+    "intermediate_size": 1024, "model_type": "glm4_moe", "moe_intermediate_size": 128,
+    "n_routed_experts": 8, "num_attention_heads": 4, "num_experts_per_tok": 2,
+    "num_hidden_layers": 4, "num_key_value_heads": 2, "torch_dtype": "bfloat16",
+    "vocab_size": 1000,
 }  # fmt: skip
 
 
@@ -145,7 +156,12 @@ def test_layers_without_experts(tmp_path, keys, dense) -> None:
         (MIXTRAL | {"sliding_window": 4096}, "sliding_window = 4096"),
         (MIXTRAL | {"hidden_act": "gelu"}, "only silu is"),
         (MIXTRAL | {"router_jitter_noise": 0.1}, "routers have no noise here"),
-        (META_LLAMA_3_8B | {"num_experts": 8}, "a llama has no experts"),
+        (META_LLAMA_3_8B | {"num_experts": 8}, "there are no experts in llama"),
+        (META_LLAMA_3_8B | {"use_qk_norm": True}, "it is no key of llama"),
+        (MIXTRAL | {"first_k_dense_replace": 1}, "it is no key of mixtral"),
+        (QWEN3_MOE | {"shared_expert_intermediate_size": 8}, "it is no key of qwen3_moe"),
+        (GLM4_MOE, "partial_rotary_factor = 'absent, which means 0.5'"),
+        (GLM4_MOE | {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         (QWEN3_MOE | {"attention_bias": True}, "attention_bias = True"),
         (
             QWEN3_MOE | {"use_sliding_window": True, "sliding_window": 4096},
@@ -173,6 +189,53 @@ def test_what_a_model_does_not_have_is_refused(tmp_path, config, told) -> None:
 def test_a_broken_config_says_what_is_wrong(tmp_path, config, told) -> None:
     with pytest.raises(HfConfigError, match=told):
         load_model(folder(tmp_path, config, "other"))
+
+
+def test_what_glm4_moe_means_by_saying_nothing(tmp_path) -> None:
+    spec = load_model(folder(tmp_path, GLM4_MOE | {"partial_rotary_factor": 1.0}, "glm"))
+    experts = spec.experts
+    assert (experts.shared_d_ff, experts.dense_layers, experts.normalized) == (128, (0,), True)
+
+
+def test_a_shared_expert_of_qwen2_moe_has_to_be_told(tmp_path) -> None:
+    config = QWEN3_MOE | {"model_type": "qwen2_moe"}
+    with pytest.raises(HfConfigError, match="'shared_expert_intermediate_size' is missing"):
+        load_model(folder(tmp_path, config, "other"))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "told"),
+    [
+        ("mixtral-8x7b", {"dense_layers": (1,)}, "a mixtral has not"),
+        ("mixtral-8x7b", {"normalized": False}, "a mixtral has not"),
+        ("mixtral-8x7b", {"scale": 2.0}, "a mixtral has not"),
+        ("qwen3-30b-a3b", {"shared_d_ff": 768}, "a qwen3_moe has not"),
+        ("mixtral-8x7b", {"shared_d_ff": 768}, "a qwen2_moe has not"),
+        ("mixtral-8x7b", {"scores": "sigmoid", "correction_bias": False}, "a glm4_moe has not"),
+    ],
+)
+def test_a_config_that_would_drop_something_is_refused(name, changes, told) -> None:
+    spec = load_preset(name)
+    experts = spec.experts.model_copy(update=changes)
+    with pytest.raises(HfConfigError, match=told):
+        to_hf_config(spec.model_copy(update={"experts": experts}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"shared_gate": True}, "shared_d_ff is 0"),
+        ({"dense_layers": (1, 1)}, "each once and ascending"),
+        ({"dense_layers": (48,)}, "layer 48 is to be dense, of 48 layers"),
+        ({"num_groups": 3}, "cannot be chosen 8 a token from 1 of 3"),
+        ({"per_token": 129}, "129 of 128 experts"),
+    ],
+)
+def test_experts_that_make_no_sense_are_refused(changes, told) -> None:
+    spec = load_preset("qwen3-30b-a3b")
+    fields = spec.model_dump() | {"experts": spec.experts.model_dump() | changes}
+    with pytest.raises(ValidationError, match=told):
+        ModelSpec.model_validate(fields)
 
 
 def test_an_unknown_name_says_the_nearest() -> None:

@@ -20,7 +20,7 @@ from twinstream.models.update_rules import rule_text
 from twinstream.planner.kernel_choice import attention_for, usual_kernels
 from twinstream.schedule.document import Schedule
 
-_OWN_RECOMPUTE = ("auto", "none", "attention", "full")
+_OWN_RECOMPUTE = ("auto", "none", "experts", "attention", "full")
 
 
 def layout_refusal(layout: Layout) -> str | None:
@@ -60,7 +60,10 @@ def run_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
 
 def _model_refusal(model: AnyModel, layout: Layout) -> str | None:
     if isinstance(model, ModelSpec):
-        return executor_refusal(model)
+        balances = model.experts is not None and model.experts.aux_loss and layout.num_gpus > 1
+        told = "a load-balancing loss on several GPUs (leave it out with --aux-loss 0)"
+        reasons = [executor_refusal(model), told if balances else None]
+        return "; ".join(reason for reason in reasons if reason) or None
     return None if layout.num_gpus == 1 else "a traced module (it is run on one device)"
 
 
@@ -81,10 +84,13 @@ def with_kernels(job: Job, machine: Machine) -> Job:
     named = job.recipe.kernels
     is_megatron = named is not None and named.vector == "megatron"
     why_not = run_refusal(job.shape, job.recipe, job.layout)
-    if job.layout.recompute == "attention" and why_not is not None:
+    if job.layout.recompute in ("attention", "experts") and why_not is not None:
         raise LayoutError(
-            f"recompute 'attention' is of twinstream's own kernels, and not for this: {why_not}"
+            f"recompute '{job.layout.recompute}' is of twinstream's own kernels, and not for this: "
+            f"{why_not}"
         )
+    if job.layout.recompute == "experts" and experts is None:
+        raise LayoutError(f"recompute 'experts' is of models with experts, not of {job.shape.name}")
     if is_megatron:
         return job
     if why_not is None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from twinstream.models.kernel_costs.scratch_sizes import GROUPED_TILE_ROWS
-from twinstream.schedule.cost import Work
+from twinstream.schedule.cost import GROUPED_TILE_ROWS, Work
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import read_text, reason_of

@@ -31,7 +31,7 @@ _MEMORY_NAMES = {RESERVE: "context, libraries", ARENA: "rest of the arena"}
 _MEMORY_COLOURS = ROLE_COLOURS | {ARENA: "#C9CDD3"}
 MEAN = "mean of ranks"
 _Look = tuple[str, str, dict[str, object]]  # a key, its name, its marker
-LEVEL_COLOURS = {"INPUT": "#D55E00", "ATTENTION": "#E69F00"}
+LEVEL_COLOURS = {"INPUT": "#D55E00", "ATTENTION": "#E69F00", "EXPERTS": "#F0E442"}
 
 
 def idle_figure(views: Sequence[View]) -> go.Figure:

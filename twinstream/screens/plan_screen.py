@@ -13,6 +13,7 @@ from twinstream.measures.policies_compared import PolicyOutcome
 from twinstream.measures.residence import STATE, Residence, RoleResidence
 from twinstream.measures.uncertainty import Uncertainty, prediction_notes, uncertainty_of
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
+from twinstream.models.layout import EXPERTS, ROUTER_BIAS, layer_of
 from twinstream.models.model import is_traced_ref, model_of
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.document import Caps, Schedule
@@ -141,12 +142,21 @@ def trained_text(recipe: Mapping[str, object]) -> str:
             kept = f" in {recipe['base']}" if "base" in recipe else ""
             return f"adapters of rank {rank}, alpha {alpha:g}, on {names}; the base is frozen{kept}"
         case {"frozen": [*groups]} if groups:
-            layers = sorted((str(g) for g in groups if str(g).isdigit()), key=int)
-            named = [str(group) for group in groups if not str(group).isdigit()]
-            few = f"layers {', '.join(layers)}"
-            parts = [few if len(layers) <= _FEW_LAYERS else f"{len(layers)} layers"][: len(layers)]
+            told = [str(group) for group in groups if not str(group).endswith(ROUTER_BIAS)]
+            layers = [group for group in told if group.isdigit()]
+            of_experts = [group.removesuffix(EXPERTS) for group in told if group.endswith(EXPERTS)]
+            of_experts = [number for number in of_experts if number not in layers]
+            named = [group for group in told if layer_of(group) is None]
+            parts = [_layers_text(layers), f"the experts of {_layers_text(of_experts)}"]
+            parts = [part for part, some in zip(parts, (layers, of_experts), strict=True) if some]
             return f"all but {' and '.join([*parts, *named])}, which are frozen"
     return ""
+
+
+def _layers_text(numbers: list[str]) -> str:
+    if len(numbers) > _FEW_LAYERS:
+        return f"{len(numbers)} layers"
+    return f"layers {', '.join(sorted(numbers, key=int))}"
 
 
 def _waits(explanation: Explanation) -> str:

@@ -56,6 +56,7 @@ class BlockCall:
     balance_rows: int = 0
     lora: Lora | None = None
     base: BaseFormat = "model"
+    experts_base: BaseFormat = "model"
 
     @classmethod
     def from_attributes(cls, attributes: Attributes) -> "BlockCall":
@@ -80,6 +81,7 @@ class BlockCall:
             balance_rows=_balance_rows(attributes),
             lora=lora_of_attributes(attributes),
             base=base_format(attributes),
+            experts_base=base_format(attributes, "experts_base"),
         )
 
     @property
@@ -104,7 +106,12 @@ class BlockCall:
     def experts_layout(self) -> FlatLayout | None:
         if self.spec.experts is None:
             return None
-        return quantized_layout(experts_layout(self.spec), self.base)
+        return quantized_layout(experts_layout(self.spec), self.experts_base)
+
+    @property
+    def few_bits(self) -> BaseFormat:
+        """How matrices lie that are made anew, of the block or of its experts; `model`: none."""
+        return self.experts_base if self.base == "model" else self.base
 
     @property
     def dense_width(self) -> int:

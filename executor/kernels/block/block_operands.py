@@ -74,9 +74,11 @@ class BlockOperands:
             spec.rope_scaling,
         )  # fmt: skip
         adapters = Adapters.of(operands, call, calls)
-        room, table = None, levels(call.base, workspace.device)
-        if call.base != "model":
-            layouts = [call.layout, *([call.experts_layout] if call.experts_layout else [])]
+        room, table = None, levels(call.few_bits, workspace.device)
+        if call.few_bits != "model":
+            layouts = [call.layout] if call.base != "model" else []
+            if call.experts_layout and call.experts_base != "model":
+                layouts.append(call.experts_layout)
             largest = max(prod(i.shape) for each in layouts for i in each.tensors)
             room = workspace.take((largest,), call.dtype)
         return cls(
@@ -86,18 +88,19 @@ class BlockOperands:
     def matrix(self, name: str, rows: slice = slice(None)) -> torch.Tensor:
         """[rows, in] of a projection; of a base in few bits made anew by a call that comes before
         those that multiply with it, in a room that the next one takes. Of experts [E, out, in]."""
-        if self.room is None:
-            return self.weights[name][rows]
-        layout, flat = self.call.layout, self.operands["parameters"]
+        layout, flat, base = self.call.layout, self.operands["parameters"], self.call.base
         if name.startswith("experts") and self.call.experts_layout is not None:
             layout, flat = self.call.experts_layout, self.operands["experts"]
-        inner, block = layout.tensor(name), BLOCK_ELEMENTS[self.call.base]
+            base = self.call.experts_base
+        if self.room is None or base == "model":
+            return self.weights[name][rows]
+        inner, block = layout.tensor(name), BLOCK_ELEMENTS[base]
         all_scales = layout.tensor(f"{name}{SCALES}")
         height, width = inner.shape[0], prod(inner.shape[1:])
         start, stop, _ = rows.indices(height)
         codes = flat.view(torch.uint8, (inner.size_bytes,), inner.offset_bytes)
         scales = flat.view(torch.float32, all_scales.shape, all_scales.offset_bytes)
-        ends = [row * width * CODE_BITS[self.call.base] // 8 for row in (start, stop)]
+        ends = [row * width * CODE_BITS[base] // 8 for row in (start, stop)]
         made = self.room[: (stop - start) * width].view(stop - start, *inner.shape[1:])
         self.calls.add(
             self.vector.write_dequantized, codes[slice(*ends)],

@@ -12,7 +12,7 @@ import torch
 from twinstream.executor.kernels.block.adapters import AdapterGradients
 from twinstream.executor.kernels.block.block_operands import BlockOperands
 from twinstream.executor.kernels.block.experts_forward import RoutedRows, take_rows, write_low
-from twinstream.executor.kernels.experts.permutation import add_rows, gather_rows, weigh_rows
+from twinstream.executor.kernels.experts.permutation import gather_rows
 from twinstream.executor.kernels.experts.routing import logit_gradients
 from twinstream.executor.kernels.vector.gradients import gradient_views
 from twinstream.models.kernel_costs.attributes import Attributes
@@ -65,14 +65,17 @@ class ExpertsBackward:
                 calls.add(gather_rows, d_hidden_TD, to, x_SD)
                 self._input_gradient("experts_down", x_SD, d_product_SF)
                 calls.add(block.vector.write_swiglu, block.expert_gate_up, product_SF)
-                calls.add(weigh_rows, d_product_SF, product_SF, routes.weights, to, d_weights_TK)
+                calls.add(
+                    block.vector.weigh_rows, d_product_SF, product_SF, routes.weights, to.places,
+                    d_weights_TK,
+                )  # fmt: skip
                 self._add("experts_down", x_SD, product_SF)
             calls.add(block.vector.swiglu_backward, block.expert_gate_up, d_gate_up_S2F, None)
             if self._needs_input("experts_gate_up"):
                 calls.add(gather_rows, normed_TD, to, x_SD)
             self._add("experts_gate_up", d_gate_up_S2F, x_SD)
             self._input_gradient("experts_gate_up", d_gate_up_S2F, x_SD)
-            calls.add(add_rows, x_SD, None, to, None, d_normed_TD)
+            calls.add(block.vector.add_rows, x_SD, None, to.places, None, d_normed_TD)
         calls.add(
             logit_gradients, normed_TD, block.weights["router"], experts, routes, d_weights_TK,
             d_logits_TE, block.balance,

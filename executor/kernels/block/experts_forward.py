@@ -10,7 +10,6 @@ import torch
 from twinstream.executor.kernels.block.block_operands import BlockOperands
 from twinstream.executor.kernels.experts.permutation import (
     Permutation,
-    add_rows,
     gather_rows,
     write_permutation,
 )
@@ -78,7 +77,7 @@ def write_experts_output(
         y_SD = take_rows(block, block.call.spec.d_model)
         product(block, rows, "experts_down", product_SF, y_SD)
         weights = block.routes.weights
-        block.calls.add(add_rows, y_SD, weights, rows.to, residual_TD, out_TD)
+        block.calls.add(block.vector.add_rows, y_SD, weights, rows.to.places, residual_TD, out_TD)
 
 
 def product(

@@ -1,4 +1,4 @@
-"""Rows in the order of the experts that they go to, and back. Nothing is added atomically.
+"""Rows in the order of the experts that they go to, and the weight of a gated shared expert.
 
 Legend: T tokens, K experts for each, S = T K rows, E experts, D width.
 """
@@ -41,46 +41,11 @@ def gather_rows(x_TD: torch.Tensor, to: Permutation, out_SD: torch.Tensor) -> No
     torch.index_select(x_TD, 0, to.tokens, out=out_SD)
 
 
-def add_rows(
-    x_SD: torch.Tensor, weights: torch.Tensor | None, to: Permutation,
-    residual_TD: torch.Tensor | None, out_TD: torch.Tensor,
-) -> None:  # fmt: skip
-    """out = residual + each token's rows, weighted, in the order of its experts; rounded once."""
-    per_token = x_SD.shape[0] // out_TD.shape[0]
-    places_TK = to.places.view(-1, per_token)
-    for rows in row_blocks(out_TD.shape[0], per_token * out_TD.shape[1]):
-        each_RKD = x_SD[places_TK[rows]].float()
-        if weights is not None:
-            each_RKD.mul_(weights[rows][:, :, None])
-        total = each_RKD.sum(1)
-        out_TD[rows].copy_(total if residual_TD is None else total.add_(residual_TD[rows]))
-
-
-def weigh_rows(
-    d_SF: torch.Tensor, product_SF: torch.Tensor, weights: torch.Tensor, to: Permutation,
-    d_weights_TK: torch.Tensor,
-) -> None:  # fmt: skip
-    """The weights' gradients from that of a product which is not weighted yet; then weigh both.
-
-    What an expert makes of a product is linear in it, so that the gradient of an output's weight is
-    the product times its gradient before the weight.
-    """
-    weights_S = torch.empty_like(to.tokens, dtype=torch.float32)
-    weights_S.scatter_(0, to.places, weights.reshape(-1))
-    d_weights_S = torch.empty_like(weights_S)
-    for rows in row_blocks(*d_SF.shape):
-        weights_R1 = weights_S[rows, None]
-        d, product = d_SF[rows].float(), product_SF[rows].float()
-        torch.sum(d * product, 1, out=d_weights_S[rows])
-        d_SF[rows].copy_(d.mul_(weights_R1))
-        product_SF[rows].copy_(product.mul_(weights_R1))
-    torch.index_select(d_weights_S, 0, to.places, out=d_weights_TK.view(-1))
-
-
 def weigh_by_gate(
     d_TF: torch.Tensor, product_TF: torch.Tensor, gate_T1: torch.Tensor, d_logit_T1: torch.Tensor
 ) -> None:
-    """The same of a product that all tokens have, weighted by the sigmoid of a gate's logit."""
+    """The gradient of the logit of a gate, whose sigmoid weighs a product of all tokens; then weigh
+    the product and its gradient, which are not weighted yet."""
     for rows in row_blocks(*d_TF.shape):
         gate_R1, d, product = gate_T1[rows], d_TF[rows].float(), product_TF[rows].float()
         d_gate_R1 = (d * product).sum(1, keepdim=True)

@@ -11,6 +11,7 @@ import torch
 
 from twinstream.executor.kernels.operand import KernelOperand
 from twinstream.executor.kernels.vector.row_blocks import row_blocks
+from twinstream.models.kernel_costs.scratch_sizes import router_block_width
 from twinstream.models.options import Experts
 
 _TINY = 1e-20  # added to the sum that sigmoid scores are divided by, as transformers does
@@ -30,7 +31,7 @@ class BalanceLoss:
 
     `counts` are rows that went to each expert and `scores` sums of their scores, over all layers
     and chunks of a round; a router's scores count as its softmax, whatever it chooses by. `rows` is
-    how many there are of them all.
+    how many there are of them all; `coefficient` what the loss of a round counts in the step's.
     """
 
     counts: torch.Tensor  # float32, whole numbers
@@ -55,7 +56,7 @@ def choose(
     routes: Routes, balance: BalanceLoss | None = None,
 ) -> None:  # fmt: skip
     """Write the choice for normed rows, and add what it is to the sums of a balance loss."""
-    for rows in row_blocks(x_TD.shape[0], max(x_TD.shape[1], router_ED.shape[0])):
+    for rows in row_blocks(x_TD.shape[0], router_block_width(x_TD.shape[1], experts)):
         logits = _logits(x_TD[rows], router_ED, experts)
         scores = _scores(logits, experts)
         chosen = _best(scores if bias_E is None else scores + bias_E, experts)
@@ -76,7 +77,7 @@ def logit_gradients(  # noqa: PLR0913 - what a choice was made of, and where gra
     d_weights_TK: torch.Tensor, out_TE: torch.Tensor, balance: BalanceLoss | None = None,
 ) -> None:  # fmt: skip
     """Write the gradients of a router's logits from those of the weights that it chose."""
-    for rows in row_blocks(x_TD.shape[0], max(x_TD.shape[1], router_ED.shape[0])):
+    for rows in row_blocks(x_TD.shape[0], router_block_width(x_TD.shape[1], experts)):
         logits = _logits(x_TD[rows], router_ED, experts)
         scores = _scores(logits, experts)
         chosen = routes.chosen[rows].to(torch.int64)
@@ -98,9 +99,9 @@ def logit_gradients(  # noqa: PLR0913 - what a choice was made of, and where gra
         out_TE[rows].copy_(d_logits)
 
 
-def add_balance_loss(balance: BalanceLoss, share: float, loss: torch.Tensor) -> None:
-    """Add a round's load-balancing loss, which is `share` of the step's, to a loss of [1]."""
-    loss.add_(torch.dot(balance.counts, balance.scores) * (balance.factor * share))
+def add_balance_loss(balance: BalanceLoss, loss: torch.Tensor) -> None:
+    """Add a round's load-balancing loss to a loss of [1]."""
+    loss.add_(torch.dot(balance.counts, balance.scores) * balance.factor)
 
 
 def _logits(x_RD: torch.Tensor, router_ED: torch.Tensor, experts: Experts) -> torch.Tensor:

@@ -5,7 +5,7 @@ from twinstream.executor.kernels.triton_kernels import (
     base_codes,
     column_sums,
     cross_entropy,
-    grouped_matmul,
+    experts,
     ordered_sums,
     query_key,
     rms_norm,
@@ -31,8 +31,10 @@ class TritonVector:
     sum_values = staticmethod(ordered_sums.sum_values)
     root_of_sum = staticmethod(ordered_sums.root_of_sum)
     write_dequantized = staticmethod(base_codes.write_dequantized)
-    add_grouped_gradient = staticmethod(grouped_matmul.add_grouped_gradient)
-    grouped_matmul = staticmethod(grouped_matmul.grouped_matmul)
+    grouped_matmul = staticmethod(experts.grouped_matmul)
+    add_grouped_gradient = staticmethod(experts.add_grouped_gradient)
+    add_rows = staticmethod(experts.add_rows)
+    weigh_rows = staticmethod(experts.weigh_rows)
     adamw = staticmethod(adamw.adamw)
     cross_entropy = staticmethod(cross_entropy.cross_entropy)
     add_token_gradients = staticmethod(token_gradients.add_token_gradients)

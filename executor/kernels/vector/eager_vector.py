@@ -4,8 +4,8 @@ from twinstream.executor.kernels import base_codes
 from twinstream.executor.kernels.vector import (
     adamw,
     cross_entropy,
+    experts,
     gradients,
-    grouped_matmul,
     ordered_sums,
     query_key,
     rms_norm,
@@ -33,6 +33,8 @@ class EagerVector:
     sum_values = staticmethod(ordered_sums.sum_values)
     root_of_sum = staticmethod(ordered_sums.root_of_sum)
     write_dequantized = staticmethod(base_codes.write_dequantized)
-    add_grouped_gradient = staticmethod(grouped_matmul.add_grouped_gradient)
-    grouped_matmul = staticmethod(grouped_matmul.grouped_matmul)
+    grouped_matmul = staticmethod(experts.grouped_matmul)
+    add_grouped_gradient = staticmethod(experts.add_grouped_gradient)
+    add_rows = staticmethod(experts.add_rows)
+    weigh_rows = staticmethod(experts.weigh_rows)
     adamw = staticmethod(adamw.update_adamw)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-BLOCK_ELEMENTS = 2**19
+from twinstream.models.kernel_costs.scratch_sizes import BLOCK_ELEMENTS
 
 
 def row_blocks(num_rows: int, width: int) -> Iterator[slice]:

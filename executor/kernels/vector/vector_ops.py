@@ -223,6 +223,25 @@ class VectorOps(Protocol):
         """gradient (+)= d^T x of each expert's rows; exact zeros of one without any."""
         ...
 
+    def add_rows(
+        self, x_SO: torch.Tensor, weights_TK: torch.Tensor | None, places_S: torch.Tensor,
+        residual_TO: torch.Tensor | None, out_TO: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """out = residual + a token's rows, weighted, in the order of its experts; rounded once."""
+        ...
+
+    def weigh_rows(
+        self, d_SI: torch.Tensor, product_SI: torch.Tensor, weights_TK: torch.Tensor,
+        places_S: torch.Tensor, d_weights_TK: torch.Tensor,
+    ) -> None:  # fmt: skip
+        """The gradients of weights from a product and its gradient, both not weighted yet; then
+        weigh both.
+
+        What an expert makes of a product is linear in it, so that the gradient of an output's
+        weight is the product times its gradient before the weight.
+        """
+        ...
+
     def sum_squares(self, x_N: torch.Tensor, out: torch.Tensor, workspace: Workspace) -> None:
         """out, [1] float32, is the sum of squares, in an order that follows from N alone."""
         ...

@@ -6,9 +6,7 @@ import torch
 
 from twinstream.executor.kernels.experts.permutation import (
     Permutation,
-    add_rows,
     gather_rows,
-    weigh_rows,
     write_permutation,
 )
 from twinstream.executor.kernels.experts.routing import Routes, choose, logit_gradients
@@ -144,14 +142,19 @@ class _Case:
         t, d, rows = self.tokens, spec.d_model, 2 * self.tokens
         work = ExpertWork(spec, Recipe(), t)
         x, router = self.random(t, d), self.random(experts.count, d)
+        few, of_few = x[:, :8].contiguous(), router[:, :8].contiguous()
         routes = Routes(torch.empty(t, 2, dtype=torch.int32), torch.empty(t, 2))
         to = Permutation.take(self.workspace, rows, experts.count)
         choose(x, router, None, experts, routes)
         write_permutation(routes.chosen, to)
-        _, scores = work.choice()
+        scores = next(
+            one
+            for one in work.backward(frozen=True, frozen_experts=True)[1:]
+            if one.unit == "router"
+        )
         logits = torch.empty(t, experts.count, dtype=self.dtype)
-        yield _sample(scores, lambda: logit_gradients(
-            x, router, experts, routes, routes.weights, logits))  # fmt: skip
+        yield _sample(scores, lambda: logit_gradients(  # whose product is of few columns here
+            few, of_few, experts, routes, routes.weights, logits))  # fmt: skip
         order, gather, gate_up, *_ = work.projections()
         yield _sample(order, lambda: write_permutation(routes.chosen, to))
         x_SD, y_SF = self.random(rows, d), self.random(rows, 2 * d)
@@ -167,11 +170,13 @@ class _Case:
         narrow, out = y_SF[:, :d].contiguous(), self.random(t, d)
         wide = self.random(experts.count, d, d)
         yield _sample(down, lambda: _EAGER.grouped_matmul(narrow, wide, to.ends, x_SD))
-        yield _sample(combine, lambda: add_rows(x_SD, routes.weights, to, x, out))
+        yield _sample(combine, lambda: _EAGER.add_rows(x_SD, routes.weights, to.places, x, out))
         weigh = next(one for one in work.backward(frozen=True, frozen_experts=True)
                      if one.unit == "weigh")  # fmt: skip
         d_weights = torch.empty(t, 2)
-        yield _sample(weigh, lambda: weigh_rows(narrow, x_SD, routes.weights, to, d_weights))
+        yield _sample(
+            weigh, lambda: _EAGER.weigh_rows(narrow, x_SD, routes.weights, to.places, d_weights)
+        )
 
     def elementwise(self) -> Iterator[TaskSample]:
         """Single operations of torch, as modules of other people are made of them."""

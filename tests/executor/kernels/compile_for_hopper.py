@@ -37,7 +37,7 @@ from twinstream.executor.kernels.vector.vector_ops import (
 
 MODULES = (
     "rms_norm column_sums query_key swiglu cross_entropy token_gradients ordered_sums adamw "
-    "base_codes grouped_matmul"
+    "base_codes experts"
 )
 T, D, H, K, E, F, V = 8192, 4096, 32, 8, 128, 14336, 128256
 TYPES = {
@@ -134,6 +134,10 @@ def launch_all(ops) -> None:
         ops.grouped_matmul(narrow, matrices, ends, out)
         ops.grouped_matmul(narrow, matrices, ends, out, accumulate=True)
     ops.add_grouped_gradient(meta(experts, D, width), out, narrow, ends, "update")
+    places, weights = meta(rows, dtype=torch.int64), meta(T, 8, dtype=f32)
+    ops.add_rows(out, weights, places, x, x)
+    ops.add_rows(out, None, places, None, x)
+    ops.weigh_rows(narrow, narrow, weights, places, weights)
     for scale_of, levels in ((256, None), (64, meta(16, dtype=f32))):
         codes = meta(D * F // (1 if levels is None else 2), dtype=torch.uint8)
         scales = meta(D * F // scale_of, dtype=f32)

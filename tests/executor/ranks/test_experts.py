@@ -7,6 +7,7 @@ import pytest
 from tests.executor.ranks.trained import Case, assert_as_reference, train_ranks
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.models.adapters.lora import lora_of
+from twinstream.models.options import Experts
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 
@@ -28,4 +29,14 @@ def two() -> Iterator[RankProcesses]:
 )  # fmt: skip
 def test_experts_have_the_bits_of_one_process(two, layout, recipe):
     case = Case(layout, recipe, preset="tiny-experts")
+    assert_as_reference(case, train_ranks(case, two))
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_biases_of_routers_are_whole_beside_shards(two, zero):
+    biased = Experts(
+        count=8, per_token=2, d_ff=64, shared_d_ff=32, scores="sigmoid", correction_bias=True,
+        dense_layers=(0,),
+    )  # fmt: skip
+    case = Case(Layout(dp=2, zero=zero), experts=biased)
     assert_as_reference(case, train_ranks(case, two))

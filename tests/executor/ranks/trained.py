@@ -16,6 +16,7 @@ from twinstream.executor.state.sharded_state import ShardedState
 from twinstream.executor.state.training_state import State, initial_state
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering.lower import lower
+from twinstream.models.options import Experts
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
@@ -40,10 +41,12 @@ class Case:
     caps: Caps | None = None
     preset: str = "tiny"
     dtype: str = "bfloat16"
+    experts: Experts | None = None
 
     @property
     def spec(self) -> ModelSpec:
-        return load_preset(self.preset).model_copy(update={"dtype": self.dtype})
+        spec = load_preset(self.preset).model_copy(update={"dtype": self.dtype})
+        return spec if self.experts is None else spec.model_copy(update={"experts": self.experts})
 
     def training(self, replica: int) -> Training:
         first = replica * WORKLOAD.chunks_per_round * WORKLOAD.rounds_per_step

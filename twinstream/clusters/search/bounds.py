@@ -29,7 +29,6 @@ from twinstream.models.shapes.own_work import OwnWork
 from twinstream.models.shapes.saved import head_peak_bytes, saved_bytes, stored_hidden_bytes
 
 _Key = tuple[object, ...]
-_OWN_LEVELS: tuple[Recompute, ...] = ("none", "attention", "full")
 
 
 class HasRoom(Protocol):
@@ -165,9 +164,9 @@ class BoundTables:
                 job = self._job.model_copy(update={"layout": layout})
                 work = with_kernels(job, self._pricing.machine).work
                 assert isinstance(work, OwnWork), "others have their recomputation fixed"
-                sizes = {level: work.block_saved_bytes(level) for level in _OWN_LEVELS}
+                most = work.block_saved_bytes("none")
                 each = [
-                    self._pricing.work(works) / (sizes["none"] - sizes[level])
+                    self._pricing.work(works) / (most - work.block_saved_bytes(level))
                     for level, works in work.recomputes().items()
                 ]
                 self._costs[key] = min(each) / each[-1]

@@ -97,10 +97,11 @@ def size_step(
         UnknownTarget: rule v1 has no target for this model.
         UnsuitableModel: it trains models in bf16 with an LM head of their own, and no others.
     """
-    if spec.dtype != "bfloat16" or spec.tied_embeddings or spec.qk_norm or spec.qkv_bias:
+    others = spec.tied_embeddings or spec.qk_norm or spec.qkv_bias or spec.experts is not None
+    if spec.dtype != "bfloat16" or others:
         raise UnsuitableModel(
             "policy 'ml_dataflow' knows models in bf16 with an LM head of their own, without "
-            f"QK-norm and biases; '{spec.name}' is not one: take another policy or model"
+            f"QK-norm, biases and experts; '{spec.name}' is not one: take another policy or model"
         )
     sizes = sizes_of_round(spec, seq_len, machine)
     device = _Device(spec, sizes, machine, device_bytes)

@@ -1,8 +1,8 @@
-"""Matmuls of the rows of every expert with that expert's matrix, in one launch each.
+"""What experts do with their rows, in one launch each: matmuls, weights and sums.
 
 How many rows an expert has is known on the device alone: as many programs are launched as there can
 be tiles at most, and each finds its expert from where the experts' rows end. Sums are float32, in
-an order that follows from the shapes, rounded once. Legend as in `vector.grouped_matmul`.
+an order that follows from the shapes, rounded once. Legend as in `vector.experts`.
 """
 
 import torch
@@ -11,10 +11,11 @@ import triton.language as tl
 
 from twinstream.executor.kernels.triton_kernels.launch import device_function, launch
 from twinstream.executor.kernels.triton_kernels.rounding import INTERPRETED, rounded
-from twinstream.models.kernel_costs.scratch_sizes import GROUPED_TILE_ROWS
+from twinstream.schedule.cost import GROUPED_TILE_ROWS
 from twinstream.schedule.ops import Mode
 
 _COLUMNS, _DEPTH = 128, 64
+_ROW_COLUMNS = 1024  # of a token's output, or of a row's product, that a program has at a time
 _GRADIENT_TILE, _GRADIENT_DEPTH = 128, 64
 
 
@@ -47,6 +48,32 @@ def add_grouped_gradient(
         x_SI.stride(0), *gradient_EOI.stride(), out_width, in_width,
         ACCUMULATE=mode == "update", TILE=_GRADIENT_TILE, DEPTH=_GRADIENT_DEPTH, num_warps=8,
         num_stages=3,
+    )  # fmt: skip
+
+
+def add_rows(
+    x_SO: torch.Tensor, weights_TK: torch.Tensor | None, places_S: torch.Tensor,
+    residual_TO: torch.Tensor | None, out_TO: torch.Tensor,
+) -> None:  # fmt: skip
+    num_tokens, width = out_TO.shape
+    launch(
+        _add_rows_kernel, (num_tokens, triton.cdiv(width, _ROW_COLUMNS)), x_SO,
+        places_S if weights_TK is None else weights_TK, places_S,
+        out_TO if residual_TO is None else residual_TO, out_TO, x_SO.stride(0),
+        0 if residual_TO is None else residual_TO.stride(0), out_TO.stride(0), width,
+        PER_TOKEN=x_SO.shape[0] // num_tokens, HAS_WEIGHTS=weights_TK is not None,
+        HAS_RESIDUAL=residual_TO is not None, COLUMNS=_ROW_COLUMNS, num_warps=4,
+    )  # fmt: skip
+
+
+def weigh_rows(
+    d_SI: torch.Tensor, product_SI: torch.Tensor, weights_TK: torch.Tensor, places_S: torch.Tensor,
+    d_weights_TK: torch.Tensor,
+) -> None:  # fmt: skip
+    num_rows, width = d_SI.shape
+    launch(
+        _weigh_rows_kernel, (num_rows,), d_SI, product_SI, weights_TK, places_S, d_weights_TK,
+        d_SI.stride(0), product_SI.stride(0), width, COLUMNS=_ROW_COLUMNS, num_warps=4,
     )  # fmt: skip
 
 
@@ -137,3 +164,49 @@ def _gradient_kernel(
     if ACCUMULATE:
         sums += tl.load(gradient, mask=inside, other=0.0).to(tl.float32)
     tl.store(gradient, rounded(sums, gradient_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add_rows_kernel(
+    x_ptr, weights_ptr, places_ptr, residual_ptr, out_ptr, x_stride, residual_stride, out_stride,
+    width, PER_TOKEN: tl.constexpr, HAS_WEIGHTS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < width
+    sums = tl.zeros([COLUMNS], dtype=tl.float32)
+    for number in range(PER_TOKEN):
+        place = tl.load(places_ptr + token * PER_TOKEN + number)
+        row = tl.load(x_ptr + place * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+        if HAS_WEIGHTS:
+            row *= tl.load(weights_ptr + token * PER_TOKEN + number)
+        sums += row
+    if HAS_RESIDUAL:
+        residual = residual_ptr + token * residual_stride + columns
+        sums += tl.load(residual, mask=inside, other=0.0).to(tl.float32)
+    out = out_ptr + token * out_stride + columns
+    tl.store(out, rounded(sums, out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _weigh_rows_kernel(
+    d_ptr, product_ptr, weights_ptr, places_ptr, d_weights_ptr, d_stride, product_stride, width,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    number = tl.program_id(0)
+    place = tl.load(places_ptr + number)
+    weight = tl.load(weights_ptr + number)
+    sums = tl.zeros([COLUMNS], dtype=tl.float32)
+    for first in range(0, width, COLUMNS):
+        columns = first + tl.arange(0, COLUMNS)
+        inside = columns < width
+        d_places = d_ptr + place * d_stride + columns
+        product_places = product_ptr + place * product_stride + columns
+        d = tl.load(d_places, mask=inside, other=0.0).to(tl.float32)
+        product = tl.load(product_places, mask=inside, other=0.0).to(tl.float32)
+        sums += d * product
+        tl.store(d_places, rounded(d * weight, d_ptr.dtype.element_ty), mask=inside)
+        weighted = rounded(product * weight, product_ptr.dtype.element_ty)
+        tl.store(product_places, weighted, mask=inside)
+    tl.store(d_weights_ptr + number, tl.sum(sums, axis=0))
