@@ -5,11 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import (
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.models.hf.config import (
@@ -111,10 +107,9 @@ class ModelSpec(Node):
             )
         if self.head_dim % 2 and self.positions == "rope":
             raise PydanticCustomError(
-                "odd_head_dim",
-                "head_dim {head_dim} is odd, RoPE rotates pairs of elements",
+                "odd_head_dim", "head_dim {head_dim} is odd, RoPE rotates pairs of elements",
                 {"head_dim": self.head_dim},
-            )
+            )  # fmt: skip
         if (self.positions == "learned") != bool(self.max_positions):
             raise PydanticCustomError(
                 "positions_without_rows",
@@ -150,13 +145,9 @@ class ModelSpec(Node):
             UnsupportedConfigError: it asks for a computation that is not supported, or holds an
                 unknown key.
         """
-        file = hf_config_file(path)
-        raw = read_json_object(file)
-        if "prelude" in raw:
-            raise HfConfigError(
-                path=path,
-                problem="is a traced module, and this asks for a model of twinstream's own kernels",
-            )
+        if "prelude" in read_json_object(hf_config_file(path)):
+            problem = "is a traced module, and this asks for a model of twinstream's own kernels"
+            raise HfConfigError(path=path, problem=problem)
         fields = read_hf_config(path, dtype, longest)
         try:
             return cls(**fields)

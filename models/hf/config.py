@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from twinstream.models.hf.experts import (
     EXPERT_MODEL_TYPES,
-    READ_STRICTLY,
     ExpertKeys,
     ExpertsError,
     expert_refusals,
     experts_of,
 )
 from twinstream.models.hf.keys import HARMLESS_KEYS, NEUTRAL_VALUES, REASONS, says_nothing
+from twinstream.models.hf.rope import RopeKeys, rope_refusals
 from twinstream.models.options import PositiveFinite, RopeScaling
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import read_text
@@ -67,30 +67,7 @@ class UnsupportedConfigError(HfConfigError):
         super().__init__(path=path, problem=f"not supported: {'; '.join(told)}")
 
 
-class _Rope(BaseModel):
-    """`rope_parameters` of transformers 5, or `rope_scaling` of 4."""
-
-    model_config = READ_STRICTLY
-
-    rope_type: str | None = None
-    type: str | None = None
-    rope_theta: PositiveFinite | None = None
-    partial_rotary_factor: float | None = None
-
-    @property
-    def kind(self) -> str:
-        return self.rope_type or self.type or "default"
-
-    @property
-    def scaling(self) -> dict[str, Any]:
-        """What is given of a RopeScaling."""
-        if self.kind == "default":
-            return {}
-        extra = self.model_extra or {}
-        return {name: extra[name] for name in RopeScaling.model_fields if name in extra}
-
-
-class _Config(ExpertKeys):
+class _Config(ExpertKeys, RopeKeys):
     """The keys that are read; all others end in `model_extra`."""
 
     hidden_size: PositiveInt
@@ -101,9 +78,6 @@ class _Config(ExpertKeys):
     head_dim: PositiveInt | None = None
     vocab_size: PositiveInt
     rms_norm_eps: PositiveFinite | None = None
-    rope_theta: PositiveFinite | None = None
-    rope_parameters: _Rope | None = None
-    rope_scaling: _Rope | None = None
     tie_word_embeddings: bool = False
     dtype: str | None = None
     torch_dtype: str | None = None
@@ -151,6 +125,7 @@ def config_fields(
         raise HfConfigError(path=file, problem=describe_problems(error)) from None
     refusals = [
         *_refusals(config, raw, model_type), *_window_refusals(config, model_type, longest),
+        *(Refusal(*found) for found in rope_refusals(config, raw)),
         *(Refusal(*found) for found in expert_refusals(config, model_type)),
     ]  # fmt: skip
     if dtype is None and _dtype(config) not in DTYPES:
@@ -169,7 +144,7 @@ def config_fields(
         "d_ff": config.intermediate_size,
         "vocab_size": config.vocab_size,
         "norm_eps": config.rms_norm_eps or DEFAULT_EPS.get(model_type, 1e-6),
-        "rope_theta": next(iter(_rope_thetas(config).values()), _default_theta(model_type)),
+        "rope_theta": next(iter(config.rope_thetas.values()), _default_theta(model_type)),
         "rope_scaling": _rope_scaling(file, config),
         "qk_norm": _has_qk_norm(config, model_type),
         "qk_norm_rows": model_type == "olmoe",
@@ -294,20 +269,13 @@ def _refusals(config: _Config, raw: Mapping[str, Any], model_type: str) -> Itera
     for key, families in (("qkv_bias", _OWN_BIAS), ("use_qk_norm", ("glm4_moe",))):
         if raw.get(key) and model_type not in families:
             yield Refusal(key, raw[key], f"it is no key of {model_type}")
-    if model_type == "glm4_moe" and not _rotates_whole_heads(config, raw):
+    if model_type == "glm4_moe" and not config.rotates_whole_heads(raw):
         half = "absent, which means 0.5"
         yield Refusal("partial_rotary_factor", raw.get("partial_rotary_factor", half),
                       "not implemented")  # fmt: skip
     for architecture in config.architectures or ():
         if not architecture.endswith(("ForCausalLM", "Model")):
             yield Refusal("architectures", config.architectures, "only causal language models are")
-    yield from _rope_refusals(config, raw)
-
-
-def _rotates_whole_heads(config: _Config, raw: Mapping[str, Any]) -> bool:
-    """Whether a glm4_moe says so; half of them are what it means by saying nothing."""
-    told = [rope.partial_rotary_factor for rope in _ropes(config).values()]
-    return 1 in [*told, raw.get("partial_rotary_factor")]
 
 
 def _window_refusals(config: _Config, model_type: str, longest: int | None) -> Iterator[Refusal]:
@@ -337,40 +305,8 @@ def _window_refusals(config: _Config, model_type: str, longest: int | None) -> I
         yield Refusal("sliding_window", window, f"{reason}; {implied}")
 
 
-def _rope_refusals(config: _Config, raw: Mapping[str, Any]) -> Iterator[Refusal]:
-    for key, rope in _ropes(config).items():
-        if rope.kind not in ("default", "llama3"):
-            reason = (
-                "only RoPE types 'default' and 'llama3' are; to plan, set it to null: "
-                "neither time nor memory depends on it"
-            )
-            yield Refusal(key, raw[key], reason)
-            continue
-        if (factor := rope.partial_rotary_factor) not in (None, 1):
-            yield Refusal(f"{key}.partial_rotary_factor", factor, "not implemented")
-        if rope.type not in (None, rope.kind):
-            yield Refusal(f"{key}.type", rope.type, f"rope_type says {rope.kind}")
-        for name, value in (rope.model_extra or {}).items():
-            if name not in rope.scaling:
-                yield Refusal(f"{key}.{name}", value, "unknown key")
-    told = [(rope.kind, rope.scaling) for rope in _ropes(config).values()]
-    if any(one != told[0] for one in told):
-        yield Refusal("rope_scaling", raw["rope_scaling"], "rope_parameters says otherwise")
-    thetas = _rope_thetas(config)
-    for key, theta in thetas.items():
-        first, said = next(iter(thetas.items()))
-        if theta != said:
-            yield Refusal(key, theta, f"{first} says {said}")
-
-
-def _ropes(config: _Config) -> dict[str, _Rope]:
-    """By key; transformers writes one of the two."""
-    ropes = {"rope_parameters": config.rope_parameters, "rope_scaling": config.rope_scaling}
-    return {key: rope for key, rope in ropes.items() if rope is not None}
-
-
 def _rope_scaling(file: Path, config: _Config) -> RopeScaling | None:
-    for key, rope in _ropes(config).items():
+    for key, rope in config.ropes.items():
         if rope.kind == "default":
             continue
         try:
@@ -379,12 +315,6 @@ def _rope_scaling(file: Path, config: _Config) -> RopeScaling | None:
             problem = f"{key}: {describe_problems(error)}"
             raise HfConfigError(path=file, problem=problem) from None
     return None
-
-
-def _rope_thetas(config: _Config) -> dict[str, float]:
-    thetas = {f"{key}.rope_theta": rope.rope_theta for key, rope in _ropes(config).items()}
-    thetas["rope_theta"] = config.rope_theta
-    return {key: theta for key, theta in thetas.items() if theta is not None}
 
 
 def _dtype(config: _Config) -> str:

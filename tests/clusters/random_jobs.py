@@ -91,7 +91,7 @@ def _any_job(rng: Random) -> Job:
 
 def _of_megatron(recompute: Recompute) -> Recompute:
     """Its kernels have no level of twinstream's own."""
-    return "selective" if recompute == "attention" else recompute
+    return "selective" if recompute in ("attention", "experts") else recompute
 
 
 def _cut(rng: Random, num_layers: int, num_stages: int) -> tuple[int, ...]:

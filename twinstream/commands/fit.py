@@ -62,9 +62,9 @@ class FitOptions:
         list[str] | None,
         typer.Option(metavar="[MACHINE=]PRICE", help="Of an hour; may be given again."),
     ] = None
-    effort: Annotated[
-        str, typer.Option(metavar="NAME", help="Of the search: quick, normal or thorough.")
-    ] = "normal"
+    effort: Annotated[str, typer.Option(metavar="NAME", help="Of the search: quick or normal.")] = (
+        "normal"
+    )
     jobs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Processes; by default one a core.")
     ] = None

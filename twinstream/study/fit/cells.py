@@ -169,7 +169,7 @@ def fit(
     """Plan every cell: all quickly first, then those that may get better by more search.
 
     Args:
-        effort: quick, normal or thorough, the last that is tried.
+        effort: quick or normal, the last that is tried.
         on_cell: is called with each cell as it comes, with those that got better once more.
         on_table: is called after that with all cells so far.
 
