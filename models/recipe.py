@@ -67,6 +67,22 @@ class KernelChoice(Node):
         return document
 
 
+class Dpo(Node):
+    """Direct preference optimization: of two answers, that the chosen one is likelier.
+
+    A pair's margin is beta times how much more likely than under the reference the chosen answer
+    has become, less the same of the rejected one; likelihoods are logs, summed over an answer's
+    tokens. Its loss is -(1 - e) log sigmoid(margin) - e log sigmoid(-margin), where e, the label
+    smoothing, is how often labels are taken to be the wrong way round.
+
+    Source: Rafailov et al., Direct Preference Optimization, arXiv:2305.18290, equation 7; label
+    smoothing as in Mitchell, A note on DPO with noisy preferences, 2023.
+    """
+
+    beta: Annotated[float, Field(gt=0, le=1e3)] = 0.1
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+
+
 class Recipe(Node):
     """Constants of the optimizer and the slicing that fixes the order of reductions.
 
@@ -96,6 +112,8 @@ class Recipe(Node):
     `base` says how the matrices of frozen blocks are kept: in the model's dtype, or in few bits
     (`quantized_base`), from which each is made anew before it is multiplied with.
 
+    The loss is next-token cross entropy or, with `dpo`, that of pairs of packed sequences.
+
     `frozen` groups of parameters (`embedding`, a layer by its number, `3.experts` of one that has
     some, `head`) are only read: they have no gradient, no optimizer state and no update. With
     `lora` the whole base is frozen, and adapters train.
@@ -116,6 +134,7 @@ class Recipe(Node):
     lora: Lora | None = None
     frozen: Annotated[tuple[str, ...], Field(strict=False)] = ()
     base: BaseFormat = "model"
+    dpo: Dpo | None = None
 
     @field_validator("frozen")
     @classmethod
@@ -155,7 +174,7 @@ class Recipe(Node):
     def _without_what_is_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Documents, and what is known by their hash, only tell of what is not usual."""
         document: dict[str, object] = serialize(self)
-        for name in ("lora", "frozen"):
+        for name in ("lora", "frozen", "dpo"):
             if not getattr(self, name):
                 document.pop(name, None)
         for name, usual in (("update", "adamw"), ("base", "model")):
@@ -203,6 +222,42 @@ class Recipe(Node):
         """The largest divisor of `num_tokens` that is at most `max_row_slice`."""
         limit = min(num_tokens, self.max_row_slice)
         return next(rows for rows in range(limit, 0, -1) if num_tokens % rows == 0)
+
+
+DPO = "dpo"  # begins what --loss has of it
+
+
+def dpo_of(text: str) -> Dpo:
+    """The options in `dpo` or a text such as `dpo,beta=0.1,label_smoothing=0`.
+
+    Raises:
+        RecipeError: the text cannot be read.
+
+    >>> dpo_of("dpo,beta=0.3")
+    Dpo(beta=0.3, label_smoothing=0.0)
+    """
+    _, *told = text.split(",")
+    pairs = [one.partition("=") for one in told]
+    names = [name.strip() for name, _, _ in pairs]
+    if unknown := [name for name in names if name not in Dpo.model_fields]:
+        raise RecipeError(
+            f"--loss '{text}': dpo has no '{unknown[0]}'; write it as "
+            "dpo,beta=0.1,label_smoothing=0"
+        )
+    if len(set(names)) < len(names):
+        raise RecipeError(f"--loss '{text}' says an option twice")
+    try:
+        return Dpo.model_validate_strings(
+            {name: value.strip() for name, (_, _, value) in zip(names, pairs, strict=True)}
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise RecipeError(f"--loss '{text}': {first['loc'][0]}: {first['msg']}") from None
+
+
+def is_dpo(loss: str | None) -> bool:
+    """Whether a loss, as it is given, is that of pairs and not a function of a user's."""
+    return loss is not None and loss.split(",")[0] == DPO
 
 
 class RecipeError(TwinstreamError):

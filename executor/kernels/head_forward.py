@@ -47,7 +47,7 @@ class HeadForward:
     labels: torch.Tensor  # [T], int32
     norm: torch.Tensor  # [D]
     weight: torch.Tensor  # [V, D]
-    loss_scale: torch.Tensor  # [1], float32, on the device
+    loss_scale: torch.Tensor  # [1], or [T] of each row, float32, on the device
     eps: float
     workspace: Workspace
     normed: torch.Tensor  # [R, D]
@@ -88,7 +88,8 @@ class HeadForward:
             count = self.hidden[rows].shape[0]
             norm = RmsNorm(self.hidden[rows], self.rstd[:count], self.norm)
             normed, logits = self.normed[:count], self.logits[:count]
-            labelled = LogitRows(logits, self.labels[rows], self.losses[rows], self.loss_scale)
+            scale = self.loss_scale if self.loss_scale.numel() == 1 else self.loss_scale[rows]
+            labelled = LogitRows(logits, self.labels[rows], self.losses[rows], scale)
             calls.add(vector.write_normed, norm, normed, eps=self.eps)
             calls.add(torch.mm, normed, self.weight.t(), out=logits)
             calls.add(vector.cross_entropy, labelled, self.workspace.remaining())

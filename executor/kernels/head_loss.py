@@ -34,6 +34,15 @@ def head_loss(operands: Operands, attributes: Attributes, vector: VectorOps, cal
     load-balancing loss, that is added, too.
     """
     head = HeadForward.of(operands, attributes)
+    add_gradients(head, operands, attributes, vector, calls)
+    head.add_loss(operands["loss"], calls)
+    add_balance(operands, attributes, calls)
+
+
+def add_gradients(
+    head: HeadForward, operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Write d_hidden; write or add the gradients of what is not frozen."""
     gradients = _Gradients.of(operands, attributes, calls)
     d_hidden_TD = operands["d_hidden"].view(head.hidden.dtype, tuple(head.hidden.shape))
     d_weight = None  # of the norm, summed over slices
@@ -52,7 +61,10 @@ def head_loss(operands: Operands, attributes: Attributes, vector: VectorOps, cal
         mode = "update"
     if gradients.norm is not None:
         calls.add(add_vector, gradients.norm, d_norm_D, gradients.norm_mode)
-    head.add_loss(operands["loss"], calls)
+
+
+def add_balance(operands: Operands, attributes: Attributes, calls: Calls) -> None:
+    """Add the load-balancing loss of a round, where there is one."""
     if "balance" in operands:
         experts, rows = experts_of(attributes), typed_attribute(attributes, "balance_rows", int)
         assert experts is not None

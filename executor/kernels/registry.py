@@ -19,6 +19,7 @@ from twinstream.executor.kernels.gradient_norm import (
     shard_squares,
     sum_squares,
 )
+from twinstream.executor.kernels.head_dpo import head_dpo, head_dpo_evaluate
 from twinstream.executor.kernels.head_forward import head_evaluate
 from twinstream.executor.kernels.head_loss import head_loss
 from twinstream.executor.kernels.operand import Kernel, Operands
@@ -39,6 +40,8 @@ _COMPOSITIONS: dict[str, Callable[..., None]] = {
     "block_backward": block_backward,
     "head_loss": head_loss,
     "head_evaluate": head_evaluate,
+    "head_dpo": head_dpo,
+    "head_dpo_evaluate": head_dpo_evaluate,
     "embed_backward": embed_backward,
     "gradient_squares": gradient_squares,
     "gradient_norm": gradient_norm,

@@ -12,6 +12,7 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.execute import execute_in
 from twinstream.executor.run.training import Training
 from twinstream.executor.run.work import Communications
+from twinstream.models.lowering.declarations import log_probs_sink
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.tensors import Tier
@@ -29,21 +30,28 @@ class EvaluationBatch:
     Attributes:
         tokens: of each chunk of the pass, ids and labels, int32 [2, chunk_tokens]; a label < 0 is
             none.
-        num_targets: labels of all of them that count.
+        num_targets: labels of all of them that count; pairs, where the loss is of pairs.
         lengths: where sequences of any lengths are packed, those of each chunk; by default as the
             plan expects them.
+        reference: where the loss is of pairs, of those of each chunk, float32 [2, pairs].
     """
 
     tokens: Sequence[torch.Tensor]
     num_targets: int
     lengths: Sequence[tuple[int, ...]] | None = None
+    reference: Sequence[torch.Tensor] | None = None
 
 
 class PassLoss(NamedTuple):
-    """The mean loss of one pass's targets, or a replica's share of it."""
+    """The mean loss of one pass's targets, or a replica's share of it.
+
+    Attributes:
+        log_probs: where the loss is of pairs, of each chunk's, as `Training` has them.
+    """
 
     loss: float
     num_targets: int
+    log_probs: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,7 @@ def pass_losses(
         seed=0,
         lengths=data.lengths,
         num_targets=data.num_targets,
+        reference=data.reference,
     )
     timed = 1 if options.timed_passes is None else options.timed_passes
     once = replace(
@@ -109,7 +118,11 @@ def pass_losses(
     )
     work = loop.host_work(schedule)
     execute_in(schedule, memory, lambda arenas: None, work, once, communications)
-    return [PassLoss(loss, data.counts[step]) for step, loss in enumerate(loop.losses, 1)]
+    sinks = [loop.log_probs[log_probs_sink(i)] for i in range(len(loop.log_probs))]
+    return [
+        PassLoss(loss, data.counts[step], tuple(values[step - 1] for values in sinks))
+        for step, loss in enumerate(loop.losses, 1)
+    ]
 
 
 def mean_loss(losses: Sequence[PassLoss], seconds: float) -> Evaluated:
@@ -141,13 +154,19 @@ class _Data:
         given = self._batch(step).lengths
         return self._workload.packing.expected_lengths if given is None else given[index]
 
+    def reference(self, step: int, index: int) -> torch.Tensor:
+        given = self._batch(step).reference
+        if given is None:
+            raise EvaluationError("the loss is of pairs: give the batch a reference for them")
+        return given[index]
+
     def num_targets(self, step: int) -> int:
         return self._batch(step).num_targets
 
     def _batch(self, step: int) -> EvaluationBatch:
         if self._latest is None or self._latest[0] != step:
             found, wanted = self._batches[step - 1], self._workload.chunks_per_round
-            for given in (found.tokens, found.lengths):
+            for given in (found.tokens, found.lengths, found.reference):
                 if given is not None and len(given) != wanted:
                     raise EvaluationError(
                         f"batch {step} of the evaluation has {len(given)} chunks, and a pass takes "

@@ -1,5 +1,6 @@
 """The host's work in a training run: feed tokens and step state, take losses and norms out."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,6 +20,8 @@ from twinstream.schedule.workload import Workload
 TokenSource = Callable[[int, int], torch.Tensor]
 # the same -> lengths of the chunk's sequences, in their order; they add up to chunk_tokens
 LengthSource = Callable[[int, int], tuple[int, ...]]
+# the same -> log-probabilities of a chunk's pairs by the reference, float32 [2, pairs]
+ReferenceSource = Callable[[int, int], torch.Tensor]
 
 
 @dataclass
@@ -30,6 +33,10 @@ class Training:
     `num_targets` are the labels of a step that count (>= 0), by default all. The learning rate may
     be a function of the step. Where the recipe clips, `max_norm` is the largest norm of a step's
     gradients, 0 is any, and `norms` are those before they were clipped.
+
+    Where the recipe has a loss of pairs, `reference` is what it compares with; the loss is the mean
+    over `num_targets` pairs then, and `log_probs` has those of each step's chunks, by sink: [2 P]
+    of the two sequences of each pair that a chunk has room for.
 
     Where a step begins with the updates of the one before, it is fed the numbers of that one; up to
     step `flushed_step` all updates are made already, by default those before the first step.
@@ -44,6 +51,8 @@ class Training:
     max_norm: float = 0.0
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
+    log_probs: dict[str, list[torch.Tensor]] = field(default_factory=lambda: defaultdict(list))
+    reference: ReferenceSource | None = None
     flushed_step: int | None = None
 
     def host_work(self, schedule: Schedule) -> HostWork:
@@ -67,6 +76,8 @@ class Training:
                 return self._step_state(recipe, schedule.workload, step - before, updates=before)
             if op.source == "sequences":
                 return self._sequences(schedule.workload, step, op.index)
+            if op.source == "reference":
+                return self._reference(schedule.workload, step, op.index)
             if op.source != "tokens":
                 raise TwinstreamError(f"op '{op.op_id}' asks for unknown input '{op.source}'")
             tokens = self.tokens(step, op.index)
@@ -78,7 +89,11 @@ class Training:
             return tokens.contiguous().view(-1).view(torch.uint8)
 
         def fetch(op: Fetch, pass_index: int, taken: torch.Tensor) -> None:
-            sinks[op.sink].append(float(taken.view(torch.float32).item()))
+            values = taken.view(torch.float32)
+            if op.sink in sinks:
+                sinks[op.sink].append(float(values.item()))
+            else:
+                self.log_probs[op.sink].append(values.clone())
 
         def flushed(num_passes: int) -> None:
             self.flushed_step = self.first_step + num_passes - 1
@@ -101,6 +116,21 @@ class Training:
                 max_norm=self.max_norm,
             )  # fmt: skip
         return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+
+    def _reference(self, workload: Workload, step: int, index: int) -> torch.Tensor:
+        """Of the pairs that a chunk has room for: the reference's, and which of them are there."""
+        if self.reference is None:
+            raise TwinstreamError("the loss is of pairs, and the run has no reference for them")
+        given, most = self.reference(step, index), workload.most_pairs
+        if given.shape[0] != 2 or given.shape[1] > most or given.dtype != torch.float32:
+            raise TwinstreamError(
+                f"the reference of chunk {index} of step {step} is {given.dtype} "
+                f"{list(given.shape)}, the schedule needs torch.float32 [2, pairs], of {most} "
+                "pairs at most"
+            )
+        padded = torch.zeros(3, most)
+        padded[:2, : given.shape[1]], padded[2, : given.shape[1]] = given, 1
+        return padded.view(-1).view(torch.uint8)
 
     def _sequences(self, workload: Workload, step: int, index: int) -> torch.Tensor:
         """Where the sequences of a chunk start, and each token's position in its own."""

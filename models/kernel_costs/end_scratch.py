@@ -7,6 +7,7 @@ from twinstream.models.kernel_costs.attributes import (
     typed_attribute,
 )
 from twinstream.models.kernel_costs.scratch_sizes import (
+    FLOAT64_BYTES,
     INT64_BYTES,
     embed_block_columns,
     float32_bytes,
@@ -28,6 +29,29 @@ def head_loss_triton(attributes: Attributes) -> int:
         return _head_buffers(attributes)
     d_model = typed_attribute(attributes, "d_model", int)
     return _head_buffers(attributes) + partial_sum_bytes(_head_rows(attributes), d_model)
+
+
+def head_dpo(attributes: Attributes) -> int:
+    """What the loss takes, and what rows are scaled with."""
+    return head_loss(attributes) + _of_pairs(attributes)
+
+
+def head_dpo_triton(attributes: Attributes) -> int:
+    return head_loss_triton(attributes) + _of_pairs(attributes)
+
+
+def head_dpo_evaluate(attributes: Attributes) -> int:
+    return head_evaluate(attributes) + _of_pairs(attributes)
+
+
+def head_dpo_evaluate_triton(attributes: Attributes) -> int:
+    return head_forward_buffers(attributes) + _of_pairs(attributes)
+
+
+def _of_pairs(attributes: Attributes) -> int:
+    """One as a scale; of each row its scale, its loss in float64, its number and its sequence's."""
+    tokens = typed_attribute(attributes, "num_tokens", int)
+    return float32_bytes(1) + 3 * float32_bytes(tokens) + aligned(tokens * FLOAT64_BYTES)
 
 
 def head_evaluate(attributes: Attributes) -> int:

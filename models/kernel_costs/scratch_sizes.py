@@ -21,7 +21,7 @@ EMBED_BLOCK_ELEMENTS = 2**22
 
 _FLOAT32_BYTES = 4
 INT32_BYTES = 4
-INT64_BYTES = 8
+INT64_BYTES = FLOAT64_BYTES = 8
 
 
 def state_bytes(state: OptimizerState, dtype: str, num_elements: int, num_states: int = 2) -> int:

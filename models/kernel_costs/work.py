@@ -36,6 +36,7 @@ from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import Workload
 
 _FLOAT32_BYTES = 4
+_PAIR_OPS = 28  # of `head_dpo` on what is known of pairs and rows, a launch each
 _BLOCKS_FOR_ALL_ROOM = ("sdpa_flash", "flash2")  # blocks for as many sequences, all of the longest
 # A block that finds no sequence takes some 7 ns of the device, a launch 2 us: assumed.
 _EMPTY_BLOCKS_OF_A_LAUNCH = 300
@@ -247,6 +248,15 @@ class ChunkWork:
             self._times(self.matmul(row_slice, v, d), slices),
             self.vector("cross_entropy", 4 * t * v, launches=2 * slices),
         )
+
+    def head_dpo(self, row_slice: int) -> tuple[Work, ...]:
+        """The rows' losses, what each pair makes of them, then the same rows for gradients."""
+        return (*self.head_dpo_evaluate(row_slice), *self.head_loss(row_slice))
+
+    def head_dpo_evaluate(self, row_slice: int) -> tuple[Work, ...]:
+        """The rows' losses, added up for each sequence, and the losses of pairs."""
+        of_pairs = self.vector("cross_entropy", 10 * self.tokens, launches=_PAIR_OPS)
+        return (*self.head_evaluate(row_slice), of_pairs)
 
     def head_matmuls(self, row_slice: int) -> tuple[Work, ...]:
         """Logits, their rows' gradient and, unless the LM head is frozen, its own; of a slice."""

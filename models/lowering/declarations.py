@@ -24,6 +24,11 @@ from twinstream.schedule.workload import Workload
 STEP_STATE_BYTES = 64
 
 
+def log_probs_sink(index: int) -> str:
+    """Where the log-probabilities of a step's chunk go, of the sequences of its pairs."""
+    return f"log_probs.{index}"
+
+
 @dataclass(frozen=True)
 class OptimizerPart:
     """A stretch of a group's flat parameter tensor that one optimizer task updates."""
@@ -172,13 +177,18 @@ def declare_groups(builder: ChainBuilder, shapes: Shapes) -> None:
 
 
 def declare_inputs(builder: ChainBuilder, shapes: Shapes, chunk: int) -> None:
-    """Ids and labels of a chunk and, where sequences are packed, where each starts."""
+    """Ids and labels of a chunk, where each of its packed sequences starts, and of pairs of them
+    what the reference says; and their log-probabilities, which go out."""
     workload = shapes.workload
     tokens_shape = (2, workload.chunk_tokens)
     builder.declare(dense_tensor(f"tokens.{chunk}", "input", "int32", tokens_shape))
     if (packing := workload.packing) is not None:
         size = packing.most_sequences + 1 + workload.chunk_tokens
         builder.declare(dense_tensor(f"sequences.{chunk}", "input", "int32", (size,)))
+    if shapes.recipe.dpo is not None:
+        pairs = workload.most_pairs
+        builder.declare(dense_tensor(f"reference.{chunk}", "input", "float32", (3, pairs)))
+        builder.declare(dense_tensor(f"log_probs.{chunk}", "loss", "float32", (2 * pairs,)))
 
 
 def declare_results(builder: ChainBuilder, shapes: Shapes) -> None:

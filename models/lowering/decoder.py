@@ -10,12 +10,14 @@ from twinstream.models.lowering.declarations import (
     DecoderShapes,
     declare_groups,
     declare_step,
+    log_probs_sink,
 )
 from twinstream.models.lowering.decoder_calls import KernelCalls, frozen_attribute
 from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.lowering.step import StepLowering
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.schedule.chain import Output
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
 from twinstream.schedule.workload import Workload
 
@@ -42,11 +44,15 @@ class DecoderLowering(StepLowering):
 
     def _head_alone(self, step_state: TaskOperand) -> None:
         """The loss of a round, and no gradients."""
-        builder, work = self.builder, self.calls.work().head_evaluate
-        call = self.calls.other("head_evaluate", work(self._row_slice), self._head_attributes)
+        builder, work = self.builder, self.calls.work()
+        kernel, cost = "head_evaluate", work.head_evaluate
+        if self.recipe.dpo is not None:
+            kernel, cost = "head_dpo_evaluate", work.head_dpo_evaluate
+        call = self.calls.other(kernel, cost(self._row_slice), self._head_attributes)
         for chunk in self._chunks_reversed():
             operands = [
-                *self._head_inputs(chunk), builder.accumulate("loss", "loss"), step_state
+                *self._head_inputs(chunk), *self._log_probs(0, chunk),
+                builder.accumulate("loss", "loss"), step_state,
             ]  # fmt: skip
             if self.spec.tied_embeddings:
                 operands.append(builder.read("embedding", self.shapes.parameters("embedding")))
@@ -129,6 +135,7 @@ class DecoderLowering(StepLowering):
         for chunk in self._chunks_reversed():
             operands = [
                 *self._head_inputs(chunk),
+                *self._log_probs(round_, chunk),
                 builder.write("d_hidden", f"d_hidden.{chunk}"),
                 *self._gradient("gradients", "head", round_),
                 builder.accumulate("loss", "loss"),
@@ -152,9 +159,11 @@ class DecoderLowering(StepLowering):
         if with_balance and self.spec.experts is not None:
             rows = self.shapes.balance_rows
             attributes |= self.calls.experts_attributes(self.spec.experts, rows)
-        suffix = ".balance" if with_balance else ""
-        cost = self.calls.work().head_loss(self._row_slice)
-        return self.calls.other("head_loss", cost, attributes, suffix)
+        suffix, work = ".balance" if with_balance else "", self.calls.work()
+        if self.recipe.dpo is not None:
+            cost = work.head_dpo(self._row_slice)
+            return self.calls.other("head_dpo", cost, attributes, suffix)
+        return self.calls.other("head_loss", work.head_loss(self._row_slice), attributes, suffix)
 
     @property
     def _row_slice(self) -> int:
@@ -162,18 +171,32 @@ class DecoderLowering(StepLowering):
 
     @property
     def _head_attributes(self) -> dict[str, Attribute]:
+        dpo = self.recipe.dpo
+        of_pairs: dict[str, Attribute] = {"most_pairs": self.workload.most_pairs}
         return {
             "norm_eps": self.spec.norm_eps,
             "tied": self.spec.tied_embeddings,
             "row_slice": self._row_slice,
+            **(of_pairs | dpo.model_dump() if dpo else {}),
         }
 
     def _head_inputs(self, chunk: int) -> list[TaskOperand]:
+        of_pairs = ("sequences", "reference") if self.recipe.dpo else ()
         return [
             self.builder.read("parameters", self.shapes.parameters("head")),
             self.builder.read("hidden", self.shapes.hidden(self.spec.num_layers, chunk)),
-            self.builder.read("tokens", f"tokens.{chunk}"),
+            *(self.builder.read(name, f"{name}.{chunk}") for name in ("tokens", *of_pairs)),
         ]
+
+    def _log_probs(self, round_: int, chunk: int) -> list[TaskOperand]:
+        """Where those of pairs are written, from which they go out."""
+        if self.recipe.dpo is None:
+            return []
+        made = self.builder.write("log_probs", f"log_probs.{chunk}")
+        index = round_ * self.workload.chunks_per_round + chunk
+        sink = log_probs_sink(index)
+        self.builder.outputs.append(Output(tensor=made.tensor, version=made.version, sink=sink))
+        return [made]
 
     def _backward_layer(self, round_: int, layer: int) -> None:
         builder = self.builder

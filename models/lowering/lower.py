@@ -26,9 +26,11 @@ def lower(model: AnyModel, workload: Workload, recipe: Recipe | None = None) -> 
 
     Raises:
         TwinstreamError: the recipe clips, and has the optimizer on the host; or it leaves nothing
-            to train.
+            to train; or its loss is of pairs, which the chunks cannot hold.
     """
-    lowering = step_lowering(model, workload, settled(recipe or Recipe()))
+    recipe = settled(recipe or Recipe())
+    require_pairs(model, workload, recipe)
+    lowering = step_lowering(model, workload, recipe)
     lowering.run()
     builder = lowering.builder
     return Chain(
@@ -52,6 +54,26 @@ def step_lowering(model: AnyModel, workload: Workload, recipe: Recipe) -> StepLo
     """What adds the tasks of a model's step."""
     kind = DecoderLowering if isinstance(model, ModelSpec) else TracedLowering
     return kind(model, workload, recipe)  # type: ignore[arg-type]
+
+
+def require_pairs(model: AnyModel, workload: Workload, recipe: Recipe) -> None:
+    """
+    Raises:
+        TwinstreamError: the loss is of pairs, and the model or its chunks have none.
+    """
+    if recipe.dpo is None:
+        return
+    if not isinstance(model, ModelSpec):
+        raise TwinstreamError(
+            f"'{model.name}' runs by its own code, and the loss of pairs (dpo) is of models with "
+            "kernels of ours"
+        )
+    if not workload.most_pairs:
+        raise TwinstreamError(
+            "the loss of pairs (dpo) needs both sequences of a pair packed in one chunk, and a "
+            f"chunk of {workload.chunk_tokens:,} tokens has no room for two: give it twice the "
+            "tokens of the longest sequence"
+        )
 
 
 def saved_per_token(model: AnyModel) -> int:

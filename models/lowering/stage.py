@@ -14,7 +14,7 @@ from twinstream.models.kernel_costs.attention_library import library_bytes
 from twinstream.models.lowering.declarations import declare_groups, declare_step
 from twinstream.models.lowering.decoder import DecoderLowering
 from twinstream.models.lowering.gathers import ParameterGathers
-from twinstream.models.lowering.lower import settled
+from twinstream.models.lowering.lower import require_pairs, settled
 from twinstream.models.lowering.sharding import declare_shards
 from twinstream.models.lowering.stage_cut import StageCut, StageShapes
 from twinstream.models.lowering.stage_optimizer import ShardedOptimizer, StageOptimizer
@@ -42,6 +42,7 @@ def lower_stage(spec: ModelSpec, workload: Workload, recipe: Recipe | None, cut:
             one device does yet.
     """
     recipe = settled(recipe or Recipe())
+    require_pairs(spec, workload, recipe)
     _require_simple(spec, recipe, cut)
     cut = replace(cut, tied=spec.tied_embeddings)
     lowering = _StageLowering(spec, workload, recipe, cut)
@@ -212,8 +213,11 @@ class _StageLowering(DecoderLowering):
         return self.first_backward < layer or "embedding" in self.trained
 
     def _feed(self, place: int) -> None:
-        sources = ["tokens"] if place in (0, self.cut.num_places - 1) else []
-        sources += ["sequences"] if self.workload.packing else []
+        has_head = place == self.cut.num_places - 1
+        unread = {
+            "tokens": not has_head and place > 0, "reference": not has_head
+        }  # fmt: skip
+        sources = [source for source in self._sources if not unread.get(source)]
         for one in self._chunks():
             for source in sources:
                 if self.builder.latest(f"{source}.{one}"):  # another virtual stage has it

@@ -113,7 +113,7 @@ class StepLowering(ABC):
         builder = self.builder
         for chunk in self._chunks():
             index = round_ * self.workload.chunks_per_round + chunk
-            for source in ("tokens", "sequences") if self.workload.packing else ("tokens",):
+            for source in self._sources:
                 fed = builder.write(source, f"{source}.{chunk}")
                 builder.inputs.append(
                     Input(tensor=fed.tensor, version=fed.version, source=source, index=index)
@@ -121,6 +121,12 @@ class StepLowering(ABC):
         self._embed_forward(round_)
         for layer in range(self.shapes.spec.num_layers):
             self._forward_layer(round_, layer)
+
+    @property
+    def _sources(self) -> tuple[str, ...]:
+        """What each chunk is fed."""
+        packed = ("sequences",) if self.workload.packing else ()
+        return ("tokens", *packed, *(("reference",) if self.recipe.dpo else ()))
 
     def _begin_group(self, group: str, round_: int) -> None:
         if group in self.trained and not self.workload.forward_only:

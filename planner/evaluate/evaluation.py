@@ -77,10 +77,14 @@ def _ops(training: Schedule, chain: Chain) -> tuple[Op, ...]:
     tasks = _tasks(training, chain)
     flow = Dataflow(training, max(tasks) + 1)
     kept = flow.needed_by(tasks)
-    results = [
-        op for output in chain.outputs for op in _handed_out(training, output, tasks.values())
-    ]
     ops = {position: tasks.get(position, training.ops[position]) for position in kept}
+    results: list[Op] = []
+    for output in chain.outputs:
+        for position, op in _handed_out(training, output, tasks.values()):
+            if op == training.ops[position]:  # before anything else is in its slot
+                ops[position] = op
+            else:
+                results.append(op)
     return with_state_kept(training, chain, flow, ops, results)
 
 
@@ -127,23 +131,28 @@ def _forward_of(op: Compute, task: Task) -> Compute:
 
 def _handed_out(
     training: Schedule, output: Output, ops: Iterable[Compute | Communicate]
-) -> Iterator[Op]:
-    """The copy and the fetch of a result, as training has them of its last round."""
-    fetches = [op for op in training.ops if isinstance(op, Fetch) and op.sink == output.sink]
+) -> Iterator[tuple[int, Op]]:
+    """The copy and the fetch of a result, as training has them last, and where."""
+    fetches = [
+        (position, op)
+        for position, op in enumerate(training.ops)
+        if isinstance(op, Fetch) and op.sink == output.sink
+    ]
     if not fetches:
         raise NoEvaluation(f"the schedule hands out no '{output.sink}': it is not one of training")
-    fetch = fetches[-1]
+    at, fetch = fetches[-1]
     source = [o.slot for op in ops for o in op.operands if o.tensor == output.tensor][-1]
     if source != fetch.slot:
         copies = [
-            op
-            for op in training.ops
+            (position, op)
+            for position, op in enumerate(training.ops)
             if isinstance(op, Copy)
             and (op.tensor, op.version) == (fetch.tensor, fetch.version)
             and op.destination == fetch.slot
         ]
         if not copies:
             raise NoEvaluation(f"no single copy takes '{output.tensor}' to where it is handed out")
-        yield copies[-1].model_copy(update={"version": output.version, "source": source})
+        position, copy = copies[-1]
+        yield position, copy.model_copy(update={"version": output.version, "source": source})
     op_id = f"fetch.{output.tensor}.{output.version}"
-    yield fetch.model_copy(update={"op_id": op_id, "version": output.version})
+    yield at, fetch.model_copy(update={"op_id": op_id, "version": output.version})

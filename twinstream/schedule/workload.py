@@ -136,6 +136,11 @@ class Workload(Node):
         return written
 
     @property
+    def most_pairs(self) -> int:
+        """Pairs of packed sequences that a chunk has room for."""
+        return 0 if self.packing is None else self.packing.most_sequences // 2
+
+    @property
     def forward(self) -> "Workload":
         """The forward of one round of this."""
         return self.model_copy(update={"rounds_per_step": 1, "forward_only": True})

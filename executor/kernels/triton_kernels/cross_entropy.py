@@ -26,14 +26,14 @@ def cross_entropy(rows: LogitRows, workspace: Workspace) -> None:
     launch(
         _cross_entropy_kernel, (min(_PROGRAMS, num_rows),), rows.logits, rows.labels, rows.losses,
         rows.logits.stride(0), num_rows, vocab_size, rows.loss_scale, BLOCK=block, GROUP=_GROUP,
-        num_warps=max(1, _WARPS * block // _BLOCK),
+        SCALES=rows.loss_scale.numel() > 1, num_warps=max(1, _WARPS * block // _BLOCK),
     )  # fmt: skip
 
 
 @triton.jit
 def _cross_entropy_kernel(
     logits_ptr, labels_ptr, losses_ptr, stride, num_rows, vocab_size, loss_scale_ptr,
-    BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
     groups: tl.constexpr = BLOCK // GROUP
     in_block = tl.arange(0, groups)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -42,7 +42,8 @@ def _cross_entropy_kernel(
         row = tl.cast(row_index, tl.int64)
         logits = logits_ptr + row * stride
         label = tl.load(labels_ptr + row)
-        scale = tl.where(label >= 0, tl.load(loss_scale_ptr), 0.0)
+        scale = tl.load(loss_scale_ptr + (row if SCALES else 0))
+        scale = tl.where(label >= 0, scale, 0.0)
         label = tl.maximum(label, 0)
         at_label = tl.load(logits + label).to(tl.float32)
         maxima = tl.full([groups], _LOWEST, tl.float32)

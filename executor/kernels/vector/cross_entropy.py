@@ -16,7 +16,9 @@ def cross_entropy(rows: LogitRows, workspace: Workspace) -> None:
         for start in range(0, num_rows, block_rows):
             block = slice(start, min(start + block_rows, num_rows))
             logits, labels, losses = rows.logits[block], rows.labels[block], rows.losses[block]
-            _block(logits, labels, losses, rows.loss_scale, buffer)
+            is_one = rows.loss_scale.numel() == 1
+            scale = rows.loss_scale if is_one else rows.loss_scale[block]
+            _block(logits, labels, losses, scale, buffer)
 
 
 def _block(
@@ -27,7 +29,7 @@ def _block(
     buffer: torch.Tensor,
 ) -> None:
     x_RV = buffer[: logits_RV.shape[0]].copy_(logits_RV)
-    scale_R1 = (labels_R[:, None] >= 0).float().mul_(loss_scale)
+    scale_R1 = (labels_R[:, None] >= 0).float().mul_(loss_scale[:, None])
     labels_R1 = labels_R[:, None].long().clamp_(min=0)
     x_RV.sub_(x_RV.amax(1, keepdim=True))
     at_label_R1 = x_RV.gather(1, labels_R1)

@@ -73,7 +73,7 @@ class LogitRows:
     logits: torch.Tensor  # [T, V]
     labels: torch.Tensor  # [T], int32
     losses: torch.Tensor  # [T], float32
-    loss_scale: torch.Tensor  # [1], float32
+    loss_scale: torch.Tensor  # [1], or [T] of each row, float32
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from twinstream.models.adapters.lora import Lora
 from twinstream.models.kernel_costs.workspace import workspace_bytes
 from twinstream.models.lowering.lower import lower
 from twinstream.models.options import ROPE_SCALING, RopeScaling
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipe import Dpo, KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Task
 from twinstream.schedule.ops import TaskOperand
@@ -101,6 +101,8 @@ class Step:
     lengths: tuple[int, ...] = ()
     lora: Lora | None = None
     frozen: tuple[str, ...] = ()
+    dpo: Dpo | None = None
+    reference: torch.Tensor | None = None  # of a chunk's pairs, [chunks, 2, pairs]
 
     def __post_init__(self) -> None:
         num_chunks = self.tokens.shape[1] // self.chunk_tokens
@@ -110,7 +112,7 @@ class Step:
         )  # fmt: skip
         recipe = Recipe(
             kernels=KernelChoice(vector=self.vector), gradients=self.gradients_in, lora=self.lora,
-            frozen=self.frozen,
+            frozen=self.frozen, dpo=self.dpo,
         )  # fmt: skip
         self.chain = lower(self.spec, work, recipe)
         self.layouts = flat_layouts(self.spec)
@@ -143,6 +145,11 @@ class Step:
                 if self.packing is not None:
                     packed = sequences_tensor(self.lengths, self.packing.most_sequences)
                     self.buffers[f"sequences.{number}"].copy_(packed.view(torch.uint8))
+                if self.reference is not None:
+                    told = self.buffers[f"reference.{number}"].view(torch.float32).view(3, -1)
+                    given = self.reference[number]
+                    told.zero_()[:2, : given.shape[1]] = given
+                    told[2, : given.shape[1]] = 1
             for task in self._tasks():
                 self._run(task)
         return self.loss
@@ -169,7 +176,7 @@ class Step:
         call = self.chain.calls[task.call]
         kernel, vector = call.kernel.split("/")
         attributes = dict(call.attributes)
-        if kernel == "head_loss":
+        if kernel in ("head_loss", "head_dpo"):
             attributes |= {"row_slice": self.row_slice}
         operands = {o.name: (self._view(o), o.mode) for o in task.operands if o.mode != "scratch"}
         run(kernel, attributes, operands, self.fill, vector)

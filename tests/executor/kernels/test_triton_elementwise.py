@@ -1,7 +1,7 @@
 """Triton's SwiGLU, cross entropy and sums against their eager twins, over odd shapes."""
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -78,6 +78,13 @@ def loss_results(rows):
 @pytest.mark.parametrize(("num_rows", "vocab_size"), [(2, 1), (5, 97), (2, 1025)])
 def test_cross_entropy(triton_device, dtype, num_rows, vocab_size):
     rows = logit_rows(num_rows, vocab_size, dtype)
+    assert_twins_agree(triton_device, call_cross_entropy, rows, results=loss_results)
+
+
+@DTYPE
+def test_cross_entropy_with_a_scale_of_each_row(triton_device, dtype):
+    rows = logit_rows(5, 97, dtype)
+    rows = replace(rows, loss_scale=torch.linspace(-0.5, 0.5, 5))
     assert_twins_agree(triton_device, call_cross_entropy, rows, results=loss_results)
 
 
