@@ -33,7 +33,8 @@ class TrainingStep:
 
     `optimizer_overhead` is the share of the step that the optimizer may take where tokens per step
     are left open. With `packing`, sequences of any lengths up to `seq_len` are packed; a chunk has
-    room for a whole number of what is expected of it.
+    room for a whole number of what is expected of it. A recipe whose loss is of pairs has them
+    packed: two sequences of `seq_len`, unless others are expected.
     """
 
     seq_len: int
@@ -55,6 +56,8 @@ class TrainingStep:
                 require_whole(name, value, 1, most)
         require("recipe", self.recipe, Recipe)
         require("optimizer_overhead", self.optimizer_overhead, float, int)
+        if self.packing is None and self.recipe.dpo is not None:
+            object.__setattr__(self, "packing", Packing.of((self.seq_len, self.seq_len)))
         if self.packing is not None:
             require("packing", self.packing, Packing)
             require_whole("the sum of expected_lengths", self.packing.tokens, 1, _MOST_TOKENS)

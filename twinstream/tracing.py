@@ -13,6 +13,7 @@ from twinstream.models.hf.config import (
 )
 from twinstream.models.model import AnyModel, is_traced, load_any_model
 from twinstream.models.presets import is_preset
+from twinstream.models.recipe import is_dpo
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.schedule.errors import TwinstreamError, require
@@ -44,7 +45,8 @@ def find_model(  # noqa: PLR0913
         is_packed: of a model that is traced, whether documents are packed side by side; None is
             where a probe shows that they do not see each other.
         lora: of a model that is traced, adapters in its blocks (`r=16,targets=q_proj,v_proj`).
-        loss: `FILE.py:FUNCTION` of rows of logits and labels, which makes any model a traced one.
+        loss: `FILE.py:FUNCTION` of rows of logits and labels, which makes any model a traced one;
+            that of pairs (`dpo`) is no part of a model.
         trust_remote_code: run the code of the model's folder, which makes any model a traced one.
 
     Raises:
@@ -53,6 +55,7 @@ def find_model(  # noqa: PLR0913
     """
     require("model", model, str, Path, ModelSpec, TracedModel)
     _require_function(model)
+    loss = None if is_dpo(loss) else loss
     if isinstance(model, ModelSpec | TracedModel) or is_traced(model):
         found = load_any_model(model, dtype=dtype, longest=longest)
         _require_no_loss(loss, str(found.name))

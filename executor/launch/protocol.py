@@ -151,11 +151,11 @@ class GetBatch:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Reports a loss or a norm of a step. There is no answer."""
+    """Reports a loss or a norm of a step, or log-probabilities of a chunk. There is no answer."""
 
     sink: str
     step: int
-    value: float
+    value: float | NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -204,12 +204,14 @@ class Batch:
     Attributes:
         tokens: of each chunk ids and labels, int32 [2, chunk_tokens].
         lengths: of each chunk's sequences, where sequences are packed.
-        num_targets: labels that count, of all replicas.
+        num_targets: labels that count, of all replicas; of a loss of pairs, pairs.
+        reference: of a loss of pairs, of those of each chunk, float32 [2, pairs].
     """
 
     tokens: tuple[NDArray[np.int32], ...]
     lengths: tuple[tuple[int, ...], ...] | None
     num_targets: int
+    reference: tuple[NDArray[np.float32], ...] | None = None
 
 
 @dataclass(frozen=True)

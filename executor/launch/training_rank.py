@@ -69,12 +69,13 @@ class TrainingRank:
             lengths=self._lengths if packing is not None else None,
             num_targets=lambda step: self._batch(step).num_targets,
             max_norm=task.max_norm,
+            reference=self._reference,
         )
         work = training.host_work(self._part.schedule)
 
         def fetch(op: Fetch, pass_index: int, taken: torch.Tensor) -> None:
             work.fetch(op, pass_index, taken)
-            values = training.losses if op.sink == "loss" else training.norms
+            values: list[Any] = training.results(op.sink)
             self._channel.send(StepResult(op.sink, task.first + pass_index, values.pop()))
 
         return replace(work, fetch=fetch)
@@ -90,6 +91,11 @@ class TrainingRank:
         lengths = self._batch(step).lengths
         assert lengths is not None, "sequences are packed"
         return lengths[index]
+
+    def _reference(self, step: int, index: int) -> torch.Tensor:
+        reference = self._batch(step).reference
+        assert reference is not None, "the loss is of pairs"
+        return torch.from_numpy(reference[index])
 
     def _ask(self, question: object) -> Any:
         """One question at a time, from whatever thread."""
@@ -136,7 +142,10 @@ class TrainingRank:
         assert self._evaluation is not None, "who asks for it has sent its schedule"
         batches = [
             EvaluationBatch(
-                [torch.from_numpy(tokens) for tokens in one.tokens], one.num_targets, one.lengths
+                [torch.from_numpy(tokens) for tokens in one.tokens],
+                one.num_targets,
+                one.lengths,
+                None if one.reference is None else list(map(torch.from_numpy, one.reference)),
             )
             for one in passes
         ]

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from twinstream.executor.memory.arenas import ArenaMemory
 from twinstream.executor.program.options import RunOptions
@@ -51,7 +53,7 @@ class PassLoss(NamedTuple):
 
     loss: float
     num_targets: int
-    log_probs: tuple[torch.Tensor, ...] = ()
+    log_probs: tuple[NDArray[np.float32], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,11 @@
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from twinstream.executor.kernels.attention.implementation import Starts
 from twinstream.executor.kernels.step_state import packed_step_state
@@ -34,9 +37,10 @@ class Training:
     be a function of the step. Where the recipe clips, `max_norm` is the largest norm of a step's
     gradients, 0 is any, and `norms` are those before they were clipped.
 
-    Where the recipe has a loss of pairs, `reference` is what it compares with; the loss is the mean
-    over `num_targets` pairs then, and `log_probs` has those of each step's chunks, by sink: [2 P]
-    of the two sequences of each pair that a chunk has room for.
+    Where the recipe has a loss of pairs, `reference` is what it compares with, by default 0 for
+    pairs of the expected lengths; the loss is the mean over `num_targets` pairs, and `log_probs`
+    has those of each step's chunks, by sink: [2 P] of the two sequences of each pair that a chunk
+    has room for, 0 where there is none.
 
     Where a step begins with the updates of the one before, it is fed the numbers of that one; up to
     step `flushed_step` all updates are made already, by default those before the first step.
@@ -51,7 +55,9 @@ class Training:
     max_norm: float = 0.0
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
-    log_probs: dict[str, list[torch.Tensor]] = field(default_factory=lambda: defaultdict(list))
+    log_probs: dict[str, list[NDArray[np.float32]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     reference: ReferenceSource | None = None
     flushed_step: int | None = None
 
@@ -66,7 +72,6 @@ class Training:
                 f"the gradients' norm is to be at most {self.max_norm:g}, but the schedule does "
                 "not clip: plan with Recipe(clips=True)"
             )
-        sinks = {"loss": self.losses, "grad_norm": self.norms}
         shape = (2, schedule.workload.chunk_tokens)
 
         def feed(op: Feed, pass_index: int) -> torch.Tensor:
@@ -89,16 +94,18 @@ class Training:
             return tokens.contiguous().view(-1).view(torch.uint8)
 
         def fetch(op: Fetch, pass_index: int, taken: torch.Tensor) -> None:
-            values = taken.view(torch.float32)
-            if op.sink in sinks:
-                sinks[op.sink].append(float(values.item()))
-            else:
-                self.log_probs[op.sink].append(values.clone())
+            values, results = taken.view(torch.float32), self.results(op.sink)
+            results.append(float(values.item()) if values.numel() == 1 else values.numpy().copy())
 
         def flushed(num_passes: int) -> None:
             self.flushed_step = self.first_step + num_passes - 1
 
         return HostWork(feed, fetch, flushed)
+
+    def results(self, sink: str) -> list[Any]:
+        """What has been taken out so far, of a sink."""
+        named: dict[str, list[float]] = {"loss": self.losses, "grad_norm": self.norms}
+        return named[sink] if sink in named else self.log_probs[sink]
 
     def _step_state(
         self, recipe: Recipe, workload: Workload, step: int, *, updates: bool
@@ -119,9 +126,12 @@ class Training:
 
     def _reference(self, workload: Workload, step: int, index: int) -> torch.Tensor:
         """Of the pairs that a chunk has room for: the reference's, and which of them are there."""
+        assert workload.packing is not None, "pairs are of packed sequences"
+        most = workload.most_pairs
         if self.reference is None:
-            raise TwinstreamError("the loss is of pairs, and the run has no reference for them")
-        given, most = self.reference(step, index), workload.most_pairs
+            given = torch.zeros(2, len(workload.packing.expected_lengths) // 2)
+        else:
+            given = self.reference(step, index)
         if given.shape[0] != 2 or given.shape[1] > most or given.dtype != torch.float32:
             raise TwinstreamError(
                 f"the reference of chunk {index} of step {step} is {given.dtype} "

@@ -161,7 +161,7 @@ def test_caps_and_policies_change_no_bit(recipe, changes):
         found, its_state = trained(other)
         assert found.losses == loop.losses
         for sink, values in loop.log_probs.items():
-            assert all(map(torch.equal, found.log_probs[sink], values))
+            assert all(map(np.array_equal, found.log_probs[sink], values))
         assert all(torch.equal(its_state[name], flat) for name, flat in state.items())
 
 
@@ -192,7 +192,7 @@ def test_an_evaluation_has_the_loss_and_log_probabilities_of_the_step(policy):
     assert [found.loss] == expected.losses
     assert len(found.log_probs) == 2
     for index, values in enumerate(found.log_probs):
-        assert torch.equal(values, expected.log_probs[f"log_probs.{index}"][0])
+        assert np.array_equal(values, expected.log_probs[f"log_probs.{index}"][0])
 
 
 def test_a_chunk_without_room_for_a_pair_and_a_wrong_reference_are_refused():
@@ -204,9 +204,6 @@ def test_a_chunk_without_room_for_a_pair_and_a_wrong_reference_are_refused():
     loop.reference = lambda step, index: torch.zeros(2, 4)
     state = initial_state(small("tiny"), seed=1, recipe=TRAINED)
     with pytest.raises(TwinstreamError, match="of 3 pairs at most"):
-        execute(schedule, state, loop.host_work(schedule), RunOptions(num_passes=1))
-    loop.reference = None
-    with pytest.raises(TwinstreamError, match="no reference"):
         execute(schedule, state, loop.host_work(schedule), RunOptions(num_passes=1))
 
 

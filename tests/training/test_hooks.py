@@ -36,8 +36,8 @@ class Run:
         with plan.chunks(self.prepared.data, 0) as stream:
             batches = StepBatches(stream, plan.chunks_per_step, step, plan.pieces)
             recorder = StepRecorder(
-                batches, self.prepared.rate, num_replicas=1, predicted_s=1.0, clips=False,
-                tokens=99, epoch_tokens=1, on_step=lambda metrics: None,
+                batches, self.prepared.rate, plan=plan, reference=None, tokens=99,
+                epoch_tokens=1, on_step=lambda metrics: None,
             )  # fmt: skip
             progress = RunProgress(recipe, plan.workload, batches, recorder)
             self.hooks.write_checkpoint(step, progress, write, is_last=is_last)

@@ -74,6 +74,11 @@ def with_kernels(job: Job, machine: Machine) -> Job:
         LayoutError: the recipe names one of twinstream's own, and that does not; or the layout
             recomputes as only those do; or the model's layers are not alike.
     """
+    if job.recipe.dpo is not None:
+        raise LayoutError(
+            "layouts of clusters are priced with cross entropy, not with the loss of pairs (dpo): "
+            "plan it with --machine NAME, or --machine NAME --gpus N"
+        )
     experts = job.shape.experts
     if experts is not None and experts.dense_layers:
         raise LayoutError(

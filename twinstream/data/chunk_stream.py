@@ -102,8 +102,8 @@ class ChunkMaker:
     def _packed(self, spans: Spans, here: Position, behind: int) -> Iterator[tuple[Chunk, int]]:
         """Chunks of a group, each with how many of it are behind then; 0 after the last."""
         key = (self.order.seed, here.epoch, here.group)
-        spans = spans.chosen(shuffled(len(spans.lengths), "group", *key))
-        bins = pack(spans.lengths, self.shape)
+        spans = spans.chosen(shuffled(len(spans.totals), "group", *key))
+        bins = pack(spans.totals, self.shape)
         for number, index in enumerate(shuffled(len(bins), "chunks", *key)[behind:], behind + 1):
             yield chunk_of(spans, bins[index], self.shape), number % len(bins)
 
@@ -116,7 +116,7 @@ class ChunkMaker:
         parts = []
         for block_slice in group:
             spans = known[block_slice.block]
-            parts.append(spans.chosen(block_slice.share(len(spans.lengths), self.order.seed)))
+            parts.append(spans.chosen(block_slice.share(len(spans.totals), self.order.seed)))
         return joined(parts)
 
     def _cut(self, block_slice: BlockSlice) -> Spans:
@@ -132,7 +132,8 @@ class ChunkMaker:
                 f"document is {shape.longest}; plan for longer ones, shorten it, or let long ones "
                 'be cut (long_documents="cut")'
             )
-        return cut(tokens, sizes_for(shape.longest, shape.chunk_tokens, is_continuous=continuous))
+        sizes = sizes_for(shape.longest, shape.chunk_tokens, is_continuous=continuous)
+        return cut(tokens, sizes, shape.sides)
 
 
 class ChunkStream:

@@ -43,6 +43,7 @@ class DataOptions:
         chat_template: a Jinja file in place of the template in the tokenizer's folder.
         today: what templates that print the date are told, so that a run that goes on tomorrow
             sees the tokens of today.
+        pairs: each row has a prompt with a chosen and a rejected answer, which are two documents.
         skip_bad_rows: how many rows that cannot be used are left out; one more is an error.
         workers: processes that tokenise beside the training; 0 does it in the caller's.
     """
@@ -51,6 +52,7 @@ class DataOptions:
     long_documents: Literal["cut", "refuse"] = "cut"
     chat_template: Path | None = None
     today: date = _TEMPLATES_OWN_DATE
+    pairs: bool = False
     skip_bad_rows: int = 0
     workers: int = 4
 

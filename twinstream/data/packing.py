@@ -1,7 +1,7 @@
 """Documents packed into chunks of one size, side by side and apart."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,12 +22,22 @@ class Chunk:
         labels: [T], the token that comes after each; -100 is none, as at a document's end.
         lengths: of the documents one after another, then of the padding; they add up to T.
         num_padding: tokens of padding, the last ones.
+        num_pairs: where documents are the two of a pair, one behind the other, how many there are.
     """
 
     ids: NDArray[np.int32]
     labels: NDArray[np.int32]
     lengths: tuple[int, ...]
     num_padding: int = 0
+    num_pairs: int = 0
+
+    @property
+    def documents(self) -> Iterator[slice]:
+        """Where each lies that is no padding; of pairs."""
+        end = 0
+        for length in self.lengths[: 2 * self.num_pairs]:
+            yield slice(end, end + length)
+            end += length
 
 
 @dataclass(frozen=True)
@@ -36,21 +46,28 @@ class ChunkShape:
 
     Padding is in `lengths` too, in pieces no longer than a document, so that a chunk with
     nothing but one token needs `1 + ceil((chunk_tokens - 1) / longest)` entries. With `alone` each
-    document has a sequence of `longest` tokens, and padding behind it.
+    document has a sequence of `longest` tokens, and padding behind it. Of pairs (`sides` 2) both
+    documents are in one chunk.
     """
 
     chunk_tokens: int
     longest: int
     most_documents: int
     alone: bool = False
+    sides: int = 1
 
     def __post_init__(self) -> None:
+        if self.sides * self.longest > self.chunk_tokens >= self.longest:
+            raise DataError(
+                f"a chunk of {self.chunk_tokens} tokens cannot hold both documents of a pair, of "
+                f"up to {self.longest} tokens each"
+            )
         if not 2 <= self.longest <= self.chunk_tokens:
             raise DataError(
                 f"a chunk of {self.chunk_tokens} tokens cannot hold documents of up to "
                 f"{self.longest} tokens: the longest needs from 2 tokens to as many as a chunk"
             )
-        needed = 1 + -(-(self.chunk_tokens - 1) // self.longest)
+        needed = self.sides + -(-(self.chunk_tokens - self.sides) // self.longest)
         if self.most_documents < needed:
             raise DataError(
                 f"{self.most_documents} document(s) a chunk are too few: {self.chunk_tokens} "
@@ -59,7 +76,7 @@ class ChunkShape:
 
 
 def pack(lengths: Ints, shape: ChunkShape) -> list[Ints]:
-    """First-fit decreasing: for each chunk, the indices of its documents.
+    """First-fit decreasing: for each chunk, the indices of its documents, or of its pairs.
 
     Each document goes to the first chunk that has room for it, the longest ones first and equal
     ones in the order they come. Equal ones are placed together, so that it takes about one step
@@ -101,7 +118,8 @@ class _Bins:
         num = len(self.members) + 1
         free = self._free[:num] - length
         padding = -(-free // self.shape.longest)
-        fits = (free >= 0) & (self._entries[:num] + 1 + padding <= self.shape.most_documents)
+        entries = self._entries[:num] + self.shape.sides + padding
+        fits = (free >= 0) & (entries <= self.shape.most_documents)
         index = int(fits.argmax())
         if index == len(self.members):
             self.members.append([])
@@ -112,19 +130,21 @@ class _Bins:
         free, entries = int(self._free[index]), int(self._entries[index])
 
         def needed(placed: int) -> int:
-            return entries + placed + -(-(free - placed * length) // self.shape.longest)
+            padding = -(-(free - placed * length) // self.shape.longest)
+            return entries + placed * self.shape.sides + padding
 
-        # A document more never lowers the entries: it is no longer than a piece of padding.
+        # One more never lowers the entries: no document is longer than a piece of padding.
         room = range(1, min(at_most, free // length) + 1)
         placed = bisect_right(room, self.shape.most_documents, key=needed)
         self._free[index] -= placed * length
-        self._entries[index] += placed
+        self._entries[index] += placed * self.shape.sides
         return placed
 
 
 def chunk_of(spans: Spans, indices: Ints, shape: ChunkShape) -> Chunk:
-    """The chunk of these pieces, in this order."""
-    starts, lengths = spans.starts[indices].tolist(), spans.lengths[indices].tolist()
+    """The chunk of these pieces or pairs, in this order."""
+    spans = spans.chosen(indices)
+    starts, lengths = spans.starts.tolist(), spans.lengths.tolist()
     ids = np.full(shape.chunk_tokens, _PADDING_ID, np.int32)
     labels = np.full(shape.chunk_tokens, NO_LABEL, np.int32)
     at = 0
@@ -133,13 +153,14 @@ def chunk_of(spans: Spans, indices: Ints, shape: ChunkShape) -> Chunk:
         labels[at : at + length - 1] = spans.labels[start : start + length - 1]
         at += shape.longest if shape.alone else length
     num_padding = shape.chunk_tokens - sum(lengths)
-    return Chunk(ids, labels, (*lengths, *_padding(num_padding, shape.longest)), num_padding)
+    pieces = (*lengths, *_padding(num_padding, shape.longest))
+    return Chunk(ids, labels, pieces, num_padding, len(indices) if spans.sides == 2 else 0)
 
 
 def empty_chunk(shape: ChunkShape) -> Chunk:
     """Nothing but padding."""
     no_ids, none = np.empty(0, np.int32), np.empty(0, np.int64)
-    return chunk_of(Spans(no_ids, no_ids, none, none), none, shape)
+    return chunk_of(Spans(no_ids, no_ids, none, none, shape.sides), none, shape)
 
 
 def _padding(num_tokens: int, longest: int) -> Sequence[int]:

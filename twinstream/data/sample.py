@@ -53,6 +53,7 @@ class _Tally:
     """
 
     num_sources: int
+    sides: int
     num_documents: int = 0
     num_stopped: int = 0
     num_taught: int = 0
@@ -80,14 +81,16 @@ class _Tally:
             if end > start:
                 self.num_unlearned += not learned.any()
                 self.num_cut_off += bool(learned.any()) and not is_learned
-                self.num_divided += is_long and bool(learned.all())
-                self.num_cut += is_long and is_learned and not learned.all()
+                self.num_divided += is_long and self.sides == 1 and bool(learned.all())
+                is_cut = self.sides > 1 or not learned.all()
+            self.num_cut += is_long and is_learned and is_cut
             if (what := passages[document].left_out) is not None:
                 self.left_out[what] += 1
                 if what not in self.first_places:
                     self.first_places[what] = document_place(block, tokens, document)
             start = end
-        self.num_retold += int((np.bincount(tokens.rows) > 1).sum())
+        if self.sides == 1:
+            self.num_retold += int((np.bincount(tokens.rows) > 1).sum())
 
 
 def take_sample(
@@ -108,11 +111,11 @@ def take_sample(
     sizes = np.array([sum(block.size_bytes for block in its_blocks) for its_blocks in blocks])
     epoch_bytes = sizes * np.array(weights)
     counts = np.maximum(1, np.rint(_BLOCKS * epoch_bytes / epoch_bytes.sum())).astype(int)
-    tally = _Tally(len(blocks))
+    tally = _Tally(len(blocks), tokeniser.sides)
     for source, (its_blocks, count) in enumerate(zip(blocks, counts.tolist(), strict=True)):
         for block, head, tokens, passages in _looked_at(its_blocks, source, count, tokeniser):
             skipped.add(block, tokens)
-            lengths = _lengths(tokens, block, head, longest)
+            lengths = _lengths(tokens, block, head, longest, tokeniser.sides)
             tally.tokens[source] += len(tokens.ids) if block.is_continuous else lengths.sum()
             tally.bytes[source] += head.size_bytes
             tally.num_documents += int((np.diff(tokens.ends, prepend=0) > 0).sum())
@@ -153,11 +156,13 @@ def _looked_at(
             return
 
 
-def _lengths(tokens: BlockTokens, block: DataBlock, head: DataBlock, longest: int) -> Ints:
+def _lengths(
+    tokens: BlockTokens, block: DataBlock, head: DataBlock, longest: int, sides: int
+) -> Ints:
     """Of pieces; of a continuous text of which only the beginning was looked at, as if of all."""
     last = len(head.parts) - 1
     if not block.is_continuous or head.parts[last] == block.parts[last]:
-        return cut(tokens, (longest,)).lengths
+        return cut(tokens, (longest,), sides).lengths
     start = int(tokens.ends[last - 1]) if last else 0
     seen = len(tokens.ids) - start
     whole = seen * block.parts[last].size_bytes // head.parts[last].size_bytes

@@ -1,7 +1,7 @@
 """Spans of tokens to train on: documents, the longer ones cut to a plan's longest document."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,29 +20,41 @@ class Spans:
         ids, labels: [N]; a label is the token after, or NO_LABEL where that is not learned.
         starts, lengths: [S]; no span is longer than the longest document, and in each there is
             something to learn.
+        sides: of what is packed as one: 1, or the 2 of a pair, which are one behind the other.
     """
 
     ids: NDArray[np.int32]
     labels: NDArray[np.int32]
     starts: Ints
     lengths: Ints
+    sides: int = 1
+
+    @property
+    def totals(self) -> Ints:
+        """Tokens of each span, or of both of each pair."""
+        totals: Ints = self.lengths.reshape(-1, self.sides).sum(1)
+        return totals
 
     def chosen(self, indices: Ints) -> "Spans":
-        return Spans(self.ids, self.labels, self.starts[indices], self.lengths[indices])
+        """Those spans or pairs."""
+        found = (indices[:, None] * self.sides + np.arange(self.sides)).ravel()
+        return replace(self, starts=self.starts[found], lengths=self.lengths[found])
 
 
-def cut(tokens: BlockTokens, sizes: Sequence[int]) -> Spans:
+def cut(tokens: BlockTokens, sizes: Sequence[int], sides: int = 1) -> Spans:
     """Cut the documents of a block into spans; long ones into these sizes, taken in turn.
 
     Of a long document that is not all learned, as a conversation, only the first span is kept: in
     another one an answer would be learned without what it answers. A span in which nothing is
-    learned is left out: it would cost time and change nothing.
+    learned is left out: it would cost time and change nothing. So is a pair (`sides` 2) in one of
+    whose two documents nothing is.
     """
     ends = tokens.ends
     starts = np.concatenate([ends[:1] * 0, ends[:-1]])
     lengths = ends - starts
     counts = np.concatenate([[0], np.cumsum(tokens.learned)])
     is_all_learned = counts[ends] - counts[np.minimum(starts + 1, ends)] >= lengths - 1
+    is_all_learned &= sides == 1
     lengths = np.where(is_all_learned, lengths, np.minimum(lengths, sizes[0]))
     is_long = lengths > sizes[0]
     parts = [
@@ -55,9 +67,10 @@ def cut(tokens: BlockTokens, sizes: Sequence[int]) -> Spans:
     lengths = np.concatenate([lengths[~is_long], long_lengths])
     ends = starts + lengths
     teaches = counts[ends] > counts[np.minimum(starts + 1, ends)]
+    teaches = teaches.reshape(-1, sides).all(1).repeat(sides)
     labels = np.full(len(tokens.ids), NO_LABEL, np.int32)
     labels[:-1] = np.where(tokens.learned[1:], tokens.ids[1:], NO_LABEL)
-    return Spans(tokens.ids, labels, starts[teaches], lengths[teaches])
+    return Spans(tokens.ids, labels, starts[teaches], lengths[teaches], sides)
 
 
 def _split_document(length: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
@@ -79,6 +92,7 @@ def joined(parts: Sequence[Spans]) -> Spans:
         np.concatenate([part.labels for part in parts]),
         np.concatenate([part.starts + at for part, at in zip(parts, offsets, strict=False)]),
         np.concatenate([part.lengths for part in parts]),
+        parts[0].sides,
     )
 
 

@@ -95,6 +95,7 @@ class TrainingData:
             options.today,
             vocab_size,
             skips_bad_rows=options.skip_bad_rows > 0,
+            pairs=options.pairs,
         )
         tokeniser = BlockTokeniser(encoding, cache)
         weights = tuple(source.weight for source in sources)
@@ -200,8 +201,10 @@ class TrainingData:
         Raises:
             DataError: the shape is impossible, or the position is of other data or arguments.
         """
-        shape = ChunkShape(chunk_tokens, self.longest, most_documents, alone)
-        name = combined_hash((self.fingerprint, seed, *asdict(shape).values()))[:16]
+        sides = 2 if self.options.pairs else 1
+        shape = ChunkShape(chunk_tokens, self.longest, most_documents, alone, sides)
+        decides = [value for name, value in asdict(shape).items() if name != "sides"]
+        name = combined_hash((self.fingerprint, seed, *decides))[:16]
         if start.order not in ("", name):
             raise DataError(
                 f"the position is of another order of the data ({start.order}, not {name}): go on "

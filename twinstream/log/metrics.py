@@ -40,12 +40,38 @@ class Event(Node):
     at: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
 
 
+class PairMetrics(Node):
+    """Where the loss is of pairs (DPO), means over them, of answers before this step's update.
+
+    Attributes:
+        accuracy: share of pairs whose margin is above 0.
+        margin: the chosen answer's reward less the rejected one's.
+        chosen_reward, rejected_reward: beta times how much likelier than by the reference, in nats.
+        chosen_loss, rejected_loss: cross entropy of such answers, nats a token.
+    """
+
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+
+    pairs: NonNegativeInt
+    accuracy: Real
+    margin: Real
+    chosen_reward: Real
+    rejected_reward: Real
+    chosen_loss: Real
+    rejected_loss: Real
+
+    @property
+    def text(self) -> str:
+        """For a screen."""
+        return f"margin {self.margin:+.3f}, accuracy {self.accuracy:.0%}"
+
+
 class StepMetrics(Event):
     """One step.
 
     Attributes:
         step: how many steps were done with it; the first step is 1.
-        loss: mean over the step's targets.
+        loss: mean over the step's targets or, of DPO, over its pairs.
         grad_norm: of all gradients, before clipping; None where it was not computed.
         tokens: trained tokens of the step, without padding.
         targets: tokens that had a label.
@@ -63,16 +89,26 @@ class StepMetrics(Event):
     tokens_per_s: Real
     predicted_tokens_per_s: Real | None = None
     epoch: Real = 0.0
+    preference: PairMetrics | None = None
 
 
 class EvalMetrics(Event):
-    """One evaluation, of the weights after `step` steps."""
+    """One evaluation, of the weights after `step` steps; of pairs there is no perplexity."""
 
     kind: Literal["eval"] = "eval"
     loss: Real
-    perplexity: Real
+    perplexity: Real | None = None
     tokens: NonNegativeInt
     seconds: Duration
+    preference: PairMetrics | None = None
+
+    @property
+    def text(self) -> str:
+        """The loss and what goes with it, for a screen."""
+        if self.preference is not None:
+            return f"loss {self.loss:.4f}, {self.preference.text}"
+        perplexity = "" if self.perplexity is None else f", perplexity {self.perplexity:.4g}"
+        return f"loss {self.loss:.4f}{perplexity}"
 
 
 class CheckpointMetrics(Event):

@@ -11,6 +11,7 @@ PLAN, OPTIONS, COMPARISON, MACHINE = "plan.json", "run.toml", "comparison.json",
 CLUSTER, PROFILE, LAYOUTS = "cluster.json", "cluster.toml", "layouts.json"
 MEASURED = "measured.json"
 DATA = "data.json"  # in which blocks the data is read
+REFERENCE = "reference.npz"  # of DPO: what it compares with
 MODEL, TENSORBOARD, TOKENS = "model", "tensorboard", "tokens"
 
 
@@ -25,7 +26,7 @@ class RunFiles:
         self.node = node_file(self.profile)
         self.layouts, self.measured = folder / LAYOUTS, folder / MEASURED
         self.machine, self.tensorboard = folder / MACHINE, folder / TENSORBOARD
-        self.data = folder / DATA
+        self.data, self.reference = folder / DATA, folder / REFERENCE
         self.model, self.tokens = folder / MODEL, folder / TOKENS
 
     @property

@@ -63,6 +63,8 @@ def scalars_of(event: AnyEvent) -> dict[str, float]:
     evaluated = isinstance(event, EvalMetrics)
     group, names = ("eval", _OF_AN_EVALUATION) if evaluated else ("train", _OF_A_STEP)
     found = {f"{group}/{name}": getattr(event, name) for name in names}
+    if event.preference is not None:
+        found |= {f"{group}/preference/{name}": value for name, value in event.preference}
     return {name: value for name, value in found.items() if value is not None}
 
 

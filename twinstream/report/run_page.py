@@ -100,7 +100,7 @@ def _cards(run: RunFolder, summary: RunSummary, schedule: Schedule | None) -> li
         ]
     if run.evals:
         last_eval = run.evals[-1]
-        note = f"perplexity {last_eval.perplexity:,.4g}"
+        note = last_eval.text.partition(", ")[2]
         if summary.best_eval_step is not None:
             best = f"{_loss_text(summary.best_eval_loss)} at step {summary.best_eval_step:,}"
             note += f"; best {best}"

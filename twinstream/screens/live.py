@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from twinstream.log.metrics import PairMetrics
 from twinstream.measures.metrics import rate_text
 
 _REDRAWN_S = 0.25  # drawing takes time from what is trained
@@ -36,6 +37,8 @@ class Step(Protocol):
     def learning_rate(self) -> float: ...
     @property
     def grad_norm(self) -> float | None: ...
+    @property
+    def preference(self) -> PairMetrics | None: ...
     @property
     def seconds(self) -> float: ...
     @property
@@ -145,6 +148,7 @@ def step_line(
     parts = [
         (0, f"step {step.step:,}{of}"),
         (0, f"loss {step.loss:.4f}"),
+        (2, "" if step.preference is None else step.preference.text),
         (3, f"lr {step.learning_rate:.2e}"),
         (4, "" if step.grad_norm is None else f"grad norm {step.grad_norm:.3g}"),
         (2, f"{rate_text(step.tokens_per_s)} tokens/s"),

@@ -4,14 +4,16 @@ Ranks compute. This process feeds them, logs, and writes files. One device is a 
 this process, several are processes of their own; the loop is the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinstream.data.chunk_stream import ChunkStream
 from twinstream.data.order import Position
+from twinstream.data.packing import Chunk
 from twinstream.executor.launch.protocol import Batch, StepResult, TrainTask
 from twinstream.executor.program.options import BackendName
 from twinstream.log.metrics import AnyEvent, StepMetrics
@@ -22,11 +24,18 @@ from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
 from twinstream.training.machine import Tell
 from twinstream.training.preparing import Prepared
-from twinstream.training.run.evaluating import Evaluator
+from twinstream.training.run.evaluating import Evaluator, passes_over
 from twinstream.training.run.hooks import RunProgress, StepHooks
+from twinstream.training.run.reference import Reference, ReferencePasses, reference_of
 from twinstream.training.run.run_folder import TrainingFolder
 from twinstream.training.run.segments import TrainingSegment, starting_state
-from twinstream.training.run.steps import StepBatches, StepRecorder, batch_of
+from twinstream.training.run.steps import (
+    ReferenceOf,
+    StepBatches,
+    StepData,
+    StepRecorder,
+    batch_of,
+)
 from twinstream.training.run.stopping import Stop
 from twinstream.training.server import TrainerServer
 
@@ -107,26 +116,33 @@ class TrainingLoop:
         prepared, plan, hooks = self._prepared, segment.plan, self.hooks
         state = starting_state(prepared.model, prepared.options, segment.recipe, hooks.checkpoint)
         batches = self._batches_of(segment)
-        recorder = self._recorder_of(segment, batches)
-        progress = RunProgress(segment.recipe, plan.workload, batches, recorder)
-        evaluator = None
+        evaluated: list[StepData] = []
         if prepared.eval_data is not None:
-            evaluator = Evaluator(plan, prepared.eval_data, prepared.options.eval_tokens)
+            evaluated = passes_over(prepared.eval_data, plan, prepared.options.eval_tokens)
+        reference = None if segment.recipe.dpo is None else reference_of(prepared)
+        compared = None if reference is None else reference.of
+        recorder = self._recorder_of(segment, batches, compared)
+        progress = RunProgress(segment.recipe, plan.workload, batches, recorder)
 
         def feed(replica: int, step: int) -> Batch:
-            return batch_of(batches.step(step), replica, plan.chunks_of_a_replica, plan)
+            data = batches.step(step)
+            return batch_of(data, replica, plan.chunks_of_a_replica, plan, compared)
 
         def log(replica: int, result: StepResult) -> None:
             recorder.take(result.sink, result.step, result.value, replica)
 
         timeout_s = self._timeout_s or max(_LEAST_TIMEOUT_S, _TIMEOUT_STEPS * plan.step_s)
-        task = self._task(segment, None if evaluator is None else evaluator.schedule)
+        evaluates_at_all = bool(evaluated) or reference is not None
+        task = self._task(segment, plan.evaluation() if evaluates_at_all else None)
         backend: BackendName = "cuda" if prepared.here.backend == "cuda" else "cpu"
         with closing(plan.started(task, backend, self._tell, timeout_s)) as ranks:
             self.pids = ranks.pids
             server = TrainerServer(ranks, plan, feed, log, timeout_s)
             server.pause(segment.first - 1)  # until all are warm
+            if reference is not None:
+                self._compute(reference, segment, evaluated, server)
             self._write_state(server, segment, *state)
+            evaluator = Evaluator(plan, evaluated, compared) if evaluated else None
             hooks.begin()
             recorder.skip_time()
             server.resume()
@@ -163,6 +179,32 @@ class TrainingLoop:
                 server.resume(goes_on=not ends)
             return plan.measured(server.outcomes(), 1 + segment.last - segment.first)
 
+    def _compute(
+        self, reference: Reference, segment: TrainingSegment, evaluated: Sequence[StepData],
+        server: TrainerServer,
+    ) -> None:  # fmt: skip
+        """What is unknown of the reference, with the weights that the run began with."""
+        prepared, plan = self._prepared, segment.plan
+        passes = ReferencePasses(reference, plan, prepared.data, self._stop)
+        checkpoint = self.hooks.checkpoint
+        start = Position() if checkpoint is None else checkpoint.state.position.position()
+        count = (1 + prepared.num_steps - segment.first) * plan.chunks_per_step // plan.pieces
+        of_evaluation = [chunk for one in evaluated for chunk in one.chunks]
+
+        def chunks() -> Iterator[Chunk]:
+            yield from of_evaluation
+            with plan.chunks(prepared.data, prepared.options.seed, start) as stream:
+                yield from islice(stream, count)
+
+        if not passes.needs(chunks()):
+            return
+        self._tell("computing the reference: log-probabilities of pairs before training")
+        options = prepared.options.model_copy(update={"adapter": None})
+        before = starting_state(prepared.model, options, segment.recipe, None)
+        self._write_state(server, segment, *before)
+        passes.compute(chunks(), server)
+        self._tell(f"the reference knows {len(reference):,} pairs")
+
     def _batches_of(self, segment: TrainingSegment) -> StepBatches:
         """A segment has the chunks that come after those of the one before."""
         if self.stream is None:
@@ -174,7 +216,9 @@ class TrainingLoop:
             )
         return self._batches
 
-    def _recorder_of(self, segment: TrainingSegment, batches: StepBatches) -> StepRecorder:
+    def _recorder_of(
+        self, segment: TrainingSegment, batches: StepBatches, reference: ReferenceOf | None
+    ) -> StepRecorder:
         prepared, checkpoint = self._prepared, self.hooks.checkpoint
 
         def on_step(metrics: StepMetrics) -> None:
@@ -185,9 +229,8 @@ class TrainingLoop:
         return StepRecorder(
             batches,
             prepared.rate,
-            num_replicas=segment.plan.num_replicas,
-            predicted_s=segment.plan.step_s,
-            clips=segment.recipe.clips,
+            plan=segment.plan,
+            reference=reference,
             tokens=0 if checkpoint is None else checkpoint.state.tokens,
             epoch_tokens=prepared.data.epoch_tokens,
             on_step=on_step,

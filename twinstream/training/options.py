@@ -73,8 +73,9 @@ class TrainOptions(Node):
         WHAT, "r=16,...", "Train adapters beside a frozen base: r=16,alpha=32,targets=q,k,v,o,..."
     )
     loss: str | None = _option(
-        WHAT, "FILE.py:FUNCTION", "A loss of your own: of logits [R, V] and labels [R] one of each "
-        "row; the model runs by its own code then.",
+        WHAT, "dpo|FILE.py:FUNCTION", "dpo[,beta=0.1,label_smoothing=0] prefers the chosen to the "
+        "rejected answer of each row. Or a loss of your own: of logits [R, V] and labels [R] one "
+        "of each row; the model runs by its own code then.",
     )  # fmt: skip
     aux_loss: float | None = _option(
         WHAT, "X", "What the load-balancing loss of experts counts; by default what the model's "
@@ -134,8 +135,8 @@ class TrainOptions(Node):
         STEPS, "N", "Sequences of a step: --tokens-per-step in units of --seq-len.", ge=1
     )
     learning_rate: float | None = _option(
-        STEPS, "X", "At its peak; 2e-5 for given weights, 2e-4 for LoRA, 3e-4 for random ones.",
-        ge=0, le=1e3,
+        STEPS, "X", "At its peak; 2e-5 for given weights, 2e-4 for LoRA (with dpo 1e-6 and 1e-5), "
+        "3e-4 for random ones.", ge=0, le=1e3,
     )  # fmt: skip
     decay: Decay = _option(STEPS, "SHAPE", "constant, linear, cosine or wsd.", "cosine")
     warmup: str = _option(STEPS, "N|SHARE", "Steps of warm-up, or a share of all.", "3%")

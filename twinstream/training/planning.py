@@ -18,7 +18,7 @@ from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.residence import checkpoint_bytes
 from twinstream.models.model import AnyModel, require_decoder
-from twinstream.models.recipe import KernelChoice, Recipe, recipe_of_fields
+from twinstream.models.recipe import KernelChoice, Recipe, dpo_of, is_dpo, recipe_of_fields
 from twinstream.models.traced import TracedModel
 from twinstream.models.trained import trained_of
 from twinstream.models.update_rules import BETAS, OwnRule, update_rule
@@ -68,6 +68,11 @@ class StepPlan(ABC):
         """Replicas of the model."""
 
     @property
+    @abstractmethod
+    def forward_s(self) -> float:
+        """Time of the forward of a round of all replicas, as predicted."""
+
+    @property
     def tokens_per_step(self) -> int:
         return self.workload.tokens_per_step
 
@@ -93,7 +98,9 @@ class StepPlan(ABC):
         """Of the chunks of the data; one that is computed in slices has a document of its own."""
         packing, tokens = self.workload.packing, self.workload.chunk_tokens * self.pieces
         most = 1 + -(-tokens // data.longest) if packing is None else packing.most_sequences
-        return ChunkShape(tokens, data.longest, most, alone=packing is None)
+        return ChunkShape(
+            tokens, data.longest, most, packing is None, 2 if data.options.pairs else 1
+        )
 
     def chunks(self, data: TrainingData, seed: int, start: Position = Position()) -> ChunkStream:  # noqa: B008 - frozen
         """The data in such chunks, from a position on."""
@@ -127,6 +134,10 @@ class DevicePlan(StepPlan):
     @property
     def step_s(self) -> float:
         return self.predicted.step_ns / 1e9
+
+    @property
+    def forward_s(self) -> float:
+        return simulate(self.evaluation(), self.machine).step_ns / 1e9
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -232,6 +243,7 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
         "weight_decay": options.weight_decay, "gradients": options.gradients,
         "optimizer_state": options.optimizer_state, "clips": options.max_grad_norm > 0,
         "kernels": kernels, "lora": lora, "frozen": trained.frozen, "base": options.base,
+        "dpo": dpo_of(options.loss) if options.loss and is_dpo(options.loss) else None,
     })  # fmt: skip
 
 
@@ -250,9 +262,10 @@ def plan_of(
     Raises:
         InfeasiblePlan: nothing fits the caps; it says what would do.
     """
-    longest = options.seq_len
+    longest = packed_length(options)
     lengths = data.lengths()
     slices_only = options.chunk_tokens is not None and options.chunk_tokens < longest
+    slices_only = slices_only and recipe.dpo is None
     alone = isinstance(spec, TracedModel) and not spec.is_packed
     step = TrainingStep(
         longest, options.tokens_per_step, options.chunk_tokens or (longest if alone else None),
@@ -262,7 +275,7 @@ def plan_of(
     try:
         plan = planned(options, here, spec, step)
     except InfeasiblePlan:
-        if slices_only or not spec.slices_sequences:
+        if slices_only or recipe.dpo or not spec.slices_sequences:
             raise
         step = replace(step, packing=None)
         plan = planned(options, here, spec, step)
@@ -271,6 +284,11 @@ def plan_of(
         return plan
     tokens = max(1, int(wanted / FEW_STEPS / longest)) * longest  # few data: smaller steps
     return planned(options, here, spec, replace(step, tokens_per_step=tokens))
+
+
+def packed_length(options: TrainOptions) -> int:
+    """Tokens of the longest that has to be in one chunk: of a document, or both of a pair."""
+    return options.seq_len * (2 if is_dpo(options.loss) else 1)
 
 
 def plan_again(

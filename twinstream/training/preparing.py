@@ -17,7 +17,7 @@ from twinstream.measures.metrics import Summary
 from twinstream.models.executable import require_executable
 from twinstream.models.model import AnyModel, require_decoder, with_aux_loss
 from twinstream.models.presets import is_preset, model_notes
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipe import Recipe, is_dpo
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
 from twinstream.models.trained import adapter_groups
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from twinstream.executor.weights.checkpoint_files import Outline
 
 _FRESH_RATE, _GIVEN_RATE, _LORA_RATE = 3e-4, 2e-5, 2e-4
+_DPO_RATE, _DPO_LORA_RATE = 1e-6, 1e-5  # TRL's default, and ten times it
 _MANY_EPOCHS = 20
 
 
@@ -80,6 +81,18 @@ class Prepared:
     def tokens_per_step(self) -> int:
         """Of the plan."""
         return self.plan.tokens_per_step
+
+    @property
+    def reference_s(self) -> float | None:
+        """Time before the first step of a run for the reference of DPO, as predicted."""
+        if self.recipe.dpo is None:
+            return None
+        tokens = min(self.data.epoch_tokens, self.num_steps * self.tokens_per_step)
+        if self.eval_data is not None:
+            tokens += min(self.eval_data.epoch_tokens, self.options.eval_tokens)
+        work = self.plan.workload
+        each = work.chunk_tokens * work.chunks_per_round * self.plan.num_replicas
+        return ceil(tokens / each) * self.plan.forward_s
 
     @property
     def what(self) -> str:
@@ -212,8 +225,10 @@ def resolved(
     rate = options.learning_rate
     if rate is None:
         rate = _FRESH_RATE if model.folder is None else _GIVEN_RATE
-        if adapter_groups(model.spec, plan.recipe):
-            rate = _LORA_RATE
+        has_adapters = bool(adapter_groups(model.spec, plan.recipe))
+        rate = _LORA_RATE if has_adapters else rate
+        if plan.recipe.dpo is not None and model.folder is not None:
+            rate = _DPO_LORA_RATE if has_adapters else _DPO_RATE
     return options.model_copy(
         update={
             "steps": num_steps,
@@ -258,7 +273,8 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
     spec = find_model(
         options.model, dtype=options.dtype,
         longest=options.seq_len, packed_tokens=options.chunk_tokens, is_packed=None,
-        lora=options.lora, loss=options.loss, trust_remote_code=options.trust_remote_code,
+        lora=options.lora, loss=options.loss,
+        trust_remote_code=options.trust_remote_code,
     )  # fmt: skip
     spec = with_aux_loss(spec, options.aux_loss)
     if isinstance(spec, ModelSpec):
@@ -297,7 +313,7 @@ def open_data(
     rows = DataOptions(
         loss_on=options.loss_on, long_documents=options.long_documents,
         chat_template=options.chat_template, workers=options.data_workers,
-        skip_bad_rows=options.skip_bad_rows,
+        skip_bad_rows=options.skip_bad_rows, pairs=is_dpo(options.loss),
     )  # fmt: skip
 
     def opened(names: tuple[str, ...], rows: DataOptions) -> TrainingData:

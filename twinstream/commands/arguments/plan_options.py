@@ -150,9 +150,10 @@ class PlanOptions:
         str | None,
         _option(
             _PLAN,
-            "FILE.py:FUNCTION",
-            "A loss of your own: of logits [R, V] and labels [R] one of each row. The model runs "
-            "by its own code then.",
+            "dpo|FILE.py:FUNCTION",
+            "dpo[,beta=0.1,label_smoothing=0], of pairs of sequences of --seq-len. Or a loss of "
+            "your own: of logits [R, V] and labels [R] one of each row; the model runs by its own "
+            "code then.",
         ),
     ] = None
     aux_loss: Annotated[

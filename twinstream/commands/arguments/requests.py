@@ -11,7 +11,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.hf.config import DTYPES
 from twinstream.models.model import AnyModel, with_aux_loss
-from twinstream.models.recipe import KernelChoice, Recipe, recipe_of_fields
+from twinstream.models.recipe import KernelChoice, Recipe, dpo_of, is_dpo, recipe_of_fields
 from twinstream.models.trained import trained_of
 from twinstream.models.update_rules import BETAS, OwnRule, update_rule
 from twinstream.planner.choices import ChoiceError, Choices, recompute_level
@@ -63,7 +63,7 @@ def request_of(wanted: PlanOptions, machine: Machine | None = None) -> PlanReque
             "--optimizer-overhead proposes tokens per step where none are given; leave out "
             "either it or --tokens-per-step"
         )
-    spec, packed = spec_of(wanted), len(set(lengths)) > 1
+    spec, packed = spec_of(wanted), len(set(lengths)) > 1 or is_dpo(wanted.loss)
     kernels = kernels_named(
         machine, spec, wanted.kernels, wanted.attention, nondeterministic=wanted.nondeterministic,
         packed=packed,
@@ -71,7 +71,7 @@ def request_of(wanted: PlanOptions, machine: Machine | None = None) -> PlanReque
     step = TrainingStep(
         max(lengths), wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round,
         recipe=recipe_of(wanted, policy, kernels, spec),
-        packing=Packing.of(lengths) if packed else None,
+        packing=Packing.of(lengths) if len(set(lengths)) > 1 else None,
     )  # fmt: skip
     if overhead is not None:
         step = replace(step, optimizer_overhead=share_of(overhead))
@@ -135,6 +135,7 @@ def recipe_of(
             "clips": wanted.clips,
             "gradients": wanted.gradients or _GRADIENTS[0],
             "optimizer_state": wanted.optimizer_state or _STATES[0],
+            "dpo": dpo_of(wanted.loss) if wanted.loss and is_dpo(wanted.loss) else None,
         }
     )  # fmt: skip
 

@@ -153,8 +153,8 @@ class _Looking(Callback):
     def on_eval(self, metrics: EvalMetrics) -> None:
         if self._line is not None:
             self._line.note(
-                f"evaluated after step {metrics.step:,}: loss {metrics.loss:.4f}, perplexity "
-                f"{metrics.perplexity:.4g}, {metrics.tokens:,} tokens in {metrics.seconds:.1f} s"
+                f"evaluated after step {metrics.step:,}: {metrics.text}, {metrics.tokens:,} tokens "
+                f"in {metrics.seconds:.1f} s"
             )
 
     def on_checkpoint(self, metrics: CheckpointMetrics) -> None:

@@ -47,6 +47,7 @@ def train_screen(prepared: Prepared, done: int) -> Group:
     of = f" of {prepared.num_steps:,}" if done else ""
     for name, text in (
         *_predicted(plan),
+        *_reference(prepared),
         ("to the end", f"{duration(left * plan.step_s)}: {left:,}{of} steps"),
         *_limits(plan, explanation),
         ("checkpoint", brief(plan.checkpoint_bytes)),
@@ -57,6 +58,12 @@ def train_screen(prepared: Prepared, done: int) -> Group:
     if isinstance(plan, DevicePlan) and explanation is not None:
         shown.append(residence_table(explanation.residence, plan.schedule.caps))
     return Group(*shown)
+
+
+def _reference(prepared: Prepared) -> Iterator[tuple[str, str]]:
+    """What DPO does before the first step."""
+    if (reference_s := prepared.reference_s) is not None:
+        yield "reference", f"{duration(reference_s)} once, before the first step: forward passes"
 
 
 def _predicted(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -119,6 +126,7 @@ def predicted_json(prepared: Prepared) -> dict[str, object]:
         "tokens_per_step": prepared.tokens_per_step,
         "epoch_tokens": prepared.data.epoch_tokens,
         "checkpoint_bytes": plan.checkpoint_bytes,
+        "reference_seconds": prepared.reference_s,
         "options": prepared.options,
     }
 

@@ -36,6 +36,7 @@ class Encoding:
     today: date
     vocab_size: int | None
     skips_bad_rows: bool = False
+    pairs: bool = False
 
 
 class BlockTokeniser:
@@ -47,12 +48,14 @@ class BlockTokeniser:
         template = None
         if encoding.template is not None:
             template = ChatTemplate(encoding.template, special.named, encoding.today)
-        self._maker = PassageMaker(template, encoding.loss_on, tuple(special.stops))
+        self._maker = PassageMaker(template, encoding.loss_on, tuple(special.stops), encoding.pairs)
+        self.sides = 2 if encoding.pairs else 1  # documents of a row, where that is fixed
         self._vocab_size, self._skips = encoding.vocab_size, encoding.skips_bad_rows
         self._cache = None if cache is None else TokenCache(cache)
         self.identity = combined_hash(
-            (_FORMAT, self.tokenizer.identity, encoding.template, encoding.loss_on, encoding.today)
-        )
+            (_FORMAT, self.tokenizer.identity, encoding.template, encoding.loss_on, encoding.today,
+             *(("pairs",) if encoding.pairs else ()))
+        )  # fmt: skip
 
     def tokens(self, block: DataBlock) -> BlockTokens:
         """Return the tokens of all documents of a block.
@@ -84,6 +87,11 @@ class BlockTokeniser:
         return tokens, passages
 
     def _made(self, block: DataBlock) -> tuple[BlockTokens, list[Passage]]:
+        if block.is_continuous and self.sides > 1:
+            raise DataError(
+                f"{block.parts[0].path} is text, and the loss is of pairs (--loss dpo): give rows "
+                "with `prompt`, `chosen` and `rejected`"
+            )
         if not block.is_continuous:
             skipped: list[str] = []
             by_row = [self._passages(row, skipped) for row in _rows(block)]
@@ -106,7 +114,7 @@ class BlockTokeniser:
             if not self._skips:
                 raise
             skipped.append(f"{error!s:.{_MOST_TOLD}}")
-            return [Passage("", None, is_chat=True)]
+            return self.sides * [Passage("", None, is_chat=True)]
 
     def _of_text(self, part: FileRange) -> Ids:
         """A piece of a text file: what goes around a document goes around the whole file."""

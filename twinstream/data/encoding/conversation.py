@@ -95,6 +95,36 @@ def alpaca_prompt(fields: Mapping[str, Any]) -> str:
     )
 
 
+def pair_of(fields: Mapping[str, Any]) -> tuple[Any, tuple[Any, Any]]:
+    """The prompt of a row with `chosen` and `rejected`, and what follows it in each.
+
+    All are texts, or all are lists of messages. Without a `prompt` of their kind it is what both
+    begin with: messages that are the same or, of texts, up to a space or a line end.
+
+    Raises:
+        DataError: they are of different kinds, or nothing is left of one.
+    """
+    prompt: Any = fields.get("prompt")
+    chosen, rejected = (
+        [x] if isinstance(x, dict) else x for x in (fields["chosen"], fields["rejected"])
+    )
+    if not isinstance(chosen, str | list) or type(chosen) is not type(rejected):
+        raise DataError(
+            f"`chosen` is {kind(chosen)} and `rejected` {kind(rejected)}: both need to be text, or "
+            "lists of messages"
+        )
+    if type(prompt) is not type(chosen):
+        alike = zip(chosen, rejected, strict=False)
+        shorter = min(len(chosen), len(rejected))
+        same = next((i for i, (a, b) in enumerate(alike) if a != b), shorter)
+        if isinstance(chosen, str):
+            same = 1 + max(chosen.rfind(end, 0, same) for end in " \n")
+        prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
+    if not chosen or not rejected:
+        raise DataError("`chosen` and `rejected` are the same up to the end of one of them")
+    return prompt, (chosen, rejected)
+
+
 def _instruction(fields: Mapping[str, Any]) -> str:
     instruction = text_of(fields, "instruction")
     return f"{instruction}\n{text_of(fields, 'input')}" if fields.get("input") else instruction

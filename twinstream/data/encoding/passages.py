@@ -14,6 +14,7 @@ from twinstream.data.encoding.conversation import (
     conversation_of,
     forms,
     left_out,
+    pair_of,
     text_of,
 )
 from twinstream.data.encoding.template import ChatTemplate, Span, TemplateLimitError
@@ -45,15 +46,17 @@ class PassageMaker:
 
     Attributes:
         stops: the texts of the tokens at which generation stops.
+        pairs: of each row two passages, what is chosen and what is rejected.
     """
 
     template: ChatTemplate | None
     loss_on: Literal["completions", "all"]
     stops: tuple[str, ...]
+    pairs: bool = False
 
     def passages(self, row: DataRow) -> list[Passage]:
         """One, or one for each of the assistant's turns that the template renders differently
-        once more follows.
+        once more follows; of pairs two.
 
         Raises:
             DataError: says where the row is, and what is wrong with it.
@@ -67,6 +70,8 @@ class PassageMaker:
         def has(*names: str) -> bool:
             return all(fields.get(name) is not None for name in names)
 
+        if self.pairs:
+            return self._of_pair(fields)
         if has("messages"):
             return self._of_conversation(conversation_of(fields, "messages"))
         if has("conversations"):
@@ -81,11 +86,29 @@ class PassageMaker:
             return [self._answered(alpaca_prompt(fields), text_of(fields, "output"))]
         if has("text"):
             return [Passage(text_of(fields, "text"))]
-        found = [name if fields[name] is not None else f"{name} (null)" for name in fields]
-        raise DataError(
-            f"the row has none of the fields {ROWS}; it has {', '.join(found) or 'none'}: rename "
-            "the one with the text"
-        )
+        rename = "rename the one with the text"
+        if has("chosen", "rejected"):
+            rename = "pairs are trained on with --loss dpo"
+        raise DataError(f"the row has none of the fields {ROWS}; it has {_names(fields)}: {rename}")
+
+    def _of_pair(self, fields: Mapping[str, Any]) -> list[Passage]:
+        """What is chosen, then what is rejected, each behind the prompt of both."""
+        if fields.get("chosen") is None or fields.get("rejected") is None:
+            raise DataError(
+                "the loss is of pairs (--loss dpo), and the row lacks `chosen` or `rejected`; it "
+                f"has {_names(fields)}"
+            )
+        prompt, answers = pair_of(fields)
+        if isinstance(prompt, str):
+            found = [self._answered(prompt, answer) for answer in answers]
+        else:
+            told = {**fields, "prompt": prompt}
+            found = [
+                one
+                for answer in answers
+                for one in self._answered_in_messages({**told, "completion": answer})
+            ]
+        return found
 
     def _answered(self, prompt: str, completion: str) -> Passage:
         whole = prompt + completion
@@ -232,6 +255,11 @@ def _in_the_best_form(
         assert failure is not None, "a conversation has a form"
         raise failure
     return best
+
+
+def _names(fields: Mapping[str, Any]) -> str:
+    found = [name if fields[name] is not None else f"{name} (null)" for name in fields]
+    return ", ".join(found) or "none"
 
 
 def _left_out(learned_messages: Sequence[Message], text: str) -> str | None:

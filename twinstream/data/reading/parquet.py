@@ -7,11 +7,11 @@ from twinstream.data.data_error import DataError, unreadable
 
 FIELDS = (
     *("messages", "conversations", "system", "tools", "prompt", "completion", "text"),
-    *("instruction", "input", "output", "history"),
+    *("instruction", "input", "output", "history", "chosen", "rejected"),
 )
 ROWS = (
-    "`text`, `messages` (or `conversations`), `prompt` with `completion`, or `instruction` with "
-    "`output`"
+    "`text`, `messages` (or `conversations`), `prompt` with `completion`, `instruction` with "
+    "`output`, or, of pairs, `chosen` with `rejected`"
 )
 
 

@@ -32,6 +32,7 @@ from twinstream.schedule.document import Caps
 from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
+from twinstream.simulator.replay import simulate_cluster
 from twinstream.training.machine import LocalMachine, Tell
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import (
@@ -40,6 +41,7 @@ from twinstream.training.planning import (
     DevicePlan,
     StepPlan,
     expected_packing,
+    packed_length,
 )
 
 if TYPE_CHECKING:
@@ -93,6 +95,12 @@ class RanksPlan(StepPlan):
     @property
     def step_s(self) -> float:
         return self.predicted.step_ns / 1e9
+
+    @property
+    def forward_s(self) -> float:
+        place = self.place
+        found = simulate_cluster(self.evaluation(), place.cluster, place.machine)
+        return found.step_ns / 1e9
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -191,7 +199,7 @@ def plan_ranks(
     try:
         return planned_for_ranks(options, here, spec, recipe, workloads)
     except LayoutError:
-        fixed = was is not None or options.chunk_tokens is not None
+        fixed = was is not None or options.chunk_tokens is not None or recipe.dpo is not None
         for sliced in () if fixed else slices_of(workloads[0]):
             with suppress(LayoutError):
                 return planned_for_ranks(options, here, spec, recipe, [sliced])
@@ -209,8 +217,8 @@ def workloads_of(
         ChunkingError: the numbers given contradict each other.
     """
     assert options.ranks is not None
-    longest, chunk = options.seq_len, options.chunk_tokens
-    sliced = chunk is not None and chunk < longest
+    longest, chunk = packed_length(options), options.chunk_tokens
+    sliced = chunk is not None and chunk < longest and recipe.dpo is None
     step = TrainingStep(
         longest, options.tokens_per_step, chunk, options.chunks_per_round, recipe=recipe,
         packing=None if sliced else expected_packing(data.lengths(), longest),

@@ -1,42 +1,45 @@
 """The loss over held-out data, between two steps, in the arenas of the training."""
 
+from collections.abc import Sequence
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from twinstream.data.packing import Chunk, empty_chunk
 from twinstream.data.training_data import TrainingData
-from twinstream.log.metrics import EvalMetrics
+from twinstream.log.metrics import EvalMetrics, PairMetrics
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.ranks.planning import Plan
-from twinstream.training.run.steps import StepData, batch_of
+from twinstream.training.run.pairs import pair_metrics
+from twinstream.training.run.steps import ReferenceOf, StepData, batch_of
 from twinstream.training.server import TrainerServer
+
+if TYPE_CHECKING:
+    from twinstream.executor.run.evaluation import PassLoss
 
 
 class Evaluator:
     """Has ranks at rest evaluate; the same data every time, a share for each replica.
 
-    Attributes:
-        schedule: the forward of the plan by itself.
-
     Args:
-        most_tokens: of the data, with padding.
+        passes: over the data.
+        reference: where the loss is of pairs.
 
     Raises:
-        TwinstreamError: the plan has no forward of its own, or no label of the data counts.
+        TwinstreamError: the reference does not know a pair.
     """
 
-    def __init__(self, plan: Plan, data: TrainingData, most_tokens: int) -> None:
-        self.schedule = plan.evaluation()
+    def __init__(
+        self, plan: Plan, passes: Sequence[StepData], reference: ReferenceOf | None
+    ) -> None:
         each = plan.workload.chunks_per_round
-        self._passes = _passes_over(
-            data, plan, each // plan.pieces * plan.num_replicas, most_tokens
-        )
+        self._plan, self._passes, self._reference = plan, passes, reference
         self._batches = [
-            tuple(batch_of(one, replica, each, plan) for one in self._passes)
+            tuple(batch_of(one, replica, each, plan, reference) for one in passes)
             for replica in range(plan.num_replicas)
         ]
 
     def evaluate(self, server: TrainerServer, step: int) -> EvalMetrics:
-        """Loss and perplexity of the weights after a step.
+        """Loss and perplexity of the weights after a step; of pairs what became of them.
 
         Raises:
             TwinstreamError: a rank does not answer.
@@ -51,19 +54,37 @@ class Evaluator:
         ]
         found = mean_loss(losses, perf_counter() - start_s)
         tokens = sum(one.tokens for one in self._passes)
+        preference = self._preference(shares)
         return EvalMetrics(
-            step=step, loss=found.loss, perplexity=found.perplexity, tokens=tokens,
-            seconds=found.seconds,
+            step=step, loss=found.loss, tokens=tokens, seconds=found.seconds,
+            perplexity=found.perplexity if preference is None else None, preference=preference,
         )  # fmt: skip
 
+    def _preference(self, shares: "Sequence[Sequence[PassLoss]]") -> PairMetrics | None:
+        dpo = self._plan.recipe.dpo
+        if self._reference is None or dpo is None:
+            return None
+        chunks = [chunk for one in self._passes for chunk in one.chunks]
+        log_probs = [
+            found
+            for replicas in zip(*shares, strict=True)
+            for one in replicas
+            for found in one.log_probs
+        ]
+        return pair_metrics(chunks, log_probs, list(map(self._reference, chunks)), dpo.beta)
 
-def _passes_over(data: TrainingData, plan: Plan, each: int, most_tokens: int) -> list[StepData]:
-    """The data once, or its first chunks, `each` a pass; the last one filled up with empty ones.
+
+def passes_over(data: TrainingData, plan: Plan, most_tokens: int) -> list[StepData]:
+    """The data once, or its first chunks; the last pass is filled up with empty ones.
+
+    Args:
+        most_tokens: of the data, with padding.
 
     Raises:
         TwinstreamError: no label of the data counts.
     """
     shape = plan.shape(data)
+    each = plan.workload.chunks_per_round // plan.pieces * plan.num_replicas
     most = max(1, most_tokens // shape.chunk_tokens)
     chunks: list[Chunk] = []
     with plan.chunks(data, seed=0) as stream:

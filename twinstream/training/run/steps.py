@@ -14,10 +14,12 @@ from twinstream.data.order import Position
 from twinstream.data.packing import Chunk
 from twinstream.data.spans import NO_LABEL
 from twinstream.executor.launch.protocol import Batch
-from twinstream.log.metrics import StepMetrics
+from twinstream.log.metrics import PairMetrics, StepMetrics
+from twinstream.models.lowering.declarations import log_probs_sink
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.ranks.planning import Plan
 from twinstream.training.rates import LearningRate
+from twinstream.training.run.pairs import Floats, pair_metrics
 
 _KEPT_STEPS = 16  # a run is two passes ahead of the last that is complete, stages a few more
 
@@ -29,12 +31,14 @@ class StepData:
     Attributes:
         tokens: without padding.
         targets: labels that count.
+        pairs: where documents are pairs.
     """
 
     chunks: tuple[Chunk, ...]
     after: Position
     tokens: int
     targets: int
+    pairs: int
 
     @classmethod
     def of(cls, chunks: tuple[Chunk, ...], after: Position) -> "StepData":
@@ -44,6 +48,7 @@ class StepData:
             after,
             sum(len(chunk.ids) - chunk.num_padding for chunk in chunks),
             sum(int(np.count_nonzero(chunk.labels != NO_LABEL)) for chunk in chunks),
+            sum(chunk.num_pairs for chunk in chunks),
         )
 
 
@@ -79,16 +84,27 @@ class StepBatches:
         return None
 
 
-def batch_of(data: StepData, replica: int, chunks: int, plan: Plan) -> Batch:
+ReferenceOf = Callable[[Chunk], Floats]
+
+
+def batch_of(
+    data: StepData, replica: int, chunks: int, plan: Plan, reference: ReferenceOf | None
+) -> Batch:
     """What a replica is fed of a step or a pass: so many chunks of the plan.
 
     Where the data's chunks are cut into pieces, each piece is a chunk of the plan.
+
+    Args:
+        reference: where the loss is of pairs, of those of a chunk.
     """
     count, pieces = chunks // plan.pieces, plan.pieces
     own = data.chunks[replica * count : (replica + 1) * count]
     tokens = tuple(_piece(chunk, at, pieces) for chunk in own for at in range(pieces))
     packed = plan.workload.packing is not None
-    return Batch(tokens, tuple(chunk.lengths for chunk in own) if packed else None, data.targets)
+    lengths = tuple(chunk.lengths for chunk in own) if packed else None
+    if reference is None:
+        return Batch(tokens, lengths, data.targets)
+    return Batch(tokens, lengths, data.pairs, tuple(map(reference, own)))
 
 
 def _piece(chunk: Chunk, index: int, pieces: int) -> NDArray[np.int32]:
@@ -106,9 +122,8 @@ class StepRecorder:
     """Takes losses and norms as they come, and tells of each step once, in order.
 
     Args:
-        num_replicas: a step's loss is the sum of theirs.
-        predicted_s: of a step.
-        clips: whether each step has a norm, too.
+        plan: a step's loss is the sum of those of its replicas.
+        reference: where the loss is of pairs.
         tokens: trained before the first step here.
         epoch_tokens: of the data.
     """
@@ -118,33 +133,45 @@ class StepRecorder:
         batches: StepBatches,
         rate: LearningRate,
         *,
-        num_replicas: int,
-        predicted_s: float,
-        clips: bool,
+        plan: Plan,
+        reference: ReferenceOf | None,
         tokens: int,
         epoch_tokens: int,
         on_step: Callable[[StepMetrics], None],
     ) -> None:
         self.tokens, self.last_step = tokens, 0
         self._batches, self._rate, self._on_step = batches, rate, on_step
-        self._predicted_s, self._clips, self._epoch_tokens = predicted_s, clips, epoch_tokens
-        self._num_replicas = num_replicas
-        self._shares: dict[tuple[str, int], dict[int, float]] = {}
-        self._found: dict[str, float] = {}
+        self._plan, self._epoch_tokens, self._reference = plan, epoch_tokens, reference
+        sinks = {"loss", *(("grad_norm",) if plan.recipe.clips else ())}
+        if reference is not None:
+            sinks.update(map(log_probs_sink, range(plan.chunks_of_a_replica)))
+        self._sinks = sinks
+        self._shares: dict[tuple[str, int], dict[int, float | Floats]] = {}
+        self._values: dict[str, float] = {}
+        self._log_probs: dict[str, list[Floats]] = {}
         self._since_s = perf_counter()
 
-    def take(self, sink: str, step: int, value: float, replica: int = 0) -> None:
-        """Take a replica's result of a step: its share of the loss, or the norm, which all have.
+    def take(self, sink: str, step: int, value: float | Floats, replica: int = 0) -> None:
+        """Take a replica's result of a step: its share of the loss, or the norm, which all have;
+        or the log-probabilities of a chunk of its own.
 
         Raises:
             LossError: it is no finite number; names the step.
         """
         shares = self._shares.setdefault((sink, step), {})
         shares[replica] = value
-        if len(shares) < self._num_replicas:
+        if len(shares) < self._plan.num_replicas:
             return
         del self._shares[sink, step]
         values = [shares[replica] for replica in sorted(shares)]
+        if sink in ("loss", "grad_norm"):
+            self._values[sink] = self._checked(sink, step, [float(one) for one in values])
+        else:
+            self._log_probs[sink] = [np.asarray(one) for one in values]
+        if self._sinks <= self._values.keys() | self._log_probs.keys():
+            self._record(step)
+
+    def _checked(self, sink: str, step: int, values: list[float]) -> float:
         value = sum(values) if sink == "loss" else values[0]
         if not math.isfinite(value):
             what = "loss" if sink == "loss" else "norm of the gradients"
@@ -153,9 +180,7 @@ class StepRecorder:
                 "are as they were. Go on from the last one with a lower learning_rate, look at the "
                 "data of that step, or start a new run with a lower max_grad_norm"
             )
-        self._found[sink] = value
-        if "loss" in self._found and (not self._clips or "grad_norm" in self._found):
-            self._record(step)
+        return value
 
     def skip_time(self) -> None:
         """What went by since the last step was not a step's."""
@@ -168,15 +193,29 @@ class StepRecorder:
         self.last_step = step
         metrics = StepMetrics(
             step=step,
-            loss=self._found["loss"],
+            loss=self._values["loss"],
             learning_rate=self._rate(step),
-            grad_norm=self._found.get("grad_norm"),
+            grad_norm=self._values.get("grad_norm"),
             tokens=data.tokens,
             targets=data.targets,
             seconds=took_s,
             tokens_per_s=data.tokens / took_s if took_s > 0 else 0.0,
-            predicted_tokens_per_s=data.tokens / self._predicted_s,
+            predicted_tokens_per_s=data.tokens / self._plan.step_s,
             epoch=self.tokens / max(1, self._epoch_tokens),
+            preference=self._preference(data),
         )
-        self._found.clear()
+        self._values.clear()
+        self._log_probs.clear()
         self._on_step(metrics)
+
+    def _preference(self, data: StepData) -> PairMetrics | None:
+        dpo = self._plan.recipe.dpo
+        if self._reference is None or dpo is None:
+            return None
+        log_probs = [
+            self._log_probs[log_probs_sink(chunk)][replica]
+            for replica in range(self._plan.num_replicas)
+            for chunk in range(self._plan.chunks_of_a_replica)
+        ]
+        reference = list(map(self._reference, data.chunks))
+        return pair_metrics(data.chunks, log_probs, reference, dpo.beta)

@@ -1,0 +1,190 @@
+"""The reference of DPO: log-probabilities of pairs by the model as it is before training.
+
+They are computed once, by forward passes in the arenas of the training, and kept beside the run;
+with adapters the reference is the base. So no second model is ever in memory.
+"""
+
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from time import monotonic
+from zipfile import BadZipFile
+
+import numpy as np
+
+from twinstream.data.order import Position
+from twinstream.data.packing import Chunk, empty_chunk
+from twinstream.data.training_data import TrainingData
+from twinstream.executor.weights.durable_files import write_file
+from twinstream.log.run_files import RunFiles
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.training.preparing import Prepared
+from twinstream.training.ranks.planning import Plan
+from twinstream.training.run.pairs import KEY_BYTES, Floats, keys_of
+from twinstream.training.run.steps import StepData, batch_of
+from twinstream.training.run.stopping import Stop
+from twinstream.training.server import TrainerServer
+
+_PASSES = 16  # asked for at a time: as many are lost where a run is killed
+_FORMAT = 1
+_SAVED_EVERY_S = 60.0
+
+
+class Reference:
+    """Of each pair the log-probabilities of the chosen and of the rejected answer.
+
+    Args:
+        path: of the file that keeps them; one with another fingerprint, or damaged, is not read.
+        fingerprint: of all that decides them but the pairs.
+    """
+
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self._path, self._fingerprint = path, fingerprint
+        self._known: dict[bytes, tuple[float, float]] = {}
+        try:
+            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
+                if found["fingerprint"].item() == fingerprint:
+                    keys = found["keys"].astype(np.uint8).reshape(-1, KEY_BYTES)
+                    values = found["log_probs"].astype(np.float32).reshape(-1, 2).tolist()
+                    self._known = {
+                        key.tobytes(): (a, b) for key, (a, b) in zip(keys, values, strict=True)
+                    }
+        except (OSError, ValueError, KeyError, BadZipFile):
+            pass
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def has(self, chunk: Chunk) -> bool:
+        """Whether all pairs of a chunk are known."""
+        return all(key in self._known for key in keys_of(chunk))
+
+    def of(self, chunk: Chunk) -> Floats:
+        """Of the pairs of a chunk, [2, pairs].
+
+        Raises:
+            TwinstreamError: a pair is unknown.
+        """
+        keys = keys_of(chunk)
+        if missing := sum(key not in self._known for key in keys):
+            raise TwinstreamError(
+                f"the reference does not know {missing} of the {len(keys)} pairs of a chunk: the "
+                "data has changed since the run began; go on with --resume"
+            )
+        found = np.array([self._known[key] for key in keys], np.float32)
+        return np.ascontiguousarray(found.reshape(-1, 2).T)
+
+    def add(self, chunk: Chunk, log_probs: Floats) -> None:
+        """Take those of a chunk's pairs, [2 P]; a pair that is known stays as it is."""
+        pairs = log_probs.reshape(-1, 2).tolist()
+        for key, (chosen, rejected) in zip(keys_of(chunk), pairs, strict=False):
+            self._known.setdefault(key, (chosen, rejected))
+
+    def keep(self) -> None:
+        """
+        Raises:
+            WeightsError: the file cannot be written.
+        """
+        content = io.BytesIO()
+        np.savez(
+            content,
+            fingerprint=np.array(self._fingerprint),
+            keys=np.frombuffer(b"".join(self._known), np.uint8).reshape(-1, KEY_BYTES),
+            log_probs=np.array(list(self._known.values()), np.float32).reshape(-1, 2),
+        )
+        write_file(self._path, content.getvalue())
+
+
+def reference_of(prepared: Prepared) -> Reference:
+    """What is known of a run's reference already."""
+    return Reference(RunFiles(prepared.options.output).reference, fingerprint_of(prepared))
+
+
+def fingerprint_of(prepared: Prepared) -> str:
+    """Of the model before training, and of how its forward is computed."""
+    model, recipe, plan = prepared.model, prepared.recipe, prepared.plan
+    files: object = prepared.options.seed
+    if model.folder is not None:
+        paths = sorted(model.folder.glob("*.safetensors"))
+        files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
+    kept = {"base", "kernels", "max_row_slice"}
+    told = (
+        _FORMAT, model.spec.ref().content_hash, files, recipe.model_dump(mode="json", include=kept),
+        plan.workload.chunk_tokens,
+    )  # fmt: skip
+    return blake2b(json.dumps(told).encode(), digest_size=KEY_BYTES).hexdigest()
+
+
+def unknown_passes(
+    reference: Reference, chunks: Iterable[Chunk], plan: Plan, empty: Chunk
+) -> Iterator[StepData]:
+    """Passes over those chunks that have a pair that is unknown; the last filled up."""
+    each = plan.workload.chunks_per_round * plan.num_replicas
+    left = (chunk for chunk in chunks if not reference.has(chunk))
+    while found := list(islice(left, each)):
+        yield StepData.of((*found, *[empty] * (each - len(found))), Position())
+
+
+class ReferencePasses:
+    """Has ranks at rest compute what is unknown of a run's reference.
+
+    Args:
+        stop: ends it early; what is known then is kept.
+    """
+
+    def __init__(self, reference: Reference, plan: Plan, data: TrainingData, stop: Stop) -> None:
+        self._reference, self._plan, self._stop = reference, plan, stop
+        self._empty = empty_chunk(plan.shape(data))
+        self._saved_s = monotonic()
+
+    def needs(self, chunks: Iterable[Chunk]) -> bool:
+        """Whether a pair is unknown."""
+        return not all(map(self._reference.has, chunks))
+
+    def compute(self, chunks: Iterable[Chunk], server: TrainerServer) -> None:
+        """Pass by pass, with the weights that the ranks have.
+
+        Raises:
+            TwinstreamError: a rank does not answer, one is no number, or it is stopped.
+        """
+        reference = self._reference
+        passes = unknown_passes(reference, chunks, self._plan, self._empty)
+        while asked := list(islice(passes, _PASSES)):
+            for chunk, log_probs in self._computed(asked, server):
+                if not np.isfinite(log_probs).all():
+                    raise TwinstreamError(
+                        "a log-probability of the reference, which is the model before training, "
+                        "is no number: look at its weights, and at the pairs"
+                    )
+                reference.add(chunk, log_probs)
+            if self._stop.asked or monotonic() - self._saved_s > _SAVED_EVERY_S:
+                reference.keep()
+                self._saved_s = monotonic()
+            if self._stop.asked:
+                raise TwinstreamError(
+                    f"stopped before the first step: {len(reference):,} pairs of the reference are "
+                    "kept; go on with --resume"
+                )
+        reference.keep()
+
+    def _computed(
+        self, passes: Sequence[StepData], server: TrainerServer
+    ) -> Iterator[tuple[Chunk, Floats]]:
+        """Each chunk with what it has for the reference."""
+        plan, each = self._plan, self._plan.workload.chunks_per_round
+        shares = server.evaluate([
+            tuple(batch_of(one, replica, each, plan, unknown) for one in passes)
+            for replica in range(plan.num_replicas)
+        ])  # fmt: skip
+        for replica, found in enumerate(shares):
+            for one, passed in zip(passes, found, strict=True):
+                own = one.chunks[replica * each : (replica + 1) * each]
+                yield from zip(own, passed.log_probs, strict=True)
+
+
+def unknown(chunk: Chunk) -> Floats:
+    """In place of a reference, where the loss is not looked at."""
+    return np.zeros((2, chunk.num_pairs), np.float32)
