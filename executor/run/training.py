@@ -39,8 +39,8 @@ class Training:
 
     Where the recipe has a loss of pairs, `reference` is what it compares with, by default 0 for
     pairs of the expected lengths; the loss is the mean over `num_targets` pairs, and `log_probs`
-    has those of each step's chunks, by sink: [2 P] of the two sequences of each pair that a chunk
-    has room for, 0 where there is none.
+    has those of the chunks of a round, by sink and round after round: [2 P] of the two sequences of
+    each pair that a chunk has room for, 0 where there is none.
 
     Where a step begins with the updates of the one before, it is fed the numbers of that one; up to
     step `flushed_step` all updates are made already, by default those before the first step.

@@ -24,9 +24,9 @@ from twinstream.schedule.workload import Workload
 STEP_STATE_BYTES = 64
 
 
-def log_probs_sink(index: int) -> str:
-    """Where the log-probabilities of a step's chunk go, of the sequences of its pairs."""
-    return f"log_probs.{index}"
+def log_probs_sink(chunk: int) -> str:
+    """Where the log-probabilities of a chunk go, of the sequences of its pairs, round by round."""
+    return f"log_probs.{chunk}"
 
 
 @dataclass(frozen=True)

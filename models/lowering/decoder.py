@@ -51,7 +51,7 @@ class DecoderLowering(StepLowering):
         call = self.calls.other(kernel, cost(self._row_slice), self._head_attributes)
         for chunk in self._chunks_reversed():
             operands = [
-                *self._head_inputs(chunk), *self._log_probs(0, chunk),
+                *self._head_inputs(chunk), *self._log_probs(chunk),
                 builder.accumulate("loss", "loss"), step_state,
             ]  # fmt: skip
             if self.spec.tied_embeddings:
@@ -135,7 +135,7 @@ class DecoderLowering(StepLowering):
         for chunk in self._chunks_reversed():
             operands = [
                 *self._head_inputs(chunk),
-                *self._log_probs(round_, chunk),
+                *self._log_probs(chunk),
                 builder.write("d_hidden", f"d_hidden.{chunk}"),
                 *self._gradient("gradients", "head", round_),
                 builder.accumulate("loss", "loss"),
@@ -188,13 +188,12 @@ class DecoderLowering(StepLowering):
             *(self.builder.read(name, f"{name}.{chunk}") for name in ("tokens", *of_pairs)),
         ]
 
-    def _log_probs(self, round_: int, chunk: int) -> list[TaskOperand]:
+    def _log_probs(self, chunk: int) -> list[TaskOperand]:
         """Where those of pairs are written, from which they go out."""
         if self.recipe.dpo is None:
             return []
         made = self.builder.write("log_probs", f"log_probs.{chunk}")
-        index = round_ * self.workload.chunks_per_round + chunk
-        sink = log_probs_sink(index)
+        sink = log_probs_sink(chunk)
         self.builder.outputs.append(Output(tensor=made.tensor, version=made.version, sink=sink))
         return [made]
 

@@ -132,7 +132,7 @@ def _forward_of(op: Compute, task: Task) -> Compute:
 def _handed_out(
     training: Schedule, output: Output, ops: Iterable[Compute | Communicate]
 ) -> Iterator[tuple[int, Op]]:
-    """The copy and the fetch of a result, as training has them last, and where."""
+    """The copy and the fetch of a result, as training has them of that version or last; where."""
     fetches = [
         (position, op)
         for position, op in enumerate(training.ops)
@@ -140,7 +140,8 @@ def _handed_out(
     ]
     if not fetches:
         raise NoEvaluation(f"the schedule hands out no '{output.sink}': it is not one of training")
-    at, fetch = fetches[-1]
+    alike = [(position, op) for position, op in fetches if op.version == output.version]
+    at, fetch = (alike or fetches)[-1]
     source = [o.slot for op in ops for o in op.operands if o.tensor == output.tensor][-1]
     if source != fetch.slot:
         copies = [

@@ -1,5 +1,7 @@
 """DPO: gradients of whole models beside autograd, the same bits under any cap, evaluations."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -25,14 +27,18 @@ from twinstream.executor.state.training_state import fill_carried, initial_state
 from twinstream.models.adapters.lora import lora_of
 from twinstream.models.lowering.lower import lower
 from twinstream.models.options import Experts
-from twinstream.models.recipe import Dpo, Recipe, RecipeError, dpo_of
+from twinstream.models.recipe import Dpo, KernelChoice, Recipe, RecipeError, dpo_of
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.planner.planner import Planner
+from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.ops import Fetch
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
+from twinstream.simulator.replay import steady_state
 
 LENGTHS = (10, 14, 13, 9, 2)  # of a chunk: two pairs, and padding
 PAIRS, CHUNKS = 2, 2
@@ -145,7 +151,8 @@ def test_caps_and_policies_change_no_bit(recipe, changes):
     schedule = planned(chain, MACHINE, Caps(), "resident")
     loop, state = trained(schedule, poison=True)
     assert len(set(loop.losses)) == 3
-    assert sorted(loop.log_probs) == [f"log_probs.{index}" for index in range(4)]
+    assert sorted(loop.log_probs) == ["log_probs.0", "log_probs.1"]
+    assert all(len(values) == 3 * 2 for values in loop.log_probs.values())
     least = enough_device_bytes(chain, "streaming")
     levels = set()
     for policy, caps in (
@@ -193,6 +200,24 @@ def test_an_evaluation_has_the_loss_and_log_probabilities_of_the_step(policy):
     assert len(found.log_probs) == 2
     for index, values in enumerate(found.log_probs):
         assert np.array_equal(values, expected.log_probs[f"log_probs.{index}"][0])
+
+
+def test_a_plan_of_many_rounds_hands_out_those_of_each():
+    """Its rounds are planned few and repeated."""
+    recipe = Recipe(dpo=Dpo(), kernels=KernelChoice(), lora=lora_of("r=2"))
+    step = TrainingStep(16, 32 * 24, 32, 1, recipe=recipe)
+    request = PlanRequest.of(
+        small("tiny", dtype="float32"), MACHINE, step=step, device_mem=None, host_mem=None
+    )
+    schedule = Planner(steady_state).plan(request)
+    assert schedule.workload.rounds_per_step == 24
+    fetched = [op.sink for op in schedule.ops if isinstance(op, Fetch)]
+    assert Counter(fetched)["log_probs.0"] == 24
+    loop = training_of(schedule)
+    loop.lengths = loop.reference = None
+    state = initial_state(small("tiny", dtype="float32"), seed=1, recipe=recipe)
+    execute(schedule, state, loop.host_work(schedule), RunOptions(num_passes=2))
+    assert len(loop.log_probs["log_probs.0"]) == 48
 
 
 def test_a_chunk_without_room_for_a_pair_and_a_wrong_reference_are_refused():

@@ -142,13 +142,11 @@ class StepRecorder:
         self.tokens, self.last_step = tokens, 0
         self._batches, self._rate, self._on_step = batches, rate, on_step
         self._plan, self._epoch_tokens, self._reference = plan, epoch_tokens, reference
-        sinks = {"loss", *(("grad_norm",) if plan.recipe.clips else ())}
-        if reference is not None:
-            sinks.update(map(log_probs_sink, range(plan.chunks_of_a_replica)))
-        self._sinks = sinks
-        self._shares: dict[tuple[str, int], dict[int, float | Floats]] = {}
+        self._sinks = {"loss", *(("grad_norm",) if plan.recipe.clips else ())}
+        self._shares: dict[tuple[str, int], dict[int, float]] = {}
         self._values: dict[str, float] = {}
-        self._log_probs: dict[str, list[Floats]] = {}
+        # by step and replica; of a sink round by round
+        self._log_probs: dict[int, dict[int, dict[str, list[Floats]]]] = {}
         self._since_s = perf_counter()
 
     def take(self, sink: str, step: int, value: float | Floats, replica: int = 0) -> None:
@@ -158,18 +156,27 @@ class StepRecorder:
         Raises:
             LossError: it is no finite number; names the step.
         """
-        shares = self._shares.setdefault((sink, step), {})
-        shares[replica] = value
-        if len(shares) < self._plan.num_replicas:
-            return
-        del self._shares[sink, step]
-        values = [shares[replica] for replica in sorted(shares)]
-        if sink in ("loss", "grad_norm"):
-            self._values[sink] = self._checked(sink, step, [float(one) for one in values])
+        if isinstance(value, np.ndarray):
+            of_replica = self._log_probs.setdefault(step, {}).setdefault(replica, {})
+            of_replica.setdefault(sink, []).append(value)
         else:
-            self._log_probs[sink] = [np.asarray(one) for one in values]
-        if self._sinks <= self._values.keys() | self._log_probs.keys():
+            shares = self._shares.setdefault((sink, step), {})
+            shares[replica] = value
+            if len(shares) < self._plan.num_replicas:
+                return
+            del self._shares[sink, step]
+            values = [shares[replica] for replica in sorted(shares)]
+            self._values[sink] = self._checked(sink, step, values)
+        if self._values.keys() == self._sinks and self._has_log_probs(step):
             self._record(step)
+
+    def _has_log_probs(self, step: int) -> bool:
+        """Whether those of all its chunks have come."""
+        if self._reference is None:
+            return True
+        found = self._log_probs.get(step, {}).values()
+        count = sum(len(values) for by_sink in found for values in by_sink.values())
+        return count == self._plan.chunks_per_step
 
     def _checked(self, sink: str, step: int, values: list[float]) -> float:
         value = sum(values) if sink == "loss" else values[0]
@@ -202,20 +209,23 @@ class StepRecorder:
             tokens_per_s=data.tokens / took_s if took_s > 0 else 0.0,
             predicted_tokens_per_s=data.tokens / self._plan.step_s,
             epoch=self.tokens / max(1, self._epoch_tokens),
-            preference=self._preference(data),
+            preference=self._preference(step, data),
         )
         self._values.clear()
-        self._log_probs.clear()
         self._on_step(metrics)
 
-    def _preference(self, data: StepData) -> PairMetrics | None:
+    def _preference(self, step: int, data: StepData) -> PairMetrics | None:
         dpo = self._plan.recipe.dpo
         if self._reference is None or dpo is None:
             return None
+        found = self._log_probs.pop(step)
         log_probs = [
-            self._log_probs[log_probs_sink(chunk)][replica]
-            for replica in range(self._plan.num_replicas)
-            for chunk in range(self._plan.chunks_of_a_replica)
+            values
+            for _, by_sink in sorted(found.items())
+            for of_round in zip(
+                *(by_sink[log_probs_sink(chunk)] for chunk in range(len(by_sink))), strict=True
+            )
+            for values in of_round
         ]
         reference = list(map(self._reference, data.chunks))
         return pair_metrics(data.chunks, log_probs, reference, dpo.beta)
