@@ -18,7 +18,7 @@ from twinstream.models.options import Experts
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model, preset_names
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipe import Dpo, KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
 from twinstream.models.trained import frozen_groups
@@ -66,6 +66,7 @@ __all__ = [
     "ClusterSchedule",
     "ClusterTimeline",
     "Comparison",
+    "Dpo",
     "EvalMetrics",
     "Evaluator",
     "Experts",

@@ -15,10 +15,12 @@ _SHAPES = (
     ("1b", 8192, 16384),
     ("1b", 1024, 8192),
     ("32b", 8192, 8192),
+    ("qwen3-30b-a3b", 4096, 16384),  # 1,024 rows an expert
+    ("qwen3-30b-a3b", 4096, 4096),
     ("tiny", 64, 128),
     ("tiny", 256, 64),
 )
-PRESETS = ("8b", "1b", "32b")
+PRESETS = ("8b", "1b", "32b", "qwen3-30b-a3b")
 
 
 def probe_chains(kernels: KernelChoice, presets: tuple[str, ...]) -> tuple[Chain, ...]:

@@ -18,6 +18,7 @@ from twinstream.executor.probe.tasks.task_samples import (
     TaskSample,
     attention_samples,
     best_matmul_flop_per_s,
+    grouped_samples,
     matmul_samples,
     task_samples,
 )
@@ -115,6 +116,7 @@ def kernel_samples(chains: Iterable[Chain], timer: DeviceTimer) -> Iterator[Task
     """Matrix products, attention and whole kernels of the chains, under the timer's load."""
     for chain in chains:
         yield from matmul_samples(chain, timer)
+        yield from grouped_samples(chain, timer)
         yield from attention_samples(chain, timer)
         yield from task_samples(chain, timer)
         if timer.device.type == "cuda":

@@ -36,7 +36,7 @@ from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import Workload
 
 _FLOAT32_BYTES = 4
-_PAIR_OPS = 28  # of `head_dpo` on what is known of pairs and rows, a launch each
+_PAIR_OPS = 33  # of `head_dpo` on what is known of pairs and rows, a launch each
 _BLOCKS_FOR_ALL_ROOM = ("sdpa_flash", "flash2")  # blocks for as many sequences, all of the longest
 # A block that finds no sequence takes some 7 ns of the device, a launch 2 us: assumed.
 _EMPTY_BLOCKS_OF_A_LAUNCH = 300

@@ -22,6 +22,8 @@ from twinstream.data.data_error import DataError
 from twinstream.data.packing import Chunk as DataChunk
 from twinstream.log.run_files import RunFiles
 from twinstream.planner.search.chunking import ChunkingError
+from twinstream.report.run_folder import read_run_folder
+from twinstream.report.run_page import run_html
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.options import TrainOptions
 from twinstream.training.run.pairs import keys_of, pair_metrics
@@ -78,6 +80,8 @@ def test_a_run_begins_at_its_reference_and_moves_away_from_it(tmp_path):
     assert [one.step for one in seen.evals] == [10, 20]
     assert all(one.perplexity is None and one.preference.pairs == 7 for one in seen.evals)
     assert seen.evals[-1].loss < seen.evals[0].loss < LN_2
+    page = run_html(read_run_folder(result.folder))
+    assert "Rewards" in page and "Accuracy" in page and "over its pairs" in page
     kept = reference_file(result.folder)
     assert kept["log_probs"].shape == (60, 2)  # those held out are the first of the others
     assert (kept["log_probs"] < 0).all()

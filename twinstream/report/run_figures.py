@@ -43,9 +43,8 @@ def loss_figure(steps: Sequence[StepMetrics], evals: Sequence[EvalMetrics]) -> g
             go.Scatter(
                 x=[one.step for one in evals], y=_column(evals, "loss"), name="evaluation",
                 mode="lines+markers", marker={"size": 7, "symbol": "diamond", "color": _EVAL},
-                line={"color": _EVAL, "width": 1.5}, customdata=_column(evals, "perplexity"),
-                hovertemplate="step %{x:,}: evaluation %{y:.4f}, perplexity %{customdata:,.4g}"
-                "<extra></extra>",
+                line={"color": _EVAL, "width": 1.5}, customdata=[one.text for one in evals],
+                hovertemplate="step %{x:,}: evaluation %{customdata}<extra></extra>",
             )
         )  # fmt: skip
     return _laid_out(figure, "loss", _HEIGHT_PX)
@@ -68,6 +67,31 @@ def norm_figure(steps: Sequence[StepMetrics]) -> go.Figure:
         figure.add_trace(_line("gradient norm", _column(steps, "step"), norms, ".4g"))
     figure.update_yaxes(rangemode="tozero")
     return _laid_out(figure, "gradient norm", _HALF_PX)
+
+
+def reward_figure(steps: Sequence[StepMetrics]) -> go.Figure:
+    """Of DPO, the mean margin of each step's pairs, and the rewards whose difference it is."""
+    figure = go.Figure()
+    for field, colour in zip(("margin", "chosen_reward", "rejected_reward"), SERIES_COLOURS,
+                             strict=False):  # fmt: skip
+        name = field.replace("_", " ")
+        figure.add_trace(_preference(steps, field, name, "+.3f", colour=colour))
+    return _laid_out(figure, "nats, times beta", _HALF_PX)
+
+
+def accuracy_figure(steps: Sequence[StepMetrics]) -> go.Figure:
+    """Of DPO, the share of each step's pairs whose margin is above 0."""
+    figure = go.Figure(_preference(steps, "accuracy", "accuracy", ".1%"))
+    figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
+    return _laid_out(figure, "accuracy", _HALF_PX)
+
+
+def _preference(
+    steps: Sequence[StepMetrics], field: str, name: str, form: str, *, colour: str = _SMOOTH
+) -> go.Scatter:
+    of_pairs = [step for step in steps if step.preference is not None]
+    values = np.array([getattr(step.preference, field) for step in of_pairs], np.float64)
+    return _line(name, _column(of_pairs, "step"), values, form, colour=colour)
 
 
 def speed_figure(steps: Sequence[StepMetrics]) -> go.Figure:

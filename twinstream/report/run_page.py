@@ -11,10 +11,12 @@ from twinstream.report.ranks_part import RanksPart
 from twinstream.report.run_figures import (
     FEW_STEPS,
     MOST_POINTS,
+    accuracy_figure,
     loss_figure,
     memory_figure,
     norm_figure,
     rate_figure,
+    reward_figure,
     speed_figure,
 )
 from twinstream.report.run_folder import RunFolder, RunSummary, run_summary
@@ -152,7 +154,8 @@ def _taken_bytes(schedule: Schedule, tier: str) -> int:
 def _loss(run: RunFolder) -> Section:
     if not run.steps and not run.evals:
         return Section("Loss", "No step has been done yet.", None)
-    text = "Of each step, the mean over its targets."
+    is_of_pairs = any(step.preference is not None for step in run.steps)
+    text = f"Of each step, the mean over its {'pairs' if is_of_pairs else 'targets'}."
     if len(run.steps) >= FEW_STEPS:
         text += " Smoothed is the running mean of about a fiftieth of the steps."
     if len(run.steps) > MOST_POINTS:
@@ -179,6 +182,13 @@ def _of_steps(run: RunFolder) -> list[Section]:
         if norms.data
         else Section("Gradient norm", "It was not computed.", None, half=True),
     ]
+    if any(step.preference is not None for step in run.steps):
+        text = "How much likelier than by the reference: chosen less rejected answers, and each."
+        found += [
+            Section("Rewards", text, reward_figure(run.steps), half=True),
+            Section("Accuracy", "Pairs whose chosen answer gained more.",
+                    accuracy_figure(run.steps), half=True),
+        ]  # fmt: skip
     predicted = any(step.predicted_tokens_per_s is not None for step in run.steps)
     text = "Trained tokens by the wall time of each step; padding is not counted."
     text += "" if predicted else " Nothing was predicted."

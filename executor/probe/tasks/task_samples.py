@@ -8,7 +8,8 @@ import torch
 from twinstream.executor.kernels.attention.registry import attention_implementation
 from twinstream.executor.kernels.attention.trial import AttentionTrial
 from twinstream.executor.kernels.operand import DTYPES
-from twinstream.executor.kernels.registry import registered_kernel
+from twinstream.executor.kernels.registry import registered_kernel, vector_ops
+from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.executor.probe.tasks.chain_memory import ChainMemory, in_order
 from twinstream.executor.probe.timing.device_timing import DeviceTimer, Timing
 from twinstream.executor.run.device_state import DeviceState
@@ -16,6 +17,8 @@ from twinstream.models.kernel_costs.workspace import attention_shape
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import KernelCall
+
+_GROUPED = "grouped_matmul"  # begins the units of products of experts' rows
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ def best_matmul_flop_per_s(samples: Sequence[TaskSample]) -> float:
 def listed_samples(chain: Chain) -> Iterator[tuple[str, tuple[Work, ...]]]:
     """Name and work of each sample of a chain, in the order in which a probe takes them."""
     for name, work in _distinct_matmuls(chain):
+        yield name, (work,)
+    for name, work, _ in _distinct_grouped(chain):
         yield name, (work,)
     for _, works in _attentions(chain):
         for name, work in works.items():
@@ -74,6 +79,12 @@ def matmul_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
     """Each distinct matrix product of the chain's calls alone, once with random operands."""
     for name, work in _distinct_matmuls(chain):
         yield TaskSample.of(name, (work,), _matmul_timing(work, timer))
+
+
+def grouped_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
+    """Each distinct product of experts' rows alone; all experts have as many rows."""
+    for name, work, vector in _distinct_grouped(chain):
+        yield TaskSample.of(name, (work,), _grouped_timing(work, vector_ops(vector), timer))
 
 
 def attention_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
@@ -119,6 +130,26 @@ def _distinct_matmuls(chain: Chain) -> Iterator[tuple[str, Work]]:
             yield name, work.model_copy(update=one)
 
 
+def _distinct_grouped(chain: Chain) -> Iterator[tuple[str, Work, str]]:
+    """Name, work and vector kernels of products of experts' rows, as if rows divided evenly."""
+    seen: set[tuple[str, tuple[int, ...]]] = set()
+    for call in chain.calls.values():
+        for work in call.cost:
+            if not work.unit.startswith(_GROUPED) or (key := (work.unit, work.shape)) in seen:
+                continue
+            seen.add(key)
+            item, count = DTYPES[work.dtype].itemsize, work.shape[-1]
+            if work.unit == _GROUPED:
+                each, n, k, _ = work.shape
+                moved = count * (each * (k + n) + n * k)
+            else:
+                n, k, each, _ = work.shape
+                moved = count * (each * (k + n) + 2 * n * k)
+            alone = {"flops": 2 * count * each * n * k, "hbm_bytes": moved * item}
+            name = f"{work.unit} {'x'.join(map(str, work.shape))}"
+            yield name, work.model_copy(update=alone), call.kernel.partition("/")[2]
+
+
 def _attentions(chain: Chain) -> Iterator[tuple[KernelCall, dict[str, Work]]]:
     """Forward and backward of each place's attention, by the names of their samples."""
     for call in chain.calls.values():
@@ -142,6 +173,25 @@ def _accumulates(work: Work) -> bool:
     m, n, k = work.shape
     moved = work.hbm_bytes // work.launches // DTYPES[work.dtype].itemsize
     return moved > m * k + k * n + m * n
+
+
+def _grouped_timing(work: Work, vector: VectorOps, timer: DeviceTimer) -> Timing:
+    device, dtype, count = timer.device, DTYPES[work.dtype], work.shape[-1]
+    generator = torch.Generator(device).manual_seed(sum(work.shape))
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=dtype, device=device)
+
+    is_gradient = work.unit != _GROUPED
+    n, k, each = work.shape[:3] if is_gradient else (*work.shape[1:3], work.shape[0])
+    ends = torch.arange(1, count + 1, dtype=torch.int32, device=device) * each
+    x, y = random(count * each, k), random(count * each, n)
+    matrices = random(count, n, k)
+    if is_gradient:
+        matrices.zero_()
+        return timer.timed(lambda: vector.add_grouped_gradient(matrices, y, x, ends, "update"))
+    columns = matrices.transpose(1, 2)
+    return timer.timed(lambda: vector.grouped_matmul(x, columns, ends, y))
 
 
 def _matmul_timing(work: Work, timer: DeviceTimer) -> Timing:

@@ -12,7 +12,11 @@ from twinstream.executor.probe.cuda import ProbeRequest, kernel_samples
 from twinstream.executor.probe.cuda_links import Links
 from twinstream.executor.probe.tasks import trial
 from twinstream.executor.probe.tasks.curves import Ceilings, fit_curves
-from twinstream.executor.probe.tasks.task_samples import TaskSample, best_matmul_flop_per_s
+from twinstream.executor.probe.tasks.task_samples import (
+    TaskSample,
+    best_matmul_flop_per_s,
+    listed_samples,
+)
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
 from twinstream.executor.probe.timing.fit import Line
 from twinstream.hardware_profiles.cost import cost_alone_ns
@@ -161,6 +165,39 @@ def test_every_call_of_a_chain_is_timed_once_and_every_product_alone(samples):
     assert {s.works[0].unit for s in samples if s.name.startswith("attention")} == {
         "attention_forward", "attention_backward"
     }  # fmt: skip
+
+
+def test_products_of_experts_are_timed_alone_and_give_curves_of_their_own(one_thread):
+    """By the kernels that a run has; what the work says is the FLOPs that were done."""
+    spec = load_preset("tiny-experts").model_copy(update={"num_layers": 1})
+    workload = Workload(seq_len=64, chunk_tokens=128, chunks_per_round=1, rounds_per_step=1)
+    chain = lower(spec, workload)
+    found = list(kernel_samples((chain,), DeviceTimer(CPU, budget_s=0.002)))
+    alone = [s for s in found if s.name.startswith("grouped_matmul")]
+    assert {s.works[0].unit for s in alone} == {"grouped_matmul", "grouped_matmul_gradient"}
+    shapes = {(w.unit, w.shape) for call in chain.calls.values() for w in call.cost
+              if w.unit.startswith("grouped")}  # fmt: skip
+    assert {(s.works[0].unit, s.works[0].shape) for s in alone} == shapes
+    rows = workload.chunk_tokens * spec.experts.per_token
+    for sample in alone:
+        n, k = sample.works[0].shape[1:3]
+        if sample.works[0].unit.endswith("gradient"):
+            n, k = sample.works[0].shape[:2]
+        assert sample.works[0].flops == 2 * rows * n * k
+        assert sample.time_ns > 0
+    assert [s.name for s in found] == [name for name, _ in listed_samples(chain)]
+    curves = fit_curves(found, CEILINGS, "test").curves
+    assert {"grouped_matmul/float32", "grouped_matmul_gradient/float32"} <= {
+        key.replace("bfloat16", "float32") for key in curves
+    }
+
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def test_a_sample_of_a_product_counts_one_launch(samples):
