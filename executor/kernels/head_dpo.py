@@ -8,6 +8,7 @@ Legend: T tokens of the chunk, P pairs that it has room for, of which the first 
 sequences are the chunk's first, the chosen one of a pair before the rejected one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +23,8 @@ from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
 from twinstream.models.recipe import Dpo
 from twinstream.schedule.ops import Mode
+
+Take = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 def head_dpo(operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls) -> None:
@@ -44,7 +47,7 @@ def head_dpo_evaluate(
 
 
 @dataclass(frozen=True)
-class _Pairs:
+class Pairs:
     """What is read and written of pairs."""
 
     starts: torch.Tensor  # [2 P + 1], int32: rows at which sequences start, and the last ends
@@ -60,16 +63,23 @@ class _Pairs:
     dpo: Dpo
 
     @classmethod
-    def of(cls, head: HeadForward, operands: Operands, attributes: Attributes) -> "_Pairs":
+    def of(
+        cls, num_tokens: int, loss_scale: torch.Tensor, take: Take, operands: Operands,
+        attributes: Attributes,
+    ) -> "Pairs":  # fmt: skip
+        """Of a chunk.
+
+        Args:
+            take: gives temporaries, of a shape and a dtype.
+        """
         most = typed_attribute(attributes, "most_pairs", int)
-        num_tokens, take = len(head.labels), head.workspace.take
         return cls(
             starts=operands["sequences"].view(torch.int32, (2 * most + 1,)),
             reference=operands["reference"].view(torch.float32, (3, most)),
             log_probs=operands["log_probs"].view(torch.float32, (2 * most,)),
             loss=operands["loss"].view(torch.float32, (1,)),
             loss_mode=operands["loss"].mode,
-            loss_scale=head.loss_scale,
+            loss_scale=loss_scale,
             wide_losses=take((num_tokens,), torch.float64),
             rows=take((num_tokens,), torch.int32),
             sequences=take((num_tokens,), torch.int32),
@@ -85,16 +95,17 @@ def _add_pairs(
     head: HeadForward, operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
 ) -> torch.Tensor:
     """The first pass, and what pairs make of it; each row's scale, [T] float32."""
-    pairs = _Pairs.of(head, operands, attributes)
-    one = head.workspace.take((1,), torch.float32)
+    take = head.workspace.take
+    pairs = Pairs.of(len(head.labels), head.loss_scale, take, operands, attributes)
+    one = take((1,), torch.float32)
     calls.add(one.fill_, 1.0)
     for _ in replace(head, loss_scale=one).slices(vector, calls):
         pass
-    calls.add(_write_pairs, pairs, head.losses)
+    calls.add(write_pairs, pairs, head.losses)
     return pairs.scales
 
 
-def _write_pairs(pairs: _Pairs, losses_T: torch.Tensor) -> None:
+def write_pairs(pairs: Pairs, losses_T: torch.Tensor) -> None:
     """Log-probabilities, losses and scales; sums are in float64 and in the order of rows."""
     beta, smoothing = pairs.dpo.beta, pairs.dpo.label_smoothing
     pairs.wide_losses.copy_(losses_T)

@@ -15,11 +15,12 @@ import torch
 from torch import nn
 
 from twinstream.executor.kernels.calls import Calls
+from twinstream.executor.kernels.head_dpo import Pairs, write_pairs
 from twinstream.executor.kernels.operand import Kernel, KernelOperand, Operands
 from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.gradients import gradient_views, weight_views
 from twinstream.executor.modules.module_program import ChunkProgram, ModuleProgram
-from twinstream.executor.modules.rows_and_values import restored, row_axis, stored
+from twinstream.executor.modules.rows_and_values import restored, row_axis, row_losses, stored
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
 from twinstream.models.traced_parts import (
     TracedValue,
@@ -288,27 +289,60 @@ class _Rows:
 
 
 def _head_loss(bound: _Bound, calls: Calls) -> None:
-    chunk, tensors, rows = bound.chunk, bound.tensors, _Rows(bound)
+    rows = _Rows(bound)
+    backward = _head_backward(bound, rows, calls)
+    calls.add(lambda: rows.loss.take(backward(rows.loss_scale)))
+
+
+def _head_dpo(bound: _Bound, calls: Calls) -> None:
+    """The loss of pairs, by two passes over the rows (`kernels.head_dpo`)."""
+    rows = _Rows(bound)
+    backward = _head_backward(bound, rows, calls)
+    calls.add(lambda: backward(_pair_scales(bound, rows)))
+
+
+def _head_backward(
+    bound: _Bound, rows: _Rows, calls: Calls
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Writes or adds the gradients of inputs and parameters, by what the loss of a row counts: one
+    number, or of each row; gives the loss."""
+    chunk, tensors = bound.chunk, bound.tensors
     d_inputs = bound.contributions(bound.model.postlude.inputs)
     flat_gradients = rows.flat_contributions(d_inputs)
     gradients = bound.gradients(calls)
 
-    def run() -> None:
+    def backward(scale: torch.Tensor) -> torch.Tensor:
         total = torch.zeros_like(rows.loss.view)
         for start in rows.starts:
+            of_rows = scale[start : start + rows.size] if scale.dim() else scale
             loss, of_inputs, of_parameters = chunk.postlude_backward(
-                tensors, rows.inputs_of(start), rows.labels_of(start), rows.loss_scale,
-                gradients.keys(),
-            )  # fmt: skip
+                tensors, rows.inputs_of(start), rows.labels_of(start), of_rows, gradients.keys()
+            )
             total += loss
             for number, (place, gradient) in enumerate(zip(flat_gradients, of_inputs, strict=True)):
                 if place is not None:
                     part = rows.of(start, number, place.view)
                     _Contribution(part, place.mode).take(gradient)
             _take(gradients, of_parameters, "update" if start else None)
-        rows.loss.take(total)
+        return total
 
-    calls.add(run)
+    return backward
+
+
+def _pair_scales(bound: _Bound, rows: _Rows) -> torch.Tensor:
+    """Writes log-probabilities and loss of pairs; what each row's loss counts then, [T]."""
+    losses_T = torch.empty(bound.num_tokens, device=rows.labels.device)
+    with torch.no_grad():
+        for start in rows.starts:
+            logits = bound.chunk.postlude(bound.tensors, rows.inputs_of(start))
+            losses_T[start : start + rows.size] = row_losses(logits, rows.labels_of(start))
+        take = partial(torch.empty, device=losses_T.device)
+        pairs = Pairs.of(
+            bound.num_tokens, rows.loss_scale.view(1),
+            lambda shape, dtype: take(shape, dtype=dtype), bound.operands, bound.attributes,
+        )  # fmt: skip
+        write_pairs(pairs, losses_T)
+    return pairs.scales
 
 
 def _head_evaluate(bound: _Bound, calls: Calls) -> None:
@@ -326,6 +360,16 @@ def _head_evaluate(bound: _Bound, calls: Calls) -> None:
     calls.add(run)
 
 
+def _head_dpo_evaluate(bound: _Bound, calls: Calls) -> None:
+    rows = _Rows(bound)
+
+    def run() -> None:
+        with evaluating(bound.chunk.module, bound.evaluates):
+            _pair_scales(bound, rows)
+
+    calls.add(run)
+
+
 _PARTS: Mapping[str, Callable[[_Bound, Calls], None]] = {
     "module_prelude": _prelude,
     "module_block": _block,
@@ -333,6 +377,8 @@ _PARTS: Mapping[str, Callable[[_Bound, Calls], None]] = {
     "module_prelude_backward": _prelude_backward,
     "module_head_loss": _head_loss,
     "module_head_evaluate": _head_evaluate,
+    "module_head_dpo": _head_dpo,
+    "module_head_dpo_evaluate": _head_dpo_evaluate,
 }
 
 

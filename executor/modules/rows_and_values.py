@@ -15,7 +15,8 @@ def row_loss(
     logits: torch.Tensor, labels: torch.Tensor, scale: float | torch.Tensor,
     own: RowLosses | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Sum of the losses of rows, times `scale`; labels are shifted, below 0 is ignored.
+    """Sum of the losses of rows, times `scale`, of each row or of all; labels are shifted, below 0
+    is ignored.
 
     Args:
         own: in place of cross entropy; rows whose label is ignored are given label 0, and what it
@@ -24,6 +25,8 @@ def row_loss(
     Raises:
         ModuleRefusal: it fails, or does not return a loss for each row.
     """
+    if isinstance(scale, torch.Tensor) and scale.dim():
+        return (row_losses(logits, labels) * scale).sum()
     rows = logits.reshape(-1, logits.shape[-1]).float()
     target = labels.reshape(-1).long()
     if own is not None:
@@ -32,6 +35,14 @@ def row_loss(
         return torch.where(counts, losses, torch.zeros_like(losses)).sum() * scale
     target = target.masked_fill(target < 0, IGNORED)
     return F.cross_entropy(rows, target, ignore_index=IGNORED, reduction="sum") * scale
+
+
+def row_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of each row; 0 where its label is below 0."""
+    rows = logits.reshape(-1, logits.shape[-1]).float()
+    target = labels.reshape(-1).long()
+    target = target.masked_fill(target < 0, IGNORED)
+    return F.cross_entropy(rows, target, ignore_index=IGNORED, reduction="none")
 
 
 def _of_rows(own: RowLosses, rows: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -36,6 +36,7 @@ from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import Workload
 
 _FLOAT32_BYTES = 4
+PAIR_BYTES_PER_TOKEN = 24  # of a row: losses in float32 and float64, two numbers, a scale
 _PAIR_OPS = 33  # of `head_dpo` on what is known of pairs and rows, a launch each
 _BLOCKS_FOR_ALL_ROOM = ("sdpa_flash", "flash2")  # blocks for as many sequences, all of the longest
 # A block that finds no sequence takes some 7 ns of the device, a launch 2 us: assumed.
@@ -255,8 +256,7 @@ class ChunkWork:
 
     def head_dpo_evaluate(self, row_slice: int) -> tuple[Work, ...]:
         """The rows' losses, added up for each sequence, and the losses of pairs."""
-        of_pairs = self.vector("cross_entropy", 10 * self.tokens, launches=_PAIR_OPS)
-        return (*self.head_evaluate(row_slice), of_pairs)
+        return (*self.head_evaluate(row_slice), pair_work(self.tokens, self.spec.dtype))
 
     def head_matmuls(self, row_slice: int) -> tuple[Work, ...]:
         """Logits, their rows' gradient and, unless the LM head is frozen, its own; of a slice."""
@@ -352,6 +352,15 @@ class ChunkWork:
                 "launches": work.launches * count,
             }
         )
+
+
+def pair_work(tokens: int, dtype: str) -> Work:
+    """What DPO makes of the rows' losses; each row is read and written some ten times."""
+    elements = 10 * tokens
+    return Work(
+        unit="cross_entropy", shape=(elements,), flops=elements,
+        hbm_bytes=elements * _FLOAT32_BYTES, launches=_PAIR_OPS, dtype=dtype,
+    )  # fmt: skip
 
 
 def adamw_work(

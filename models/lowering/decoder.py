@@ -10,14 +10,12 @@ from twinstream.models.lowering.declarations import (
     DecoderShapes,
     declare_groups,
     declare_step,
-    log_probs_sink,
 )
 from twinstream.models.lowering.decoder_calls import KernelCalls, frozen_attribute
 from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.lowering.step import StepLowering
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.chain import Output
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
 from twinstream.schedule.workload import Workload
 
@@ -51,7 +49,7 @@ class DecoderLowering(StepLowering):
         call = self.calls.other(kernel, cost(self._row_slice), self._head_attributes)
         for chunk in self._chunks_reversed():
             operands = [
-                *self._head_inputs(chunk), *self._log_probs(chunk),
+                *self._head_inputs(chunk), *self._pair_operands(chunk),
                 builder.accumulate("loss", "loss"), step_state,
             ]  # fmt: skip
             if self.spec.tied_embeddings:
@@ -135,7 +133,7 @@ class DecoderLowering(StepLowering):
         for chunk in self._chunks_reversed():
             operands = [
                 *self._head_inputs(chunk),
-                *self._log_probs(chunk),
+                *self._pair_operands(chunk),
                 builder.write("d_hidden", f"d_hidden.{chunk}"),
                 *self._gradient("gradients", "head", round_),
                 builder.accumulate("loss", "loss"),
@@ -171,31 +169,19 @@ class DecoderLowering(StepLowering):
 
     @property
     def _head_attributes(self) -> dict[str, Attribute]:
-        dpo = self.recipe.dpo
-        of_pairs: dict[str, Attribute] = {"most_pairs": self.workload.most_pairs}
         return {
             "norm_eps": self.spec.norm_eps,
             "tied": self.spec.tied_embeddings,
             "row_slice": self._row_slice,
-            **(of_pairs | dpo.model_dump() if dpo else {}),
+            **self._pair_attributes,
         }
 
     def _head_inputs(self, chunk: int) -> list[TaskOperand]:
-        of_pairs = ("sequences", "reference") if self.recipe.dpo else ()
         return [
             self.builder.read("parameters", self.shapes.parameters("head")),
             self.builder.read("hidden", self.shapes.hidden(self.spec.num_layers, chunk)),
-            *(self.builder.read(name, f"{name}.{chunk}") for name in ("tokens", *of_pairs)),
+            self.builder.read("tokens", f"tokens.{chunk}"),
         ]
-
-    def _log_probs(self, chunk: int) -> list[TaskOperand]:
-        """Where those of pairs are written, from which they go out."""
-        if self.recipe.dpo is None:
-            return []
-        made = self.builder.write("log_probs", f"log_probs.{chunk}")
-        sink = log_probs_sink(chunk)
-        self.builder.outputs.append(Output(tensor=made.tensor, version=made.version, sink=sink))
-        return [made]
 
     def _backward_layer(self, round_: int, layer: int) -> None:
         builder = self.builder

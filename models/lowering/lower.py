@@ -9,6 +9,7 @@ from twinstream.models.lowering.traced_step import TracedLowering
 from twinstream.models.model import AnyModel, model_of, node_in
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.models.traced import TracedModel
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.derived.flush import flush_chain
 from twinstream.schedule.document import Schedule
@@ -63,16 +64,24 @@ def require_pairs(model: AnyModel, workload: Workload, recipe: Recipe) -> None:
     """
     if recipe.dpo is None:
         return
-    if not isinstance(model, ModelSpec):
-        raise TwinstreamError(
-            f"'{model.name}' runs by its own code, and the loss of pairs (dpo) is of models with "
-            "kernels of ours"
-        )
+    require_packs(model)
     if not workload.most_pairs:
         raise TwinstreamError(
             "the loss of pairs (dpo) needs both sequences of a pair packed in one chunk, and a "
             f"chunk of {workload.chunk_tokens:,} tokens has no room for two: give it twice the "
             "tokens of the longest sequence"
+        )
+
+
+def require_packs(model: AnyModel) -> None:
+    """
+    Raises:
+        TwinstreamError: the model cannot have both documents of a pair in one chunk.
+    """
+    if isinstance(model, TracedModel) and not model.is_packed:
+        raise TwinstreamError(
+            f"'{model.name}' does not keep packed documents apart, and the loss of pairs (dpo) "
+            "needs both of a pair in one chunk"
         )
 
 

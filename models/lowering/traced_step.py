@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from math import ceil, prod
 
 from twinstream.models.kernel_costs.attributes import TEMPORARY_BYTES
+from twinstream.models.kernel_costs.work import PAIR_BYTES_PER_TOKEN, pair_work
 from twinstream.models.layout import EMBEDDING, HEAD
 from twinstream.models.lowering.declarations import (
     Shapes,
@@ -239,11 +240,18 @@ class TracedLowering(StepLowering):
     def _gradient_dtype(self) -> dict[str, Attribute]:
         return gradient_attribute(self.recipe, self.model.dtype)
 
-    def _head_call(self, kernel: str, task: TracedTask, **more: Attribute) -> str:
-        rows = self.recipe.row_slice(self.workload.chunk_tokens)
-        times = self.workload.chunk_tokens // rows
-        works = tuple(_repeated(work, times) for work in task.works_at(1, rows))
-        peak_bytes = task.peak_bytes.at(1, rows)
+    def _head_call(self, kernel: str, *tasks: TracedTask, **more: Attribute) -> str:
+        """Passes over the rows, one slice after the other."""
+        tokens = self.workload.chunk_tokens
+        rows = self.recipe.row_slice(tokens)
+        works = tuple(
+            _repeated(work, tokens // rows) for task in tasks for work in task.works_at(1, rows)
+        )
+        peak_bytes = max(task.peak_bytes.at(1, rows) for task in tasks)
+        if self.recipe.dpo is not None:
+            works += (pair_work(tokens, self.model.dtype),)
+            peak_bytes += PAIR_BYTES_PER_TOKEN * tokens
+        more |= self._pair_attributes
         return self._call(kernel, kernel, works, peak_bytes, row_slice=rows, **more)
 
     def _head_operands(self, chunk: int) -> list[TaskOperand]:
@@ -259,10 +267,14 @@ class TracedLowering(StepLowering):
         for group in post.groups:
             if group not in self.model.prelude.groups:
                 self._begin_group(group, round_)
-        call = self._head_call("head_loss", post.training, **self._gradient_dtype)
+        kernel, tasks = "head_loss", [post.training]
+        if self.recipe.dpo is not None:
+            kernel, tasks = "head_dpo", [post.evaluation, post.training]
+        call = self._head_call(kernel, *tasks, **self._gradient_dtype)
         for chunk in self._chunks_reversed():
             operands = [
-                *self._head_operands(chunk), *self._input_gradients(post.inputs, chunk),
+                *self._head_operands(chunk), *self._pair_operands(chunk),
+                *self._input_gradients(post.inputs, chunk),
                 *self._gradients(post.groups, round_), builder.accumulate("loss", "loss"),
                 self.optimizer.step_state,
             ]  # fmt: skip
@@ -270,10 +282,12 @@ class TracedLowering(StepLowering):
         self._after(HEAD, round_)
 
     def _head_alone(self, step_state: TaskOperand) -> None:
-        call = self._head_call("head_evaluate", self.model.postlude.evaluation)
+        kernel = "head_evaluate" if self.recipe.dpo is None else "head_dpo_evaluate"
+        call = self._head_call(kernel, self.model.postlude.evaluation)
         for chunk in self._chunks_reversed():
             operands = [
-                *self._head_operands(chunk), self.builder.accumulate("loss", "loss"), step_state
+                *self._head_operands(chunk), *self._pair_operands(chunk),
+                self.builder.accumulate("loss", "loss"), step_state
             ]  # fmt: skip
             self._add("head_loss", call, operands, round_=0, chunk=chunk)
 

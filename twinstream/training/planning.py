@@ -17,6 +17,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.residence import checkpoint_bytes
+from twinstream.models.lowering.lower import require_packs
 from twinstream.models.model import AnyModel, require_decoder
 from twinstream.models.recipe import KernelChoice, Recipe, dpo_of, is_dpo, recipe_of_fields
 from twinstream.models.traced import TracedModel
@@ -217,6 +218,8 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
         if lora is not None and lora != found:
             raise OptionsError(f"lora: {options.adapter} is of other adapters: leave it out")
         lora = found
+    if is_dpo(options.loss):
+        require_packs(spec)
     if options.base != "model" and lora is None:
         raise OptionsError(
             f"base: one in {options.base} is only read, and a run without adapters writes all "
