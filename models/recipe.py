@@ -227,8 +227,8 @@ class Recipe(Node):
 DPO = "dpo"  # begins what --loss has of it
 
 
-def dpo_of(text: str) -> Dpo:
-    """The options in `dpo` or a text such as `dpo,beta=0.1,label_smoothing=0`.
+def dpo_of(text: str | None) -> Dpo | None:
+    """The options in `dpo` or `dpo,beta=0.1,label_smoothing=0`; None of another loss.
 
     Raises:
         RecipeError: the text cannot be read.
@@ -236,8 +236,9 @@ def dpo_of(text: str) -> Dpo:
     >>> dpo_of("dpo,beta=0.3")
     Dpo(beta=0.3, label_smoothing=0.0)
     """
-    _, *told = text.split(",")
-    pairs = [one.partition("=") for one in told]
+    if text is None or not is_dpo(text):
+        return None
+    pairs = [option.partition("=") for option in text.split(",")[1:]]
     names = [name.strip() for name, _, _ in pairs]
     if unknown := [name for name in names if name not in Dpo.model_fields]:
         raise RecipeError(

@@ -106,7 +106,7 @@ def _add_pairs(
 
 
 def write_pairs(pairs: Pairs, losses_T: torch.Tensor) -> None:
-    """Log-probabilities, losses and scales; sums are in float64 and in the order of rows."""
+    """Writes log-probabilities, the loss and the rows' scales; sums are in float64."""
     beta, smoothing = pairs.dpo.beta, pairs.dpo.label_smoothing
     pairs.wide_losses.copy_(losses_T)
     sums_2P = torch.segment_reduce(

@@ -1,8 +1,10 @@
-"""How a module is called: its batch, its arguments, and tensors without memory."""
+"""How a module is called: its batch, its arguments, what it draws, and tensors without memory."""
 
 import inspect
+import zlib
 from collections import UserDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.modules.blocks import ModuleRefusal
 
 Batch = Mapping[str, torch.Tensor]
@@ -93,3 +96,33 @@ class NoMemory(FakeTensorMode):
             with self:
                 return torch.empty(*groups, left.shape[0], right.shape[-1], dtype=left.dtype)
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@contextmanager
+def evaluating(module: nn.Module, evaluates: bool) -> Iterator[None]:
+    """A part of the module is as `eval()` makes it: nothing is dropped, and batch norm takes its
+    statistics."""
+    if not evaluates:
+        yield
+        return
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train()
+
+
+@contextmanager
+def drawing(random: Callable[[], None] | None) -> Iterator[None]:
+    """What is drawn inside follows from the seed; nobody else's numbers change."""
+    if random is None:
+        yield
+        return
+    with torch.random.fork_rng():
+        random()
+        yield
+
+
+def seed_for(state: StepState, place: int) -> None:
+    step, seed = state.integers.tolist()
+    torch.manual_seed(zlib.crc32(f"{seed} {step} {place}".encode()))

@@ -5,20 +5,18 @@ the operands. Temporaries are torch's allocator's. Legend: B sequences of S toke
 slice of the B S rows.
 """
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import nn
 
 from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.head_dpo import Pairs, write_pairs
 from twinstream.executor.kernels.operand import Kernel, KernelOperand, Operands
 from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.gradients import gradient_views, weight_views
+from twinstream.executor.modules.calling import drawing, evaluating, seed_for
 from twinstream.executor.modules.module_program import ChunkProgram, ModuleProgram
 from twinstream.executor.modules.rows_and_values import restored, row_axis, row_losses, stored
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
@@ -146,7 +144,7 @@ class _Bound:
         if "place" not in self.attributes:
             return None
         place = typed_attribute(self.attributes, "place", int)
-        return partial(_seed, StepState(self.operands["step_state"].bytes), place)
+        return partial(seed_for, StepState(self.operands["step_state"].bytes), place)
 
 
 @dataclass
@@ -184,7 +182,7 @@ def _prelude(bound: _Bound, calls: Calls) -> None:
     outputs = bound.outputs(bound.model.prelude.outputs)
 
     def run() -> None:
-        with torch.no_grad(), _drawing(random), evaluating(chunk.module, bound.evaluates):
+        with torch.no_grad(), drawing(random), evaluating(chunk.module, bound.evaluates):
             _copy(chunk.prelude(tensors, fed()), outputs)
 
     calls.add(run)
@@ -198,7 +196,7 @@ def _block(bound: _Bound, calls: Calls) -> None:
 
     def run() -> None:
         module = chunk.found.calls[index].module
-        with torch.no_grad(), _drawing(random), evaluating(module, bound.evaluates):
+        with torch.no_grad(), drawing(random), evaluating(module, bound.evaluates):
             _copy(chunk.block(index, tensors, inputs), outputs)
 
     calls.add(run)
@@ -212,7 +210,7 @@ def _block_backward(bound: _Bound, calls: Calls) -> None:
     d_inputs, gradients = bound.contributions(call.inputs), bound.gradients(calls)
 
     def run() -> None:
-        with _drawing(random):
+        with drawing(random):
             of_inputs, of_parameters = chunk.block_backward(
                 index, tensors, inputs, d_outputs, gradients.keys()
             )
@@ -230,7 +228,7 @@ def _prelude_backward(bound: _Bound, calls: Calls) -> None:
     gradients = bound.gradients(calls)
 
     def run() -> None:
-        with _drawing(random):
+        with drawing(random):
             found = chunk.prelude_backward(tensors, fed(), d_outputs, gradients.keys())
         _take(gradients, found)
 
@@ -398,33 +396,3 @@ def _take(
 ) -> None:  # fmt: skip
     for name, place in gradients.items():
         _Contribution(place.view, mode or place.mode).take(found.get(name))
-
-
-@contextmanager
-def evaluating(module: nn.Module, evaluates: bool) -> Iterator[None]:
-    """A part of the module is as `eval()` makes it: nothing is dropped, and batch norm takes its
-    statistics."""
-    if not evaluates:
-        yield
-        return
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train()
-
-
-@contextmanager
-def _drawing(random: Callable[[], None] | None) -> Iterator[None]:
-    """What is drawn inside follows from the seed; nobody else's numbers change."""
-    if random is None:
-        yield
-        return
-    with torch.random.fork_rng():
-        random()
-        yield
-
-
-def _seed(state: StepState, place: int) -> None:
-    step, seed = state.integers.tolist()
-    torch.manual_seed(zlib.crc32(f"{seed} {step} {place}".encode()))

@@ -33,9 +33,10 @@ class Training:
 
     `first_step` counts optimizer steps from 1 and goes on where an earlier run stopped. Where
     sequences of any lengths are packed, those of a chunk are `lengths`, by default as expected.
-    `num_targets` are the labels of a step that count (>= 0), by default all. The learning rate may
-    be a function of the step. Where the recipe clips, `max_norm` is the largest norm of a step's
-    gradients, 0 is any, and `norms` are those before they were clipped.
+    `num_targets` are the labels of a step that count (>= 0), by default all; of a loss of pairs
+    they are pairs, by default those of the expected lengths. The learning rate may be a function of
+    the step. Where the recipe clips, `max_norm` is the largest norm of a step's gradients, 0 is
+    any, and `norms` are those before they were clipped.
 
     Where the recipe has a loss of pairs, `reference` is what it compares with, by default 0 for
     pairs of the expected lengths; the loss is the mean over `num_targets` pairs, and `log_probs`
@@ -116,6 +117,9 @@ class Training:
             packed = no_update()
         else:
             rate, targets = self.learning_rate, workload.tokens_per_step
+            if recipe.dpo is not None and workload.packing is not None:
+                pairs = len(workload.packing.expected_lengths) // 2
+                targets = pairs * workload.chunks_per_round * workload.rounds_per_step
             packed = step_state(
                 recipe, step,
                 rate(step) if callable(rate) else rate, self.seed,

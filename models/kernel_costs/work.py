@@ -27,7 +27,7 @@ from twinstream.models.kernel_costs.attention_shape import (
     room_for_sequences,
 )
 from twinstream.models.kernel_costs.expert_work import ExpertWork
-from twinstream.models.kernel_costs.products import gradient_work, matmul_work
+from twinstream.models.kernel_costs.products import gradient_work, matmul_work, pair_work
 from twinstream.models.kernel_costs.scratch_sizes import state_bytes, sum_shares
 from twinstream.models.layout import dense_width
 from twinstream.models.recipe import OptimizerState, Recipe
@@ -36,8 +36,6 @@ from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import Workload
 
 _FLOAT32_BYTES = 4
-PAIR_BYTES_PER_TOKEN = 24  # of a row: losses in float32 and float64, two numbers, a scale
-_PAIR_OPS = 33  # of `head_dpo` on what is known of pairs and rows, a launch each
 _BLOCKS_FOR_ALL_ROOM = ("sdpa_flash", "flash2")  # blocks for as many sequences, all of the longest
 # A block that finds no sequence takes some 7 ns of the device, a launch 2 us: assumed.
 _EMPTY_BLOCKS_OF_A_LAUNCH = 300
@@ -352,15 +350,6 @@ class ChunkWork:
                 "launches": work.launches * count,
             }
         )
-
-
-def pair_work(tokens: int, dtype: str) -> Work:
-    """What DPO makes of the rows' losses; each row is read and written some ten times."""
-    elements = 10 * tokens
-    return Work(
-        unit="cross_entropy", shape=(elements,), flops=elements,
-        hbm_bytes=elements * _FLOAT32_BYTES, launches=_PAIR_OPS, dtype=dtype,
-    )  # fmt: skip
 
 
 def adamw_work(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import ceil, prod
 
 from twinstream.models.kernel_costs.attributes import TEMPORARY_BYTES
-from twinstream.models.kernel_costs.work import PAIR_BYTES_PER_TOKEN, pair_work
+from twinstream.models.kernel_costs.products import PAIR_BYTES_PER_TOKEN, pair_work
 from twinstream.models.layout import EMBEDDING, HEAD
 from twinstream.models.lowering.declarations import (
     Shapes,

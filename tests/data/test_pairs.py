@@ -53,8 +53,11 @@ def test_texts(tmp_path, row):
 @pytest.mark.parametrize(
     "row",
     [LIKE_TRLS, WHOLE, WHOLE | {"prompt": "2 + 2?"},
-     {"prompt": [ASKED], "chosen": RIGHT, "rejected": WRONG}],
-    ids=["prompt", "what both begin with", "a text as a prompt, too", "single messages"],
+     {"prompt": [ASKED], "chosen": RIGHT, "rejected": WRONG},
+     {"prompt": "2 + 2?", "chosen": [RIGHT], "rejected": [WRONG]},
+     {"prompt": [ASKED], "chosen": "Four.", "rejected": "Five, I think."}],
+    ids=["prompt", "what both begin with", "a text as a prompt, too", "single messages",
+         "a text before messages", "texts behind messages"],
 )  # fmt: skip
 def test_conversations(tmp_path, row):
     folder, path = tokenizer_folder(tmp_path), tmp_path / "rows.jsonl"
@@ -79,7 +82,12 @@ def test_conversations(tmp_path, row):
         (TEXTS | {"rejected": None}, "lacks `chosen` or `rejected`"),
         (TEXTS | {"rejected": [WRONG]}, "`chosen` is text and `rejected` a list"),
         (TEXTS | {"chosen": 4, "rejected": 5}, "both need to be text, or lists"),
-        ({"chosen": "2 + 2 ", "rejected": "2 + 2 "}, "the same up to the end"),
+        ({"chosen": "2 + 2 ", "rejected": "2 + 2 "}, "are the same"),
+        (TEXTS | {"rejected": TEXTS["chosen"]}, "are the same"),
+        (TEXTS | {"chosen": ""}, "`chosen` is empty"),
+        ({"question": "2 + 2?", "chosen": "Four.", "rejected": "Five."}, "begin with is nothing"),
+        ({"chosen": "2 + ", "rejected": "2 + 2"}, "begin with is all of one of them"),
+        (TEXTS | {"prompt": 5}, "`prompt` needs to be text or a list of messages"),
         (LIKE_TRLS, "no chat template"),
     ],
 )

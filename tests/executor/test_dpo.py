@@ -214,7 +214,8 @@ def test_a_plan_of_many_rounds_hands_out_those_of_each():
     fetched = [op.sink for op in schedule.ops if isinstance(op, Fetch)]
     assert Counter(fetched)["log_probs.0"] == 24
     loop = training_of(schedule)
-    loop.lengths = loop.reference = None
+    loop.lengths = loop.num_targets = None
+    loop.reference = None
     state = initial_state(small("tiny", dtype="float32"), seed=1, recipe=recipe)
     execute(schedule, state, loop.host_work(schedule), RunOptions(num_passes=2))
     assert len(loop.log_probs["log_probs.0"]) == 48

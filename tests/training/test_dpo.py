@@ -18,6 +18,7 @@ from tests.training.small_runs import (
     trained,
     write_rows,
 )
+from twinstream.data.chunk_stream import ChunkStream
 from twinstream.data.data_error import DataError
 from twinstream.data.packing import Chunk as DataChunk
 from twinstream.log.run_files import RunFiles
@@ -28,6 +29,7 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.options import TrainOptions
 from twinstream.training.run.pairs import keys_of, pair_metrics
 from twinstream.training.run.reference import Reference
+from twinstream.training.trainer import Trainer
 
 LN_2 = float(np.float32(np.log(2)))
 
@@ -65,6 +67,12 @@ def with_base(folder: Path, **given: Any) -> TrainOptions:
 def reference_file(run: Path) -> dict[str, np.ndarray]:
     with np.load(run / "reference.npz") as found:
         return dict(found)
+
+
+def by_key(run: Path) -> dict[bytes, tuple[float, ...]]:
+    found = reference_file(run)
+    pairs = zip(found["keys"], found["log_probs"].tolist(), strict=True)
+    return {key.tobytes(): tuple(values) for key, values in pairs}
 
 
 def test_a_run_begins_at_its_reference_and_moves_away_from_it(tmp_path):
@@ -138,24 +146,59 @@ def test_the_reference_is_kept_and_computed_anew_only_where_it_has_to_be(tmp_pat
     path.write_bytes(before[:100])  # damaged: of the model before training, not as it is now
     _, seen = trained(wanted, resume=True)
     assert any("computing the reference" in line for line in seen.lines)
-    values = reference_file(wanted.output)["log_probs"]
+    values = by_key(wanted.output)
     path.write_bytes(before)
-    kept = {tuple(one) for one in reference_file(wanted.output)["log_probs"].tolist()}
-    assert {tuple(one) for one in values.tolist()} <= kept
+    kept = by_key(wanted.output)
+    assert len(values) > 9
+    assert values.items() <= kept.items()
+
+
+def test_a_model_that_changed_meanwhile_is_no_reference(tmp_path):
+    """Neither is one that was only copied: its bytes count, not when it was written."""
+    wanted = with_base(tmp_path, steps=20)
+    trained(wanted, stop_after=2)
+    weights = tmp_path / "base" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content)
+    _, seen = trained(wanted, resume=True, stop_after=6)
+    assert not any("reference" in line for line in seen.lines)
+    weights.write_bytes(content[:-4] + b"\0\0\0\x3f")
+    with pytest.raises(TwinstreamError, match="is not what it was when the run began"):
+        trained(wanted, resume=True)
+
+
+def test_bad_data_ends_the_run_with_a_checkpoint_where_it_comes(tmp_path, monkeypatch):
+    """The reference is of what comes before it."""
+    given = ChunkStream.__next__
+
+    def failing(self: ChunkStream) -> DataChunk:
+        if self._num_chunks == 8:
+            raise DataError("row 9 is bad")
+        return given(self)
+
+    monkeypatch.setattr(ChunkStream, "__next__", failing)
+    wanted = with_dpo(tmp_path, steps=20)
+    each = Trainer(wanted).prepare().plan.chunks_per_step
+    with pytest.raises(TwinstreamError, match=r"row 9 is bad.*All up to step"):
+        trained(wanted)
+    assert (wanted.output / f"checkpoint-{8 // each}").is_dir()
+    assert not reference_file(wanted.output)["covers"].item()
+    monkeypatch.setattr(ChunkStream, "__next__", given)
+    result, _ = trained(wanted, resume=True)
+    straight, _ = trained(with_dpo(tmp_path / "straight", steps=20))
+    assert state_files(result.folder, 20) == state_files(straight.folder, 20)
 
 
 def test_a_stop_while_the_reference_is_computed_keeps_what_is_known(tmp_path, monkeypatch):
     from twinstream.training.run import reference
 
-    monkeypatch.setattr(reference, "_PASSES", 1)
+    monkeypatch.setattr(reference, "_MOST_PASSES", 1)
     wanted = with_dpo(tmp_path)
     add = Reference.add
 
     def stopping(self: Reference, chunk: DataChunk, log_probs: np.ndarray) -> None:
         add(self, chunk, log_probs)
         trainer.stop()
-
-    from twinstream.training.trainer import Trainer
 
     monkeypatch.setattr(Reference, "add", stopping)
     trainer = Trainer(wanted)
@@ -237,5 +280,15 @@ def test_a_reference_of_another_model_is_not_read(tmp_path):
     one.add(chunk, np.array([-1.5, -2.5, 0, 0], np.float32))
     one.keep()
     assert Reference(path, "one").of(chunk).tolist() == [[-1.5], [-2.5]]
+    assert Reference(path, "another").is_of_another
     with pytest.raises(TwinstreamError, match="does not know 1 of the 1 pairs"):
         Reference(path, "another").of(chunk)
+    content = path.read_bytes()
+    for damaged in (b"", b"no file", content[:-1], content[:99] + b"x" + content[100:]):
+        path.write_bytes(damaged)
+        assert len(Reference(path, "one")) in (0, 1)
+    for at in range(0, len(content), 7):
+        flipped = bytes([content[at] ^ 1])
+        path.write_bytes(content[:at] + flipped + content[at + 1 :])
+        found = Reference(path, "one")
+        assert not len(found) or found.of(chunk).tolist() == [[-1.5], [-2.5]]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinstream.data.chunk_stream import ChunkStream
+from twinstream.data.data_error import DataError
 from twinstream.data.order import Position
 from twinstream.data.packing import Chunk
 from twinstream.executor.launch.protocol import Batch, StepResult, TrainTask
@@ -22,6 +23,7 @@ from twinstream.models.trained import trained_groups
 from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.machine import Tell
 from twinstream.training.preparing import Prepared
 from twinstream.training.run.evaluating import Evaluator, passes_over
@@ -154,7 +156,7 @@ class TrainingLoop:
 
                 # Stop: after the last step, when told to, and where the next step has no data.
                 if step < prepared.num_steps:
-                    hooks.failure = batches.failure(step + 1)
+                    hooks.failure = batches.failure(step + 1, compared)
                 ends = step == segment.last or self._stop.asked or hooks.failure is not None
 
                 saves, evaluates = hooks.due(step, is_last=ends)
@@ -183,27 +185,51 @@ class TrainingLoop:
         self, reference: Reference, segment: TrainingSegment, evaluated: Sequence[StepData],
         server: TrainerServer,
     ) -> None:  # fmt: skip
-        """What is unknown of the reference, with the weights that the run began with."""
-        prepared, plan = self._prepared, segment.plan
-        passes = ReferencePasses(reference, plan, prepared.data, self._stop)
-        checkpoint = self.hooks.checkpoint
+        """Completes the reference, with the weights that the run began with.
+
+        Raises:
+            TwinstreamError: it is stopped, or the model has changed.
+        """
+        prepared, plan, checkpoint = self._prepared, segment.plan, self.hooks.checkpoint
+        covers = f"{prepared.data.fingerprint} {prepared.options.seed} {prepared.num_steps}"
+        if prepared.eval_data is not None:
+            covers += f" {prepared.eval_data.fingerprint} {prepared.options.eval_tokens}"
+        if reference.covers == covers:
+            return
+        if reference.is_of_another and checkpoint is not None:
+            raise TwinstreamError(
+                f"{prepared.options.model} is not what it was when the run began, and the loss "
+                "compares with that: put it back, or start a new run"
+            )
         start = Position() if checkpoint is None else checkpoint.state.position.position()
-        count = (1 + prepared.num_steps - segment.first) * plan.chunks_per_step // plan.pieces
-        of_evaluation = [chunk for one in evaluated for chunk in one.chunks]
+        count = (1 + prepared.num_steps - segment.first) * plan.chunks_per_step
+        whole_epochs = all(weight == int(weight) for weight in prepared.data.weights)
+
+        is_mid_epoch = start.group + start.chunk > 0
+        bad_data: list[DataError] = []  # which the run ends with a checkpoint at
 
         def chunks() -> Iterator[Chunk]:
-            yield from of_evaluation
+            yield from (chunk for one in evaluated for chunk in one.chunks)
             with plan.chunks(prepared.data, prepared.options.seed, start) as stream:
-                yield from islice(stream, count)
+                for chunk in islice(_until_bad_data(stream, bad_data), count):
+                    if self._stop.asked:
+                        raise TwinstreamError(
+                            f"stopped before step {segment.first}: {len(reference):,} pairs of the "
+                            "reference are kept; go on with --resume"
+                        )
+                    yield chunk
+                    if whole_epochs and stream.position.epoch > start.epoch + is_mid_epoch:
+                        return
 
-        if not passes.needs(chunks()):
-            return
-        self._tell("computing the reference: log-probabilities of pairs before training")
-        options = prepared.options.model_copy(update={"adapter": None})
-        before = starting_state(prepared.model, options, segment.recipe, None)
-        self._write_state(server, segment, *before)
-        passes.compute(chunks(), server)
-        self._tell(f"the reference knows {len(reference):,} pairs")
+        if not all(map(reference.has, chunks())):
+            self._tell("computing the reference: log-probabilities of pairs before training")
+            options = prepared.options.model_copy(update={"adapter": None})
+            before = starting_state(prepared.model, options, segment.recipe, None)
+            self._write_state(server, segment, *before)
+            ReferencePasses(reference, plan, prepared.data).compute(chunks(), server)
+            self._tell(f"the reference knows {len(reference):,} pairs")
+        reference.covers = "" if bad_data else covers
+        reference.keep()
 
     def _batches_of(self, segment: TrainingSegment) -> StepBatches:
         """A segment has the chunks that come after those of the one before."""
@@ -269,3 +295,11 @@ class TrainingLoop:
         names = written_names(server.names)
         needed_bytes = segment.plan.checkpoint_bytes
         write_tensors(folder, self._prepared.outline, names, server.read, needed_bytes)
+
+
+def _until_bad_data(stream: ChunkStream, bad_data: list[DataError]) -> Iterator[Chunk]:
+    """The chunks up to one that cannot be made; why is noted."""
+    try:
+        yield from stream
+    except DataError as error:
+        bad_data.append(error)

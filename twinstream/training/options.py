@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from twinstream.log.run_files import OPTIONS
 from twinstream.models.adapters.quantized_base import BaseFormat
+from twinstream.models.recipe import is_dpo
 from twinstream.models.update_rules import RULES
 from twinstream.schedule.errors import ArgumentError, did_you_mean
 from twinstream.schedule.files import parse_toml, read_text, reason_of, write_text
@@ -132,7 +133,10 @@ class TrainOptions(Node):
         ge=1,
     )
     batch_size: int | None = _option(
-        STEPS, "N", "Sequences of a step: --tokens-per-step in units of --seq-len.", ge=1
+        STEPS,
+        "N",
+        "Sequences of a step, with dpo pairs: --tokens-per-step in units of --seq-len.",
+        ge=1,
     )
     learning_rate: float | None = _option(
         STEPS, "X", "At its peak; 2e-5 for given weights, 2e-4 for LoRA (with dpo 1e-6 and 1e-5), "
@@ -260,7 +264,7 @@ class TrainOptions(Node):
         """A batch size as tokens per step."""
         if self.batch_size is None:
             return self
-        tokens = self.batch_size * self.seq_len
+        tokens = self.batch_size * self.seq_len * (2 if is_dpo(self.loss) else 1)
         if self.tokens_per_step not in (None, tokens):
             raise OptionsError(
                 f"{where}batch_size {self.batch_size} is {tokens:,} tokens a step, and "

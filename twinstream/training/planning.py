@@ -246,7 +246,7 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
         "weight_decay": options.weight_decay, "gradients": options.gradients,
         "optimizer_state": options.optimizer_state, "clips": options.max_grad_norm > 0,
         "kernels": kernels, "lora": lora, "frozen": trained.frozen, "base": options.base,
-        "dpo": dpo_of(options.loss) if options.loss and is_dpo(options.loss) else None,
+        "dpo": dpo_of(options.loss),
     })  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """From options to all that a run needs before its first step: model, data, plan, prediction."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil
 from pathlib import Path
 from time import perf_counter
@@ -82,7 +83,7 @@ class Prepared:
         """Of the plan."""
         return self.plan.tokens_per_step
 
-    @property
+    @cached_property
     def reference_s(self) -> float | None:
         """Time before the first step of a run for the reference of DPO, as predicted."""
         if self.recipe.dpo is None:

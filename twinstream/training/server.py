@@ -39,7 +39,7 @@ class TrainerServer:
 
     Args:
         batch: what a replica is fed of a step.
-        result: takes a loss or a norm of a replica.
+        result: takes what a replica reports of a step.
         timeout_s: how long a rank may keep the others waiting.
 
     Attributes:

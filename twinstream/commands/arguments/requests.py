@@ -135,7 +135,7 @@ def recipe_of(
             "clips": wanted.clips,
             "gradients": wanted.gradients or _GRADIENTS[0],
             "optimizer_state": wanted.optimizer_state or _STATES[0],
-            "dpo": dpo_of(wanted.loss) if wanted.loss and is_dpo(wanted.loss) else None,
+            "dpo": dpo_of(wanted.loss),
         }
     )  # fmt: skip
 

@@ -47,7 +47,7 @@ def train_screen(prepared: Prepared, done: int) -> Group:
     of = f" of {prepared.num_steps:,}" if done else ""
     for name, text in (
         *_predicted(plan),
-        *_reference(prepared),
+        *(() if done else _reference(prepared)),
         ("to the end", f"{duration(left * plan.step_s)}: {left:,}{of} steps"),
         *_limits(plan, explanation),
         ("checkpoint", brief(plan.checkpoint_bytes)),

@@ -98,31 +98,49 @@ def alpaca_prompt(fields: Mapping[str, Any]) -> str:
 def pair_of(fields: Mapping[str, Any]) -> tuple[Any, tuple[Any, Any]]:
     """The prompt of a row with `chosen` and `rejected`, and what follows it in each.
 
-    All are texts, or all are lists of messages. Without a `prompt` of their kind it is what both
-    begin with: messages that are the same or, of texts, up to a space or a line end.
+    All are texts, or all are lists of messages. A text before messages is the user's, and texts
+    behind messages are the assistant's. Without a `prompt` it is what both answers begin with:
+    messages that are the same or, of texts, up to a space or a line end.
 
     Raises:
-        DataError: they are of different kinds, or nothing is left of one.
+        DataError: an answer is no text and no messages, is empty, or is the other one; or there is
+            no prompt.
     """
     prompt: Any = fields.get("prompt")
-    chosen, rejected = (
-        [x] if isinstance(x, dict) else x for x in (fields["chosen"], fields["rejected"])
+    prompt, chosen, rejected = (
+        [x] if isinstance(x, dict) else x for x in (prompt, fields["chosen"], fields["rejected"])
     )
     if not isinstance(chosen, str | list) or type(chosen) is not type(rejected):
         raise DataError(
             f"`chosen` is {kind(chosen)} and `rejected` {kind(rejected)}: both need to be text, or "
             "lists of messages"
         )
-    if type(prompt) is not type(chosen):
-        alike = zip(chosen, rejected, strict=False)
-        shorter = min(len(chosen), len(rejected))
-        same = next((i for i, (a, b) in enumerate(alike) if a != b), shorter)
-        if isinstance(chosen, str):
-            same = 1 + max(chosen.rfind(end, 0, same) for end in " \n")
-        prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
-    if not chosen or not rejected:
-        raise DataError("`chosen` and `rejected` are the same up to the end of one of them")
-    return prompt, (chosen, rejected)
+    if not isinstance(prompt, str | list | None):
+        raise DataError(
+            f"`prompt` needs to be text or a list of messages, and is {kind(prompt)}: "
+            f"{short(prompt)}"
+        )
+    if empty := [name for name in ("chosen", "rejected") if not fields[name]]:
+        raise DataError(f"`{empty[0]}` is empty: a pair needs two answers")
+    if chosen == rejected:
+        raise DataError("`chosen` and `rejected` are the same: there is nothing to prefer")
+    if isinstance(prompt, list) and isinstance(chosen, str):
+        first, second = ([{"role": "assistant", "content": x}] for x in (chosen, rejected))
+        return prompt, (first, second)
+    if prompt is not None and type(prompt) is type(chosen):
+        return prompt, (chosen, rejected)
+    alike = zip(chosen, rejected, strict=False)
+    same = next((i for i, (a, b) in enumerate(alike) if a != b), min(len(chosen), len(rejected)))
+    if isinstance(chosen, str):
+        same = 1 + max(chosen.rfind(end, 0, same) for end in " \n")
+    if not same and isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}], (chosen, rejected)
+    if not 0 < same < min(len(chosen), len(rejected)):
+        raise DataError(
+            "the row has no `prompt`, and what `chosen` and `rejected` begin with is "
+            + ("nothing" if not same else "all of one of them")
+        )
+    return chosen[:same], (chosen[same:], rejected[same:])
 
 
 def _instruction(fields: Mapping[str, Any]) -> str:

@@ -108,6 +108,7 @@ class PassageMaker:
                 for answer in answers
                 for one in self._answered_in_messages({**told, "completion": answer})
             ]
+        assert len(found) == 2, "a pair is two documents"
         return found
 
     def _answered(self, prompt: str, completion: str) -> Passage:

@@ -11,7 +11,6 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from time import monotonic
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -25,12 +24,12 @@ from twinstream.training.preparing import Prepared
 from twinstream.training.ranks.planning import Plan
 from twinstream.training.run.pairs import KEY_BYTES, Floats, keys_of
 from twinstream.training.run.steps import StepData, batch_of
-from twinstream.training.run.stopping import Stop
 from twinstream.training.server import TrainerServer
 
-_PASSES = 16  # asked for at a time: as many are lost where a run is killed
+_MOST_PASSES, _ASKED_S = 16, 10.0  # passes asked for at a time, for about so long
 _FORMAT = 1
 _SAVED_EVERY_S = 60.0
+_PARTS, _PART_BYTES = 64, 1 << 16  # of a file of weights
 
 
 class Reference:
@@ -39,21 +38,28 @@ class Reference:
     Args:
         path: of the file that keeps them; one with another fingerprint, or damaged, is not read.
         fingerprint: of all that decides them but the pairs.
+
+    Attributes:
+        covers: a name of the chunks whose pairs are all known; empty where that is not known.
+        is_of_another: whether the file is of another model.
     """
 
     def __init__(self, path: Path, fingerprint: str) -> None:
         self._path, self._fingerprint = path, fingerprint
         self._known: dict[bytes, tuple[float, float]] = {}
+        self.covers, self.is_of_another = "", False
         try:
             with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
-                if found["fingerprint"].item() == fingerprint:
+                self.is_of_another = found["fingerprint"].item() != fingerprint
+                if not self.is_of_another:
+                    self.covers = str(found["covers"].item())
                     keys = found["keys"].astype(np.uint8).reshape(-1, KEY_BYTES)
                     values = found["log_probs"].astype(np.float32).reshape(-1, 2).tolist()
                     self._known = {
                         key.tobytes(): (a, b) for key, (a, b) in zip(keys, values, strict=True)
                     }
-        except (OSError, ValueError, KeyError, BadZipFile):
-            pass
+        except Exception:  # whatever is wrong with a file that is none, or damaged: it is not read
+            self._known, self.covers = {}, ""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -72,7 +78,7 @@ class Reference:
         if missing := sum(key not in self._known for key in keys):
             raise TwinstreamError(
                 f"the reference does not know {missing} of the {len(keys)} pairs of a chunk: the "
-                "data has changed since the run began; go on with --resume"
+                "data has changed since the run began"
             )
         found = np.array([self._known[key] for key in keys], np.float32)
         return np.ascontiguousarray(found.reshape(-1, 2).T)
@@ -92,6 +98,7 @@ class Reference:
         np.savez(
             content,
             fingerprint=np.array(self._fingerprint),
+            covers=np.array(self.covers),
             keys=np.frombuffer(b"".join(self._known), np.uint8).reshape(-1, KEY_BYTES),
             log_probs=np.array(list(self._known.values()), np.float32).reshape(-1, 2),
         )
@@ -104,18 +111,29 @@ def reference_of(prepared: Prepared) -> Reference:
 
 
 def fingerprint_of(prepared: Prepared) -> str:
-    """Of the model before training, and of how its forward is computed."""
-    model, recipe, plan = prepared.model, prepared.recipe, prepared.plan
+    """Of the model before training, and of how its forward is computed.
+
+    Of each file of weights it has the size and some of the bytes, from all over it.
+    """
+    model, recipe = prepared.model, prepared.recipe
     files: object = prepared.options.seed
     if model.folder is not None:
         paths = sorted(model.folder.glob("*.safetensors"))
-        files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in paths]
+        files = [(path.name, path.stat().st_size, _some_bytes_hash(path)) for path in paths]
     kept = {"base", "kernels", "max_row_slice"}
-    told = (
+    decides = (
         _FORMAT, model.spec.ref().content_hash, files, recipe.model_dump(mode="json", include=kept),
-        plan.workload.chunk_tokens,
     )  # fmt: skip
-    return blake2b(json.dumps(told).encode(), digest_size=KEY_BYTES).hexdigest()
+    return blake2b(json.dumps(decides).encode(), digest_size=KEY_BYTES).hexdigest()
+
+
+def _some_bytes_hash(path: Path) -> str:
+    digest, size = blake2b(digest_size=KEY_BYTES), path.stat().st_size
+    with path.open("rb") as file:
+        for part in range(_PARTS):
+            file.seek(part * max(0, size - _PART_BYTES) // (_PARTS - 1))
+            digest.update(file.read(_PART_BYTES))
+    return digest.hexdigest()
 
 
 def unknown_passes(
@@ -129,46 +147,37 @@ def unknown_passes(
 
 
 class ReferencePasses:
-    """Has ranks at rest compute what is unknown of a run's reference.
+    """Has ranks at rest compute what is unknown of a run's reference; what is known is kept."""
 
-    Args:
-        stop: ends it early; what is known then is kept.
-    """
-
-    def __init__(self, reference: Reference, plan: Plan, data: TrainingData, stop: Stop) -> None:
-        self._reference, self._plan, self._stop = reference, plan, stop
+    def __init__(self, reference: Reference, plan: Plan, data: TrainingData) -> None:
+        self._reference, self._plan = reference, plan
         self._empty = empty_chunk(plan.shape(data))
         self._saved_s = monotonic()
 
-    def needs(self, chunks: Iterable[Chunk]) -> bool:
-        """Whether a pair is unknown."""
-        return not all(map(self._reference.has, chunks))
-
     def compute(self, chunks: Iterable[Chunk], server: TrainerServer) -> None:
-        """Pass by pass, with the weights that the ranks have.
+        """Computes what is unknown of these chunks, with the weights that the ranks have.
 
         Raises:
             TwinstreamError: a rank does not answer, one is no number, or it is stopped.
         """
-        reference = self._reference
-        passes = unknown_passes(reference, chunks, self._plan, self._empty)
-        while asked := list(islice(passes, _PASSES)):
-            for chunk, log_probs in self._computed(asked, server):
-                if not np.isfinite(log_probs).all():
-                    raise TwinstreamError(
-                        "a log-probability of the reference, which is the model before training, "
-                        "is no number: look at its weights, and at the pairs"
-                    )
-                reference.add(chunk, log_probs)
-            if self._stop.asked or monotonic() - self._saved_s > _SAVED_EVERY_S:
-                reference.keep()
-                self._saved_s = monotonic()
-            if self._stop.asked:
-                raise TwinstreamError(
-                    f"stopped before the first step: {len(reference):,} pairs of the reference are "
-                    "kept; go on with --resume"
-                )
-        reference.keep()
+        reference, plan = self._reference, self._plan
+        of_pass_s = plan.step_s / plan.workload.rounds_per_step  # less than that
+        at_a_time = max(1, min(_MOST_PASSES, int(_ASKED_S / of_pass_s)))
+        passes = unknown_passes(reference, chunks, plan, self._empty)
+        try:
+            while asked := list(islice(passes, at_a_time)):
+                for chunk, log_probs in self._computed(asked, server):
+                    if not np.isfinite(log_probs).all():
+                        raise TwinstreamError(
+                            "a log-probability of the reference, which is the model before "
+                            "training, is no number: look at its weights, and at the pairs"
+                        )
+                    reference.add(chunk, log_probs)
+                if monotonic() - self._saved_s > _SAVED_EVERY_S:
+                    reference.keep()
+                    self._saved_s = monotonic()
+        finally:
+            reference.keep()
 
     def _computed(
         self, passes: Sequence[StepData], server: TrainerServer
@@ -176,7 +185,7 @@ class ReferencePasses:
         """Each chunk with what it has for the reference."""
         plan, each = self._plan, self._plan.workload.chunks_per_round
         shares = server.evaluate([
-            tuple(batch_of(one, replica, each, plan, unknown) for one in passes)
+            tuple(batch_of(one, replica, each, plan, zero_reference) for one in passes)
             for replica in range(plan.num_replicas)
         ])  # fmt: skip
         for replica, found in enumerate(shares):
@@ -185,6 +194,6 @@ class ReferencePasses:
                 yield from zip(own, passed.log_probs, strict=True)
 
 
-def unknown(chunk: Chunk) -> Floats:
+def zero_reference(chunk: Chunk) -> Floats:
     """In place of a reference, where the loss is not looked at."""
     return np.zeros((2, chunk.num_pairs), np.float32)

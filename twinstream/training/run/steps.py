@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.data.chunk_stream import ChunkStream
-from twinstream.data.data_error import DataError
 from twinstream.data.order import Position
 from twinstream.data.packing import Chunk
 from twinstream.data.spans import NO_LABEL
@@ -75,11 +74,13 @@ class StepBatches:
             self._next += 1
         return self._steps[step]
 
-    def failure(self, step: int) -> DataError | None:
-        """Why a step that comes cannot be given its chunks, if that is so."""
+    def failure(self, step: int, reference: "ReferenceOf | None") -> TwinstreamError | None:
+        """Why a step that comes cannot be given its chunks and their reference, if that is so."""
         try:
-            self.step(step)
-        except DataError as error:
+            for chunk in self.step(step).chunks:
+                if reference is not None:
+                    reference(chunk)
+        except TwinstreamError as error:
             return error
         return None
 
@@ -119,7 +120,7 @@ class LossError(TwinstreamError):
 
 
 class StepRecorder:
-    """Takes losses and norms as they come, and tells of each step once, in order.
+    """Takes the results of steps as they come, and tells of each step once, in order.
 
     Args:
         plan: a step's loss is the sum of those of its replicas.
