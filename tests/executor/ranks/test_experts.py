@@ -25,7 +25,7 @@ def two() -> Iterator[RankProcesses]:
     [(Layout(dp=2, zero=0), Recipe()), (Layout(dp=2, zero=1), Recipe()),
      (Layout(dp=2, zero=3), Recipe()), (Layout(dp=2, zero=3), EXPERTS), (Layout(pp=2), Recipe()),
      (Layout(pp=2), EXPERTS)],
-    ids=str,
+    ids=["dp", "zero1", "zero3", "zero3 adapters", "pp", "pp adapters"],
 )  # fmt: skip
 def test_experts_have_the_bits_of_one_process(two, layout, recipe):
     case = Case(layout, recipe, preset="tiny-experts")
