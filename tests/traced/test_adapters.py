@@ -133,8 +133,8 @@ def test_an_adapter_of_a_mixture_is_merged_and_another_kind_refused(tmp_path: Pa
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     rows = (str(write_rows(tmp_path / "rows.jsonl")),)
     given = {"model": str(model), "data": rows, "adapter": adapter, "steps": 1}
-    with pytest.raises(TwinstreamError, match="besides what --lora says"):
-        trained(options(tmp_path, lora="r=4,alpha=6,targets=q_proj", **given))
+    with pytest.raises(TwinstreamError, match="is of other adapters"):
+        trained(options(tmp_path, lora="r=4,alpha=6,targets=q", **given))
 
 
 OWN = """

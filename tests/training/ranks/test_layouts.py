@@ -64,7 +64,7 @@ def test_replicas_that_do_not_fit_whole_are_sharded(tmp_path: Path) -> None:
     wanted = rank_options(tmp_path, ranks=2, dp=2, host_mem="64KiB", model=str(model))
     whole = prepared(wanted).plan
     found = prepared(wanted.model_copy(update={"device_mem": "80MiB"})).plan
-    assert whole.layout.zero == 0 and found.layout.zero == 3
+    assert whole.layout.zero < 2 and found.layout.zero == 3
     assert ["fit" in one.why_not for one in found.candidates] == [True, True, True, False]
     assert 1.0 <= found.checkpoint_bytes / whole.checkpoint_bytes < 1.2  # small groups are padded
 
