@@ -56,6 +56,10 @@ def find_model(  # noqa: PLR0913
     require("model", model, str, Path, ModelSpec, TracedModel)
     _require_function(model)
     loss = None if is_dpo(loss) else loss
+    if loss is not None and split_name(loss) is None:
+        raise CannotTraceError(
+            f"--loss '{loss:.80}' names no function of a file: write dpo, or FILE.py:FUNCTION"
+        )
     if isinstance(model, ModelSpec | TracedModel) or is_traced(model):
         found = load_any_model(model, dtype=dtype, longest=longest)
         _require_no_loss(loss, str(found.name))

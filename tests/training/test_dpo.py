@@ -236,11 +236,12 @@ def test_ranks_have_the_losses_of_one_device(tmp_path, layout):
     ("given", "kind", "why"),
     [
         ({"loss": "dpo,gamma=1"}, TwinstreamError, "dpo has no 'gamma'"),
+        ({"loss": "dpoo"}, TwinstreamError, "write dpo, or FILE.py:FUNCTION"),
         ({"chunk_tokens": 64}, ChunkingError, "the nearest are 128"),
         ({"data": "text"}, DataError, r"a\.txt is text, and the loss is of pairs"),
         ({"data": "rows"}, DataError, "lacks `chosen` or `rejected`; it has text"),
     ],
-    ids=["an unknown option", "a small chunk", "text", "rows without pairs"],
+    ids=["an unknown option", "an unknown loss", "a small chunk", "text", "rows without pairs"],
 )
 def test_what_cannot_be_is_refused(tmp_path, given, kind, why):
     if "data" in given:
