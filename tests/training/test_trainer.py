@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests.helpers.plans import recompute_levels
 from tests.training.small_runs import (
     Seen,
     options,
@@ -351,3 +352,11 @@ def test_given_weights_need_their_tokenizer_or_to_be_told_that_they_read_bytes(
         (tmp_path / "random" / name).write_bytes(b"of a slow tokenizer")
     with pytest.raises(DataError, match=r"only tokenizer\.model, merges\.txt, which are"):
         opened(model=str(tmp_path / "random" / "config.json"))
+
+
+@pytest.mark.parametrize(("word", "level"), [("full", "INPUT"), ("attention", "ATTENTION")])
+def test_levels_of_recompute_have_the_words_that_plan_has(
+    tmp_path: Path, word: str, level: str
+) -> None:
+    plan = Trainer(options(tmp_path, recompute=word)).prepare().plan
+    assert recompute_levels(plan.schedule) == {level}

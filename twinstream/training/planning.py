@@ -23,7 +23,7 @@ from twinstream.models.recipe import KernelChoice, Recipe, dpo_of, is_dpo, recip
 from twinstream.models.traced import TracedModel
 from twinstream.models.trained import trained_of
 from twinstream.models.update_rules import BETAS, OwnRule, update_rule
-from twinstream.planner.choices import Choices
+from twinstream.planner.choices import Choices, recompute_level
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.kernel_choice import attention_for, kernels_for
@@ -324,9 +324,10 @@ def planned(
     options: TrainOptions, here: LocalMachine, spec: AnyModel, step: TrainingStep
 ) -> DevicePlan:
     """One plan, and its prediction."""
+    level = None if options.recompute is None else recompute_level(options.recompute)
     request = PlanRequest.of(
         spec, here.machine, step=step, device_mem=here.device_mem, host_mem=here.host_mem,
-        policy=options.policy, choices=Choices(recompute=options.recompute),
+        policy=options.policy, choices=Choices(recompute=level),
     )  # fmt: skip
     schedule = Planner(steady_state).plan(request)
     return DevicePlan(schedule, simulate(schedule, here.machine), here.machine)
