@@ -82,6 +82,12 @@ class Dpo(Node):
     beta: Annotated[float, Field(gt=0, le=1e3)] = 0.1
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
 
+    @property
+    def text(self) -> str:
+        """For a screen."""
+        smoothed = f", label smoothing {self.label_smoothing:g}" if self.label_smoothing else ""
+        return f"loss of pairs (dpo), beta {self.beta:g}{smoothed}"
+
 
 class Recipe(Node):
     """Constants of the optimizer and the slicing that fixes the order of reductions.

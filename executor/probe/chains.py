@@ -1,5 +1,7 @@
 """The chains whose kernels a probe measures: one layer of each preset, the shapes its runs have."""
 
+from collections.abc import Sequence
+
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice, Recipe
@@ -15,20 +17,26 @@ _SHAPES = (
     ("1b", 8192, 16384),
     ("1b", 1024, 8192),
     ("32b", 8192, 8192),
-    ("qwen3-30b-a3b", 4096, 16384),  # 1,024 rows an expert
-    ("qwen3-30b-a3b", 4096, 4096),
     ("tiny", 64, 128),
     ("tiny", 256, 64),
 )
-PRESETS = ("8b", "1b", "32b", "qwen3-30b-a3b")
+PRESETS = ("8b", "1b", "32b")
+_OF_EXPERTS = (("qwen3-30b-a3b", 4096, 16384), ("qwen3-30b-a3b", 4096, 4096))
 
 
 def probe_chains(kernels: KernelChoice, presets: tuple[str, ...]) -> tuple[Chain, ...]:
     """One round each, of one chunk or of one sequence in slices; all in bf16."""
+    return _chains(kernels, [shape for shape in _SHAPES if shape[0] in presets])
+
+
+def expert_chains(kernels: KernelChoice) -> tuple[Chain, ...]:
+    """The same whose experts' products are measured: of 1,024 and of 256 rows an expert."""
+    return _chains(kernels, _OF_EXPERTS)
+
+
+def _chains(kernels: KernelChoice, shapes: Sequence[tuple[str, int, int]]) -> tuple[Chain, ...]:
     chains = []
-    for preset, seq_len, chunk_tokens in _SHAPES:
-        if preset not in presets:
-            continue
+    for preset, seq_len, chunk_tokens in shapes:
         spec = load_preset(preset).model_copy(update={"num_layers": 1, "dtype": "bfloat16"})
         workload = Workload(
             seq_len=seq_len,

@@ -42,7 +42,8 @@ class ProbeRequest:
     `datasheet` gives the nominal rates that MFU and efficiencies are of, where the device is known.
     The device is loaded for `warm_seconds`, whose later half gives the rate that it sustains, and
     for `load_seconds` again before each sample.
-    Of `attention_chains`, which name other attentions, only these are measured.
+    Of `attention_chains`, which name other attentions, only these are measured, and of
+    `expert_chains` only the products of experts: what both make of the fit is curves of their own.
     `excess_bytes` are what the chosen kernels take beyond what plans count with: also reserved.
     """
 
@@ -54,6 +55,7 @@ class ProbeRequest:
     load_seconds: float = 0.5
     excess_bytes: int = 0
     attention_chains: Sequence[Chain] = ()
+    expert_chains: Sequence[Chain] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ def probe_cuda(request: ProbeRequest, device: torch.device) -> Probed:
     samples = list(kernel_samples(request.chains, timer))
     for chain in request.attention_chains:
         samples += attention_samples(chain, timer)
+    for chain in request.expert_chains:
+        samples += grouped_samples(chain, timer)
     del load, timer
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
@@ -116,7 +120,6 @@ def kernel_samples(chains: Iterable[Chain], timer: DeviceTimer) -> Iterator[Task
     """Matrix products, attention and whole kernels of the chains, under the timer's load."""
     for chain in chains:
         yield from matmul_samples(chain, timer)
-        yield from grouped_samples(chain, timer)
         yield from attention_samples(chain, timer)
         yield from task_samples(chain, timer)
         if timer.device.type == "cuda":

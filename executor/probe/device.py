@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from twinstream.executor.memory.device_memory import expand_segments
-from twinstream.executor.probe.chains import PRESETS, probe_chains
+from twinstream.executor.probe.chains import PRESETS, expert_chains, probe_chains
 from twinstream.executor.probe.choosing import Tries, choose_kernels
 from twinstream.executor.probe.chosen import Chosen
 from twinstream.executor.probe.cuda import Probed, ProbeRequest, probe_cuda
@@ -90,6 +90,7 @@ def probe_device(
                 presets,
             )
         ),
+        expert_chains=() if small else expert_chains(chosen.kernels),
         excess_bytes=chosen.excess_bytes,
     )
     probed = probe_cuda(request, where)

@@ -214,10 +214,8 @@ class _StageLowering(DecoderLowering):
 
     def _feed(self, place: int) -> None:
         has_head = place == self.cut.num_places - 1
-        unread = {
-            "tokens": not has_head and place > 0, "reference": not has_head
-        }  # fmt: skip
-        sources = [source for source in self._sources if not unread.get(source)]
+        unread = set() if has_head else {"reference"} | ({"tokens"} if place else set())
+        sources = [source for source in self._sources if source not in unread]
         for one in self._chunks():
             for source in sources:
                 if self.builder.latest(f"{source}.{one}"):  # another virtual stage has it

@@ -285,9 +285,9 @@ def test_a_reference_of_another_model_is_not_read(tmp_path):
     with pytest.raises(TwinstreamError, match="does not know 1 of the 1 pairs"):
         Reference(path, "another").of(chunk)
     content = path.read_bytes()
-    for damaged in (b"", b"no file", content[:-1], content[:99] + b"x" + content[100:]):
+    for damaged in (b"", b"no file", content[:-1]):
         path.write_bytes(damaged)
-        assert len(Reference(path, "one")) in (0, 1)
+        assert not len(Reference(path, "one"))
     for at in range(0, len(content), 7):
         flipped = bytes([content[at] ^ 1])
         path.write_bytes(content[:at] + flipped + content[at + 1 :])

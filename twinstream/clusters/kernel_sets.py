@@ -172,6 +172,7 @@ def recipe_text(spec: AnyModel, recipe: Recipe) -> str:
     if isinstance(spec, TracedModel):
         computed = f"{spec.model_type}'s own modules, updates by {computed}"
     parts = [computed, sums]
+    parts += [] if recipe.dpo is None else [recipe.dpo.text]
     parts += ["clipped"] if recipe.clips else []
     if recipe.lora is not None:
         parts.append(f"LoRA of rank {recipe.lora.rank}")

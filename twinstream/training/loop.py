@@ -191,7 +191,8 @@ class TrainingLoop:
             TwinstreamError: it is stopped, or the model has changed.
         """
         prepared, plan, checkpoint = self._prepared, segment.plan, self.hooks.checkpoint
-        covers = f"{prepared.data.fingerprint} {prepared.options.seed} {prepared.num_steps}"
+        chunks_told = f"{plan.shape(prepared.data)}, {plan.chunks_per_step} of {prepared.num_steps}"
+        covers = f"{prepared.data.fingerprint} {prepared.options.seed} {chunks_told}"
         if prepared.eval_data is not None:
             covers += f" {prepared.eval_data.fingerprint} {prepared.options.eval_tokens}"
         if reference.covers == covers:

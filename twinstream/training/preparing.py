@@ -228,7 +228,7 @@ def resolved(
         rate = _FRESH_RATE if model.folder is None else _GIVEN_RATE
         has_adapters = bool(adapter_groups(model.spec, plan.recipe))
         rate = _LORA_RATE if has_adapters else rate
-        if plan.recipe.dpo is not None and model.folder is not None:
+        if plan.recipe.dpo is not None and (has_adapters or model.folder is not None):
             rate = _DPO_LORA_RATE if has_adapters else _DPO_RATE
     return options.model_copy(
         update={

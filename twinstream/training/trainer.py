@@ -8,6 +8,7 @@ from typing import Any
 
 from twinstream.api import require_torch
 from twinstream.log.tensorboard import require_tensorboard
+from twinstream.models.recipe import dpo_of
 from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.training.amounts import every
 from twinstream.training.callbacks import Callback, RunLog
@@ -51,7 +52,8 @@ class Trainer:
         self._options, self._callbacks, self._tell = options, tuple(callbacks), tell
         self._timeout_s = timeout_s
         self.stop = Stop(tell)
-        every("save_every", options.save_every)  # raises before any work, as does the next line
+        every("save_every", options.save_every)  # raises before any work, as do the next lines
+        dpo_of(options.loss)
         if options.tensorboard:
             require_tensorboard()
         self._folder = TrainingFolder(options, resume=resume)

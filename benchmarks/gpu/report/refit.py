@@ -14,10 +14,10 @@ import typer
 from benchmarks.gpu.exits import run_app
 from benchmarks.gpu.jobs.results import KernelsFound, ProbeFound, Results, SampleRatio
 from benchmarks.gpu.jobs.store import CampaignError, read_results
-from twinstream.executor.probe.chains import PRESETS, probe_chains
+from twinstream.executor.probe.chains import PRESETS, expert_chains, probe_chains
 from twinstream.executor.probe.cuda import with_general
 from twinstream.executor.probe.tasks.curves import Ceilings, CurveFit, fit_curves
-from twinstream.executor.probe.tasks.task_samples import TaskSample, listed_samples
+from twinstream.executor.probe.tasks.task_samples import TaskSample, listed_grouped, listed_samples
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Machine
 
@@ -60,6 +60,8 @@ def _samples(timed: Sequence[SampleRatio], chosen: KernelsFound) -> list[TaskSam
             for name, works in listed_samples(chain)
             if name.startswith("attention")
         ]
+    if any(sample.name.startswith("grouped_matmul") for sample in timed):
+        listed += [one for chain in expert_chains(chosen.kernels) for one in listed_grouped(chain)]
     if len(listed) != len(timed):
         raise CampaignError(
             f"the results have {len(timed)} samples, and the probe now takes {len(listed)}: it was "
@@ -79,7 +81,8 @@ def _samples(timed: Sequence[SampleRatio], chosen: KernelsFound) -> list[TaskSam
 
 def _what(name: str) -> str:
     """A sample's kernel without its shape, whose form has changed."""
-    return name.split()[0] if name.startswith(("matmul", "attention")) else name.split()[-1]
+    alone = ("matmul", "grouped_matmul", "attention")
+    return name.split()[0] if name.startswith(alone) else name.split()[-1]
 
 
 def _command(

@@ -48,8 +48,6 @@ def listed_samples(chain: Chain) -> Iterator[tuple[str, tuple[Work, ...]]]:
     """Name and work of each sample of a chain, in the order in which a probe takes them."""
     for name, work in _distinct_matmuls(chain):
         yield name, (work,)
-    for name, work, _ in _distinct_grouped(chain):
-        yield name, (work,)
     for _, works in _attentions(chain):
         for name, work in works.items():
             yield name, (work,)
@@ -82,7 +80,8 @@ def matmul_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
 
 
 def grouped_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
-    """Each distinct product of experts' rows alone; all experts have as many rows."""
+    """Each distinct product of experts' rows alone; all experts have as many, so that with rows in
+    whole tiles none of a tile is empty, as pricing adds it."""
     for name, work, vector in _distinct_grouped(chain):
         yield TaskSample.of(name, (work,), _grouped_timing(work, vector_ops(vector), timer))
 
@@ -128,6 +127,12 @@ def _distinct_matmuls(chain: Chain) -> Iterator[tuple[str, Work]]:
             }
             name = f"matmul {'x'.join(map(str, work.shape))}{'+=' * _accumulates(work)}"
             yield name, work.model_copy(update=one)
+
+
+def listed_grouped(chain: Chain) -> Iterator[tuple[str, tuple[Work, ...]]]:
+    """The same of `grouped_samples`."""
+    for name, work, _ in _distinct_grouped(chain):
+        yield name, (work,)
 
 
 def _distinct_grouped(chain: Chain) -> Iterator[tuple[str, Work, str]]:

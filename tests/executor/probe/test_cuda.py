@@ -8,6 +8,7 @@ import torch
 
 from tests.helpers.plans import planned
 from twinstream.executor.probe import cuda
+from twinstream.executor.probe.chains import expert_chains
 from twinstream.executor.probe.cuda import ProbeRequest, kernel_samples
 from twinstream.executor.probe.cuda_links import Links
 from twinstream.executor.probe.tasks import trial
@@ -15,10 +16,12 @@ from twinstream.executor.probe.tasks.curves import Ceilings, fit_curves
 from twinstream.executor.probe.tasks.task_samples import (
     TaskSample,
     best_matmul_flop_per_s,
-    listed_samples,
+    grouped_samples,
+    listed_grouped,
 )
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
 from twinstream.executor.probe.timing.fit import Line
+from twinstream.hardware_profiles import cost
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Efficiency, Machine
@@ -27,7 +30,7 @@ from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.cost import Work
+from twinstream.schedule.cost import GROUPED_TILE_ROWS, Work
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate
@@ -167,13 +170,12 @@ def test_every_call_of_a_chain_is_timed_once_and_every_product_alone(samples):
     }  # fmt: skip
 
 
-def test_products_of_experts_are_timed_alone_and_give_curves_of_their_own(one_thread):
+def test_products_of_experts_are_timed_alone(one_thread):
     """By the kernels that a run has; what the work says is the FLOPs that were done."""
     spec = load_preset("tiny-experts").model_copy(update={"num_layers": 1})
     workload = Workload(seq_len=64, chunk_tokens=128, chunks_per_round=1, rounds_per_step=1)
     chain = lower(spec, workload)
-    found = list(kernel_samples((chain,), DeviceTimer(CPU, budget_s=0.002)))
-    alone = [s for s in found if s.name.startswith("grouped_matmul")]
+    alone = list(grouped_samples(chain, DeviceTimer(CPU, budget_s=0.002)))
     assert {s.works[0].unit for s in alone} == {"grouped_matmul", "grouped_matmul_gradient"}
     shapes = {(w.unit, w.shape) for call in chain.calls.values() for w in call.cost
               if w.unit.startswith("grouped")}  # fmt: skip
@@ -185,11 +187,37 @@ def test_products_of_experts_are_timed_alone_and_give_curves_of_their_own(one_th
             n, k = sample.works[0].shape[:2]
         assert sample.works[0].flops == 2 * rows * n * k
         assert sample.time_ns > 0
-    assert [s.name for s in found] == [name for name, _ in listed_samples(chain)]
-    curves = fit_curves(found, CEILINGS, "test").curves
-    assert {"grouped_matmul/float32", "grouped_matmul_gradient/float32"} <= {
-        key.replace("bfloat16", "float32") for key in curves
-    }
+    assert [s.name for s in alone] == [name for name, _ in listed_grouped(chain)]
+
+
+def test_products_of_experts_have_curves_of_their_own_and_leave_the_others_as_they_are(
+    monkeypatch,
+):
+    """Their tiles are full, so that time has none of the padding that a price has."""
+    monkeypatch.setattr(cost, "_padding", lambda work: 1.0)
+    for chain in expert_chains(KernelChoice(vector="triton")):
+        for _, (work,) in listed_grouped(chain):
+            rows = work.shape[2 if work.unit.endswith("gradient") else 0]
+            assert rows % GROUPED_TILE_ROWS == 0
+    truth = a_machine(
+        **KNOWN, grouped_matmul=curve(0.6, 4e8, 100.0, of="flops"),
+        grouped_matmul_gradient=curve(0.5, 3e8, 200.0, of="flops"),
+    )  # fmt: skip
+    products = [
+        TaskSample(f"{chain.workload.chunk_tokens} {name}", works, cost_alone_ns(works, truth))
+        for chain in expert_chains(KernelChoice(vector="triton"))
+        for name, works in listed_grouped(chain)
+    ]
+    dense = fit_curves(samples_of(truth), CEILINGS, "test").curves
+    both = fit_curves([*samples_of(truth), *products], CEILINGS, "test").curves
+    assert both.keys() - dense.keys() == {
+        "grouped_matmul/bfloat16", "grouped_matmul_gradient/bfloat16"
+    }  # fmt: skip
+    for key, before in dense.items():
+        assert both[key].max == pytest.approx(before.max, rel=1e-6)
+        assert both[key].half == pytest.approx(before.half, rel=1e-4, abs=1.0)
+    assert both["grouped_matmul/bfloat16"].max == pytest.approx(0.6, rel=0.05)
+    assert both["grouped_matmul_gradient/bfloat16"].max == pytest.approx(0.5, rel=0.05)
 
 
 @pytest.fixture

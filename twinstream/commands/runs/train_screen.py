@@ -62,7 +62,9 @@ def train_screen(prepared: Prepared, done: int) -> Group:
 
 def _reference(prepared: Prepared) -> Iterator[tuple[str, str]]:
     """What DPO does before the first step."""
-    if (reference_s := prepared.reference_s) is not None:
+    dpo, reference_s = prepared.recipe.dpo, prepared.reference_s
+    if dpo is not None and reference_s is not None:
+        yield "loss", dpo.text
         yield "reference", f"{duration(reference_s)} once, before the first step: forward passes"
 
 

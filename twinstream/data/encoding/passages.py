@@ -61,8 +61,9 @@ class PassageMaker:
         Raises:
             DataError: says where the row is, and what is wrong with it.
         """
+        fields = row.fields  # says itself where the row is
         try:
-            return [replace(one, text=_encodable(one.text)) for one in self._passages(row.fields)]
+            return [replace(one, text=_encodable(one.text)) for one in self._passages(fields)]
         except DataError as error:
             raise DataError(f"{row.where()}: {error}") from None
 
@@ -88,7 +89,7 @@ class PassageMaker:
             return [Passage(text_of(fields, "text"))]
         rename = "rename the one with the text"
         if has("chosen", "rejected"):
-            rename = "pairs are trained on with --loss dpo"
+            rename = "pairs are trained on with `train --loss dpo`"
         raise DataError(f"the row has none of the fields {ROWS}; it has {_names(fields)}: {rename}")
 
     def _of_pair(self, fields: Mapping[str, Any]) -> list[Passage]:
@@ -229,7 +230,8 @@ class PassageMaker:
         if self.template is None:
             raise DataError(
                 "the row has messages, and the tokenizer has no chat template: take the tokenizer "
-                "of a chat model, give a template as a file, or make the rows plain text"
+                "of a chat model, give a template as a file (--chat-template), or make the rows "
+                "plain text"
             )
         return self.template
 

@@ -9,8 +9,8 @@ from twinstream.data.training_data import TrainingData
 from twinstream.log.metrics import EvalMetrics, PairMetrics
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.ranks.planning import Plan
-from twinstream.training.run.pairs import pair_metrics
-from twinstream.training.run.steps import ReferenceOf, StepData, batch_of
+from twinstream.training.run.pairs import log_probs_of, pair_metrics
+from twinstream.training.run.steps import ReferenceOf, StepData, batch_of, passes_of
 from twinstream.training.server import TrainerServer
 
 if TYPE_CHECKING:
@@ -65,13 +65,8 @@ class Evaluator:
         if self._reference is None or dpo is None:
             return None
         chunks = [chunk for one in self._passes for chunk in one.chunks]
-        log_probs = [
-            found
-            for replicas in zip(*shares, strict=True)
-            for one in replicas
-            for found in one.log_probs
-        ]
-        return pair_metrics(chunks, log_probs, list(map(self._reference, chunks)), dpo.beta)
+        reference = list(map(self._reference, chunks))
+        return pair_metrics(chunks, list(log_probs_of(shares)), reference, dpo.beta)
 
 
 def passes_over(data: TrainingData, plan: Plan, most_tokens: int) -> list[StepData]:
@@ -84,7 +79,6 @@ def passes_over(data: TrainingData, plan: Plan, most_tokens: int) -> list[StepDa
         TwinstreamError: no label of the data counts.
     """
     shape = plan.shape(data)
-    each = plan.workload.chunks_per_round // plan.pieces * plan.num_replicas
     most = max(1, most_tokens // shape.chunk_tokens)
     chunks: list[Chunk] = []
     with plan.chunks(data, seed=0) as stream:
@@ -92,10 +86,7 @@ def passes_over(data: TrainingData, plan: Plan, most_tokens: int) -> list[StepDa
             chunks.append(chunk)
             if stream.position.epoch or len(chunks) == most:
                 break
-        after = stream.position
-    chunks += [empty_chunk(shape)] * (-len(chunks) % each)
-    starts = range(0, len(chunks), each)
-    passes = [StepData.of(tuple(chunks[at : at + each]), after) for at in starts]
+    passes = list(passes_of(chunks, plan, empty_chunk(shape)))
     if not any(one.targets for one in passes):
         raise TwinstreamError("eval_data: no label counts: there is no loss to evaluate")
     return passes

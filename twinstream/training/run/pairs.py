@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.data.packing import Chunk
 from twinstream.log.metrics import PairMetrics
+
+if TYPE_CHECKING:
+    from twinstream.executor.run.evaluation import PassLoss
 
 KEY_BYTES = 16
 Floats = NDArray[np.float32]
@@ -24,6 +28,13 @@ def keys_of(chunk: Chunk) -> list[bytes]:
             digest.update(chunk.ids[place].tobytes() + chunk.labels[place].tobytes())
         found.append(digest.digest())
     return found
+
+
+def log_probs_of(shares: "Sequence[Sequence[PassLoss]]") -> Iterator[Floats]:
+    """Of what replicas have of passes, those of each chunk, in the order of the passes' chunks."""
+    for replicas in zip(*shares, strict=True):
+        for one in replicas:
+            yield from one.log_probs
 
 
 def pair_metrics(

@@ -14,7 +14,6 @@ from time import monotonic
 
 import numpy as np
 
-from twinstream.data.order import Position
 from twinstream.data.packing import Chunk, empty_chunk
 from twinstream.data.training_data import TrainingData
 from twinstream.executor.weights.durable_files import write_file
@@ -22,8 +21,8 @@ from twinstream.log.run_files import RunFiles
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.preparing import Prepared
 from twinstream.training.ranks.planning import Plan
-from twinstream.training.run.pairs import KEY_BYTES, Floats, keys_of
-from twinstream.training.run.steps import StepData, batch_of
+from twinstream.training.run.pairs import KEY_BYTES, Floats, keys_of, log_probs_of
+from twinstream.training.run.steps import StepData, batch_of, passes_of
 from twinstream.training.server import TrainerServer
 
 _MOST_PASSES, _ASKED_S = 16, 10.0  # passes asked for at a time, for about so long
@@ -136,16 +135,6 @@ def _some_bytes_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def unknown_passes(
-    reference: Reference, chunks: Iterable[Chunk], plan: Plan, empty: Chunk
-) -> Iterator[StepData]:
-    """Passes over those chunks that have a pair that is unknown; the last filled up."""
-    each = plan.workload.chunks_per_round * plan.num_replicas
-    left = (chunk for chunk in chunks if not reference.has(chunk))
-    while found := list(islice(left, each)):
-        yield StepData.of((*found, *[empty] * (each - len(found))), Position())
-
-
 class ReferencePasses:
     """Has ranks at rest compute what is unknown of a run's reference; what is known is kept."""
 
@@ -163,7 +152,8 @@ class ReferencePasses:
         reference, plan = self._reference, self._plan
         of_pass_s = plan.step_s / plan.workload.rounds_per_step  # less than that
         at_a_time = max(1, min(_MOST_PASSES, int(_ASKED_S / of_pass_s)))
-        passes = unknown_passes(reference, chunks, plan, self._empty)
+        unknown = (chunk for chunk in chunks if not reference.has(chunk))
+        passes = passes_of(unknown, plan, self._empty)
         try:
             while asked := list(islice(passes, at_a_time)):
                 for chunk, log_probs in self._computed(asked, server):
@@ -188,10 +178,8 @@ class ReferencePasses:
             tuple(batch_of(one, replica, each, plan, zero_reference) for one in passes)
             for replica in range(plan.num_replicas)
         ])  # fmt: skip
-        for replica, found in enumerate(shares):
-            for one, passed in zip(passes, found, strict=True):
-                own = one.chunks[replica * each : (replica + 1) * each]
-                yield from zip(own, passed.log_probs, strict=True)
+        chunks = (chunk for one in passes for chunk in one.chunks)
+        return zip(chunks, log_probs_of(shares), strict=True)
 
 
 def zero_reference(chunk: Chunk) -> Floats:

@@ -1,8 +1,9 @@
 """What the ranks of a run are fed of each step, from a stream of packed chunks, and its metrics."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from time import perf_counter
 
 import numpy as np
@@ -106,6 +107,14 @@ def batch_of(
     if reference is None:
         return Batch(tokens, lengths, data.targets)
     return Batch(tokens, lengths, data.pairs, tuple(map(reference, own)))
+
+
+def passes_of(chunks: Iterable[Chunk], plan: Plan, empty: Chunk) -> Iterator[StepData]:
+    """Forward passes over chunks; the last one is filled up with empty ones."""
+    each = plan.workload.chunks_per_round // plan.pieces * plan.num_replicas
+    left = iter(chunks)
+    while found := tuple(islice(left, each)):
+        yield StepData.of((*found, *[empty] * (each - len(found))), Position())
 
 
 def _piece(chunk: Chunk, index: int, pieces: int) -> NDArray[np.int32]:
