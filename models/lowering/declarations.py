@@ -22,6 +22,7 @@ from twinstream.schedule.tensors import Role, Tensor
 from twinstream.schedule.workload import Workload
 
 STEP_STATE_BYTES = 64
+_LARGEST_PART_BYTES = 2 << 30  # of parameters that one task updates
 
 
 def log_probs_sink(chunk: int) -> str:
@@ -41,13 +42,18 @@ class OptimizerPart:
 def optimizer_parts(
     model: Model, group: str, recipe: Recipe | None = None
 ) -> tuple[OptimizerPart, ...]:
-    """Embedding and head are updated in parts no larger than a layer; a layer is one.
+    """Embedding and head are updated in parts no larger than a layer, all in parts of 2 GiB at most
+    (the experts of a layer of mixtral-8x22b have 4.5); Muon takes a layer's matrices whole.
 
     A part begins at a whole block of 8-bit codes. The recipe says what adapters there are.
     """
-    total = layout_of(model, recipe or Recipe(), group).size_bytes // model.itemsize
-    num_parts = -(-total // (model.layer_bytes // model.itemsize))
-    if num_parts == 1 or model.layer_of(group) is not None:
+    recipe = recipe or Recipe()
+    total = layout_of(model, recipe, group).size_bytes // model.itemsize
+    most_bytes = _LARGEST_PART_BYTES
+    if model.layer_of(group) is None:
+        most_bytes = min(most_bytes, model.layer_bytes)
+    num_parts = -(-total // (most_bytes // model.itemsize))
+    if num_parts == 1 or muon_matrices(model, group, recipe):
         return (OptimizerPart(group, 0, total),)
     unit = CODE_BLOCK_ELEMENTS
     bounds = [total * i // num_parts // unit * unit for i in range(num_parts)] + [total]
@@ -59,6 +65,12 @@ def optimizer_parts(
         )
         for i, (low, high) in enumerate(pairwise(bounds))
     )
+
+
+def most_layer_parts(model: Model, recipe: Recipe) -> int:
+    """In how many parts the group of a layer that has most of them is updated."""
+    groups = (g for g in trained_groups(model, recipe) if model.layer_of(g) is not None)
+    return max((len(optimizer_parts(model, group, recipe)) for group in groups), default=1)
 
 
 def undecayed_ranges(model: Model, group: str, part: OptimizerPart) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ import pytest
 
 from tests.helpers.tiny_chains import WORKLOADS, small, tiny_chain
 from twinstream.models.lowering.declarations import Shapes, optimizer_parts
+from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.errors import TwinstreamError
@@ -41,6 +42,20 @@ def test_an_update_moves_its_bytes_through_host_dram():
         (work,) = chain.calls[task.call].cost
         parameters = next(o.tensor for o in task.operands if o.name == "parameters")
         assert (work.hbm_bytes, work.host_dram_bytes) == (0, 7 * sizes[parameters])
+
+
+def test_a_layer_too_large_for_one_task_is_updated_in_parts_of_2_gib_at_most():
+    mixtral, small_one = load_preset("mixtral-8x22b"), load_preset("qwen3-30b-a3b")
+    parts = optimizer_parts(mixtral, "0.experts")
+    assert len(parts) == 3  # 8 x 3 x 16384 x 6144 in bfloat16 are 4.5 GiB
+    assert sum(part.num_elements for part in parts) == 8 * 3 * 16384 * 6144
+    assert [part.element_offset for part in parts[1:]] == [
+        sum(p.num_elements for p in parts[:i]) for i in (1, 2)
+    ]
+    assert all(part.num_elements * 2 <= 2 << 30 for part in parts)
+    assert all(part.element_offset % 256 == 0 for part in parts)
+    assert len(optimizer_parts(small_one, "0.experts")) == 1
+    assert len(optimizer_parts(mixtral, "0.experts", Recipe(update="muon"))) == 1
 
 
 @pytest.mark.parametrize("workload", WORKLOAD_NAMES)

@@ -14,6 +14,7 @@ from tests.training.small_runs import options, state_files, trained, write_confi
 from twinstream.data.data_error import DataError
 from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
 from twinstream.log.run_files import RunFiles
+from twinstream.models.lowering import declarations
 from twinstream.schedule.files import DocumentError, only_writer
 from twinstream.training.checkpoints import (
     CheckpointError,
@@ -179,6 +180,24 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     write_config(tmp_path / "model", norm_eps=1e-3)
     with pytest.raises(CheckpointError, match=r"model's norm_eps is 0\.001"):
         trained(wanted, resume=True)
+
+
+def test_layers_in_parts_give_the_same_bits_and_are_not_read_in_other_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, whole = trained(options(tmp_path / "a"))
+    wanted = options(tmp_path / "b")
+    with monkeypatch.context() as patched:
+        patched.setattr(declarations, "_LARGEST_PART_BYTES", 4 << 10)
+        result, before = trained(wanted, stop_after=3)
+        assert before.losses == whole.losses[: len(before.losses)] and result.step < 6
+        latest = Checkpoints(wanted.output).latest()
+        assert latest is not None and latest.state.layer_parts > 1
+    with pytest.raises(CheckpointError, match=r"of a layer in \d+ parts, and .* has it in 1"):
+        trained(wanted, resume=True)
+    monkeypatch.setattr(declarations, "_LARGEST_PART_BYTES", 4 << 10)
+    _, after = trained(wanted, resume=True)
+    assert [*before.losses, *after.losses] == whole.losses
 
 
 def test_what_a_kill_leaves_before_a_run_begins_is_not_in_its_way(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pydantic import Field, JsonValue, NonNegativeInt
 
 from twinstream.data.order import Position
 from twinstream.executor.weights.durable_files import sync, whole_folder, writing
+from twinstream.models.lowering.declarations import most_layer_parts
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
 from twinstream.models.traced import TracedModel
@@ -54,6 +55,7 @@ class TrainingState(Node):
         num_steps: of the whole run, which the learning rate follows.
         tokens: trained so far, without padding.
         eval_loss: of the weights after this step, if they were evaluated.
+        layer_parts: how many the optimizer's state of a layer's group lies in, at most.
         options: those that decide the bits of the run.
         files: bytes of every file of the checkpoint.
         digests: SHA-256 of each of them; the mark of a complete checkpoint has that of this one.
@@ -70,6 +72,7 @@ class TrainingState(Node):
     workload: Workload
     tokens: NonNegativeInt = 0
     eval_loss: float | None = None
+    layer_parts: int = 1
     options: dict[str, JsonValue] = Field(default_factory=dict)
     files: dict[str, int] = Field(default_factory=dict)
     digests: dict[str, str] = Field(default_factory=dict)
@@ -154,6 +157,18 @@ class Checkpoint:
                     f"the model's {name} is {getattr(spec, name)!r:.80}, and {self.path.name} was "
                     f"trained with {then!r:.80}: put its config.json back, or start a new run"
                 )
+
+    def require_parts(self, spec: AnyModel) -> None:
+        """
+        Raises:
+            CheckpointError: the optimizer's state lies otherwise than it is read now.
+        """
+        then, now = self.state.layer_parts, most_layer_parts(spec, self.state.recipe)
+        if then != now:
+            raise CheckpointError(
+                f"{self.path} has the optimizer's state of a layer in {then} parts, and this "
+                f"version of twinstream has it in {now}: go on with the version that wrote it"
+            )
 
     def _damaged(self, path: Path, how: str) -> CheckpointError:
         return CheckpointError(

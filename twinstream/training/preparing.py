@@ -155,6 +155,7 @@ def prepare(
         recipe, was = recipe_of(options, here, model.spec), None
     else:
         checkpoint.require_model(model.spec)
+        checkpoint.require_parts(model.spec)
         data = gone_on_with(data, checkpoint, options)
         recipe, was = checkpoint.state.recipe, checkpoint.state.workload
     outline = outline_for(model, recipe)
