@@ -1,35 +1,67 @@
-"""Lower (model, workload, recipe) to the task chain of one training step."""
+"""Lower (model, workload, recipe) to the task chain of one training step, of a device or of ranks.
+
+On ranks a model's blocks are whole tasks where twinstream's kernels compute them. Where the recipe
+has a library's, which are priced and not run here, they are split at what ranks say inside them.
+"""
 
 from twinstream.models.flops import SavedLevel, saved_bytes_per_token
 from twinstream.models.kernel_costs.attention_library import library_bytes
 from twinstream.models.lowering.declarations import carried_or_used
 from twinstream.models.lowering.decoder import DecoderLowering
+from twinstream.models.lowering.priced.chain import lower_priced
+from twinstream.models.lowering.settled import require_pairs, settled
+from twinstream.models.lowering.stage import lower_stage
+from twinstream.models.lowering.stage_cut import stage_cut
 from twinstream.models.lowering.step import StepLowering
 from twinstream.models.lowering.traced_step import TracedLowering
 from twinstream.models.model import AnyModel, model_of, node_in
+from twinstream.models.parallel.job import Job
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.models.traced import TracedModel
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.derived.flush import flush_chain
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Workload
 
 
-def lower(model: AnyModel, workload: Workload, recipe: Recipe | None = None) -> Chain:
+def lower(
+    model: AnyModel, workload: Workload, recipe: Recipe | None = None,
+    layout: Layout | None = None, stage: int = 0, *, folded: bool = False,
+) -> Chain:  # fmt: skip
     """The chain of one training step of `model` on `workload`, or of its forward alone.
+
+    With a layout it is what each rank of a stage does, communication included; `workload` is then
+    the step of one replica.
 
     A recipe that clips has the optimizer on the device after the whole backward pass, unless it
     names the beginning of the next step. What is frozen has no gradient, and backward ends where
     nothing below is trained. The tasks of a forward alone are named as those of the step; the
     head's makes nothing but the loss. It has the optimizer's state, too, which it leaves as it is.
 
+    Args:
+        layout: None: of one device.
+        folded: a layer is one task whatever is said inside it, for a search that times it by other
+            means.
+
     Raises:
         TwinstreamError: the recipe clips, and has the optimizer on the host; or it leaves nothing
-            to train; or its loss is of pairs, which the chunks cannot hold.
+            to train; or its loss is of pairs, which the chunks cannot hold; or ranks cannot train
+            by it.
     """
-    recipe = settled(recipe or Recipe())
+    recipe = recipe or Recipe()
+    if layout is None:
+        return _of_one_device(model, workload, recipe)
+    assert isinstance(model, ModelSpec), "layouts are of decoders that are not traced"
+    is_split = layout.tp * layout.cp * layout.ep > 1
+    if folded or is_split or recipe.implementations.vector == "megatron":
+        return lower_priced(Job.of_step(model, workload, recipe, layout), stage, folded=folded)
+    cut = stage_cut(layout, model.num_layers, workload, stage)
+    return lower_stage(model, workload, recipe, cut)
+
+
+def _of_one_device(model: AnyModel, workload: Workload, recipe: Recipe) -> Chain:
+    recipe = settled(recipe)
     require_pairs(model, workload, recipe)
     lowering = step_lowering(model, workload, recipe)
     lowering.run()
@@ -57,52 +89,11 @@ def step_lowering(model: AnyModel, workload: Workload, recipe: Recipe) -> StepLo
     return kind(model, workload, recipe)  # type: ignore[arg-type]
 
 
-def require_pairs(model: AnyModel, workload: Workload, recipe: Recipe) -> None:
-    """
-    Raises:
-        TwinstreamError: the loss is of pairs, and the model or its chunks have none.
-    """
-    if recipe.dpo is None:
-        return
-    require_packs(model)
-    if not workload.most_pairs:
-        raise TwinstreamError(
-            "the loss of pairs (dpo) needs both sequences of a pair packed in one chunk, and a "
-            f"chunk of {workload.chunk_tokens:,} tokens has no room for two: give it twice the "
-            "tokens of the longest sequence"
-        )
-
-
-def require_packs(model: AnyModel) -> None:
-    """
-    Raises:
-        TwinstreamError: the model cannot have both documents of a pair in one chunk.
-    """
-    if isinstance(model, TracedModel) and not model.is_packed:
-        raise TwinstreamError(
-            f"'{model.name}' does not keep packed documents apart, and the loss of pairs (dpo) "
-            "needs both of a pair in one chunk"
-        )
-
-
 def saved_per_token(model: AnyModel) -> int:
     """Bytes that a block keeps of a token for its backward pass where nothing is recomputed."""
     if isinstance(model, ModelSpec):
         return saved_bytes_per_token(model, SavedLevel.FULL)
     return model.saved_bytes_per_token
-
-
-def settled(recipe: Recipe) -> Recipe:
-    """With kernels, and with the optimizer where the recipe can have it."""
-    changes: dict[str, object] = {"kernels": recipe.implementations}
-    if not recipe.places_among((recipe.optimizer,)):
-        if recipe.optimizer != "device":
-            raise TwinstreamError(
-                f"the optimizer '{recipe.optimizer}' cannot clip: the norm of all gradients is "
-                'made on the device; lower with Recipe(optimizer="device_after_backward")'
-            )
-        changes["optimizer"] = "device_after_backward"
-    return recipe.model_copy(update=changes)
 
 
 def lower_again(schedule: Schedule) -> Chain:

@@ -21,6 +21,7 @@ from twinstream.models.kernel_costs.scratch_sizes import (
 )
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.declarations import Shapes
+from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.models.update_rules import states_of_element
@@ -99,3 +100,10 @@ def _declare_sums(builder: ChainBuilder, group: str, count: int, num_shards: int
                 dtype="float32", shape=(values,),
             )
         )  # fmt: skip
+
+
+def sharding_of(layout: Layout) -> Sharding | None:
+    """What each replica keeps of a stage; None where that is all."""
+    if not layout.zero or layout.dp == 1:
+        return None
+    return Sharding(layout.zero, ("dp",), layout.dp)

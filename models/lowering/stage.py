@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from twinstream.models.flops import model_flops_per_step
 from twinstream.models.kernel_costs.attention_library import library_bytes
+from twinstream.models.lowering.communication_tasks import ParameterGathers
 from twinstream.models.lowering.declarations import declare_groups, declare_step
 from twinstream.models.lowering.decoder import DecoderLowering
-from twinstream.models.lowering.gathers import ParameterGathers
-from twinstream.models.lowering.lower import require_pairs, settled
+from twinstream.models.lowering.settled import require_pairs, settled
 from twinstream.models.lowering.sharding import declare_shards
 from twinstream.models.lowering.stage_cut import StageCut, StageShapes
 from twinstream.models.lowering.stage_optimizer import ShardedOptimizer, StageOptimizer
@@ -33,7 +33,7 @@ class StageError(TwinstreamError):
     """A recipe that a pipeline cannot train with."""
 
 
-def lower_stage(spec: ModelSpec, workload: Workload, recipe: Recipe | None, cut: StageCut) -> Chain:
+def lower_stage(spec: ModelSpec, workload: Workload, recipe: Recipe, cut: StageCut) -> Chain:
     """The chain of one stage of a training step or, of a workload that is forward only, of an
     evaluation: its tasks are named as those of the step's first microbatch.
 
@@ -41,7 +41,7 @@ def lower_stage(spec: ModelSpec, workload: Workload, recipe: Recipe | None, cut:
         StageError: the recipe has its optimizer on the host or before the next use, which only
             one device does yet.
     """
-    recipe = settled(recipe or Recipe())
+    recipe = settled(recipe)
     require_pairs(spec, workload, recipe)
     _require_simple(spec, recipe, cut)
     cut = replace(cut, tied=spec.tied_embeddings)

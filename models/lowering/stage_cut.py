@@ -5,9 +5,12 @@ from dataclasses import dataclass, field
 from twinstream.models.adapters.adapter_layout import adapter_group, lora_of_layer
 from twinstream.models.layout import layer_of
 from twinstream.models.lowering.declarations import DecoderShapes
-from twinstream.models.lowering.sharding import Sharding
+from twinstream.models.lowering.sharding import Sharding, sharding_of
+from twinstream.models.parallel.layout import Layout, stages_of
+from twinstream.models.parallel.orders import actions_of
 from twinstream.models.trained import all_groups, first_backward_layer, trained_groups
 from twinstream.schedule.ops import Reduction
+from twinstream.schedule.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,33 @@ class StageCut:
     def squares(self, group: str) -> bool:
         """Whether the stage sums up the squares of a group's gradient."""
         return self.has(group) and (group != "embedding" or self.first)
+
+
+def stage_cut(layout: Layout, num_layers: int, workload: Workload, stage: int) -> StageCut:
+    """What a stage of a layout has, and runs in a step of one replica."""
+    spans = stages_of(layout, num_layers)
+    places = tuple(chunk * layout.pp + stage for chunk in range(layout.virtual_stages))
+    return StageCut(
+        spans=tuple(spans[place] for place in places),
+        places=places,
+        num_places=len(spans),
+        actions=_actions(layout, workload, stage),
+        replicas=("dp",) if layout.dp > 1 else (),
+        sharding=sharding_of(layout),
+        overlaps=layout.dp_overlap,
+        reduction=layout.reduction,
+    )
+
+
+def _actions(
+    layout: Layout, workload: Workload, stage: int
+) -> tuple[tuple[str, int, int], ...]:  # fmt: skip
+    if not workload.forward_only:
+        actions = actions_of(layout, stage, workload.rounds_per_step)
+        return tuple((one.phase, one.chunk, one.microbatch) for one in actions)
+    chunks = range(layout.virtual_stages)
+    ends = [("evaluate", chunks[-1], 0)] if stage == layout.pp - 1 else []
+    return (*(("forward", chunk, 0) for chunk in chunks), *ends)
 
 
 @dataclass(frozen=True)

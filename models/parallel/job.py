@@ -1,6 +1,6 @@
 """What is laid out: a model, its batch, and the recipe that it is trained by."""
 
-from typing import Any
+from typing import Any, Self
 
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import KernelChoice, Recipe
@@ -30,6 +30,14 @@ class Job(Node):
     recipe: Recipe = Recipe()
     any_kernels: bool = True
     network_reduction: bool = True
+
+    @classmethod
+    def of_step(cls, spec: ModelSpec, workload: Workload, recipe: Recipe, layout: Layout) -> Self:
+        """Of the step of one replica, whose chunks are microbatches."""
+        batch = workload.sequences_per_step * layout.dp
+        return cls(
+            shape=spec, layout=layout, seq_len=workload.seq_len, global_batch=batch, recipe=recipe
+        )
 
     @property
     def dtype(self) -> str:

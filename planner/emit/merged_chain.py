@@ -5,7 +5,7 @@ to place, nor to move, it does not see at all: that has slots of its own for the
 """
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from twinstream.planner.emit.task_ops import (
@@ -15,7 +15,7 @@ from twinstream.planner.emit.task_ops import (
     own_slots,
 )
 from twinstream.planner.lifetimes.live_bytes import align_up
-from twinstream.schedule.chain import Chain, SlotPools, Task
+from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Op
@@ -27,23 +27,21 @@ class MergedChain:
     """A chain as the planner sees it, and what each of its tasks stands for.
 
     Attributes:
-        whole: the chain.
+        whole: the chain, with pools of slots for what of it is exchanged.
         planned: what the planner is given in its place.
         members: by task or recompute of `planned`, the tasks of `whole` that it stands for.
         apart: root tensors of `whole` that are not in `planned`.
-        pools: how those of them that are exchanged share slots.
     """
 
     whole: Chain
     planned: Chain
     members: Mapping[str, Sequence[Task]]
     apart: Sequence[str]
-    pools: SlotPools = field(default_factory=lambda: SlotPools({}))
 
     @cached_property
     def slots(self) -> dict[str, Slot]:
         """Those of what is apart, by buffer."""
-        return own_slots(self.whole, self.pools, self.apart)
+        return own_slots(self.whole, self.apart)
 
     @property
     def apart_bytes(self) -> int:
@@ -63,7 +61,7 @@ class MergedChain:
         whole, own = self.whole, self.slots
         ends = (s.offset_bytes + s.size_bytes for s in plan.slots if s.tier == DEVICE)
         slots = (*plan.slots, *behind_one_another(own.values(), max(ends, default=0)))
-        writer = TaskWriter(whole, {name: slot.slot_id for name, slot in own.items()}, self.pools)
+        writer = TaskWriter(whole, {name: slot.slot_id for name, slot in own.items()})
         ops: list[Op] = []
         for op in plan.ops:
             if isinstance(op, Compute):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.pack.slot_pools import pooled_slots
-from twinstream.schedule.chain import COMMUNICATE, Chain, SlotPools, Task
+from twinstream.schedule.chain import COMMUNICATE, Chain, Task
 from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import (
@@ -45,11 +45,10 @@ class TaskWriter:
     Args:
         chain: what the tasks are of.
         slots: by buffer (see `SlotPools`), of all that `op` is not told a slot of.
-        pools: which buffers those are.
     """
 
-    def __init__(self, chain: Chain, slots: Mapping[str, str], pools: SlotPools) -> None:
-        self._calls, self._slots, self._several = chain.calls, slots, pools.several
+    def __init__(self, chain: Chain, slots: Mapping[str, str]) -> None:
+        self._calls, self._slots, self._several = chain.calls, slots, chain.pools.several
         self._roots = {t.tensor_id: t.parent for t in chain.tensors if t.parent is not None}
         self._operands: dict[int, Operand] = {}
         self._exchanges: dict[str, _Exchange | None] = {}
@@ -97,12 +96,14 @@ class TaskWriter:
         return self._slots[several.get(operand.name, tensor)]
 
 
-def resident_schedule(chain: Chain, pools: SlotPools, machine: MachineRef, caps: Caps) -> Schedule:
-    """The chain with all tensors on the device: those of pools in turn in their slots, and every
-    other one in a slot of its own, with all waits that this implies."""
-    own = own_slots(chain, pools, (t.tensor_id for t in chain.tensors if t.parent is None))
+def resident_schedule(chain: Chain, machine: MachineRef, caps: Caps) -> Schedule:
+    """The chain with all tensors on the device, and with all waits that this implies.
+
+    Those of its pools are in their slots in turn, and every other one is in a slot of its own.
+    """
+    own = own_slots(chain, (t.tensor_id for t in chain.tensors if t.parent is None))
     slots = behind_one_another(own.values(), 0)
-    writer = TaskWriter(chain, {name: slot.slot_id for name, slot in own.items()}, pools)
+    writer = TaskWriter(chain, {name: slot.slot_id for name, slot in own.items()})
     ops = derive_waits(tuple([writer.op(task) for task in chain.tasks]), chain.tensors, slots)
     return Schedule.model_construct(
         schema_version=1, tensors=chain.tensors, slots=slots, calls=kernel_calls(chain), ops=ops,
@@ -112,15 +113,15 @@ def resident_schedule(chain: Chain, pools: SlotPools, machine: MachineRef, caps:
     )  # fmt: skip
 
 
-def own_slots(chain: Chain, pools: SlotPools, tensors: Iterable[str]) -> dict[str, Slot]:
+def own_slots(chain: Chain, tensors: Iterable[str]) -> dict[str, Slot]:
     """By buffer: slots of pools, and slots of their own of those of `tensors` that have no pool."""
     sizes = {tensor.tensor_id: tensor.size_bytes for tensor in chain.tensors}
     own = {
         name: Slot(slot_id=name, tier=DEVICE, offset_bytes=0, size_bytes=sizes[name])
         for name in tensors
-        if name not in pools.pools
+        if name not in chain.pools.pools
     }
-    return own | pooled_slots(chain, pools)
+    return own | pooled_slots(chain)
 
 
 def behind_one_another(slots: Iterable[Slot], end: int) -> tuple[Slot, ...]:

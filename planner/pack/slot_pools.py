@@ -3,11 +3,11 @@
 from bisect import insort
 from operator import itemgetter
 
-from twinstream.schedule.chain import Chain, SlotPools
+from twinstream.schedule.chain import Chain
 from twinstream.schedule.tensors import DEVICE, Slot
 
 
-def pooled_slots(chain: Chain, wanted: SlotPools) -> dict[str, Slot]:
+def pooled_slots(chain: Chain) -> dict[str, Slot]:
     """Return by buffer the slot that it has from its first use to its last.
 
     The slot that has been free longest is taken, and only where as many others are free as the pool
@@ -17,18 +17,18 @@ def pooled_slots(chain: Chain, wanted: SlotPools) -> dict[str, Slot]:
     roots = {tensor.tensor_id: tensor.parent or tensor.tensor_id for tensor in chain.tensors}
     used: dict[str, tuple[str, int, int]] = {}  # by buffer: tensor, first and last task
     for position, task in enumerate(chain.tasks):
-        several = wanted.several.get(task.task_id)
+        several = chain.pools.several.get(task.task_id)
         for operand in task.operands:
             tensor = roots[operand.tensor]
             buffer = several.get(operand.name, tensor) if several else tensor
-            if buffer in wanted.pools:
+            if buffer in chain.pools.pools:
                 first = used[buffer][1] if buffer in used else position
                 used[buffer] = tensor, first, position
     found: dict[str, Slot] = {}
     free: dict[str, list[tuple[int, Slot]]] = {}  # by pool, sorted by since when
     counts: dict[str, int] = {}
     for buffer, (tensor, first, last) in used.items():
-        pool, spare = wanted.pools[buffer]
+        pool, spare = chain.pools.pools[buffer]
         slots = free.setdefault(pool, [])
         if len(slots) > spare and slots[spare][0] < first:
             slot = slots.pop(0)[1]

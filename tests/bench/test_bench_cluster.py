@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from twinstream.clusters.assembling import lower
+from twinstream.clusters.assembling import assembled
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
@@ -46,7 +46,7 @@ def test_bench_131072_gpus(microbatches, capsys):
     layout = Layout(tp=8, pp=16, dp=1024)
     batch = microbatches * layout.dp
     job = Job(shape=load_model("llama3-405b"), layout=layout, seq_len=8192, global_batch=batch)
-    document, lowering_s = timed(lambda: lower(job, 8, REF))
+    document, lowering_s = timed(lambda: assembled(job, 8, REF))
     assert document.mesh.size == 131_072 and len(document.classes) == 16
     cluster = load_cluster("h100_dgx").model_copy(update={"most_nodes": None})
     levels = cluster.levels
@@ -68,5 +68,5 @@ def test_bench_131072_gpus(microbatches, capsys):
             f"({1e6 * simulating_s / ops:.0f} us an op); MFU {mfu:.2f}"
         )
         if microbatches == 16:
-            print(f"lowering: {hints(lambda: lower(job, 8, REF))}")
+            print(f"lowering: {hints(lambda: assembled(job, 8, REF))}")
             print(f"simulating: {hints(lambda: cold_step_ns(document, costs))}")

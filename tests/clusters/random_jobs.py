@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any, get_args
 
-from twinstream.clusters.assembling import lower
+from twinstream.clusters.assembling import assembled
 from twinstream.clusters.refusals import refusals_of
 from twinstream.models.options import Experts
 from twinstream.models.parallel.job import Job
@@ -47,7 +47,7 @@ def job_of(
 
 def lowered(job: Job, gpus_per_node: int = GPUS_PER_NODE) -> ClusterSchedule:
     assert not refusals_of(job)
-    return lower(job, gpus_per_node, MachineRef(name="toy", content_hash=""))
+    return assembled(job, gpus_per_node, MachineRef(name="toy", content_hash=""))
 
 
 def random_job(seed: int) -> Job:

@@ -3,13 +3,15 @@
 import pytest
 
 from twinstream.clusters.conforms import conforms_cluster
-from twinstream.clusters.pipeline import Stages, chain_of_stage, plan_pipeline
+from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.planned_stage import planned_stage
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.lowering.lower import lower
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.planner.choices import OPEN
+from twinstream.schedule.chain import Chain
 from twinstream.schedule.cluster.verify_cluster import may_deadlock, verify_cluster
 from twinstream.schedule.document import Caps
 from twinstream.schedule.proof.verify_layout import arena_bytes
@@ -24,6 +26,11 @@ ORDERS = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("ring", 2)]
 
 def stages(recipe: Recipe | None = None, **fields) -> Stages:
     return Stages(SPEC, WORKLOAD, recipe or Recipe(), Layout(pp=2, **fields))
+
+
+def chain_of(laid_out: Stages) -> Chain:
+    one = laid_out
+    return lower(one.spec, one.workload, one.recipe, one.layout)
 
 
 @pytest.mark.parametrize(("order", "virtual"), ORDERS)
@@ -45,7 +52,7 @@ def test_messages_that_follow_one_another_share_slots(order, virtual):
 def test_shared_slots_take_less_memory():
     machine, taken = load_machine("cpu"), []
     for pooled in (True, False):
-        chain = chain_of_stage(stages(), 0)
+        chain = chain_of(stages())
         within = (Caps(), OPEN)
         made = planned_stage("stage 0", chain, machine, within, overlaps=True, pooled=pooled)
         taken.append(arena_bytes(made.schedule, DEVICE))
@@ -59,5 +66,5 @@ def test_caps_count_what_an_attention_library_allocates():
     of_gpu = Stages(wanted, WORKLOAD, Recipe(kernels=kernels), Layout(pp=2))
     document = plan_pipeline(of_gpu, load_machine("h100"))
     assert conforms_cluster(document) == []
-    chain = chain_of_stage(of_gpu, 0)
+    chain = chain_of(of_gpu)
     assert document.schedules["stage 0"].caps.library_bytes == chain.library_bytes > 0

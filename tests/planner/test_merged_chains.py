@@ -48,20 +48,21 @@ def chain() -> Chain:
     )  # fmt: skip
 
 
-def pools(spare: int) -> SlotPools:
-    return SlotPools({f"message.{j}": ("messages", spare) for j in range(NUM)})
+def pooled(whole: Chain, spare: int) -> Chain:
+    pools = SlotPools({f"message.{j}": ("messages", spare) for j in range(NUM)})
+    return whole.model_copy(update={"pools": pools})
 
 
 def test_messages_take_turns_in_as_many_slots_as_are_spare_and_one_more():
     for spare in (0, 1, 2):
-        slots = pooled_slots(chain(), pools(spare))
+        slots = pooled_slots(pooled(chain(), spare))
         turns = [slots[f"message.{j}"].slot_id for j in range(NUM)]
         assert turns == [f"messages.{j % (spare + 1)}" for j in range(NUM)]
 
 
 def test_a_message_under_way_is_waited_for_only_when_its_slot_comes_round():
     for spare in (0, 1, 2):
-        schedule = resident_schedule(chain(), pools(spare), REF, Caps())
+        schedule = resident_schedule(pooled(chain(), spare), REF, Caps())
         assert verify(schedule) == []
         for op in schedule.ops:
             if op.op_id.startswith("make."):
@@ -78,8 +79,8 @@ def test_a_tensor_in_several_slots_has_one_for_each_of_its_buffers():
         {"message.0": ("ring", 0), "message.0#1": ("ring", 0)},
         {"send.1": {"message.1": "message.0#1"}},
     )
-    whole = chain().model_copy(update={"tasks": (*chain().tasks, both)})
-    found = pooled_slots(whole, several)
+    whole = chain().model_copy(update={"tasks": (*chain().tasks, both), "pools": several})
+    found = pooled_slots(whole)
     assert found["message.0"].slot_id != found["message.0#1"].slot_id
 
 
@@ -97,15 +98,15 @@ def test_what_was_planned_as_one_task_is_written_out_as_its_own():
         (operand("state", j, "update"),) for j in range(0, NUM, 2)
     ]
     planned = lean.model_copy(update={"tasks": tuple(merged)})
-    found = MergedChain(whole, planned, members, apart, pools(1))
+    found = MergedChain(pooled(whole, 1), planned, members, apart)
     assert found.apart_bytes == 2 * 1024
     assert found.left_of(Caps(device_bytes=5000)).device_bytes == 5000 - 2 * 1024
-    plan = resident_schedule(planned, SlotPools({}), REF, Caps())
+    plan = resident_schedule(planned, REF, Caps())
     schedule = found.written_out(plan, Caps())
     assert [op.op_id for op in schedule.ops] == [one.task_id for one in whole.tasks]
     assert verify(schedule) == []
     assert schedule.calls == {"make": whole.calls["make"]}
-    resident = resident_schedule(whole, pools(1), REF, Caps())
+    resident = resident_schedule(pooled(whole, 1), REF, Caps())
     assert {op.op_id: op.waits for op in schedule.ops} == {
         op.op_id: op.waits for op in resident.ops
     }

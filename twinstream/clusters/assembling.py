@@ -2,7 +2,8 @@
 
 from collections import defaultdict, deque
 
-from twinstream.models.lowering.priced.chain import lower_priced, with_some_kernels
+from twinstream.models.lowering.lower import lower
+from twinstream.models.lowering.priced.chain import with_some_kernels
 from twinstream.models.lowering.priced.groups import mesh_of
 from twinstream.models.parallel.job import Job
 from twinstream.planner.emit.task_ops import resident_schedule
@@ -16,7 +17,7 @@ _Key = tuple[object, ...]
 _Node = list[tuple[int, int]]  # an op, or the sides of an exchange: class and place in its ops
 
 
-def lower(
+def assembled(
     job: Job, ranks_per_node: int, machine: MachineRef, caps: Caps | None = None, *,
     folded: bool = False,
 ) -> ClusterSchedule:  # fmt: skip
@@ -34,8 +35,8 @@ def lower(
     with gc_paused(cycles=False):
         for stage in range(job.layout.pp):
             name = f"stage {stage}"
-            chain, pools = lower_priced(job, stage, folded=folded)
-            schedules[name] = resident_schedule(chain, pools, machine, caps or Caps())
+            chain = lower(job.shape, job.workload, job.recipe, job.layout, stage, folded=folded)
+            schedules[name] = resident_schedule(chain, machine, caps or Caps())
             classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
         document = ClusterSchedule.model_construct(
             schema_version=1, mesh=mesh, classes=tuple(classes), schedules=schedules, order=(),

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pydantic import ValidationError
 
-from twinstream.clusters.pipeline import Stages, chain_of_stage, layout_in
+from twinstream.clusters.pipeline import layout_in
 from twinstream.clusters.refusals import refusals_of
-from twinstream.models.lowering.priced.chain import lower_priced, with_some_kernels
+from twinstream.models.lowering.lower import lower
+from twinstream.models.lowering.priced.chain import with_some_kernels
 from twinstream.models.lowering.priced.groups import mesh_of
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
@@ -59,7 +60,9 @@ def conforms_cluster(schedule: ClusterSchedule) -> list[Violation]:
     job = with_some_kernels(job)
 
     def differences(one: RankClass, stage: int) -> Iterator[Violation]:
-        return _of_class(one, schedule.of(one), lower_priced(job, stage)[0])
+        return _of_class(
+            one, schedule.of(one), lower(job.shape, job.workload, job.recipe, job.layout, stage)
+        )
 
     found = _of_stages(schedule, differences)
     return [*found, *list(_uncovered(schedule, job))[:_MOST_TOLD]]
@@ -188,7 +191,7 @@ def _of_rank(
         return
     try:
         recipe = Recipe.model_validate(part.recipe)
-        chain = chain_of_stage(Stages(spec, workload, recipe, layout), stage)
+        chain = lower(spec, workload, recipe, layout, stage)
     except (ValidationError, TwinstreamError) as error:
         yield CallDiffers(f"class '{one.name}' cannot be lowered again: {error}")
         return

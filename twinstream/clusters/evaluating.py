@@ -2,7 +2,8 @@
 
 from twinstream.clusters.assembling import in_one_order
 from twinstream.clusters.conforms import require_conforming_cluster, workload_of_rounds
-from twinstream.clusters.pipeline import Stages, chain_of_stage, layout_in
+from twinstream.clusters.pipeline import layout_in
+from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.evaluate.evaluation import forward_of
@@ -46,5 +47,5 @@ def _forward_of_class(training: ClusterSchedule, one: RankClass) -> Schedule:
     assert workload is not None, "a class of ranks that train has whole rounds"
     spec, recipe = ModelSpec.model_validate(training.model), Recipe.model_validate(part.recipe)
     (stage,) = one.cell("pp", layout.pp)
-    chain = chain_of_stage(Stages(spec, workload.forward, recipe, layout), stage)
+    chain = lower(spec, workload.forward, recipe, layout, stage)
     return forward_of(part, chain)

@@ -11,13 +11,14 @@ from twinstream.clusters.assembling import in_one_order
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.cost import copy_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.lowering.priced.chain import lower_priced, with_some_kernels
+from twinstream.models.lowering.lower import lower
+from twinstream.models.lowering.priced.chain import with_some_kernels
 from twinstream.models.parallel.job import Job
 from twinstream.planner.emit.merged_chain import MergedChain
 from twinstream.planner.planner import gc_paused
 from twinstream.planner.request import caps_of
 from twinstream.planner.search.one_chain import OneChain, plan_of_chain
-from twinstream.schedule.chain import COMMUNICATE, Chain, SlotPools, Task
+from twinstream.schedule.chain import COMMUNICATE, Chain, Task
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
@@ -111,7 +112,8 @@ def offloaded(
                 schedules[one.schedule] = schedule.model_copy(update={"caps": caps})
                 continue
             times = _times(timeline, one.name, schedule)
-            whole = _Stage(*lower_priced(job, stage), schedule, times)
+            chain = lower(job.shape, job.workload, job.recipe, job.layout, stage)
+            whole = _Stage(chain, schedule, times)
             planned = _planned(one.name, whole, share, caps)
             schedules[one.schedule] = planned.model_copy(update={"machine": schedule.machine})
         found = in_one_order(document.model_copy(update={"schedules": schedules}))
@@ -130,7 +132,6 @@ class _Times:
 @dataclass(frozen=True)
 class _Stage:
     chain: Chain
-    pools: SlotPools
     resident: Schedule
     times: _Times
 
@@ -210,7 +211,8 @@ def _merged(stage: _Stage, machine: Machine, caps: Caps, *, tight: bool) -> Merg
     )
     used = {operand.tensor for task in chain.tasks for operand in task.operands}
     apart = [t.tensor_id for t in chain.tensors if t.tensor_id in used - placed]
-    return MergedChain(chain, planned, members, apart, stage.pools.without(placed))
+    whole = chain.model_copy(update={"pools": chain.pools.without(placed)})
+    return MergedChain(whole, planned, members, apart)
 
 
 @dataclass
@@ -345,7 +347,7 @@ def _places(
     in two at a time.
     """
     lives = _lives(stage)
-    in_slots = {name.partition("#")[0] for several in stage.pools.several.values()
+    in_slots = {name.partition("#")[0] for several in stage.chain.pools.several.values()
                 for name in several.values()}  # fmt: skip
     placed, movable = set(), set()
     for tensor in stage.chain.tensors:

@@ -9,15 +9,11 @@ from twinstream.clusters.assembling import in_one_order
 from twinstream.clusters.kernel_sets import layout_refusal
 from twinstream.clusters.planned_stage import PlannedStage, planned_stage
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.lowering.sharding import Sharding
-from twinstream.models.lowering.stage import lower_stage
-from twinstream.models.lowering.stage_cut import StageCut
-from twinstream.models.parallel.layout import Layout, LayoutError, stages_of
-from twinstream.models.parallel.orders import actions_of
+from twinstream.models.lowering.lower import lower
+from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
-from twinstream.schedule.chain import Chain
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
 from twinstream.schedule.cluster.mesh import Axis, Mesh
 from twinstream.schedule.cluster.verify_cluster import may_deadlock
@@ -108,10 +104,10 @@ def _in_slots(
     for stage in range(layout.pp):
         name = f"stage {stage}"
         own = caps.get(stage) if isinstance(caps, Mapping) else caps
-        chain, overlaps = chain_of_stage(stages, stage), layout.dp_overlap
+        chain = lower(stages.spec, stages.workload, stages.recipe, layout, stage)
         within = _beside_communication(own or Caps(), machine, layout)
         planned[name] = planned_stage(
-            name, chain, machine, (within, choices), overlaps=overlaps, pooled=pooled
+            name, chain, machine, (within, choices), overlaps=layout.dp_overlap, pooled=pooled
         )
         classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
     schedules = {name: one.schedule for name, one in planned.items()}
@@ -155,39 +151,3 @@ def layout_in(document: ClusterSchedule) -> Layout:
         ValidationError: it is none.
     """
     return Layout.model_validate_json(to_json(document.layout))  # strict: tuples from text alone
-
-
-def sharding_of(layout: Layout) -> Sharding | None:
-    """What each replica keeps of a stage; None where that is all."""
-    if not layout.zero or layout.dp == 1:
-        return None
-    return Sharding(layout.zero, ("dp",), layout.dp)
-
-
-def chain_of_stage(stages: Stages, stage: int) -> Chain:
-    """What a stage computes in a step, or in an evaluation, and what it says in between."""
-    layout = stages.layout
-    spans = stages_of(layout, stages.spec.num_layers)
-    chunks = range(layout.virtual_stages)
-    cut = StageCut(
-        spans=tuple(spans[c * layout.pp + stage] for c in chunks),
-        places=tuple(c * layout.pp + stage for c in chunks),
-        num_places=len(spans),
-        actions=_actions(stages, stage),
-        replicas=("dp",) if layout.dp > 1 else (),
-        sharding=sharding_of(layout),
-        overlaps=layout.dp_overlap,
-        reduction=layout.reduction,
-    )
-    return lower_stage(stages.spec, stages.workload, stages.recipe, cut)
-
-
-def _actions(stages: Stages, stage: int) -> tuple[tuple[str, int, int], ...]:
-    """What a stage runs, in order."""
-    layout, workload = stages.layout, stages.workload
-    if not workload.forward_only:
-        actions = actions_of(layout, stage, workload.rounds_per_step)
-        return tuple((one.phase, one.chunk, one.microbatch) for one in actions)
-    chunks = range(layout.virtual_stages)
-    ends = [("evaluate", chunks[-1], 0)] if stage == layout.pp - 1 else []
-    return (*(("forward", chunk, 0) for chunk in chunks), *ends)

@@ -94,7 +94,8 @@ def _without_messages(chain: Chain, *, overlaps: bool, pooled: bool) -> MergedCh
             before = []
     last += before
     planned = without_tensors(_with_held(chain) if overlaps else chain, exchanged, members)
-    return MergedChain(chain, planned, members, (), SlotPools(pools))
+    whole = chain.model_copy(update={"pools": SlotPools(pools)})
+    return MergedChain(whole, planned, members, ())
 
 
 def _room_text(caps: Caps) -> str:

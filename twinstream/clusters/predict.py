@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from twinstream.clusters.assembling import lower
+from twinstream.clusters.assembling import assembled
 from twinstream.clusters.kernel_sets import with_kernels
 from twinstream.clusters.offload import offloaded
 from twinstream.clusters.pipeline import Stages, plan_pipeline
@@ -228,7 +228,7 @@ def without_reduction(cluster: Cluster) -> Cluster:
 def document_of(job: Job, cluster: Cluster) -> ClusterSchedule:
     """The whole step as a document."""
     machine = MachineRef(name=cluster.name, content_hash=cluster.name)
-    return lower(job, cluster.count("gpus_per_node"), machine)
+    return assembled(job, cluster.count("gpus_per_node"), machine)
 
 
 def planned_document(job: Job, cluster: Cluster) -> ClusterSchedule | Schedule:

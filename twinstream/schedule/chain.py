@@ -52,34 +52,6 @@ class Output(Node):
     sink: str
 
 
-class Chain(Node):
-    """Everything a planner reads.
-
-    `persistent` root tensors are carried from step to step (their version at the start of a step
-    is 0); all other content is made within the step, or `consumed`: it is there before, at version
-    0, and need not be after. What consumes is run once. `model_flops` is the count of design
-    section 8 for the whole step (MFU); `library_bytes` are the most that any call's library
-    allocates on the device beside the arena; `round_starts` has the index of each round's first
-    task; `tensors` lists parents before their parts. Model, workload and recipe are all it takes to
-    lower the chain again.
-    """
-
-    tensors: tuple[Tensor, ...]
-    calls: dict[str, KernelCall]
-    tasks: tuple[Task, ...]
-    recomputes: tuple[Recompute, ...]
-    inputs: tuple[Input, ...]
-    outputs: tuple[Output, ...]
-    persistent: tuple[str, ...]
-    round_starts: tuple[Count, ...]
-    workload: Workload
-    model: ModelRef
-    recipe: dict[str, JsonValue]
-    model_flops: PositiveFlops
-    library_bytes: Size = 0
-    consumed: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class SlotPools:
     """Which buffers of a chain have slots from pools.
@@ -99,3 +71,33 @@ class SlotPools:
         """The same but for some tensors, of which none is in several slots."""
         pools = {name: pool for name, pool in self.pools.items() if name not in tensors}
         return SlotPools(pools, self.several)
+
+
+class Chain(Node):
+    """Everything a planner reads.
+
+    `persistent` root tensors are carried from step to step (their version at the start of a step
+    is 0); all other content is made within the step, or `consumed`: it is there before, at version
+    0, and need not be after. What consumes is run once. `model_flops` is the count of design
+    section 8 for the whole step (MFU); `library_bytes` are the most that any call's library
+    allocates on the device beside the arena; `round_starts` has the index of each round's first
+    task; `tensors` lists parents before their parts; `pools` say which buffers
+    have slots that nothing else is in. Model, workload, recipe and, of ranks, layout and stage are
+    all it takes to lower the chain again.
+    """
+
+    tensors: tuple[Tensor, ...]
+    calls: dict[str, KernelCall]
+    tasks: tuple[Task, ...]
+    recomputes: tuple[Recompute, ...]
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    persistent: tuple[str, ...]
+    round_starts: tuple[Count, ...]
+    workload: Workload
+    model: ModelRef
+    recipe: dict[str, JsonValue]
+    model_flops: PositiveFlops
+    library_bytes: Size = 0
+    consumed: tuple[str, ...] = ()
+    pools: SlotPools = SlotPools({})

@@ -17,7 +17,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.residence import checkpoint_bytes
-from twinstream.models.lowering.lower import require_packs
+from twinstream.models.lowering.settled import require_packs
 from twinstream.models.model import AnyModel, require_decoder
 from twinstream.models.recipe import KernelChoice, Recipe, dpo_of, is_dpo, recipe_of_fields
 from twinstream.models.traced import TracedModel

@@ -7,12 +7,13 @@ import torch
 
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import WORKLOADS, small
-from twinstream.clusters.pipeline import Stages, plan_pipeline, sharding_of
+from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.running.run_ranks import TextInputs
 from twinstream.data.text import TextBatches
 from twinstream.executor.ranks.rank_run import RankInputs
 from twinstream.executor.state.sharded_state import ShardedState
 from twinstream.executor.state.training_state import initial_state
+from twinstream.models.lowering.sharding import sharding_of
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.cluster.projecting import RankPart, rank_part

@@ -7,7 +7,7 @@ from functools import cache, partial
 import torch
 
 from tests.executor.ranks.one_process import Reference, train_replicas
-from twinstream.clusters.pipeline import Stages, plan_pipeline, sharding_of
+from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.rank_run import RankInputs, RankOutcome
@@ -16,6 +16,7 @@ from twinstream.executor.state.sharded_state import ShardedState
 from twinstream.executor.state.training_state import State, initial_state
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering.lower import lower
+from twinstream.models.lowering.sharding import sharding_of
 from twinstream.models.options import Experts
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_preset

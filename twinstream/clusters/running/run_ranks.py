@@ -14,9 +14,10 @@ from pydantic import ValidationError
 
 from twinstream.clusters.conforms import is_executable
 from twinstream.clusters.kernel_sets import run_refusal
-from twinstream.clusters.pipeline import layout_in, sharding_of
+from twinstream.clusters.pipeline import layout_in
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.data.text import TextBatches, check_vocabulary
+from twinstream.models.lowering.sharding import sharding_of
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec

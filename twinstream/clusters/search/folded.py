@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from twinstream.clusters.assembling import lower
+from twinstream.clusters.assembling import assembled
 from twinstream.clusters.search.chains import Pricing, layer_times
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
@@ -43,7 +43,7 @@ def folded_step_s(job: Job, pricing: Pricing, most_s: float = math.inf) -> float
                 return least_s
         few = job.model_copy(update={"global_batch": count * layout.dp * layout.micro_batch})
         ref = MachineRef(name=cluster.name, content_hash=cluster.name)
-        document = lower(few, cluster.count("gpus_per_node"), ref, folded=True)
+        document = assembled(few, cluster.count("gpus_per_node"), ref, folded=True)
         costs = _FoldedCosts(document, cluster, machine, layers)
         steps.append(replay_cluster(document, costs, cluster.name, num_passes=1).step_ns)
     step_ns = steps[-1]

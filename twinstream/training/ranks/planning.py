@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from twinstream.clusters.choosing import Candidate, RanksQuestion, rank_caps, workloads_of_ranks
 from twinstream.clusters.evaluating import cluster_evaluation_of
-from twinstream.clusters.pipeline import sharding_of
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
 from twinstream.data.training_data import TrainingData
@@ -18,6 +17,7 @@ from twinstream.log.layout_choice import LayoutChoice
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.residence import written_names
+from twinstream.models.lowering.sharding import sharding_of
 from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.models.spec import ModelSpec
