@@ -1,9 +1,8 @@
 """A training step on the GPUs of a cluster as a query: the fastest layout of all."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import inf, isinf
+from math import isinf
 from typing import Any
 
 from twinstream.clusters.kernel_sets import with_kernels
@@ -25,23 +24,19 @@ from twinstream.measures.uncertainty import Uncertainty, uncertainty_of_job
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
-from twinstream.planner.planner import Planner
-from twinstream.schedule.analysis.idle import exposed_communication
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import TwinstreamError
+from twinstream.study.layouts import LayoutAnswer, LayoutsQuery
 from twinstream.study.query import (
     CLUSTER_NUMBER,
     MACHINE_NUMBER,
     Answer,
     Loader,
     Property,
-    Query,
     StudyError,
     Subject,
     Value,
     Values,
-    best_of_layouts,
     size_fault,
 )
 
@@ -53,7 +48,7 @@ _CAPS = ("device_mem", "host_mem")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaidOutStep(Answer):
+class LaidOutStep(LayoutAnswer):
     """A layout and its prediction; `searched` is what was looked at, where it was searched for."""
 
     job: Job
@@ -89,39 +84,14 @@ class LaidOutStep(Answer):
         return uncertainty_of_job(self.job, machine_of(self.cluster), document)
 
     @property
-    def compute_waits(self) -> float:
-        return 1.0 - self.shares["compute"]
-
-    @property
     def figures(self) -> dict[str, Any]:
-        searched, layout = self.searched, self.job.layout
-        return {
-            "layout": self.told,
-            "step_s": self.step_s,
-            "tokens_per_s": self.tokens_per_s,
-            "tokens_per_s_per_gpu": self.tokens_per_s / self.num_gpus,
-            "mfu": self.mfu,
-            "memory_bytes": self.device_bytes,
-            "room_bytes": self.room_bytes[0],
-            "bound_s": self.bound_s,
-            "gap": self.gap,
-            "compute_share": self.shares["compute"],
-            "talk_share": exposed_communication(self.shares),
-            "bubble_share": self.shares.get("bubble", 0.0),
-            **{name: getattr(searched, name, None)
-               for name in ("num_layouts", "num_fit", "num_simulated")},
-            "expected_error_mean": self.uncertainty.mean,
-            "expected_error_kind": self.uncertainty.kind,
-            **{f"layout.{name}": getattr(layout, name) for name in _LAYOUT},
-        }  # fmt: skip
-
-    def compute_limit(self) -> float:
-        """Tokens/s if compute of this layout never waited."""
-        return self.tokens_per_s / self.shares["compute"]
+        names = ("num_layouts", "num_fit", "num_simulated")
+        counts = {name: getattr(self.searched, name, None) for name in names}
+        return self.figures_of(_LAYOUT) | counts
 
 
 @dataclass(frozen=True)
-class LayoutQuery(Query):
+class LayoutQuery(LayoutsQuery[LaidOutStep]):
     """Which layout is the fastest; `keep` of the best looking ones are simulated whole."""
 
     question: LayoutSearch
@@ -228,33 +198,22 @@ class LayoutQuery(Query):
             asked = replace(asked, cluster=capped)
         return replace(self, question=asked)
 
-    def answer(
-        self, known: Sequence[Answer] = (), planner: Planner | None = None, *,
-        enough_tokens_per_s: float = inf, advises: bool = True,
-    ) -> LaidOutStep:  # fmt: skip
-        best = best_of_layouts(known, self._of)
-        if best is not None and best.tokens_per_s >= enough_tokens_per_s:
-            return best
-        try:
-            searched = self.question.answer(self.keep)
-        except TwinstreamError:
-            if best is None:
-                raise
-            return best
+    def fastest(self) -> LaidOutStep:
+        searched = self.question.answer(self.keep)
         found, cluster = searched.best[0], self.question.cluster
-        if best is not None and best.step_s < found.prediction.step_s:
-            least_s = searched.least_bound_s
-            gap = best.step_s / least_s - 1
-            return replace(best, searched=searched, bound_s=least_s, gap=gap)
         return LaidOutStep.predicted(found.job, cluster, found.prediction, searched, is_known=False)
+
+    def beside(self, known: LaidOutStep, fastest: LaidOutStep) -> LaidOutStep:
+        bound_s = fastest.bound_s
+        gap = known.step_s / bound_s - 1 if bound_s else None
+        return replace(known, searched=fastest.searched, bound_s=bound_s, gap=gap)
 
     def kept(self, answer: Answer) -> LaidOutStep:
         if answer.layout is None:
             raise StudyError("a plan of one device is no layout")
-        return self._of(answer.layout)
+        return self.laid_out(answer.layout)
 
-    def _of(self, layout: Layout) -> LaidOutStep:
-        """A layout from before, simulated whole."""
+    def laid_out(self, layout: Layout) -> LaidOutStep:
         cluster = self.question.cluster
         job = with_kernels(kept_job(self.question, layout), machine_of(cluster))
         require_possible(job, self.question.num_gpus)

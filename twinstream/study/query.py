@@ -4,13 +4,12 @@ What studies a step (`whatif`, `sweep`, `explore`) knows these two alone, not ho
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
@@ -194,20 +193,6 @@ class Answer(ABC):
             memory_bytes=self.device_bytes, host_bytes=self.host_bytes, num_gpus=self.num_gpus,
             shares=dict(self.shares), bill=bill, figures=self.figures if whole else {},
         )  # fmt: skip
-
-
-_Answer = TypeVar("_Answer", bound=Answer)
-
-
-def best_of_layouts(
-    known: Sequence[Answer], answer_of: Callable[[Layout], _Answer]
-) -> _Answer | None:
-    """The fastest of the layouts of known answers, of which some may not fit; None without any."""
-    found = []
-    for layout in {one.layout: None for one in known if one.layout is not None}:
-        with suppress(TwinstreamError):
-            found.append(answer_of(layout))
-    return min(found, key=lambda one: one.step_s, default=None)
 
 
 class Loader:

@@ -1,8 +1,7 @@
 """A training step on ranks that twinstream runs as a query: the fastest pipeline and replicas."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import Any
 
 from twinstream.clusters.choosing import (
@@ -22,12 +21,12 @@ from twinstream.measures.uncertainty import Uncertainty
 from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.planner import Planner, gc_paused
+from twinstream.planner.planner import gc_paused
 from twinstream.planner.request import PlanRequest, TrainingStep
-from twinstream.schedule.analysis.idle import exposed_communication
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.workload import MachineRef
+from twinstream.study.layouts import LayoutAnswer, LayoutsQuery
 from twinstream.study.one_device import DeviceQuery
 from twinstream.study.query import (
     MEMORY_CAPS,
@@ -35,11 +34,9 @@ from twinstream.study.query import (
     Answer,
     Loader,
     Property,
-    Query,
     StudyError,
     Subject,
     Values,
-    best_of_layouts,
 )
 
 PIPELINES = ("gpipe", "1f1b", "interleaved", "ring")  # that ranks run
@@ -52,7 +49,7 @@ _OF_DEVICE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RanksStep(Answer):
+class RanksStep(LayoutAnswer):
     """The layout that was chosen, where it is predicted, and its schedule of all ranks."""
 
     spec: ModelSpec
@@ -78,42 +75,19 @@ class RanksStep(Answer):
         return self.summary.uncertainty
 
     @property
-    def compute_waits(self) -> float:
-        return 1.0 - self.shares["compute"]
-
-    @property
     def figures(self) -> dict[str, Any]:
-        chosen, uncertainty = self.chosen, self.uncertainty
-        return {
-            "layout": self.told,
-            "step_s": self.step_s,
-            "tokens_per_s": self.tokens_per_s,
-            "tokens_per_s_per_gpu": self.tokens_per_s / self.num_gpus,
-            "mfu": self.mfu,
-            "memory_bytes": self.device_bytes,
+        chosen = self.chosen
+        return self.figures_of(_LAYOUT) | {
             "host_bytes": self.host_bytes,
-            "room_bytes": self.room_bytes[0],
-            "bound_s": None,
-            "gap": None,
-            "compute_share": self.shares["compute"],
-            "talk_share": exposed_communication(self.shares),
-            "bubble_share": self.shares.get("bubble", 0.0),
             "recompute_fraction": self.summary.recompute_fraction,
             "rounds_per_step": chosen.workload.rounds_per_step // chosen.layout.dp,
             "chunks_per_round": chosen.workload.chunks_per_round,
             "planned_chunk_tokens": chosen.workload.chunk_tokens,
-            "expected_error_mean": uncertainty.mean,
-            "expected_error_kind": uncertainty.kind,
-            **{f"layout.{name}": getattr(chosen.layout, name) for name in _LAYOUT},
         }
-
-    def compute_limit(self) -> float:
-        """Tokens/s if compute of this layout never waited."""
-        return self.tokens_per_s / self.shares["compute"]
 
 
 @dataclass(frozen=True)
-class RanksQuery(Query):
+class RanksQuery(LayoutsQuery[RanksStep]):
     """Which layout of so many ranks is the fastest of those that run here.
 
     Args:
@@ -235,29 +209,16 @@ class RanksQuery(Query):
     def _on_node(self) -> int:
         return min(self._place.cluster.count("gpus_per_node"), self.num_ranks)
 
-    def answer(
-        self, known: Sequence[Answer] = (), planner: Planner | None = None, *,
-        enough_tokens_per_s: float = inf, advises: bool = True,
-    ) -> RanksStep:  # fmt: skip
-        best = best_of_layouts(known, self._of)
-        if best is not None and best.tokens_per_s >= enough_tokens_per_s:
-            return best
-        try:
-            found = self._answer(self.fixed, is_known=False)
-        except LayoutError:
-            if best is None:
-                raise
-            return best
-        return found if best is None or found.step_s <= best.step_s else best
+    def fastest(self) -> RanksStep:
+        return self._answer(self.fixed, is_known=False)
 
     def kept(self, answer: Answer) -> RanksStep:
         if answer.layout is None:
             raise StudyError("a plan of one device is no layout of ranks")
-        return self._of(answer.layout)
+        return self.laid_out(answer.layout)
 
-    def _of(self, layout: Layout) -> RanksStep:
-        """A layout from before, planned for what there is now; replicas are as many as there are
-        ranks for."""
+    def laid_out(self, layout: Layout) -> RanksStep:
+        """Planned for what there is now; replicas are as many as there are ranks for."""
         replicas, left = divmod(self.num_ranks, layout.pp)
         if left:
             raise LayoutError(f"{self.num_ranks} ranks are no pipelines of {layout.pp} stages")
