@@ -7,13 +7,16 @@ BIN := .venv/bin
 RUNS := .venv/runs.stamp
 INSTALLED := .venv/installed.stamp
 
+# Tests start many processes, which compile the package again where none of them may keep that.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-all test-cuda-fake newest bench lint sanitize browser wheels clean
 
 demo: $(RUNS)
 	$(BIN)/twinstream demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # Those of tests/slow.txt, too.
 test-all: $(INSTALLED)
@@ -58,7 +61,7 @@ browser:
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest tests/contract/test_types.py
+	$(BIN)/python -m pytest -m "" tests/contract/test_types.py
 
 # What a lent GPU machine lacks, for its Python; benchmarks/gpu/README.md says how they travel. Other
 # folders have cuDNN's frontend, and flash-attn 4 in two parts, each for a call of 64 MiB.

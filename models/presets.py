@@ -4,6 +4,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,8 @@ def model_notes(name_or_path: str | Path, dtype: str | None) -> list[str]:
     return notes
 
 
-def _tables() -> dict[str, dict[str, Any]]:
+@cache
+def _tables() -> Mapping[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(_PRESETS.glob("*.toml")):
         found |= tomllib.loads(path.read_text(encoding="utf-8"))
