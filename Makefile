@@ -16,7 +16,7 @@ demo: $(RUNS)
 	$(BIN)/twinstream demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Those of tests/slow.txt, too.
 test-all: $(INSTALLED)

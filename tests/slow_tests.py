@@ -1,4 +1,4 @@
-"""A pytest plugin: marks the tests of slow.txt, which only `make test-all` runs.
+"""A pytest plugin: marks the tests of slow.txt, which only `make test-all` runs; long ones first.
 
 Each of these takes more than three seconds of CPU, or is one of several that show the same of other
 shapes; what they show is also shown, of a smaller case, by a test that is always run. It is one
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 LIST = Path(__file__).with_name("slow.txt")
+LONG = ("tests/training", "tests/traced", "tests/executor/ranks", "tests/front_door")
 
 
 def slow_tests() -> frozenset[str]:
@@ -23,3 +24,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid in slow:
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))  # so that none is the last
