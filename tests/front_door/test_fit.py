@@ -41,6 +41,29 @@ def test_a_cell_says_what_plan_says(tmp_path: Path) -> None:
     assert sizes["full"] > sizes["full, 8-bit optimizer"] > sizes["LoRA"]
 
 
+def test_a_loss_of_pairs_is_planned_as_plan_does(tmp_path: Path) -> None:
+    rows, dpo = tmp_path / "pairs.jsonl", ("--loss", "dpo,beta=0.3")
+    pair = {"prompt": "What is it?", "chosen": "A good answer. " * 9, "rejected": "A bad one. " * 9}
+    rows.write_text("\n".join([json.dumps(pair)] * 50))
+    told = call("fit", "tiny", rows, "--machine", "cpu", *STEP, *dpo, "--json")
+    assert told.code == 0, told.err
+    found = json.loads(told.out)
+    cells = {(c["seq_len"], c["is_own"]): c for c in found["cells"] if c["way"] == "full"}
+    assert set(cells) == {(512, False), (1024, False), (256, True)}
+    plan = call(
+        "plan", "--model", "tiny", "--machine", "cpu", "--seq-len", 512, "--tokens-per-step", 2048,
+        *dpo, "--effort", "quick", "--json",
+    )  # fmt: skip
+    planned = json.loads(plan.out)["tokens_per_s"]
+    assert cells[512, False]["tokens_per_s"] == pytest.approx(planned, rel=1e-9)
+    assert "--loss dpo,beta=0.3 --seq-len 512" in cells[512, False]["command"]
+    assert all(cell["tokens_per_s"] and cell["hours"] for cell in cells.values())
+    without = call("fit", "tiny", rows, "--machine", "cpu", *STEP)
+    assert without.code == 2 and "--loss dpo" in without.err
+    wrong = call("fit", "tiny", "--machine", "cpu", *STEP, "--loss", "mine.py:loss")
+    assert wrong.code == 2 and "only dpo is asked about" in wrong.err
+
+
 def test_what_does_not_fit_lacks_what_the_bound_says() -> None:
     caps = ("--device-mem", "6MiB", "--host-mem", "2MiB")
     told = call("fit", "tiny", "--machine", "cpu", *STEP, *caps, "--json")

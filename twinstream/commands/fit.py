@@ -14,6 +14,7 @@ from twinstream.commands.arguments.options import Json
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.requests import require_known
 from twinstream.commands.output import filled_in, print_json, print_report
+from twinstream.models.recipe import dpo_of
 from twinstream.planner.choices import EFFORTS
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
@@ -58,6 +59,10 @@ class FitOptions:
         typer.Option(min=1, max=2**60, metavar="N", help="Of the data, in place of DATA."),
     ] = None
     lora: Annotated[str, typer.Option(metavar="OPTIONS", help="Of the rows with LoRA.")] = LORA
+    loss: Annotated[
+        str | None,
+        typer.Option(metavar="dpo", help="dpo[,beta=0.1,label_smoothing=0] of pairs."),
+    ] = None
     price: Annotated[
         list[str] | None,
         typer.Option(metavar="[MACHINE=]PRICE", help="Of an hour; may be given again."),
@@ -83,12 +88,15 @@ class FitOptions:
         for flag, size in (("--device-mem", self.device_mem), ("--host-mem", self.host_mem)):
             if size is not None and parse_bytes(size, whole_bytes=2.0**50) < 1:
                 raise FitError(f"{flag} {size} is no memory: give a size such as 24GiB")
-        lengths = lengths_of(self.seq_len)
-        own, told = (None, self.tokens) if not data else _own_lengths(model, data, max(lengths))
+        if self.loss is not None and dpo_of(self.loss) is None:
+            raise FitError(f"--loss '{self.loss}': only dpo is asked about, with --loss dpo")
+        lengths, own, told = lengths_of(self.seq_len), None, self.tokens
+        if data:
+            own, told = _own_lengths(model, data, max(lengths), pairs=self.loss is not None)
         return FitQuestion(
             model, machines, lengths, self.tokens_per_step, self.lora, self.device_mem,
             self.host_mem, own, told, prices_of(self.price or [], machines),
-            join(data) if data else "DATA",
+            join(data) if data else "DATA", self.loss,
         )  # fmt: skip
 
 
@@ -134,7 +142,9 @@ def _found(question: FitQuestion, effort: str, num_jobs: int, *, quiet: bool) ->
         )
 
 
-def _own_lengths(model: str, data: list[str], longest: int) -> tuple[OwnLengths, int]:
+def _own_lengths(
+    model: str, data: list[str], longest: int, *, pairs: bool
+) -> tuple[OwnLengths, int]:
     """How the documents of files are long, and how many tokens they have together."""
     from twinstream.data.options import DataOptions
     from twinstream.data.training_data import TrainingData
@@ -144,10 +154,11 @@ def _own_lengths(model: str, data: list[str], longest: int) -> tuple[OwnLengths,
     folder = Path(model)
     tokenizer = folder if (folder / "tokenizer.json").exists() else None
     sources = [source_of(name) for name in data]
-    read = TrainingData.open(sources, tokenizer, longest=longest, options=DataOptions(workers=0))
+    options = DataOptions(workers=0, pairs=pairs)
+    read = TrainingData.open(sources, tokenizer, longest=longest, options=options)
     found = read.lengths()
     seq_len = min(longest, -(-int(found.max()) // _GRAIN) * _GRAIN)
-    packing = expected_packing(found, seq_len)
+    packing = expected_packing(found, seq_len * (2 if pairs else 1))
     return OwnLengths(seq_len, packing), read.epoch_tokens
 
 

@@ -13,7 +13,7 @@ from twinstream.hardware_profiles.profile_files import nearest
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.model import AnyModel
-from twinstream.models.recipe import Recipe, recipe_of_fields
+from twinstream.models.recipe import Recipe, dpo_of, is_dpo, recipe_of_fields
 from twinstream.models.trained import require_few_bits, trained_of
 from twinstream.models.update_rules import BETAS, OwnRule, update_rule
 from twinstream.planner.choices import EFFORTS
@@ -62,7 +62,8 @@ class DeviceQuery(Query):
 
     request: PlanRequest
 
-    names = ("model", "machine", *STEP_COUNTS, *MEMORY_CAPS, *KNOWN, "lora", "freeze", "optim")
+    names = ("model", "machine", *STEP_COUNTS, *MEMORY_CAPS, *KNOWN, "lora", "freeze", "optim",
+             "loss")  # fmt: skip
     required = ("model", "machine", "seq_len")
     columns = (
         "tokens_per_s", "model_tflop_per_s", "mfu", "hfu", "step_time_s", "lower_bound_s", "gap",
@@ -104,6 +105,8 @@ class DeviceQuery(Query):
             return value_fault(name, value)
         if not isinstance(value, str):
             return f"needs a text in quotes, got {value!r}"
+        if name == "loss" and not is_dpo(value):
+            return f"needs 'dpo', perhaps with options, got '{value}'"
         known = KNOWN.get(name)
         if known is None or value in known:
             return None
@@ -202,7 +205,9 @@ class DeviceQuery(Query):
         }
         machine = override(machine, numbers) if numbers else machine
         recipe = _recipe(was.step.recipe, spec, machine, values)
-        step = replace(was.step, recipe=recipe, **counts)
+        of_pairs = was.step.recipe.dpo is not None and "seq_len" in values
+        packing = None if of_pairs else was.step.packing  # of pairs it is of that length
+        step = replace(was.step, recipe=recipe, packing=packing, **counts)
         caps = _caps(was, machine, values)
         policy = str(values.get("policy", was.policy))
         request = replace(was, spec=spec, machine=machine, step=step, caps=caps, policy=policy)
@@ -309,6 +314,8 @@ def _recipe(was: Recipe, spec: AnyModel, machine: Machine, values: Values) -> Re
         changes["update"] = rule
         if not isinstance(rule, OwnRule):
             changes |= dict(zip(("beta1", "beta2"), BETAS[rule], strict=True))
+    if "loss" in values:
+        changes["dpo"] = dpo_of(str(values["loss"]))
     if "lora" in values or "freeze" in values:
         lora, freeze = (str(values.get(name, _NOT_ASKED)) for name in ("lora", "freeze"))
         patterns = [] if freeze == _NOT_ASKED else freeze.split(",")

@@ -44,14 +44,15 @@ class Way:
         return _flags(self.values)
 
 
-def ways(lora: str = LORA) -> tuple[Way, ...]:
+def ways(lora: str = LORA, loss: str | None = None) -> tuple[Way, ...]:
     """From all weights to adapters beside a base in few bits."""
+    told: Values = {} if loss is None else {"loss": loss}
     return (
-        Way("full", {}),
-        Way("full, 8-bit optimizer", {"optimizer_state": "8bit"}),
-        Way("LoRA", {"lora": lora}),
-        Way("LoRA, base in 8 bits", {"lora": lora, "base": "8bit"}),
-        Way("LoRA, base in nf4", {"lora": lora, "base": "nf4"}),
+        Way("full", told),
+        Way("full, 8-bit optimizer", {"optimizer_state": "8bit", **told}),
+        Way("LoRA", {"lora": lora, **told}),
+        Way("LoRA, base in 8 bits", {"lora": lora, "base": "8bit", **told}),
+        Way("LoRA, base in nf4", {"lora": lora, "base": "nf4", **told}),
     )
 
 
@@ -124,7 +125,8 @@ class FitTable(Node):
 class FitQuestion:
     """What to try, and within which memory; caps are as of `plan`, None is all there is.
 
-    `price_per_hour` is by machine. `data` is the name that commands are told.
+    `price_per_hour` is by machine. `data` is the name that commands are told. `loss` is `dpo` with
+    its options, of pairs of sequences; None: cross entropy.
     """
 
     model: str
@@ -138,6 +140,7 @@ class FitQuestion:
     dataset_tokens: int | None = None
     price_per_hour: Mapping[str, float] | None = None
     data: str = "DATA"
+    loss: str | None = None
 
 
 @dataclass(frozen=True)
@@ -152,8 +155,9 @@ class _Asked:
 
     @property
     def tokens(self) -> int:
-        """Those asked for, in whole sequences."""
-        return ceil(self.question.tokens_per_step / self.seq_len) * self.seq_len
+        """Those asked for, in whole sequences, or pairs of them."""
+        each = self.seq_len * (1 if self.question.loss is None else 2)
+        return ceil(self.question.tokens_per_step / each) * each
 
     @property
     def caps(self) -> dict[str, str]:
@@ -219,7 +223,7 @@ def _asked(question: FitQuestion, *, advises: bool) -> list[_Asked]:
     return [
         _Asked(question, machine, way, length, own, "quick", advises)
         for machine in question.machines
-        for way in ways(question.lora)
+        for way in ways(question.lora, question.loss)
         for length, own in columns
     ]
 
@@ -242,7 +246,8 @@ def _cell(asked: _Asked, planner: Planner) -> FitCell:
     try:
         query = DeviceQuery.of(values, _loader())
         if asked.own is not None:
-            step = replace(query.request.step, packing=asked.own.packing)
+            packing = asked.own.packing  # of one sequence of seq_len, or of both of a pair
+            step = replace(query.request.step, packing=packing, seq_len=packing.tokens)
             query = DeviceQuery(replace(query.request, step=step))
         found = query.answer(planner=planner, advises=asked.advises)
     except InfeasiblePlan as error:
