@@ -45,7 +45,6 @@ _PHASE_OF_KIND = {
     "gathered": "optimizer",
     "tied_gradients": "optimizer",
 }
-_IN_BOTH = ("core", "kv")  # of attention around a ring: the op's name says which pass it is of
 
 
 @dataclass(frozen=True)
@@ -257,11 +256,9 @@ def lane_of(op: Op) -> str:
 
 def phase_of(op: Compute) -> str:
     """The phase of training that a task belongs to, by its label; `other` where that is open."""
-    kind, parts = op.label.kind, op.op_id.split(".")
-    if "again" in parts:
-        return "recompute"
-    if kind in _IN_BOTH:
-        return "backward" if len(parts) > 1 and parts[1].startswith("b") else "forward"
+    if op.label.phase is not None:
+        return op.label.phase
+    kind = op.label.kind
     for phase in _PHASES:
         if kind == phase or kind.endswith(f"_{phase}"):
             return phase

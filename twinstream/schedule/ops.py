@@ -27,14 +27,21 @@ class Stream(Node):
         return f"{self.device}:{self.queue}"
 
 
+Phase = Literal["forward", "backward", "recompute"]
+
+
 class Label(Node):
-    """What people and reports want to know of an op; nothing dispatches on it."""
+    """What people and reports want to know of an op; nothing dispatches on it.
+
+    `phase` tells tasks apart whose kind is of several phases.
+    """
 
     kind: str
     layer: Index | None = None
     chunk: Index | None = None
     round: Index | None = None
     level: str | None = None
+    phase: Phase | None = None
 
 
 class KernelCall(Node):

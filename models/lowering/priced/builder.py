@@ -8,7 +8,7 @@ from typing import Literal
 from twinstream.models.lowering.communication_tasks import communication_call
 from twinstream.schedule.chain import SlotPools, Task
 from twinstream.schedule.cost import Work
-from twinstream.schedule.ops import KernelCall, Label, Mode, TaskOperand
+from twinstream.schedule.ops import KernelCall, Label, Mode, Phase, TaskOperand
 from twinstream.schedule.tensors import Role, Tensor
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send", "recv"]
@@ -98,12 +98,14 @@ class StageBuilder:
 
     def label(
         self, kind: str, layer: int | None = None, chunk: int | None = None,
-        microbatch: int | None = None,
+        microbatch: int | None = None, phase: Phase | None = None,
     ) -> Label:  # fmt: skip
         """Of a task; those of one kind and place are one object."""
-        key = kind, layer, chunk, microbatch
+        key = kind, layer, chunk, microbatch, phase
         if key not in self._labels:
-            self._labels[key] = Label(kind=kind, layer=layer, chunk=chunk, round=microbatch)
+            self._labels[key] = Label(
+                kind=kind, layer=layer, chunk=chunk, round=microbatch, phase=phase
+            )
         return self._labels[key]
 
     def compute(

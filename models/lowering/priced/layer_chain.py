@@ -15,10 +15,9 @@ from twinstream.models.lowering.priced.parts import (
 )
 from twinstream.models.lowering.priced.weights import StageWeights
 from twinstream.models.parallel.job import Job
-from twinstream.schedule.cost import Work
-from twinstream.schedule.ops import Mode
+from twinstream.schedule.ops import Mode, Phase
 
-Phase = Literal["forward", "backward"]
+Direction = Literal["forward", "backward"]
 _COLUMN_PARALLEL = ("attention", "attention_before", "mlp")
 
 
@@ -101,6 +100,7 @@ class LayerChain(LayerEmitter):
     ) -> dict[str, Buffer]:
         """All elements. Again: of what parts then keep, by their names, backward disposes."""
         tag = f"{layer}.{j}" + (".again" if again else "")
+        phase: Phase | None = "recompute" if again else None
         made: dict[str, Buffer] = {}
         flow = _Flow(self._b, self._job.dtype, source, target, self._out)
         seen: set[str] = set()
@@ -112,7 +112,7 @@ class LayerChain(LayerEmitter):
             if part.name not in seen:
                 seen.add(part.name)
                 uses += self._keep(layer, part, j, made, first=first, again=again)
-            self._forward(layer, element, tag, uses, j)
+            self._forward(layer, element, tag, uses, j, phase)
         return made
 
     def backward(self, layer: int, j: int, ends: Ends, *, first: bool) -> None:
@@ -158,14 +158,15 @@ class LayerChain(LayerEmitter):
         self._release(layer, j, again)
 
     def _forward(
-        self, layer: int, element: LayerCompute | Ring, tag: str, uses: list[Use], j: int
-    ) -> None:
+        self, layer: int, element: LayerCompute | Ring, tag: str, uses: list[Use], j: int,
+        phase: Phase | None,
+    ) -> None:  # fmt: skip
         if isinstance(element, Ring):
-            self._ring(element, layer, tag, element.step.forward, uses, j)
+            self._ring(element, layer, tag, uses, j, phase or "forward")
         else:
             uses = [*uses, self._weights.read_of_layer(layer, element.weights)]
             works = element.work.forward
-            label = self._b.label(f"{element.name}_forward", layer, microbatch=j)
+            label = self._b.label(f"{element.name}_forward", layer, microbatch=j, phase=phase)
             name = f"forward.{element.name}"
             self._b.compute(f"{name}.{tag}", name, works, uses, label)
 
@@ -177,7 +178,7 @@ class LayerChain(LayerEmitter):
         current, to = flow
         uses: list[Use] = [("d_output", current, "read"), ("d_hidden", to, "write"), *kept]
         if isinstance(element, Ring):
-            self._ring(element, layer, f"b{layer}.{j}", element.step.backward, uses, j)
+            self._ring(element, layer, f"b{layer}.{j}", uses, j, "backward")
             return
         uses.append(self._weights.read_of_layer(layer, element.weights))
         if self._zero_bubble and (size := element.gradient_bytes):
@@ -193,16 +194,18 @@ class LayerChain(LayerEmitter):
             self._weight(layer, element, [("d_output", current, "read"), *kept], gathered, j)
 
     def _ring(
-        self, ring: Ring, layer: int, tag: str, works: tuple[Work, ...], uses: list[Use], j: int
+        self, ring: Ring, layer: int, tag: str, uses: list[Use], j: int, phase: Phase
     ) -> None:
         """The steps of one layer and microbatch; `uses`: what flows in, what it makes, the rest."""
         b, dtype = self._b, self._job.dtype
         tensor = f"kv.{tag}"  # own block and those that come: version 1 of it on every rank
-        backward = tag.startswith("b")
+        backward = phase == "backward"
+        works = ring.step.backward if backward else ring.step.forward
         pool, size = "kv.b" if backward else "kv.f", ring.sent_bytes(backward=backward)
         block = b.exchanged(pool, size, "context", dtype, tensor, spare=1)
         made: list[Use] = [uses[0], ("kv", block, "write")]
-        b.compute(f"kv.{tag}", "kv", (), made, b.label("kv", layer, microbatch=j))
+        label = b.label("kv", layer, microbatch=j, phase=phase)
+        b.compute(f"kv.{tag}", "kv", (), made, label)
         (name, out, _), call = uses[1], "core.b" if backward else "core.f"
         for step in range(ring.num_steps):
             after = None
@@ -218,7 +221,7 @@ class LayerChain(LayerEmitter):
             # what is saved is there since the first step
             rest = [use for use in uses[2:] if not step or use[2] != "write"]
             operands: list[Use] = [uses[0], (name, out, made_so_far), ("kv", block, "read"), *rest]
-            label = b.label("core", layer, microbatch=j)
+            label = b.label("core", layer, microbatch=j, phase=phase)
             b.compute(f"core.{tag}.{step}", call, works, operands, label)
             block = after or block
 
@@ -327,7 +330,7 @@ class _Flow:
             self.current, self._pool = self.to, pool
 
 
-def _stops(job: Job, parts: LayerParts, phase: Phase) -> tuple[_Stop, ...]:
+def _stops(job: Job, parts: LayerParts, phase: Direction) -> tuple[_Stop, ...]:
     """What is done of every layer in a phase; the last that makes something has no pool."""
     moves = [
         (part, element)
@@ -349,7 +352,7 @@ def _stops(job: Job, parts: LayerParts, phase: Phase) -> tuple[_Stop, ...]:
     return tuple(found[::-1])
 
 
-def _bytes(job: Job, element: Element, after: Element, phase: Phase) -> int:
+def _bytes(job: Job, element: Element, after: Element, phase: Direction) -> int:
     """Of what an element makes: what the next one takes, or all hidden states."""
     forward = phase == "forward"
     for one, into in ((element, False), (after, True)):
