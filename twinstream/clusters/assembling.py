@@ -25,11 +25,13 @@ def assembled(
 
     Args:
         folded: layers are single ops, whatever is said inside them; to be timed by other means.
+            So they always are where twinstream's own kernels compute them.
 
     Raises:
         LayoutError: the layout cannot be.
     """
     job = with_some_kernels(job)
+    folded = folded or job.is_own
     mesh = mesh_of(job, ranks_per_node)
     schedules, classes = dict[str, Schedule](), []
     with gc_paused(cycles=False):
