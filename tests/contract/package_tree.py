@@ -1,12 +1,15 @@
 """The package as it lies on disk, read without importing it."""
 
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 REPO = Path(__file__).parents[2]
 FOLDERS = ("executor", "hardware_profiles", "models", "planner", "simulator")
 
 
-def package_files() -> dict[Path, str]:
+@cache
+def package_files() -> Mapping[Path, str]:
     """Every file of the package, with its path when installed (`twinstream/models/spec.py`)."""
     files = {}
     for folder in ("twinstream", *FOLDERS):
@@ -17,7 +20,8 @@ def package_files() -> dict[Path, str]:
     return files
 
 
-def module_files() -> dict[str, Path]:
+@cache
+def module_files() -> Mapping[str, Path]:
     """Every module by its full name, with its file."""
     return {
         _dotted(inside): path for path, inside in package_files().items() if path.suffix == ".py"

@@ -2,7 +2,8 @@
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,22 +30,23 @@ def arrows(package: str, modules: Mapping[str, Path]) -> Arrows:
         if not module.startswith(f"{package}."):
             continue
         one = module.removeprefix(f"{package}.").split(".")[0]
-        for target in imported(path.read_text(encoding="utf-8"), modules):
+        for target in named_in(path) & modules.keys():
             if target.startswith(f"{package}."):
                 other = target.removeprefix(f"{package}.").split(".")[0]
                 found[one] |= {other} - {one}
     return found
 
 
-def imported(source: str, modules: Iterable[str]) -> set[str]:
-    """Modules of ours that a source names in its imports."""
+@cache
+def named_in(path: Path) -> frozenset[str]:
+    """Modules, and names in them, that a file imports."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found & set(modules)
+    return frozenset(found)
 
 
 def circle(found: Arrows) -> list[str]:
