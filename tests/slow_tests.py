@@ -1,5 +1,7 @@
 """A pytest plugin: marks the tests of slow.txt, which only `make test-all` runs; long ones first.
 
+That types are right is `make lint`'s.
+
 Each of these takes more than three seconds of CPU, or is one of several that show the same of other
 shapes; what they show is also shown, of a smaller case, by a test that is always run. It is one
 list, so that what is left out is seen at a glance.

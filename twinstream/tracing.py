@@ -55,7 +55,9 @@ def find_model(  # noqa: PLR0913
     """
     require("model", model, str, Path, ModelSpec, TracedModel)
     _require_function(model)
-    loss = None if is_dpo(loss) else loss
+    if is_dpo(loss):  # both sequences of a pair are packed
+        is_packed, packed_tokens = None, packed_tokens or (2 * longest if longest else None)
+        loss = None
     if loss is not None and split_name(loss) is None:
         raise CannotTraceError(
             f"--loss '{loss:.80}' names no function of a file: write dpo, or FILE.py:FUNCTION"

@@ -42,8 +42,8 @@ class OptimizerPart:
 def optimizer_parts(
     model: Model, group: str, recipe: Recipe | None = None
 ) -> tuple[OptimizerPart, ...]:
-    """Embedding and head are updated in parts no larger than a layer, all in parts of 2 GiB at most
-    (the experts of a layer of mixtral-8x22b have 4.5); Muon takes a layer's matrices whole.
+    """Embedding and head are updated in parts no larger than a layer, all in parts of about 2 GiB
+    at most (the experts of a layer of mixtral-8x22b have 4.5); Muon takes a layer's matrices whole.
 
     A part begins at a whole block of 8-bit codes. The recipe says what adapters there are.
     """
@@ -67,10 +67,26 @@ def optimizer_parts(
     )
 
 
-def most_layer_parts(model: Model, recipe: Recipe) -> int:
-    """In how many parts the group of a layer that has most of them is updated."""
-    groups = (g for g in trained_groups(model, recipe) if model.layer_of(g) is not None)
-    return max((len(optimizer_parts(model, group, recipe)) for group in groups), default=1)
+def state_parts(model: Model, recipe: Recipe, *, earlier: bool = False) -> dict[str, int]:
+    """By group in how many parts its optimizer's state lies, where that is several.
+
+    One state of each element lies alike in any number of parts.
+
+    Args:
+        earlier: in checkpoints that do not say it: layers were one part, of any size, and embedding
+            and head in parts no larger than one.
+    """
+    alike = recipe.state_of(model.dtype) == "model" and states_of_element(recipe.update) == 1
+    if alike and recipe.update != "muon":
+        return {}
+    counts = {}
+    for group in trained_groups(model, recipe):
+        counts[group] = len(optimizer_parts(model, group, recipe))
+        if earlier:
+            size_bytes = layout_of(model, recipe, group).size_bytes
+            whole = model.layer_of(group) is not None
+            counts[group] = 1 if whole else -(-size_bytes // model.layer_bytes)
+    return {group: count for group, count in counts.items() if count > 1}
 
 
 def undecayed_ranges(model: Model, group: str, part: OptimizerPart) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Every test that the default run leaves out is there, and none of a kind is left out whole."""
+"""Every test that the default run leaves out is there, and most of each file are not left out."""
 
 from tests.contract.package_tree import REPO
 from tests.slow_tests import slow_tests
@@ -16,7 +16,7 @@ def test_what_is_left_out_is_there():
 def test_most_tests_of_a_file_are_always_run():
     by_file: dict[str, int] = {}
     for name in slow_tests() - OF_LINT:
-        if "[" not in name:  # of a test with several cases some are always run
+        if "[" not in name:  # of one with several cases, most of the file still shows it
             path = name.partition("::")[0]
             by_file[path] = 1 + by_file.get(path, 0)
     texts = {path: (REPO / path).read_text(encoding="utf-8") for path in by_file}

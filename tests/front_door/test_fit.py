@@ -60,6 +60,9 @@ def test_a_loss_of_pairs_is_planned_as_plan_does(tmp_path: Path) -> None:
     assert all(cell["tokens_per_s"] and cell["hours"] for cell in cells.values())
     without = call("fit", "tiny", rows, "--machine", "cpu", *STEP)
     assert without.code == 2 and "--loss dpo" in without.err
+    screen = call("fit", "tiny", rows, "--machine", "cpu", *STEP, *dpo)
+    assert "tiny, --loss dpo,beta=0.3" in screen.out
+    assert "without the reference's forward pass" in screen.out
     wrong = call("fit", "tiny", "--machine", "cpu", *STEP, "--loss", "mine.py:loss")
     assert wrong.code == 2 and "only dpo is asked about" in wrong.err
 

@@ -15,6 +15,9 @@ from twinstream.data.data_error import DataError
 from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
 from twinstream.log.run_files import RunFiles
 from twinstream.models.lowering import declarations
+from twinstream.models.lowering.declarations import state_parts
+from twinstream.models.presets import load_preset
+from twinstream.models.recipe import Recipe
 from twinstream.schedule.files import DocumentError, only_writer
 from twinstream.training.checkpoints import (
     CheckpointError,
@@ -192,12 +195,24 @@ def test_layers_in_parts_give_the_same_bits_and_are_not_read_in_other_parts(
         result, before = trained(wanted, stop_after=3)
         assert before.losses == whole.losses[: len(before.losses)] and result.step < 6
         latest = Checkpoints(wanted.output).latest()
-        assert latest is not None and latest.state.layer_parts > 1
-    with pytest.raises(CheckpointError, match=r"of a layer in \d+ parts, and .* has it in 1"):
+        assert latest is not None and (latest.state.state_parts or {})["0"] > 1
+    with pytest.raises(CheckpointError, match=r"of group \w+ in \d+ parts, and .* has it in"):
         trained(wanted, resume=True)
     monkeypatch.setattr(declarations, "_LARGEST_PART_BYTES", 4 << 10)
     _, after = trained(wanted, resume=True)
     assert [*before.losses, *after.losses] == whole.losses
+
+
+def test_checkpoints_that_do_not_tell_parts_had_embedding_and_head_alone_in_some(tmp_path: Path):
+    spec = load_preset("8b")  # its embedding has the bytes of three layers
+    own = state_parts(spec, Recipe())
+    assert own == state_parts(spec, Recipe(), earlier=True) and set(own) == {"embedding", "head"}
+    large = load_preset("llama3-405b")  # a layer has 5.9 GiB, its embedding 3.9
+    for update in ("adamw", "muon"):
+        recipe = Recipe(update=update)
+        assert state_parts(large, recipe)["embedding"] == 2
+        assert state_parts(large, recipe, earlier=True) == {}
+    assert state_parts(large, Recipe(update="lion")) == {}
 
 
 def test_what_a_kill_leaves_before_a_run_begins_is_not_in_its_way(tmp_path: Path) -> None:

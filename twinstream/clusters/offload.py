@@ -18,7 +18,7 @@ from twinstream.planner.emit.merged_chain import MergedChain
 from twinstream.planner.planner import gc_paused
 from twinstream.planner.request import caps_of
 from twinstream.planner.search.one_chain import OneChain, plan_of_chain
-from twinstream.schedule.chain import COMMUNICATE, Chain, Task
+from twinstream.schedule.chain import COMMUNICATE, Chain, SlotPools, Task
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
@@ -207,6 +207,7 @@ def _merged(stage: _Stage, machine: Machine, caps: Caps, *, tight: bool) -> Merg
             "tasks": tuple(tasks),
             "persistent": tuple(name for name in chain.persistent if name in placed),
             "workload": chain.workload.model_copy(update={"rounds_per_step": 1}),
+            "pools": SlotPools({}),
         }
     )
     used = {operand.tensor for task in chain.tasks for operand in task.operands}

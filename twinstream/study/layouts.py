@@ -53,7 +53,7 @@ class LayoutAnswer(Answer):
 _Of = TypeVar("_Of", bound=LayoutAnswer)
 
 
-class LayoutsQuery(Query, Generic[_Of]):
+class ChoiceOfLayouts(Query, Generic[_Of]):
     """Which layout is the fastest."""
 
     @abstractmethod

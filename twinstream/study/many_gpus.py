@@ -26,7 +26,7 @@ from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
-from twinstream.study.layouts import LayoutAnswer, LayoutsQuery
+from twinstream.study.layouts import ChoiceOfLayouts, LayoutAnswer
 from twinstream.study.query import (
     CLUSTER_NUMBER,
     MACHINE_NUMBER,
@@ -91,7 +91,7 @@ class LaidOutStep(LayoutAnswer):
 
 
 @dataclass(frozen=True)
-class LayoutQuery(LayoutsQuery[LaidOutStep]):
+class LayoutQuery(ChoiceOfLayouts[LaidOutStep]):
     """Which layout is the fastest; `keep` of the best looking ones are simulated whole."""
 
     question: LayoutSearch

@@ -77,7 +77,10 @@ class DeviceQuery(Query):
     def of(cls, values: Values, load: Loader) -> "DeviceQuery":
         seq_len = int(values["seq_len"])
         lora = str(values.get("lora", _NOT_ASKED))
-        spec = load.any_model(str(values["model"]), seq_len, None if lora == _NOT_ASKED else lora)
+        loss = None if "loss" not in values else str(values["loss"])
+        spec = load.any_model(
+            str(values["model"]), seq_len, None if lora == _NOT_ASKED else lora, loss
+        )
         machine = load.machine(str(values["machine"]))
         base = PlanRequest.of(spec, machine, step=TrainingStep(seq_len))
         rest = {name: value for name, value in values.items() if name not in ("model", "machine")}

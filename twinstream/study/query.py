@@ -211,8 +211,10 @@ class Loader:
             return load_model(beside(name), dtype=dtype, longest=longest)
 
         @cache
-        def any_model(name: str, longest: int | None, lora: str | None = None) -> AnyModel:
-            return find_model(beside(name), longest=longest, lora=lora)
+        def any_model(
+            name: str, longest: int | None, lora: str | None = None, loss: str | None = None
+        ) -> AnyModel:
+            return find_model(beside(name), longest=longest, lora=lora, loss=loss)
 
         self.model, self.any_model = model, any_model
         self.machine = cache(lambda name: load_machine(beside(name)))

@@ -26,7 +26,7 @@ from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.workload import MachineRef
-from twinstream.study.layouts import LayoutAnswer, LayoutsQuery
+from twinstream.study.layouts import ChoiceOfLayouts, LayoutAnswer
 from twinstream.study.one_device import DeviceQuery
 from twinstream.study.query import (
     MEMORY_CAPS,
@@ -44,7 +44,7 @@ _LAYOUT = ("pp", "dp", "virtual_stages", "zero", "reduction", "pipeline", "recom
 _PLACE = ("model", "machine", "cluster", "ranks")
 _OF_DEVICE = (
     *STEP_COUNTS, *MEMORY_CAPS, "kernels", "attention", "optimizer_state", "gradients", "lora",
-    "freeze", "base", "optim",
+    "freeze", "base", "optim", "loss",
 )  # fmt: skip
 
 
@@ -87,7 +87,7 @@ class RanksStep(LayoutAnswer):
 
 
 @dataclass(frozen=True)
-class RanksQuery(LayoutsQuery[RanksStep]):
+class RanksQuery(ChoiceOfLayouts[RanksStep]):
     """Which layout of so many ranks is the fastest of those that run here.
 
     Args:

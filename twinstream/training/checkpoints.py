@@ -13,7 +13,7 @@ from pydantic import Field, JsonValue, NonNegativeInt
 
 from twinstream.data.order import Position
 from twinstream.executor.weights.durable_files import sync, whole_folder, writing
-from twinstream.models.lowering.declarations import most_layer_parts
+from twinstream.models.lowering.declarations import state_parts
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
 from twinstream.models.traced import TracedModel
@@ -55,7 +55,7 @@ class TrainingState(Node):
         num_steps: of the whole run, which the learning rate follows.
         tokens: trained so far, without padding.
         eval_loss: of the weights after this step, if they were evaluated.
-        layer_parts: how many the optimizer's state of a layer's group lies in, at most.
+        state_parts: in how many the optimizer's state of a group lies, where that is several.
         options: those that decide the bits of the run.
         files: bytes of every file of the checkpoint.
         digests: SHA-256 of each of them; the mark of a complete checkpoint has that of this one.
@@ -72,7 +72,7 @@ class TrainingState(Node):
     workload: Workload
     tokens: NonNegativeInt = 0
     eval_loss: float | None = None
-    layer_parts: int = 1
+    state_parts: dict[str, int] | None = None
     options: dict[str, JsonValue] = Field(default_factory=dict)
     files: dict[str, int] = Field(default_factory=dict)
     digests: dict[str, str] = Field(default_factory=dict)
@@ -163,12 +163,16 @@ class Checkpoint:
         Raises:
             CheckpointError: the optimizer's state lies otherwise than it is read now.
         """
-        then, now = self.state.layer_parts, most_layer_parts(spec, self.state.recipe)
-        if then != now:
-            raise CheckpointError(
-                f"{self.path} has the optimizer's state of a layer in {then} parts, and this "
-                f"version of twinstream has it in {now}: go on with the version that wrote it"
-            )
+        recipe, then = self.state.recipe, self.state.state_parts
+        then = state_parts(spec, recipe, earlier=True) if then is None else then
+        now = state_parts(spec, recipe)
+        for group in then | now:
+            if (had := then.get(group, 1)) != (has := now.get(group, 1)):
+                raise CheckpointError(
+                    f"{self.path} has the optimizer's state of group {group} in {had} parts, and "
+                    f"this version of twinstream has it in {has}: go on with the version that "
+                    "wrote it"
+                )
 
     def _damaged(self, path: Path, how: str) -> CheckpointError:
         return CheckpointError(

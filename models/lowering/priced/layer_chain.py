@@ -330,31 +330,31 @@ class _Flow:
             self.current, self._pool = self.to, pool
 
 
-def _stops(job: Job, parts: LayerParts, phase: Direction) -> tuple[_Stop, ...]:
-    """What is done of every layer in a phase; the last that makes something has no pool."""
+def _stops(job: Job, parts: LayerParts, direction: Direction) -> tuple[_Stop, ...]:
+    """What is done of every layer in a direction; the last that makes something has no pool."""
     moves = [
         (part, element)
         for part in parts.parts
         for element in part.elements
-        if not isinstance(element, CollectiveElement) or getattr(element, phase) is not None
+        if not isinstance(element, CollectiveElement) or getattr(element, direction) is not None
     ]
-    if phase == "backward":
+    if direction == "backward":
         moves = moves[::-1]
     found: list[_Stop] = []
     after: Element | None = None
     for at, (part, element) in reversed(list(enumerate(moves))):
-        if isinstance(element, CollectiveElement) and getattr(element, phase) == "all_reduce":
+        if isinstance(element, CollectiveElement) and getattr(element, direction) == "all_reduce":
             found.append(_Stop(at, part, element, None, 0))
             continue
-        size = 0 if after is None else _bytes(job, element, after, phase)
+        size = 0 if after is None else _bytes(job, element, after, direction)
         found.append(_Stop(at, part, element, "" if after is None else f"flow.{size}", size))
         after = element
     return tuple(found[::-1])
 
 
-def _bytes(job: Job, element: Element, after: Element, phase: Direction) -> int:
+def _bytes(job: Job, element: Element, after: Element, direction: Direction) -> int:
     """Of what an element makes: what the next one takes, or all hidden states."""
-    forward = phase == "forward"
+    forward = direction == "forward"
     for one, into in ((element, False), (after, True)):
         if isinstance(one, CollectiveElement):
             return one.out_bytes if forward != into else one.in_bytes

@@ -10,6 +10,7 @@ from tests.helpers.fixed_costs import FixedCosts
 from tests.helpers.seed_sizings import LAYERS, SIZINGS, sizing, sliced
 from twinstream.fidelity.seed_system.policy import COMPUTE, emit_seed, seed_chain, timed_ns
 from twinstream.fidelity.seed_system.sizing import Sizing
+from twinstream.models.lowering import declarations
 from twinstream.models.presets import load_preset
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Schedule
@@ -54,6 +55,15 @@ def test_the_schedule_is_safe_and_computes_the_chain(name):
     chain, schedule = planned(SIZINGS[name])
     assert verify(schedule) == []
     assert conforms(schedule, chain) == []
+
+
+def test_layers_in_parts_are_updated_part_after_part(monkeypatch):
+    monkeypatch.setattr(declarations, "_LARGEST_PART_BYTES", 32 << 10)
+    plan = next(iter(SIZINGS.values()))
+    chain = seed_chain(TINY, plan.workload)
+    assert any(".part" in t.task_id for t in chain.tasks if t.label.layer is not None)
+    schedule = emit_seed(TINY, chain, plan, MACHINE)
+    assert verify(schedule) == [] == conforms(schedule, chain)
 
 
 @pytest.mark.parametrize("name", SIZINGS)

@@ -248,17 +248,20 @@ class _Emission:
         done = self.ops[-1].op_id
         for layer in range(sizing.num_optimizer_blocks):
             self._load_after("opt", layer, done)
-        task = next(self._tasks)
-        while task.label.layer is None:
+        task: Task | None = next(self._tasks)
+        while task is not None and task.label.layer is None:
             self._compute(task, None, None)
             task = next(self._tasks)
         for group in ("embedding", "head"):
             self._copy(OUTBOUND, f"param.{group}", f"device.param.{group}", f"host.param.{group}")
         before: str | None = None
         for layer in range(self.layers):
-            self._compute(task, layer, None)
             if before is not None:
+                assert task is not None, "every layer is updated"
                 self.also_waits[task.task_id] = before
+            while task is not None and task.label.layer == layer:
+                self._compute(task, layer, None)
+                task = next(self._tasks, None)
             self._store("param", layer)
             before = self._store("opt", layer)
             ahead = {
@@ -269,8 +272,6 @@ class _Emission:
             for kind, number in ahead.items():
                 if number < self.layers:
                     self.also_waits[self._load(kind, number)] = before
-            if layer + 1 < self.layers:
-                task = next(self._tasks)
         for layer in range(min(sizing.param_blocks, self.layers - sizing.param_blocks)):
             self._load("param", layer)
 
@@ -353,9 +354,10 @@ class _Emission:
         """Slot of a task's operand, from its name and what layer and chunk the task is about."""
         kind, _, rest = tensor.partition(".")
         if kind in ("param", "grad", "opt"):
-            if rest.isdigit():
-                return self.slots.block(kind, int(rest))
-            return f"device.{kind}.{rest.split('.')[0]}"
+            group = rest.split(".")[0]  # without the number of a part
+            if group.isdigit():
+                return self.slots.block(kind, int(group))
+            return f"device.{kind}.{group}"
         if kind in ("step_state", "loss", "tokens"):
             return f"device.{tensor}"
         if kind == "scratch":

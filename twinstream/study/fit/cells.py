@@ -73,7 +73,8 @@ class FitCell(Node):
         mfu: of the peak that the machine's profile states.
         limits: what the lower bound hangs on; `gap` is how far above it the step is.
         checkpoint_bytes: on the disk, of weights and optimizer state that are trained.
-        hours, money: of the data, where they and a price were given.
+        hours, money: of the data, where they and a price were given; of pairs without the forward
+            pass over them that the reference takes before the first step.
         lacking_device_bytes, lacking_host_bytes: what is missing at least of one memory with the
             other as it is, by the lower bound; None where no size would do, or it fits.
         refused: why it cannot be, if not for want of memory.
@@ -111,10 +112,12 @@ class FitCell(Node):
 class FitTable(Node):
     """All cells, machine by machine, way by way, length by length.
 
-    `peaks` says by machine what MFU is a share of, and where that number is from.
+    `peaks` says by machine what MFU is a share of, and where that number is from. `loss` is that of
+    pairs, None where it is cross entropy.
     """
 
     model: str
+    loss: str | None = None
     tokens_per_step: int
     dataset_tokens: int | None
     cells: tuple[FitCell, ...]
@@ -181,7 +184,8 @@ def fit(
         TwinstreamError: there is no such model or machine, or LoRA's options cannot be read.
     """
     load, asked = Loader(), _asked(question, advises=effort == "quick")
-    spec = load.any_model(question.model, max(one.seq_len for one in asked))
+    longest = max(one.seq_len for one in asked)
+    spec = load.any_model(question.model, longest, loss=question.loss)
     lora_of(question.lora) if isinstance(spec, ModelSpec) else module_lora_of(question.lora)
     peaks = {name: _peak(load, name, spec) for name in question.machines}
     order = [_place(one.machine, one.way.name, one.seq_len, one.own is not None) for one in asked]
@@ -189,7 +193,7 @@ def fit(
 
     def table() -> FitTable:
         return FitTable(
-            model=spec.name, tokens_per_step=question.tokens_per_step,
+            model=spec.name, loss=question.loss, tokens_per_step=question.tokens_per_step,
             dataset_tokens=question.dataset_tokens, peaks=peaks,
             cells=tuple(known[place] for place in order if place in known),
         )  # fmt: skip

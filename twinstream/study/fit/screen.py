@@ -50,7 +50,8 @@ def fit_html(found: FitTable) -> str:
 
 def _title(found: FitTable) -> str:
     data = "" if found.dataset_tokens is None else f"; data of {found.dataset_tokens:,} tokens"
-    return f"{found.model}, {found.tokens_per_step:,} tokens a step{data}"
+    loss = "" if found.loss is None else f", --loss {found.loss}"
+    return f"{found.model}{loss}, {found.tokens_per_step:,} tokens a step{data}"
 
 
 def _machines(found: FitTable) -> list[str]:
@@ -95,6 +96,8 @@ def _notes(found: FitTable) -> Sequence[str]:
     notes = list(dict.fromkeys(f"{c.way}: {c.refused}" for c in found.cells if c.refused))
     fitting = [cell for cell in found.cells if cell.tokens_per_s is not None]
     short = [cell for cell in found.cells if not cell.fits and not cell.refused]
+    if found.loss is not None and any(cell.hours is not None for cell in fitting):
+        notes.append("Hours are without the reference's forward pass over the data.")
     if short:
         notes.append(
             "What does not fit lacks at least so much of one memory, with the other as it is."

@@ -8,7 +8,7 @@ from time import monotonic, perf_counter
 
 from twinstream.executor.ranks.errors import RanksError
 from twinstream.log.metrics import AnyEvent, CheckpointMetrics, EvalMetrics
-from twinstream.models.lowering.declarations import most_layer_parts
+from twinstream.models.lowering.declarations import state_parts
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Workload
@@ -167,6 +167,6 @@ class StepHooks:
             workload=progress.workload,
             tokens=progress.recorder.tokens,
             options=fixed_options(self._options),
-            layer_parts=most_layer_parts(prepared.model.spec, progress.recipe),
+            state_parts=state_parts(prepared.model.spec, progress.recipe),
             eval_loss=self.eval_loss if self._evaluated_step == step else None,
         )
