@@ -67,28 +67,6 @@ def optimizer_parts(
     )
 
 
-def state_parts(model: Model, recipe: Recipe, *, earlier: bool = False) -> dict[str, int]:
-    """By group in how many parts its optimizer's state lies, where that is several.
-
-    One state of each element lies alike in any number of parts.
-
-    Args:
-        earlier: in checkpoints that do not say it: layers were one part, of any size, and embedding
-            and head in parts no larger than one.
-    """
-    alike = recipe.state_of(model.dtype) == "model" and states_of_element(recipe.update) == 1
-    if alike and recipe.update != "muon":
-        return {}
-    counts = {}
-    for group in trained_groups(model, recipe):
-        counts[group] = len(optimizer_parts(model, group, recipe))
-        if earlier:
-            size_bytes = layout_of(model, recipe, group).size_bytes
-            whole = model.layer_of(group) is not None
-            counts[group] = 1 if whole else -(-size_bytes // model.layer_bytes)
-    return {group: count for group, count in counts.items() if count > 1}
-
-
 def undecayed_ranges(model: Model, group: str, part: OptimizerPart) -> tuple[int, ...]:
     """First and last + 1 of a part's elements that have no weight decay: norms and biases.
 

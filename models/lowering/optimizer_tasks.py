@@ -25,8 +25,10 @@ from twinstream.models.lowering.declarations import (
     part_state_bytes,
     undecayed_ranges,
 )
+from twinstream.models.model import Model
 from twinstream.models.recipe import BEFORE_NEXT_USE, Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES
+from twinstream.models.trained import layout_of, trained_groups
 from twinstream.models.update_rules import OwnRule, states_of_element
 from twinstream.schedule.chain import Input
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
@@ -250,3 +252,25 @@ def gradient_attribute(recipe: Recipe, dtype: str) -> dict[str, Attribute]:
     """What a call that uses gradients is told of their dtype: nothing where it is the model's."""
     gradient_dtype = recipe.gradient_dtype(dtype)
     return {} if gradient_dtype == dtype else {"gradient_dtype": gradient_dtype}
+
+
+def state_parts(model: Model, recipe: Recipe, *, earlier: bool = False) -> dict[str, int]:
+    """By group in how many parts its optimizer's state lies, where that is several.
+
+    One state of each element lies alike in any number of parts.
+
+    Args:
+        earlier: in checkpoints that do not say it: layers were one part, of any size, and embedding
+            and head in parts no larger than one.
+    """
+    alike = recipe.state_of(model.dtype) == "model" and states_of_element(recipe.update) == 1
+    if alike and recipe.update != "muon":
+        return {}
+    counts = {}
+    for group in trained_groups(model, recipe):
+        counts[group] = len(optimizer_parts(model, group, recipe))
+        if earlier:
+            size_bytes = layout_of(model, recipe, group).size_bytes
+            whole = model.layer_of(group) is not None
+            counts[group] = 1 if whole else -(-size_bytes // model.layer_bytes)
+    return {group: count for group, count in counts.items() if count > 1}

@@ -15,7 +15,7 @@ from twinstream.data.data_error import DataError
 from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
 from twinstream.log.run_files import RunFiles
 from twinstream.models.lowering import declarations
-from twinstream.models.lowering.declarations import state_parts
+from twinstream.models.lowering.optimizer_tasks import state_parts
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.files import DocumentError, only_writer
