@@ -110,7 +110,8 @@ def _proven(shortage: Shortage) -> str:
         for memory, size in zip(("device", "host"), shortage.proven, strict=True)
         if size is not None
     ]
-    proof = f": any needs at least {' and '.join(least)}, by the bound" if least else ""
+    told = " with this host's and ".join(least) + (" with this device's" if len(least) > 1 else "")
+    proof = f": any needs at least {told}, by the bound" if least else ""
     return (
         f"finds no plan within {flag} {gib_text(shortage.cap_bytes)} and the other cap{proof}; the "
         f"largest task is '{shortage.task}'"

@@ -89,7 +89,7 @@ class PassageMaker:
             return [Passage(text_of(fields, "text"))]
         rename = "rename the one with the text"
         if has("chosen", "rejected"):
-            rename = "pairs are trained on with `train --loss dpo`"
+            rename = "pairs are trained on with `--loss dpo`"
         raise DataError(f"the row has none of the fields {ROWS}; it has {_names(fields)}: {rename}")
 
     def _of_pair(self, fields: Mapping[str, Any]) -> list[Passage]:
