@@ -17,6 +17,8 @@ from twinstream.models.model import AnyModel
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.planner import Planner
+from twinstream.planner.request import caps_of
+from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.workload import Packing
@@ -112,8 +114,8 @@ class FitCell(Node):
 class FitTable(Node):
     """All cells, machine by machine, way by way, length by length.
 
-    `peaks` says by machine what MFU is a share of, and where that number is from. `loss` is that of
-    pairs, None where it is cross entropy.
+    `peaks` says by machine what MFU is a share of, and where that number is from, `caps` what
+    memory plans may take. `loss` is that of pairs, None where it is cross entropy.
     """
 
     model: str
@@ -122,11 +124,12 @@ class FitTable(Node):
     dataset_tokens: int | None
     cells: tuple[FitCell, ...]
     peaks: Mapping[str, str]
+    caps: Mapping[str, Caps]
 
 
 @dataclass(frozen=True)
 class FitQuestion:
-    """What to try, and within which memory; caps are as of `plan`, None is all there is.
+    """What to try, and within which memory; caps are as of `plan`, None is what `train` takes.
 
     `price_per_hour` is by machine. `data` is the name that commands are told. `loss` is `dpo` with
     its options, of pairs of sequences; None: cross entropy.
@@ -188,13 +191,17 @@ def fit(
     spec = load.any_model(question.model, longest, loss=question.loss)
     lora_of(question.lora) if isinstance(spec, ModelSpec) else module_lora_of(question.lora)
     peaks = {name: _peak(load, name, spec) for name in question.machines}
+    caps = {
+        name: caps_of(load.machine(name), question.device_mem, question.host_mem)
+        for name in question.machines
+    }
     order = [_place(one.machine, one.way.name, one.seq_len, one.own is not None) for one in asked]
     known: dict[tuple[object, ...], FitCell] = {}
 
     def table() -> FitTable:
         return FitTable(
             model=spec.name, loss=question.loss, tokens_per_step=question.tokens_per_step,
-            dataset_tokens=question.dataset_tokens, peaks=peaks,
+            dataset_tokens=question.dataset_tokens, peaks=peaks, caps=caps,
             cells=tuple(known[place] for place in order if place in known),
         )  # fmt: skip
 
