@@ -76,7 +76,7 @@ class PlanOptions:
         _option(
             _LIMITS,
             "SIZE",
-            "Cap of pinned host memory: 75GiB, 80% or bytes; by default 80% of it beside a GPU, else all.",
+            "Cap of pinned host memory: 75GiB, 80% or bytes; by default 80% beside a GPU.",
         ),
     ] = None
     policy: Annotated[
