@@ -18,10 +18,10 @@ def missing_attention_notes(schedule: Schedule, machine: Machine) -> tuple[str, 
     """
     attributes = (call.attributes.get("attention") for call in schedule.calls.values())
     chosen = next((name for name in attributes if isinstance(name, str)), None)
-    model = schedule.model.spec
-    if chosen is None or "head_dim" not in model:
+    dtype, head_dim = (schedule.model.spec.get(name) for name in ("dtype", "head_dim"))
+    if chosen is None or not isinstance(dtype, str) or not isinstance(head_dim, int):
         return ()
-    faster = faster_attention(machine, model["dtype"], model["head_dim"], chosen)
+    faster = faster_attention(machine, dtype, head_dim, chosen)
     if faster is None:
         return ()
     lost, source = _lost_share(schedule, machine, faster)

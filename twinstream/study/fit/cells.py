@@ -20,7 +20,7 @@ from twinstream.planner.planner import Planner
 from twinstream.planner.request import caps_of
 from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.node import Node
+from twinstream.schedule.node import Node, records_html
 from twinstream.schedule.workload import Packing
 from twinstream.study.one_device import DeviceQuery
 from twinstream.study.planned_step import PlannedStep
@@ -125,6 +125,16 @@ class FitTable(Node):
     cells: tuple[FitCell, ...]
     peaks: Mapping[str, str]
     caps: Mapping[str, Caps]
+
+    def records(self) -> list[dict[str, object]]:
+        """A row for each cell."""
+        return [cell.model_dump() for cell in self.cells]
+
+    def _repr_html_(self) -> str:
+        columns = ("machine", "way", "seq_len", "tokens_per_s", "error", "mfu", "hours", "money",
+                   "refused", "command")  # fmt: skip
+        rows = [{name: record[name] for name in columns} for record in self.records()]
+        return records_html(f"{self.model}, {self.tokens_per_step:,} tokens a step", rows)
 
 
 @dataclass(frozen=True)
