@@ -24,6 +24,7 @@ from twinstream.commands.plan import answered
 from twinstream.commands.schedule_inputs import ScheduleInputError, read_cluster
 from twinstream.documents import known_place_of
 from twinstream.measures.metrics import Summary, summarize
+from twinstream.models.recipe import Recipe
 from twinstream.planner.planner import gc_paused
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.analysis.comparison import by_rank
@@ -35,6 +36,7 @@ from twinstream.screens.run_report import losses_line
 from twinstream.screens.tables import SHARES, SPEEDS, headline_table, seconds
 from twinstream.simulator.replay import simulate_cluster
 from twinstream.study.several_ranks import RanksStep
+from twinstream.trusted_code import require_trusted
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,10 @@ def run_cluster_file(path: Path, num_ranks: int | None, how: HowToRun) -> None:
         TwinstreamError: as `run_processes`, `join_as_rank`.
     """
     schedule = read_cluster(path)
-    spec_of(schedule)
+    spec = spec_of(schedule)
     require_conforming_cluster(schedule)
+    recipe = Recipe.model_validate(next(iter(schedule.schedules.values())).recipe)
+    require_trusted(str(path), spec, recipe, trusts=how.settings.trusts_code)
     size = schedule.mesh.size
     if num_ranks not in (None, size):
         raise ScheduleInputError(
