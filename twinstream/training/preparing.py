@@ -17,7 +17,7 @@ from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary
 from twinstream.models.executable import require_executable
 from twinstream.models.model import AnyModel, require_decoder, with_aux_loss
-from twinstream.models.presets import is_preset, model_notes
+from twinstream.models.presets import is_preset, model_notes, require_weights
 from twinstream.models.recipe import Recipe, is_dpo
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
@@ -283,6 +283,8 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
         require_executable(spec)
     path = Path(options.model)
     if is_preset(options.model):
+        if weights:
+            require_weights(options.model)
         return OpenedModel(spec)
     if not path.is_dir():
         return OpenedModel(spec, files=path.parent if path.name == "config.json" else None)

@@ -31,6 +31,8 @@ from twinstream.schedule.document import Schedule
 GIB = 2**30
 _MOST_MISFITS = 8  # that may be planned in vain
 _OF_EACH_KIND = 4  # layouts that are simulated, however loose the bounds of their kind
+_NEAR = 1.5  # times the fastest: what is slower is shown where nothing else runs here
+_MOST_OFFLOADED = 2  # plans, of layouts that were to need none of it
 _MOST_SIMULATED = 60  # with layers as single ops; the next one's bound then is the gap's
 
 
@@ -169,8 +171,8 @@ def _ranked(
                     break
                 simulated.append(one)
         layouts = [
-            (possible[n].model_copy(update={"offload": memory.offload}), float(step_s[n]))
-            for _, n in sorted(simulated)
+            (possible[n].model_copy(update={"offload": memory.offload}), float(step_s[n]), found_s)
+            for found_s, n in sorted(simulated)
         ]
         best = _Whole(job, layouts, timers, keep, progress).best()
     if not best:
@@ -235,11 +237,11 @@ class _Whole:
     """The best of what was simulated folded, whole; what then does not fit is left out.
 
     Args:
-        ranked: layouts with their bounds, fastest first.
+        ranked: layouts with their bounds and their seconds simulated folded, fastest first.
     """
 
     def __init__(
-        self, job: Job, ranked: list[tuple[Layout, float]], timers: LayoutTimers, keep: int,
+        self, job: Job, ranked: list[tuple[Layout, float, float]], timers: LayoutTimers, keep: int,
         progress: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._job, self._ranked, self._timers = job, ranked, timers
@@ -248,7 +250,8 @@ class _Whole:
         self._misfits: set[int] = set()
 
     def best(self) -> tuple[RankedLayout, ...]:
-        """One of each family, the `keep` fastest and the fastest of each kind."""
+        """One of each family: the `keep` fastest, the fastest that runs here, and the fastest over
+        each number of experts' ranks that is not far slower."""
         while left := [place for place in self._wanted() if place not in self._found]:
             self._simulate(left)
         ranked = sorted(self._found.values(), key=lambda one: one.prediction.step_s)
@@ -257,7 +260,9 @@ class _Whole:
         kinds: set[_Kind] = set()
         for one in ranked:
             kind, family = _kind(self._job, one.layout), _family(self._job, one.layout)
-            if family not in families and (len(families) < self._keep or kind not in kinds):
+            is_near = one.prediction.step_s < _NEAR * ranked[0].prediction.step_s
+            is_first = kind not in kinds and (kind[0] or is_near)
+            if family not in families and (len(families) < self._keep or is_first):
                 shown.append(one)
             families.add(family)
             kinds.add(kind)
@@ -266,22 +271,26 @@ class _Whole:
     def _wanted(self) -> list[int]:
         """The first few, of each family the first until there are enough, the first of each kind.
 
-        Once a plan of the host's memory is found no further one is made: such a plan takes minutes.
+        Plans take minutes where they use the host's memory: then no more than two are made.
         """
         wanted: list[int] = []
         families: set[_Family] = set()
         kinds: set[_Kind] = set()
-        is_offloaded = any(one.prediction.is_offloaded for one in self._found.values())
-        for place, (layout, _) in enumerate(self._ranked):
+        is_slow = any(one.prediction.is_offloaded for one in self._found.values())
+        plans = [one for one in self._found.values() if self._is_planned(one.layout)]
+        most = 1 if self._ranked[0][0].offload else _MOST_OFFLOADED
+        is_enough = is_slow and len(plans) >= most
+        for place, (layout, _, step_s) in enumerate(self._ranked):
             if place in self._misfits:
                 continue
             kind, family = _kind(self._job, layout), _family(self._job, layout)
             is_new = family not in families and len(families) < self._keep
-            if not (len(wanted) < self._keep or is_new or kind not in kinds):
+            is_near = step_s < _NEAR * self._ranked[0][2]
+            is_first = kind not in kinds and (kind[0] or is_near)
+            if not (len(wanted) < self._keep or is_new or is_first):
                 continue
-            if place not in self._found and (
-                len(self._misfits) >= _MOST_MISFITS or (is_offloaded and self._is_planned(layout))
-            ):
+            is_over = len(self._misfits) >= _MOST_MISFITS
+            if place not in self._found and (is_over or (is_enough and self._is_planned(layout))):
                 continue
             wanted.append(place)
             families.add(family)
@@ -293,9 +302,10 @@ class _Whole:
         return layout.offload or _kind(self._job, layout)[0]
 
     def _simulate(self, left: Sequence[int]) -> None:
-        """Some of them: those that take no plan first, and then one after the other."""
+        """Some of them: those that take no plan first."""
         quick = [place for place in left if not self._is_planned(self._ranked[place][0])]
-        places = (quick or left)[: self._timers.width if quick else 1]
+        is_alone = not quick and self._ranked[left[0]][0].offload  # such a plan takes a minute
+        places = (quick or left)[: 1 if is_alone else self._timers.width]
         self._tell(places[0])
         jobs = [self._job.model_copy(update={"layout": self._ranked[place][0]}) for place in places]
         timed = self._timers.predictions(jobs, len(left) - len(places))
