@@ -168,10 +168,32 @@ def require_weights(name: str | Path) -> None:
         UnknownModelError: says how they are fetched.
     """
     own = preset_of(name) if isinstance(name, str) and is_preset(name) else None
-    if own is not None and name not in {own, *_tables()[own].get("aliases", ())}:
-        hub = next((one for one in _tables()[own].get("hub", ()) if _is_of(str(name), one)), None)
-        if hub is not None:
-            raise UnknownModelError(name=hub, known=preset_names())
+    if own is None or name in {own, *_tables()[own].get("aliases", ())}:
+        return
+    if (hub := _hub_of(str(name))) is not None:
+        raise UnknownModelError(name=hub, known=preset_names())
+
+
+def folder_of(name: str) -> str:
+    """The folder that a command trains: of a model of the hub its own name there.
+
+    >>> folder_of("qwen3-8b"), folder_of("8b")
+    ('Qwen3-8B', '8b')
+    """
+    hub = _hub_of(name)
+    return name if hub is None else hub.split("/")[1]
+
+
+def download_of(name: str) -> str | None:
+    """The command that fetches the weights of a preset of the hub; None of others."""
+    hub = _hub_of(name)
+    return None if hub is None else f"hf download {hub} --local-dir {folder_of(name)}"
+
+
+def _hub_of(name: str) -> str | None:
+    own = preset_of(name) if is_preset(name) else None
+    hub = _tables()[own].get("hub", ()) if own is not None else ()
+    return next((one for one in hub if _is_of(name, one)), hub[0] if hub else None)
 
 
 def _is_of(name: str, hub: str) -> bool:
