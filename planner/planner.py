@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from twinstream.models.lowering.lower import lower, lower_again
+from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, ChoiceError
 from twinstream.planner.evaluator import Evaluator
 from twinstream.planner.infeasible import InfeasiblePlan
@@ -212,7 +213,22 @@ def _of_machine(error: InfeasiblePlan, request: PlanRequest) -> InfeasiblePlan:
         None if memory is None else memory.value
         for memory in (machine.device_memory_bytes, machine.host_memory_bytes)
     )
-    return error.on(device, host, [flag for flag, value in cut.items() if value is not None])
+    fixed = [flag for flag, value in cut.items() if value is not None]
+    return error.on(device, host, fixed, _leaner_options(request))
+
+
+def _leaner_options(request: PlanRequest) -> list[str]:
+    """Options that were not given, with which a step takes less memory."""
+    recipe, found = request.recipe, list[str]()
+    if not isinstance(request.spec, ModelSpec):
+        return found
+    if recipe.update == "adamw" and recipe.optimizer_state != "8bit" and recipe.lora is None:
+        found.append("--optimizer-state 8bit")
+    if recipe.lora is None and not recipe.frozen:
+        found.append("--lora r=16")
+    if recipe.base == "model" and not recipe.frozen:
+        found.append("--base nf4" if recipe.lora is not None else "--lora r=16 --base nf4")
+    return found
 
 
 @contextmanager
