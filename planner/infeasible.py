@@ -21,7 +21,8 @@ class Shortage:
     itself, whatever is planned; `device_has_bytes` and `host_has_bytes` are what the machine has,
     where that is known; `fixed_options` are those by which the user cut the step, so that other
     ways were not tried; `leaner_options` are those that take less memory and were not given.
-    `other_cap_bytes` is the cap of the other memory, None where there is none.
+    `other_cap_bytes` is the cap of the other memory, None where there is none; `given` are the
+    memories whose caps the user gave.
     """
 
     policy: str
@@ -38,6 +39,7 @@ class Shortage:
     proven: tuple[int | None, int | None] | None = None
     other_cap_bytes: int | None = None
     leaner_options: tuple[str, ...] = ()
+    given: tuple[str, ...] = ("device", "host")
 
     @property
     def less_may_do(self) -> bool:
@@ -67,14 +69,20 @@ class InfeasiblePlan(TwinstreamError):
         host_has_bytes: float | None,
         fixed_options: Sequence[str],
         leaner_options: Sequence[str] = (),
+        given: Sequence[str] = ("device", "host"),
     ) -> "InfeasiblePlan":
         """Return the refusal, of a machine with so much memory and a step cut as the user said."""
         return InfeasiblePlan(
             replace(
                 self.shortage, device_has_bytes=device_has_bytes, host_has_bytes=host_has_bytes,
                 fixed_options=tuple(fixed_options), leaner_options=tuple(leaner_options),
+                given=tuple(given),
             )
         )  # fmt: skip
+
+    def of_caps(self, given: Sequence[str]) -> "InfeasiblePlan":
+        """Return the refusal, of which the user gave the caps of these memories alone."""
+        return InfeasiblePlan(replace(self.shortage, given=tuple(given)))
 
 
 def least_short(errors: Sequence[InfeasiblePlan]) -> InfeasiblePlan:
@@ -98,8 +106,8 @@ def _needed(shortage: Shortage) -> str:
         return f"policy '{shortage.policy}' does not fit {_caps(shortage)}"
     allowed = (
         f"{_flag(shortage)} {cap} allows"
-        if _is_given(shortage, shortage.cap)
-        else f"the {cap} that it has"
+        if shortage.cap in shortage.given
+        else f"the {cap} there is"
     )
     return (
         f"policy '{shortage.policy}' needs {gib_text(shortage.needed_bytes)} of {shortage.cap} "
@@ -129,20 +137,13 @@ def _caps(shortage: Shortage) -> str:
     for side in ("device", "host"):
         size = shortage.cap_bytes if side == shortage.cap else shortage.other_cap_bytes
         if size is not None:
-            flag = f" (--{side}-mem)" if _is_given(shortage, side) else ""
+            flag = f" (--{side}-mem)" if side in shortage.given else ""
             parts.append(f"{gib(size)} of {side} memory{flag}")
     return " and ".join(parts)
 
 
 def _flag(shortage: Shortage) -> str:
     return "--device-mem" if shortage.cap == "device" else "--host-mem"
-
-
-def _is_given(shortage: Shortage, side: str) -> bool:
-    """Whether the cap is less than all that the machine has."""
-    has = shortage.device_has_bytes if side == "device" else shortage.host_has_bytes
-    cap = shortage.cap_bytes if side == shortage.cap else shortage.other_cap_bytes
-    return cap is not None and (has is None or cap < int(has))
 
 
 def _advice(shortage: Shortage) -> str:

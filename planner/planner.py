@@ -15,7 +15,7 @@ from twinstream.planner.limits import SearchLimits
 from twinstream.planner.policies import ON_DEVICE, policy_named
 from twinstream.planner.proof import proven, step_bound
 from twinstream.planner.refuse.refusal import refusal, smallest_workload, unnamed_refusal
-from twinstream.planner.request import DEFAULT_POLICY, PlanRequest
+from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, caps_of
 from twinstream.planner.reuse import Reuse
 from twinstream.planner.rules.streaming import plan_streaming
 from twinstream.planner.search.cut_planner import CutPlanner
@@ -214,7 +214,16 @@ def _of_machine(error: InfeasiblePlan, request: PlanRequest) -> InfeasiblePlan:
         for memory in (machine.device_memory_bytes, machine.host_memory_bytes)
     )
     fixed = [flag for flag, value in cut.items() if value is not None]
-    return error.on(device, host, fixed, _leaner_options(request))
+    usual = caps_of(machine, None, None)
+    given = [
+        side
+        for side, cap, default in (
+            ("device", request.caps.device_bytes, usual.device_bytes),
+            ("host", request.caps.host_bytes, usual.host_bytes),
+        )
+        if cap != default
+    ]
+    return error.on(device, host, fixed, _leaner_options(request), given)
 
 
 def _leaner_options(request: PlanRequest) -> list[str]:

@@ -11,7 +11,7 @@ import twinstream as ts
 from tests.front_door.command_line import call
 from tests.training.small_runs import write_rows
 from twinstream.commands.fit import lengths_of, prices_of
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.study.fit.cells import FitCell, FitQuestion, FitTable, ways
 from twinstream.study.fit.screen import fit_screen
 
@@ -149,7 +149,7 @@ def test_rows_say_what_is_bfloat16_and_what_no_gpu_has_run() -> None:
     assert "--effort normal refines" in screen
     assert "Not yet run" not in call("fit", "tiny", "--machine", "cpu", *STEP).out
     unknown = FitTable(
-        model="m", tokens_per_step=1, dataset_tokens=None, peaks={"x": ""},
+        model="m", tokens_per_step=1, dataset_tokens=None, peaks={"x": ""}, caps={"x": Caps()},
         cells=(FitCell(machine="x", way="full", seq_len=1, is_own=False, tokens_per_step=1,
                        tokens_per_s=9.0, mfu=0.5, command="", effort="quick"),),
     )  # fmt: skip

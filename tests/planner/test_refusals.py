@@ -122,7 +122,8 @@ def test_a_refusal_names_the_flags_that_were_given_alone(device, host, told):
         other_cap_bytes=host,
     )  # fmt: skip
     leaner = ("--optimizer-state 8bit", "--lora r=16")
-    message = str(InfeasiblePlan(shortage).on(24.0 * GIB, 128.0 * GIB, (), leaner))
+    given = [side for side in ("device", "host") if f"(--{side}-mem)" in told]
+    message = str(InfeasiblePlan(shortage).on(24.0 * GIB, 128.0 * GIB, (), leaner, given))
     assert f"The step does not fit {told}" in message
     assert "35.00 GiB of device memory, or with this device memory" in message
     assert "139.00 GiB of host memory" in message

@@ -7,8 +7,12 @@ from twinstream.executor.probe import device, known_gpu
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine
 from twinstream.models.kernel_costs import attention_limits
+from twinstream.models.presets import load_preset
+from twinstream.models.recipe import KernelChoice
+from twinstream.planner.request import caps_of
 from twinstream.training import machine as training_machine
 from twinstream.training.options import TrainOptions
+from twinstream.training.planning import recipe_of
 
 OPTIONS = TrainOptions(model="8b", data=("d",), output="o")
 
@@ -68,6 +72,16 @@ def test_nothing_is_timed_where_nothing_can_be_chosen(measured, tmp_path):
     named = OPTIONS.model_copy(update={"machine": "h200"})
     assert machine_of(tmp_path, options=named) == load_machine("h200")
     assert measured == []
+
+
+def test_a_machine_that_is_not_here_has_its_own_memory_and_kernels(tmp_path):
+    named = OPTIONS.model_copy(update={"machine": "rtx4090", "host_mem": "100GiB"})
+    here = training_machine.detect_machine(named, tmp_path, "cpu", "bfloat16", lambda line: None)
+    assert not here.is_here and (here.device_mem, here.host_mem) == (None, "100GiB")
+    recipe = recipe_of(named, here, load_preset("8b"))
+    assert recipe.kernels == KernelChoice(vector="triton", attention="sdpa_flash")
+    caps = caps_of(here.machine, here.device_mem, None)
+    assert (caps.device_bytes, caps.host_bytes) == (25_757_220_864, int(0.8 * 128 * 2**30))
 
 
 def test_where_none_is_right_the_next_run_tries_again(measured, tmp_path, monkeypatch):

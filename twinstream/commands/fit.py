@@ -46,7 +46,7 @@ class FitOptions:
         str | None, typer.Option(metavar="SIZE", help="Cap of device memory, by default all.")
     ] = None
     host_mem: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Cap of host memory, by default all.")
+        str | None, typer.Option(metavar="SIZE", help="Cap of host memory, by default 0.8 of it.")
     ] = None
     seq_len: Annotated[str, typer.Option(metavar="LIST", help="Lengths: 2k,8k,32k or tokens.")] = (
         _LENGTHS

@@ -15,6 +15,7 @@ from twinstream.hardware_profiles.loader import load_machine, machine_names, sav
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import MACHINE
 from twinstream.models.kernel_costs.attention_limits import attention_limits, attention_names
+from twinstream.planner.request import HOST_SHARE
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.options import OptionsError, TrainOptions
 
@@ -23,13 +24,12 @@ if TYPE_CHECKING:
 
 Tell = Callable[[str], None]
 """Takes a line about what is going on."""
-_SHARE_OF_FREE = 0.8  # the rest is for tokens, files on their way to the disk and other programs
 _DEVICE_SHARE_OF_CPU = 0.75  # of that, where both memories are the host's
 
 
 @dataclass(frozen=True)
 class LocalMachine:
-    """A machine, how kernels run on it, and the caps in bytes; None is all that it has.
+    """A machine, how kernels run on it, and the caps in bytes; None is what `plan` takes of it.
 
     `nvlink`: whether NVLink links each of several GPUs with each; None where nothing tells.
     """
@@ -40,12 +40,17 @@ class LocalMachine:
     host_mem: str | int | None
     nvlink: bool | None = None
 
+    @property
+    def is_here(self) -> bool:
+        """False where the profile is of another kind of device than this machine trains on."""
+        return self.machine.device == self.backend
+
     def require_own_profile(self) -> None:
         """
         Raises:
             OptionsError: the machine is a profile of another kind of device than trains here.
         """
-        if self.machine.device != self.backend:
+        if not self.is_here:
             raise OptionsError(
                 f"machine: '{self.machine.name}' is the profile of a {self.machine.device} device, "
                 f"and this run is on {self.backend}: leave it out, or give what `twinstream probe` "
@@ -72,6 +77,9 @@ def detect_machine(
     """
     gpus = _gpus_of_ranks(options) if backend == "cuda" else None
     machine = _machine(options, folder, backend, dtype, tell)
+    if machine.device != backend:
+        tell(f"planning for {machine.name}, which is not this machine: caps are of its own memory")
+        return LocalMachine(machine, backend, options.device_mem, options.host_mem)
     device_mem, host_mem = _free(options, machine, backend, gpus)
     return LocalMachine(
         machine, backend, device_mem, host_mem, None if gpus is None else gpus.nvlink
@@ -115,7 +123,7 @@ def _machine(options: TrainOptions, folder: Path, backend: str, dtype: str, tell
 
         return _found_once("", lambda: probed_machine(tell))
     shipped = load_machine(name)
-    if shipped.attention is not None or dtype != "bfloat16":
+    if dtype != "bfloat16" or (shipped.attention and shipped.attention.kind == "measured"):
         return shipped
     from twinstream.executor.probe.known_gpu import with_attention
 
@@ -143,7 +151,8 @@ def _found_once(about: str, find: Callable[[], Machine]) -> Machine:
         with suppress(ProfileError):  # damaged, or of another version of this package
             return load_machine(path)
     machine = find()
-    if machine.attention is None:  # none was right: the next run tries again
+    if machine.attention is None or machine.attention.kind == "assumed":
+        # none was right: the next run tries again
         return machine
     with suppress(OSError, TwinstreamError):  # a cache that cannot be written costs some seconds
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +178,7 @@ def _free(
 
     limits = host_limits()
     known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
-    free_host = int(_SHARE_OF_FREE * min(known)) if known else None
+    free_host = int(HOST_SHARE * min(known)) if known else None
     if backend == "cuda":
         free_device: int | None = _free_on_gpu() if gpus is None else gpus.free_bytes
     else:

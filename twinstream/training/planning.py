@@ -16,6 +16,7 @@ from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
+from twinstream.measures.missing_attention import missing_attention_notes
 from twinstream.measures.residence import checkpoint_bytes
 from twinstream.models.lowering.settled import require_packs
 from twinstream.models.model import AnyModel, require_decoder
@@ -26,7 +27,7 @@ from twinstream.models.update_rules import BETAS, OwnRule, update_rule
 from twinstream.planner.choices import Choices, recompute_level
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.kernel_choice import attention_for, kernels_for
+from twinstream.planner.kernel_choice import attention_for, kernels_for, usual_kernels
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.analysis.comparison import compare
@@ -120,8 +121,14 @@ class DevicePlan(StepPlan):
     predicted: Timeline
     machine: Machine
     num_ranks = num_replicas = 1
-    notes = ()
     shards = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What an attention library that is not installed here costs."""
+        return tuple(
+            f"note: {told}" for told in missing_attention_notes(self.schedule, self.machine)
+        )
 
     @property
     def workload(self) -> Workload:
@@ -229,11 +236,13 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
     if options.kernels is not None or options.attention is not None:
         attention = attention_for(
             here.machine, spec, options.attention or "auto",
-            nondeterministic=options.nondeterministic, packed=True,
+            nondeterministic=options.nondeterministic, packed=True, here=here.is_here,
         )  # fmt: skip
         kernels = kernels_for(here.machine, options.kernels or "auto", attention)
-    elif here.backend == "cpu":
+    elif here.machine.device == "cpu":
         kernels = KernelChoice()
+    else:
+        kernels = usual_kernels(here.machine, spec, packed=True, here=here.is_here)
     rule = update_rule(options.optim)
     usual = BETAS["adamw"] if isinstance(rule, OwnRule) else BETAS[rule]
     if isinstance(rule, OwnRule):
@@ -329,7 +338,11 @@ def planned(
         spec, here.machine, step=step, device_mem=here.device_mem, host_mem=here.host_mem,
         policy=options.policy, choices=Choices(recompute=level),
     )  # fmt: skip
-    schedule = Planner(steady_state).plan(request)
+    try:
+        schedule = Planner(steady_state).plan(request)
+    except InfeasiblePlan as error:  # caps are of what is free where none was given
+        caps = (("device", options.device_mem), ("host", options.host_mem))
+        raise error.of_caps([side for side, size in caps if size is not None]) from None
     return DevicePlan(schedule, simulate(schedule, here.machine), here.machine)
 
 

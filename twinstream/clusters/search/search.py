@@ -27,6 +27,7 @@ from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.planner.kernel_choice import usual_kernels
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.node import records_html
 
 GIB = 2**30
 _MOST_MISFITS = 8  # that may be planned in vain
@@ -65,6 +66,28 @@ class SearchResult:
     num_layouts: int
     num_fit: int
     num_simulated: int
+
+    def records(self) -> list[dict[str, object]]:
+        """A row for each of the best layouts, the fastest first."""
+        return [
+            {
+                "layout": told(one.layout), "kernels": one.job.recipe.implementations.vector,
+                "step_s": one.prediction.step_s, "tokens_per_s": one.prediction.tokens_per_s,
+                "mfu": one.prediction.mfu, "memory_bytes": one.prediction.memory_bytes,
+                "host_bytes": one.prediction.host_bytes, "bound_s": one.bound_s,
+            }
+            for one in self.best
+        ]  # fmt: skip
+
+    def __repr__(self) -> str:
+        best = self.best[0]
+        return (
+            f"<SearchResult: {told(best.layout)} is the fastest of {self.num_simulated:,} simulated"
+            f" layouts, {best.prediction.step_s:.4g} s a step, {self.gap:.1%} above the bound>"
+        )
+
+    def _repr_html_(self) -> str:
+        return records_html(repr(self).strip("<>"), self.records())
 
     @property
     def gap(self) -> float:

@@ -73,7 +73,11 @@ class PlanOptions:
     ] = None
     host_mem: Annotated[
         str | None,
-        _option(_LIMITS, "SIZE", "Cap of pinned host memory: 75GiB, 80% or bytes; by default all."),
+        _option(
+            _LIMITS,
+            "SIZE",
+            "Cap of pinned host memory: 75GiB, 80% or bytes; by default 80% beside a GPU.",
+        ),
     ] = None
     policy: Annotated[
         str | None,
@@ -99,8 +103,8 @@ class PlanOptions:
         _option(
             _PLAN,
             "NAME",
-            "auto (what the machine's profile names, else on Hopper and Blackwell flash4 or flash3 "
-            "where installed, sdpa_flash on CUDA, eager on a CPU), or one of: "
+            "auto (what the machine's profile names as usual on its card, else sdpa_flash on CUDA "
+            "and eager on a CPU, whatever is installed here), or one of: "
             f"{', '.join(attention_names())}.",
         ),
     ] = None

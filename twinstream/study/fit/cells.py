@@ -19,8 +19,10 @@ from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.planner import Planner
+from twinstream.planner.request import caps_of
+from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.node import Node
+from twinstream.schedule.node import Node, records_html
 from twinstream.schedule.workload import Packing
 from twinstream.study.one_device import DeviceQuery
 from twinstream.study.planned_step import PlannedStep
@@ -118,9 +120,9 @@ class FitCell(Node):
 class FitTable(Node):
     """All cells, machine by machine, way by way, length by length.
 
-    `peaks` says by machine what MFU is a share of, and where that number is from; `download` how
-    weights of a model of the hub are fetched, into the folder that commands name. `loss` is that
-    of pairs, None where it is cross entropy.
+    `peaks` says by machine what MFU is a share of, and where that number is from, `caps` what
+    memory plans may take; `download` how weights of a model of the hub are fetched, into the folder
+    that commands name. `loss` is that of pairs, None where it is cross entropy.
     """
 
     model: str
@@ -129,12 +131,23 @@ class FitTable(Node):
     dataset_tokens: int | None
     cells: tuple[FitCell, ...]
     peaks: Mapping[str, str]
+    caps: Mapping[str, Caps]
     download: str | None = None
+
+    def records(self) -> list[dict[str, object]]:
+        """A row for each cell."""
+        return [cell.model_dump() for cell in self.cells]
+
+    def _repr_html_(self) -> str:
+        columns = ("machine", "way", "seq_len", "tokens_per_s", "error", "mfu", "hours", "money",
+                   "refused", "command")  # fmt: skip
+        rows = [{name: record[name] for name in columns} for record in self.records()]
+        return records_html(f"{self.model}, {self.tokens_per_step:,} tokens a step", rows)
 
 
 @dataclass(frozen=True)
 class FitQuestion:
-    """What to try, and within which memory; caps are as of `plan`, None is all there is.
+    """What to try, and within which memory; caps are as of `plan`, None is what `train` takes.
 
     `price_per_hour` is by machine. `data` is the name that commands are told. `loss` is `dpo` with
     its options, of pairs of sequences; None: cross entropy.
@@ -196,13 +209,17 @@ def fit(
     spec = load.any_model(question.model, longest, loss=question.loss)
     lora_of(question.lora) if isinstance(spec, ModelSpec) else module_lora_of(question.lora)
     peaks = {name: _peak(load, name, spec) for name in question.machines}
+    caps = {
+        name: caps_of(load.machine(name), question.device_mem, question.host_mem)
+        for name in question.machines
+    }
     order = [_place(one.machine, one.way.name, one.seq_len, one.own is not None) for one in asked]
     known: dict[tuple[object, ...], FitCell] = {}
 
     def table() -> FitTable:
         return FitTable(
             model=spec.name, loss=question.loss, tokens_per_step=question.tokens_per_step,
-            dataset_tokens=question.dataset_tokens, peaks=peaks,
+            dataset_tokens=question.dataset_tokens, peaks=peaks, caps=caps,
             download=download_of(question.model),
             cells=tuple(known[place] for place in order if place in known),
         )  # fmt: skip

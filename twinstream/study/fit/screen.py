@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 
 from twinstream.measures.metrics import rate_text
 from twinstream.report.page import Page, Section, Table, html_of
+from twinstream.schedule.document import Caps
 from twinstream.schedule.sizes import gib
 from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.layout_screen import money_text
@@ -26,7 +27,8 @@ def fit_screen(found: FitTable) -> Group:
             table.add_column(name, justify="right" if at else "left")
         for row in rows:
             table.add_row(*row)
-        parts += ["", f"{machine}: tokens/s, MFU, device and host memory", table]
+        within = memory_text(found.caps[machine])
+        parts += ["", f"{machine}, within {within}: tokens/s, MFU, memories", table]
     return Group(*parts, "", *_notes(found))
 
 
@@ -35,7 +37,8 @@ def fit_html(found: FitTable) -> str:
     sections = []
     for machine in _machines(found):
         head, *rows = _rows(found, machine)
-        sections.append(Section(machine, found.peaks[machine], Table(head, rows)))
+        about = f"{found.peaks[machine]}. Plans within {memory_text(found.caps[machine])}."
+        sections.append(Section(machine, about, Table(head, rows)))
     commands = [
         [cell.machine, cell.way, _length(cell.seq_len, is_own=cell.is_own), cell.command]
         for cell in found.cells
@@ -53,6 +56,13 @@ def _title(found: FitTable) -> str:
     data = "" if found.dataset_tokens is None else f"; data of {found.dataset_tokens:,} tokens"
     loss = "" if found.loss is None else f", --loss {found.loss}"
     return f"{found.model}{loss}, {found.tokens_per_step:,} tokens a step{data}"
+
+
+def memory_text(caps: Caps) -> str:
+    """Both caps, of which the device's holds context and libraries, too."""
+    sizes = ((caps.device_bytes, "device"), (caps.host_bytes, "host"))
+    told = [f"{'any' if size is None else gib(size)} of {kind}" for size, kind in sizes]
+    return f"{' and '.join(told)} memory"
 
 
 def _machines(found: FitTable) -> list[str]:
