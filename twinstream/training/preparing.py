@@ -140,16 +140,18 @@ class Prepared:
 
 
 def prepare(
-    options: TrainOptions, here: LocalMachine, model: OpenedModel, checkpoint: Checkpoint | None,
-    tell: Tell,
+    options: TrainOptions, here: LocalMachine, model: OpenedModel,
+    opened: tuple[TrainingData, TrainingData | None], checkpoint: Checkpoint | None, tell: Tell,
 ) -> Prepared:  # fmt: skip
     """Everything before the first step.
+
+    Args:
+        opened: what is trained on and, if asked for, evaluated on.
 
     Raises:
         TwinstreamError: something cannot be used, or nothing fits; nothing has been written.
     """
-    tell("reading the data")
-    data, eval_data = open_data(options, model)
+    data, eval_data = opened
     start_s = perf_counter()
     if checkpoint is None:
         recipe, was = recipe_of(options, here, model.spec), None
