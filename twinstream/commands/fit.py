@@ -67,9 +67,7 @@ class FitOptions:
         list[str] | None,
         typer.Option(metavar="[MACHINE=]PRICE", help="Of an hour; may be given again."),
     ] = None
-    effort: Annotated[str, typer.Option(metavar="NAME", help="Of the search: quick or normal.")] = (
-        "normal"
-    )
+    effort: Annotated[str, typer.Option(metavar="NAME", help="quick or normal.")] = "quick"
     jobs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Processes; by default one a core.")
     ] = None

@@ -35,6 +35,7 @@ from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
 from twinstream.screens.plan_screen import plan_notes, policies_screen
+from twinstream.study.layouts import ChoiceOfLayouts
 from twinstream.study.many_gpus import LaidOutStep
 from twinstream.study.one_device import DeviceQuery
 from twinstream.study.planned_step import PlannedStep
@@ -114,8 +115,12 @@ def answered(query: Query, known: Mapping[Path, Schedule], *, quiet: bool) -> tu
     start_s = time.perf_counter()
     if not isinstance(query, DeviceQuery):
         told = f"planning {query.subject.title}"
-        with progress(told, quiet=quiet):
-            answer = query.answer()
+        with progress(told, quiet=quiet) as stage:
+            answer: Answer
+            if isinstance(query, ChoiceOfLayouts):
+                answer = query.fastest(stage.doing)
+            else:
+                answer = query.answer()
         return answer, time.perf_counter() - start_s
     try:
         told = f"planning {query.request.spec.name} for {query.request.machine.name}"

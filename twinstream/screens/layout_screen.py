@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Group
-from rich.table import Table
 
 from twinstream.clusters.kernel_sets import recipe_text, why_not_here
 from twinstream.clusters.search.search import RankedLayout, SearchResult
@@ -14,6 +13,7 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.measures.uncertainty import Uncertainty
 from twinstream.models.parallel.job import Job
 from twinstream.schedule.analysis.idle import exposed_communication
+from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.tables import cause_name
 
 _GIB = 2**30
@@ -32,16 +32,16 @@ def layouts_screen(
         errors: how far the prediction of each layout may be off.
     """
     num_gpus = found.best[0].prediction.num_gpus
-    table = Table(box=box.SIMPLE, pad_edge=False)
+    table = FittedTable(box=box.SIMPLE, pad_edge=False)
     on_host = any(one.prediction.host_bytes for one in found.best)
     host = ("host GiB",) if on_host else ()
-    for name in ("layout", "step s", "+/-", "tok/s per GPU", "MFU", "memory GiB", *host, "bubble",
+    for name in ("", "step s", "+/-", "tok/s per GPU", "MFU", "memory GiB", *host, "bubble",
                  "exposed comm.", "over its bound"):  # fmt: skip
-        table.add_column(name, justify="left" if name == "layout" else "right")
-    for one, error in zip(found.best, errors, strict=True):
+        table.add_column(name, justify="right" if name else "left")
+    for number, (one, error) in enumerate(zip(found.best, errors, strict=True), 1):
         prediction = one.prediction
         table.add_row(
-            f"{told(one.layout)} [{one.job.recipe.implementations.vector}]",
+            str(number),
             f"{prediction.step_s:.4g}",
             error.short.removeprefix("+/- "),
             f"{prediction.tokens_per_s / num_gpus:,.0f}",
@@ -65,6 +65,11 @@ def layouts_screen(
     return Group(
         head,
         f"Recipe: {recipe_text(found.best[0].job.shape, found.best[0].job.recipe)}.",
+        "Layouts, fastest first:",
+        *(
+            f"{number}  {told(one.layout)} [{one.job.recipe.implementations.vector}]"
+            for number, one in enumerate(found.best, 1)
+        ),
         table,
         f"The fastest's step: {parts_text(found.best[0])}.",
         runs_here_line(found),
@@ -94,7 +99,7 @@ def parts_text(one: RankedLayout) -> str:
 
 def bills_screen(names: Sequence[str], bills: Sequence[Bill], num_tokens: float) -> Group:
     """What a run of so many tokens comes to, with each layout or on one device."""
-    table = Table(box=box.SIMPLE, pad_edge=False)
+    table = FittedTable(box=box.SIMPLE, pad_edge=False)
     table.add_column("layout")
     for name in ("training days", "goodput", "days", "GPU-hours", "money"):
         table.add_column(name, justify="right")

@@ -210,6 +210,26 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
     Raises:
         TwinstreamError: kernels, adapters or what is frozen are none of this model.
     """
+    kernels: KernelChoice | None = None
+    if options.kernels is not None or options.attention is not None:
+        attention = attention_for(
+            here.machine, spec, options.attention or "auto",
+            nondeterministic=options.nondeterministic, packed=True, here=here.is_here,
+        )  # fmt: skip
+        kernels = kernels_for(here.machine, options.kernels or "auto", attention)
+    elif here.machine.device == "cpu":
+        kernels = KernelChoice()
+    else:
+        kernels = usual_kernels(here.machine, spec, packed=True, here=here.is_here)
+    return recipe_without_kernels(options, spec).model_copy(update={"kernels": kernels})
+
+
+def recipe_without_kernels(options: TrainOptions, spec: AnyModel) -> Recipe:
+    """The recipe as far as no machine is asked.
+
+    Raises:
+        TwinstreamError: the optimizer, adapters or what is frozen are none of this model.
+    """
     trained = trained_of(spec, options.lora, options.freeze, options.base)
     lora = trained.lora
     if options.adapter is not None and isinstance(spec, TracedModel):
@@ -232,17 +252,6 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
             f"base: one in {options.base} is only read, and a run without adapters writes all "
             "weights: train adapters beside it, --lora r=16, or leave out --base"
         )
-    kernels: KernelChoice | None = None
-    if options.kernels is not None or options.attention is not None:
-        attention = attention_for(
-            here.machine, spec, options.attention or "auto",
-            nondeterministic=options.nondeterministic, packed=True, here=here.is_here,
-        )  # fmt: skip
-        kernels = kernels_for(here.machine, options.kernels or "auto", attention)
-    elif here.machine.device == "cpu":
-        kernels = KernelChoice()
-    else:
-        kernels = usual_kernels(here.machine, spec, packed=True, here=here.is_here)
     rule = update_rule(options.optim)
     usual = BETAS["adamw"] if isinstance(rule, OwnRule) else BETAS[rule]
     if isinstance(rule, OwnRule):
@@ -254,7 +263,7 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
         "beta2": _given(options.beta2, usual[1]), "eps": options.eps,
         "weight_decay": options.weight_decay, "gradients": options.gradients,
         "optimizer_state": options.optimizer_state, "clips": options.max_grad_norm > 0,
-        "kernels": kernels, "lora": lora, "frozen": trained.frozen, "base": options.base,
+        "lora": lora, "frozen": trained.frozen, "base": options.base,
         "dpo": dpo_of(options.loss),
     })  # fmt: skip
 
@@ -338,7 +347,11 @@ def planned(
         spec, here.machine, step=step, device_mem=here.device_mem, host_mem=here.host_mem,
         policy=options.policy, choices=Choices(recompute=level),
     )  # fmt: skip
-    schedule = Planner(steady_state).plan(request)
+    try:
+        schedule = Planner(steady_state).plan(request)
+    except InfeasiblePlan as error:  # caps are of what is free where none was given
+        caps = (("device", options.device_mem), ("host", options.host_mem))
+        raise error.of_caps([side for side, size in caps if size is not None]) from None
     return DevicePlan(schedule, simulate(schedule, here.machine), here.machine)
 
 

@@ -17,7 +17,7 @@ from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary
 from twinstream.models.executable import require_executable
 from twinstream.models.model import AnyModel, require_decoder, with_aux_loss
-from twinstream.models.presets import is_preset, model_notes
+from twinstream.models.presets import is_preset, model_notes, require_weights
 from twinstream.models.recipe import Recipe, is_dpo
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
@@ -141,16 +141,18 @@ class Prepared:
 
 
 def prepare(
-    options: TrainOptions, here: LocalMachine, model: OpenedModel, checkpoint: Checkpoint | None,
-    tell: Tell,
+    options: TrainOptions, here: LocalMachine, model: OpenedModel,
+    opened: tuple[TrainingData, TrainingData | None], checkpoint: Checkpoint | None, tell: Tell,
 ) -> Prepared:  # fmt: skip
     """Everything before the first step.
+
+    Args:
+        opened: what is trained on and, if asked for, evaluated on.
 
     Raises:
         TwinstreamError: something cannot be used, or nothing fits; nothing has been written.
     """
-    tell("reading the data")
-    data, eval_data = open_data(options, model)
+    data, eval_data = opened
     start_s = perf_counter()
     if checkpoint is None:
         recipe, was = recipe_of(options, here, model.spec), None
@@ -285,6 +287,8 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
         require_executable(spec)
     path = Path(options.model)
     if is_preset(options.model):
+        if weights:
+            require_weights(options.model)
         return OpenedModel(spec)
     if not path.is_dir():
         return OpenedModel(spec, files=path.parent if path.name == "config.json" else None)

@@ -11,6 +11,7 @@ from twinstream.schedule.document import Caps
 from twinstream.schedule.sizes import gib
 from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.layout_screen import money_text
+from twinstream.screens.tables import readable
 from twinstream.study.fit.cells import FitCell, FitTable
 
 _HIGH_MFU = 0.75
@@ -92,7 +93,7 @@ def _text(cell: FitCell | None) -> str:
         lacks = ((cell.lacking_device_bytes, "device"), (cell.lacking_host_bytes, "host"))
         told = [f"{gib(size)} more {kind}" for size, kind in lacks if size is not None]
         return "\nor ".join(told) or "no plan found"
-    error = "" if cell.error is None else f" +/- {cell.error:.0%}"
+    error = " +/- ?" if cell.error is None else f" +/- {cell.error:.0%}"
     lines = [f"{rate_text(cell.tokens_per_s)}{error}", f"MFU {cell.mfu:.0%}"]
     lines.append(f"{gib(cell.device_bytes or 0)}, {gib(cell.host_bytes or 0)}")
     if cell.hours is not None:
@@ -112,7 +113,18 @@ def _notes(found: FitTable) -> Sequence[str]:
         notes.append(
             "What does not fit lacks at least so much of one memory, with the other as it is."
         )
-    limits = {cell.way: ", ".join(cell.limits) for cell in fitting if cell.limits}
+    kept = {cell.way: cell.kept_in for cell in fitting}
+    notes += [f"{way}: {dtypes}." for way, dtypes in kept.items()]
+    if any("float32 master" not in one and "bfloat16" in one for one in kept.values()):
+        notes.append(
+            "Updates are rounded stochastically; there is no float32 master (--optimizer-state "
+            "float32_master keeps one)."
+        )
+    untried = {cell.way: ", ".join(cell.not_on_gpus) for cell in fitting if cell.not_on_gpus}
+    if untried:
+        told = "; ".join(f"{way} ({what})" for way, what in untried.items())
+        notes.append(f"Not yet run on a GPU, only on CPUs: {told}.")
+    limits = {cell.way: ", ".join(map(readable, cell.limits)) for cell in fitting if cell.limits}
     if limits:
         told = "; ".join(f"{way}: {limit}" for way, limit in limits.items())
         notes.append(f"Limited, at the longest that fits, by: {told}.")
@@ -129,4 +141,8 @@ def _notes(found: FitTable) -> Sequence[str]:
     if fitting:
         best = max(fitting, key=lambda cell: cell.tokens_per_s or 0.0)
         notes.append(f"Each cell has its command (--json), the fastest one: {best.command}")
+    if any(cell.effort == "quick" for cell in fitting):
+        notes.append("Plans are quick ones; --effort normal refines them, by a percent or two.")
+    if found.download is not None:
+        notes.append(f"Its weights: {found.download}")
     return notes
