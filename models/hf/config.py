@@ -21,6 +21,7 @@ from twinstream.models.hf.experts import (
     experts_of,
 )
 from twinstream.models.hf.keys import HARMLESS_KEYS, NEUTRAL_VALUES, REASONS, says_nothing
+from twinstream.models.hf.quantization import stored_codes, without_codes
 from twinstream.models.hf.rope import RopeKeys, rope_refusals
 from twinstream.models.options import PositiveFinite, RopeScaling
 from twinstream.schedule.errors import TwinstreamError
@@ -92,14 +93,6 @@ class _Config(ExpertKeys, RopeKeys):
 _KNOWN = frozenset({*_Config.model_fields, *HARMLESS_KEYS, *NEUTRAL_VALUES})
 
 
-def _without_nf4(raw: dict[str, Any]) -> dict[str, Any]:
-    """The same config where it says that bitsandbytes stored the weights in NF4, which is read."""
-    match raw.get("quantization_config"):
-        case {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4", "load_in_4bit": True}:
-            return {name: value for name, value in raw.items() if name != "quantization_config"}
-    return raw
-
-
 def read_hf_config(
     path: str | Path, dtype: Dtype | None = None, longest: int | None = None
 ) -> dict[str, Any]:
@@ -109,9 +102,25 @@ def read_hf_config(
         dtype: of parameters, whatever the file says.
         longest: tokens of the longest sequence, where it is known: a sliding window that it does
             not exceed is full attention.
+
+    Raises:
+        HfConfigError: the file cannot be read, or asks for what is not supported.
+        QuantizedConfigError: weights are stored in codes that are not read.
     """
     file = hf_config_file(path)
-    return config_fields(file, _without_nf4(read_json_object(file)), dtype, longest)
+    return config_fields(file, value_config(file), dtype, longest)
+
+
+def value_config(file: Path) -> dict[str, Any]:
+    """What is in a config.json, of weights that are values once their codes are read.
+
+    Raises:
+        HfConfigError: the file cannot be read.
+        QuantizedConfigError: weights are stored in codes that are not read.
+    """
+    raw = read_json_object(file)
+    stored_codes(file, raw)
+    return without_codes(raw)
 
 
 def config_fields(

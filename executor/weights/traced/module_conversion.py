@@ -16,6 +16,7 @@ import torch
 
 from twinstream.executor.modules.building import parameter_slots, placed
 from twinstream.executor.modules.module_weights import flat_group
+from twinstream.executor.weights.codes.coded_tensor import CodedTensor, LazyValues
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.safetensors_header import StoredTensor
 from twinstream.models.hf_weights import HfWeight
@@ -76,15 +77,13 @@ class Conversion:
         return found
 
     def _read(self, folder: Path, group: str, stored: Mapping[str, StoredTensor]) -> torch.Tensor:
-        from safetensors import SafetensorError, safe_open
+        from safetensors import SafetensorError
 
         module, slots = self._module, parameter_slots(self._module)
-        files = {one.file for one in stored.values()}
         empty = dict(module.named_parameters())
         settings = self._settings(dtype=self._dtype, weight_mapping=self._transforms)
         try:
-            opened: dict[Path, Any] = {file: safe_open(file, framework="pt") for file in files}
-            lazily = {name: opened[one.file].get_slice(name) for name, one in stored.items()}
+            lazily = lazy_tensors(stored, self._dtype)
             with placed(slots, empty):
                 about, _ = self._convert(model=module, state_dict=lazily, load_config=settings)
                 made = dict(module.named_parameters())
@@ -140,3 +139,15 @@ class Conversion:
             self._module, dict(tensors)
         )
         return made
+
+
+def lazy_tensors(stored: Mapping[str, StoredTensor], dtype: torch.dtype) -> dict[str, Any]:
+    """As transformers' loading takes them: each is read, and decoded, when it is needed."""
+    from safetensors import safe_open
+
+    plain = {name: one for name, one in stored.items() if not isinstance(one, CodedTensor)}
+    opened = {file: safe_open(file, framework="pt") for file in {o.file for o in plain.values()}}
+    coded = {
+        name: LazyValues(one, dtype) for name, one in stored.items() if isinstance(one, CodedTensor)
+    }
+    return coded | {name: opened[one.file].get_slice(name) for name, one in plain.items()}
