@@ -11,7 +11,7 @@ import torch
 
 from twinstream.executor.kernels.base_codes import quantized_group
 from twinstream.executor.kernels.operand import DTYPES
-from twinstream.executor.weights.codes.coded_tensor import CodedTensor, fill
+from twinstream.executor.weights.codes.coded_tensor import STORED_DTYPES, CodedTensor, fill
 from twinstream.executor.weights.codes.folder_codes import as_values
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import INDEX, SINGLE, weight_map
@@ -37,7 +37,6 @@ from twinstream.models.hf_weights import (
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import reason_of
 
-STORED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _HARMLESS = ("rotary_emb.inv_freq",)  # buffers that old versions of transformers saved
 _BLOCK_ELEMENTS = 2**22  # converted at a time, 8 or 16 MiB
 

@@ -40,6 +40,7 @@ DTYPES: Mapping[str, Dtype] = {
     "bfloat16": "bfloat16",
     "float32": "float32",
 }
+TRAINED_AS: Mapping[str, Dtype] = {**DTYPES, "float16": "bfloat16"}  # by the dtype a config says
 MAX_SHOWN_CHARS = 200
 
 
@@ -137,7 +138,7 @@ def config_fields(
         *(Refusal(*found) for found in rope_refusals(config, raw)),
         *(Refusal(*found) for found in expert_refusals(config, model_type)),
     ]  # fmt: skip
-    if dtype is None and _dtype(config) not in DTYPES:
+    if dtype is None and _dtype(config) not in TRAINED_AS:
         key = "torch_dtype" if config.dtype is None else "dtype"
         reason = f"choose one of {', '.join(DTYPES)}, as by --dtype bfloat16"
         refusals.append(Refusal(key, _dtype(config), reason))
@@ -159,7 +160,7 @@ def config_fields(
         "qk_norm_rows": model_type == "olmoe",
         "qkv_bias": model_type in _OWN_BIAS and config.qkv_bias is not False,
         "tied_embeddings": config.tie_word_embeddings,
-        "dtype": dtype or DTYPES[_dtype(config)],
+        "dtype": dtype or TRAINED_AS[_dtype(config)],
         "experts": _experts(file, config, model_type),
     }
 
@@ -180,15 +181,15 @@ def _experts(file: Path, config: _Config, model_type: str) -> dict[str, Any] | N
         raise HfConfigError(path=file, problem=str(error)) from None
 
 
-def states_dtype(path: str | Path) -> bool:
-    """Whether a config.json says in which dtype its parameters are; float32 where it does not.
+def stated_dtype(path: str | Path) -> str | None:
+    """In which dtype a config.json says that its parameters are; None, if none, means float32.
 
     Raises:
         HfConfigError: the file cannot be read.
     """
-    file = hf_config_file(path)
-    raw = read_json_object(file)
-    return any(raw.get(key) is not None for key in ("dtype", "torch_dtype"))
+    raw = read_json_object(hf_config_file(path))
+    stated = raw.get("dtype") or raw.get("torch_dtype")
+    return None if stated is None else str(stated)
 
 
 def is_own_config(path: str | Path) -> bool:
@@ -206,7 +207,8 @@ def unread_keys(path: str | Path) -> tuple[str, ...]:
     Raises:
         HfConfigError: the file cannot be read.
     """
-    return tuple(key for key in read_json_object(hf_config_file(path)) if key not in _KNOWN)
+    raw = without_codes(read_json_object(hf_config_file(path)))
+    return tuple(key for key in raw if key not in _KNOWN)
 
 
 def describe_problems(error: ValidationError) -> str:

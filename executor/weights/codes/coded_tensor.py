@@ -15,9 +15,9 @@ from twinstream.schedule.files import reason_of
 VALUES = "F32"  # what decoded values are, before they are rounded once
 AT_A_TIME = 2**22  # codes, of which temporaries are some 16 MiB each
 _EXPONENT_BIAS = 127  # of a scale that is a power of two (E8M0)
-_SCALES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+STORED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}  # values
 EXPONENTS = ("F8_E8M0", "U8")
-SCALE_DTYPES = (*_SCALES, *EXPONENTS)
+SCALE_DTYPES = (*STORED_DTYPES, *EXPONENTS)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class CodedTensor(StoredTensor, ABC):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Those that any part of it is in."""
+        """All that its values are made of."""
         return tuple({part.file for part in self.parts.values()})
 
     @abstractmethod
@@ -95,7 +95,7 @@ def read_scales(stored: StoredTensor, name: str) -> torch.Tensor:
     if stored.dtype in EXPONENTS:
         scales = (read.float() - _EXPONENT_BIAS).exp2()
     else:
-        scales = read.view(_SCALES[stored.dtype]).float()
+        scales = read.view(STORED_DTYPES[stored.dtype]).float()
     return finite(scales, stored, name).view(stored.shape)
 
 

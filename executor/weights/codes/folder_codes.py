@@ -25,11 +25,11 @@ _OF_ACTIVATIONS = re.compile(
 )
 _UNREAD = re.compile(
     r".*\.(qweight|qzeros|g_idx|weight_packed|weight_shape|weight_global_scale|weight_scale_2|"
-    r"bitmask|codebooks|scales_and_zeros|W_q)"
+    r"weight_zero_point|bitmask|codebooks|scales_and_zeros|W_q)"
 )
 _PARTS = re.compile(
     r".*(\.absmax|\.quant_map|\.nested_absmax|\.nested_quant_map|\.SCB|\.weight_format|"
-    r"\.quant_state\..*|\.weight_scale|_scale_inv|\.weight_zero_point)"
+    r"\.quant_state\..*|\.weight_scale|_scale_inv)"
 )
 
 
@@ -83,8 +83,8 @@ def _others(
             if at is None:
                 raise WeightsError(
                     codes.file,
-                    f"has {name} as {codes.dtype} codes, and no scales of it, such as "
-                    f"{' or '.join(beside)}; {_REMEDY}",
+                    f"has {name} as {codes.dtype} codes, and no scales beside it "
+                    f"({', '.join(one.removeprefix(f'{stem}.') for one in beside)}); {_REMEDY}",
                 )
             yield _scaled(name, at, stored, tile), (name, at, f"{stem}.weight_format")
 
@@ -122,7 +122,8 @@ def _refuse_codes(left: Mapping[str, StoredTensor]) -> None:
                 left[names[0]].file, f"has {some_of(names)}: parts {problem}; {_REMEDY}"
             )
     for name, one in left.items():
-        if one.dtype in _OTHER_CODES:
+        is_part = one.dtype == "U8" and name.endswith((_BLOCKS, _SCALES))
+        if one.dtype in _OTHER_CODES or is_part:
             raise WeightsError(
                 one.file, f"has {name} of {list(one.shape)} in {one.dtype}: codes, and none that "
                 f"are read; {_REMEDY}",

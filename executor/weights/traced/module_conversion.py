@@ -16,7 +16,7 @@ import torch
 
 from twinstream.executor.modules.building import parameter_slots, placed
 from twinstream.executor.modules.module_weights import flat_group
-from twinstream.executor.weights.codes.coded_tensor import CodedTensor, LazyValues
+from twinstream.executor.weights.codes.coded_tensor import STORED_DTYPES, CodedTensor, LazyValues
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.safetensors_header import StoredTensor
 from twinstream.models.hf_weights import HfWeight
@@ -60,7 +60,11 @@ class Conversion:
             yield group, self._read(folder, group, {name: stored[name] for name in inside[group]})
 
     def _by_group(self, stored: Mapping[str, StoredTensor]) -> dict[str, list[str]]:
-        """Names of stored tensors by the group that they are made into."""
+        """Names of stored tensors by the group that they are made into.
+
+        Raises:
+            WeightsError: one is of codes.
+        """
         loading, module = self._loading, self._module
         renamings, converters = (
             [one for one in self._transforms if isinstance(one, kind)]
@@ -73,6 +77,7 @@ class Conversion:
             if to not in expected and name in expected:
                 to, _ = loading.rename_source_key(name, [], [], *told)
             if to in self._group_of:
+                require_values(name, stored[name], expected[to])
                 found[self._group_of[to]].append(name)
         return found
 
@@ -139,6 +144,20 @@ class Conversion:
             self._module, dict(tensors)
         )
         return made
+
+
+def require_values(name: str, stored: StoredTensor, made: torch.Tensor) -> None:
+    """
+    Raises:
+        WeightsError: what is stored for a tensor of a module are whole numbers or bytes, not
+            values of it.
+    """
+    if made.is_floating_point() and stored.dtype not in STORED_DTYPES:
+        raise WeightsError(
+            stored.file,
+            f"has {name} in {stored.dtype}, where only {', '.join(STORED_DTYPES)} are values; give "
+            "the folder that is not quantised",
+        )
 
 
 def lazy_tensors(stored: Mapping[str, StoredTensor], dtype: torch.dtype) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from twinstream.executor.modules.building import build_module, parameter_slots, placed
+from twinstream.executor.modules.building import build_module, drop_codes, parameter_slots, placed
 from twinstream.executor.modules.module_weights import flat_groups
 from twinstream.executor.weights.codes.coded_tensor import CodedTensor
 from twinstream.executor.weights.durable_files import make_room, sync, write_files, writing
@@ -23,8 +23,11 @@ from twinstream.executor.weights.hf_writer import by_size, write_weights
 from twinstream.executor.weights.model_files import CONFIG, model_config, tokenizer_files
 from twinstream.executor.weights.safetensors_header import StoredTensor
 from twinstream.executor.weights.traced.module_adapters import write_module_adapters
-from twinstream.executor.weights.traced.module_conversion import Conversion, lazy_tensors
-from twinstream.models.hf.quantization import QUANTIZATION_KEYS
+from twinstream.executor.weights.traced.module_conversion import (
+    Conversion,
+    lazy_tensors,
+    require_values,
+)
 from twinstream.models.hf_weights import HfWeight
 from twinstream.models.layout import ADAPTERS
 from twinstream.models.traced import TracedModel
@@ -176,10 +179,16 @@ def loaded_module(folder: Path, dtype: str, what: str, *, trusts_code: bool = Fa
         if any(isinstance(one, CodedTensor) for one in stored.values()):
             module, about = _loaded_from_codes(folder, stored, told, chosen)
         else:
-            module, about = load(folder, use_safetensors=True, local_files_only=True, **told, **chosen)
+            module, about = load(
+                folder, use_safetensors=True, local_files_only=True, **told, **chosen
+            )
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise WeightsError(folder, f"transformers cannot load it: {reason}") from None
+    for name, made in module.named_parameters():
+        for stored_name in (name, name.removeprefix(f"{module.base_model_prefix}.")):
+            if stored_name in stored:
+                require_values(stored_name, stored[stored_name], made)
     for kind in ("missing_keys", "mismatched_keys"):
         if about.get(kind):
             names = sorted(map(str, about[kind]))
@@ -198,9 +207,7 @@ def _loaded_from_codes(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config: Any = AutoConfig.from_pretrained(folder, local_files_only=True, **chosen)
-    for key in QUANTIZATION_KEYS:
-        if hasattr(config, key):
-            delattr(config, key)
+    drop_codes(config)
     if told["dtype"] == "auto":
         told = told | {"dtype": config.dtype or torch.float32}
     with torch.device("meta"):
