@@ -35,7 +35,8 @@ FP8 = {
 _CODES = {**FP8, "I8": torch.int8}
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # levels of 4 bits; the highest bit is the sign
 _LEVELS = (*_E2M1, *(-level for level in _E2M1))
-_PUBLISHED_TILE = 128  # of fp8, where a config does not say it
+_GRAIN = 16  # of a tile's sides
+_PUBLISHED = 128  # of fp8, where a config does not say it
 _BLOCK_BYTES = 16  # of MXFP4: 32 codes that share a scale
 _RANK = 2
 LARGEST_INT8 = 127
@@ -123,7 +124,8 @@ def scaled_tensor(
     """
     shape = (*codes.shape[:-1], codes.shape[-1] * (2 if is_packed else 1)) if codes.shape else ()
     found = None if len(shape) < _RANK or 0 in shape else _grid_and_tile(shape, scales.shape, tile)
-    if found is None or scales.dtype not in SCALE_DTYPES or (of_bitsandbytes and found[1][0] != 1):
+    is_by_row = prod(scales.shape) == shape[0] if shape else False
+    if found is None or scales.dtype not in SCALE_DTYPES or (of_bitsandbytes and not is_by_row):
         said = "" if tile is None else f", a scale for {tile[0]} x {tile[1]} by config.json"
         raise WeightsError(
             codes.file,
@@ -151,19 +153,20 @@ def _grid_and_tile(
     leading = grid[:-2]
     if len(grid) != len(shape) or leading not in (tuple(shape[:-2]), (1,) * len(leading)):
         return None
-    told = tile or (None, None)
-    found = [_length(*axis) for axis in zip(shape[-2:], grid[-2:], told, strict=True)]
-    rows, columns = found
+    axes = list(zip(shape[-2:], grid[-2:], strict=True))
+    if tile is None and all(-(-length // _PUBLISHED) == count for length, count in axes):
+        tile = (_PUBLISHED, _PUBLISHED)
+    rows, columns = (_shared(*axis, told) for axis, told in zip(axes, tile or (0, 0), strict=True))
     return None if rows is None or columns is None else (grid, (rows, columns))
 
 
-def _length(length: int, count: int, told: int | None) -> int | None:
-    """How much of an axis shares a scale, of which it has `count`."""
-    if told is not None and -(-length // told) == count:
+def _shared(length: int, count: int, told: int) -> int | None:
+    """How much of an axis shares a scale, of which it has `count`: as is told, if that can be; or
+    one element, all of them, or a number that formats have."""
+    if told and -(-length // told) == count:
         return told
-    if count > 0 and length % count == 0:
-        return length // count
-    return _PUBLISHED_TILE if told is None and -(-length // _PUBLISHED_TILE) == count else None
+    shared, rest = divmod(length, count) if count else (0, 0)
+    return shared if not rest and (1 in (shared, count) or shared % _GRAIN == 0 < shared) else None
 
 
 def mxfp4_tensor(name: str, codes: StoredTensor, scales: StoredTensor) -> Mxfp4Tensor:
