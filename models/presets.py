@@ -13,13 +13,12 @@ from twinstream.models.hf.config import (
     TRAINED_AS,
     Dtype,
     HfConfigError,
+    codes_of,
     hf_config_file,
     is_own_config,
-    read_json_object,
     stated_dtype,
     unread_keys,
 )
-from twinstream.models.hf.quantization import stored_codes
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError, did_you_mean, require
 
@@ -138,13 +137,12 @@ def model_notes(name_or_path: str | Path, dtype: str | None) -> list[str]:
         return []
     file = hf_config_file(name_or_path)
     try:
-        raw = read_json_object(file)
+        stated = stated_dtype(file)
     except HfConfigError:
         return []
-    stated = stated_dtype(name_or_path)
     trained = dtype or TRAINED_AS.get(str(stated), "float32")
     notes = []
-    if (codes := stored_codes(file, raw)) is not None:
+    if (codes := codes_of(file)) is not None:
         notes.append(
             f"{name_or_path} stores matrices in {codes.what}: they are read as the values that "
             f"the codes stand for, and computed with in {trained}."

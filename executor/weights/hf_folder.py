@@ -12,9 +12,8 @@ import torch
 from twinstream.executor.kernels.base_codes import quantized_group
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.weights.codes.coded_tensor import STORED_DTYPES, CodedTensor, fill
-from twinstream.executor.weights.codes.folder_codes import as_values
 from twinstream.executor.weights.errors import WeightsError, some_of
-from twinstream.executor.weights.hf_files import INDEX, SINGLE, weight_map
+from twinstream.executor.weights.hf_files import INDEX, SINGLE, as_values, weight_map
 from twinstream.executor.weights.model_files import CONFIG
 from twinstream.executor.weights.nf4_files import FourBitTensor
 from twinstream.executor.weights.safetensors_header import StoredTensor, read_header
@@ -25,8 +24,7 @@ from twinstream.models.adapters.quantized_base import (
     SCALES,
     quantized_layout,
 )
-from twinstream.models.hf.config import read_json_object
-from twinstream.models.hf.quantization import stored_codes
+from twinstream.models.hf.config import codes_of
 from twinstream.models.hf_weights import (
     LM_HEAD,
     HfWeight,
@@ -128,7 +126,7 @@ class HfFolder:
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """All tensors of a folder's files, by their headers alone; of a matrix that is stored as codes
-    (`codes.folder_codes`) those of its values.
+    (`hf_files.as_values`) those of its values.
 
     Raises:
         WeightsError: no safetensors, a file that is missing, broken or cut off, or codes that are
@@ -138,7 +136,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     mapped = weight_map(folder)
     stored = read_header(folder / SINGLE) if mapped is None else _sharded(folder, mapped)
     config = folder / CONFIG
-    told = stored_codes(config, read_json_object(config)) if config.exists() else None
+    told = codes_of(config) if config.exists() else None
     return as_values(stored, None if told is None else told.tile)
 
 

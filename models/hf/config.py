@@ -21,7 +21,12 @@ from twinstream.models.hf.experts import (
     experts_of,
 )
 from twinstream.models.hf.keys import HARMLESS_KEYS, NEUTRAL_VALUES, REASONS, says_nothing
-from twinstream.models.hf.quantization import stored_codes, without_codes
+from twinstream.models.hf.quantization import (
+    QUANTIZATION_FILES,
+    StoredCodes,
+    stored_codes,
+    without_codes,
+)
 from twinstream.models.hf.rope import RopeKeys, rope_refusals
 from twinstream.models.options import PositiveFinite, RopeScaling
 from twinstream.schedule.errors import TwinstreamError
@@ -119,9 +124,27 @@ def value_config(file: Path) -> dict[str, Any]:
         HfConfigError: the file cannot be read.
         QuantizedConfigError: weights are stored in codes that are not read.
     """
+    codes_of(file)
+    return without_codes(read_json_object(file))
+
+
+def codes_of(file: Path) -> StoredCodes | None:
+    """What a config.json, or a file beside it, says of codes; None where weights are values.
+
+    Raises:
+        HfConfigError: the file cannot be read.
+        QuantizedConfigError: weights are stored in codes that are not read.
+    """
     raw = read_json_object(file)
-    stored_codes(file, raw)
-    return without_codes(raw)
+    found = stored_codes(file, raw)
+    if found is not None or file.name != "config.json":
+        return found
+    for name, method in QUANTIZATION_FILES.items():
+        beside = file.with_name(name)
+        if beside.is_file():
+            told = read_json_object(beside)
+            return stored_codes(beside, {"quantization_config": told | {"quant_method": method}})
+    return None
 
 
 def config_fields(

@@ -11,6 +11,11 @@ from typing import Any, NamedTuple
 from twinstream.schedule.errors import TwinstreamError
 
 QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+QUANTIZATION_FILES = {  # beside an older config.json, which says nothing then
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "hf_quant_config.json": "modelopt",
+}
 READ = (
     "bitsandbytes (NF4, FP4, int8), fp8, mxfp8, fbgemm_fp8, compressed-tensors of 8 bits, "
     "modelopt's FP8, mxfp4"
@@ -24,7 +29,7 @@ class QuantizedConfigError(TwinstreamError):
     def __init__(self, file: str | Path, problem: str) -> None:
         self.path, self.problem = Path(file), problem
         super().__init__(
-            f"{file}: its weights are quantised, {problem}. Give the unquantised folder that they "
+            f"{file}: its weights are quantised {problem}. Give the unquantised folder that they "
             f"were made from (with --base nf4 its frozen matrices take 4.5 bits). Codes that are "
             f"read: {READ}"
         )
@@ -52,7 +57,9 @@ def stored_codes(file: str | Path, config: Mapping[str, Any]) -> StoredCodes | N
         if told in (None, {}):
             continue
         if not isinstance(told, Mapping):
-            raise QuantizedConfigError(file, f"but quantization_config is {told!r:.80}, no object")
+            raise QuantizedConfigError(
+                file, f"in a way that is not said: quantization_config is {told!r:.80}, no object"
+            )
         found = _codes(told)
         if isinstance(found, str):
             raise QuantizedConfigError(file, found)
@@ -90,14 +97,15 @@ def _codes(told: Mapping[str, Any]) -> StoredCodes | str | None:
         case "mxfp4":
             return StoredCodes("MXFP4")
         case "modelopt":
-            kind = told.get("quant_algo")
+            part = told.get("quantization", told)
+            kind = part.get("quant_algo") if isinstance(part, Mapping) else None
             return (
                 StoredCodes("fp8 (modelopt)") if kind == "FP8" else f"by modelopt in {kind!r:.40}"
             )
         case "compressed-tensors":
             return _of_compressed_tensors(told)
         case None:
-            return "but quantization_config names no quant_method"
+            return "in a way that is not said: quantization_config names no quant_method"
     bits = f" in {told['bits']} bits" if isinstance(told.get("bits"), int) else ""
     return f"by {method!s:.40}{bits} (quant_method of quantization_config), which is not read"
 

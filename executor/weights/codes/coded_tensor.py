@@ -13,7 +13,7 @@ from twinstream.executor.weights.safetensors_header import StoredTensor
 from twinstream.schedule.files import reason_of
 
 VALUES = "F32"  # what decoded values are, before they are rounded once
-AT_A_TIME = 2**22  # codes, of which temporaries are some 16 MiB each
+AT_A_TIME = 2**20  # codes, of which temporaries are some 4 MiB each
 _EXPONENT_BIAS = 127  # of a scale that is a power of two (E8M0)
 STORED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}  # values
 EXPONENTS = ("F8_E8M0", "U8")

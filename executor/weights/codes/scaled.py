@@ -97,12 +97,16 @@ class Mxfp4Tensor(CodedTensor):
         """Fill a contiguous tensor of as many elements with the values."""
         codes, scales = self.parts["codes"], self.parts["scales"]
         count, rows, columns = codes.shape[0], codes.shape[1], self.shape[1]
-        exponents = read_bytes(scales, self.name).view(count, -1, 1).to(torch.int32) - 127
-        size = rows * columns // 2
+        exponents = read_bytes(scales, self.name).view(count, rows, -1, 1).to(torch.int32) - 127
+        row_bytes, at_a_time = columns // 2, max(1, AT_A_TIME // columns)
         for number, matrix in enumerate(out.view(self.shape)):
-            levels = unpacked(read_bytes(codes, self.name, number * size, size))
-            values = torch.ldexp(levels.view(-1, 2 * _BLOCK_BYTES), exponents[number])
-            matrix.copy_(values.view(rows, columns).T)
+            for start in range(0, rows, at_a_time):
+                its_exponents = exponents[number, start : start + at_a_time]
+                at, size = (number * rows + start) * row_bytes, len(its_exponents) * row_bytes
+                levels = unpacked(read_bytes(codes, self.name, at, size))
+                blocks = levels.view(len(its_exponents), -1, 2 * _BLOCK_BYTES)
+                values = torch.ldexp(blocks, its_exponents).view(len(its_exponents), columns)
+                matrix[:, start : start + at_a_time].copy_(values.T)
 
 
 def unpacked(codes: torch.Tensor) -> torch.Tensor:

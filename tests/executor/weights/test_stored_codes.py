@@ -20,8 +20,8 @@ from twinstream.executor.modules.tracing import trace
 from twinstream.executor.state.sources import read_parameters
 from twinstream.executor.weights.codes import scaled
 from twinstream.executor.weights.codes.coded_tensor import CodedTensor
-from twinstream.executor.weights.codes.folder_codes import as_values
 from twinstream.executor.weights.errors import WeightsError
+from twinstream.executor.weights.hf_files import as_values
 from twinstream.executor.weights.hf_folder import HfFolder, stored_tensors
 from twinstream.executor.weights.safetensors_header import StoredTensor, read_header
 from twinstream.executor.weights.traced.module_folder import loaded_module, read_module_parameters
