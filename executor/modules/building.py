@@ -55,7 +55,7 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    given = json.loads(json.dumps(without_codes(source.config)), object_hook=with_floats)
+    given = json.loads(json.dumps(without_codes(source.config or {})), object_hook=with_floats)
     model_type = str(given.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise ModuleRefusal(

@@ -110,9 +110,9 @@ def as_values(
         WeightsError: codes that are not read, or a part of them is missing or of another size.
     """
     matrices, taken = dict[str, CodedTensor](), set[str]()
-    for matrix in nf4_matrices(stored).values():
-        matrices[matrix.name] = matrix
-        taken.update(names_of_parts(matrix))
+    for in_4_bits in nf4_matrices(stored).values():
+        matrices[in_4_bits.name] = in_4_bits
+        taken.update(names_of_parts(in_4_bits))
     for matrix, names in _others(stored, tile, taken):
         if matrix.name in stored and matrix.name not in names:
             raise WeightsError(matrix.file, f"has {matrix.name} twice, once as codes; {_ANEW}")

@@ -157,7 +157,7 @@ def _wrong_state(
     if not _is_block(told.get("nested_blocksize")):
         wrong = told.get("nested_blocksize")
         return f"nested_blocksize {wrong!r:.40}, which is no power of two up to 4096"
-    offset = told.get("nested_offset")
+    offset: Any = told.get("nested_offset")
     if type(offset) not in (int, float) or not abs(offset) <= _LARGEST:  # nor NaN
         return f"nested_offset {offset!r:.40}, which is no finite float32"
     return ""

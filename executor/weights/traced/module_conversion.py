@@ -162,10 +162,11 @@ def require_values(name: str, stored: StoredTensor, made: torch.Tensor) -> None:
 
 def lazy_tensors(stored: Mapping[str, StoredTensor], dtype: torch.dtype) -> dict[str, Any]:
     """As transformers' loading takes them: each is read, and decoded, when it is needed."""
-    from safetensors import safe_open
+    import safetensors
 
+    open_one: Any = safetensors.safe_open
     plain = {name: one for name, one in stored.items() if not isinstance(one, CodedTensor)}
-    opened = {file: safe_open(file, framework="pt") for file in {o.file for o in plain.values()}}
+    opened = {file: open_one(file, framework="pt") for file in {o.file for o in plain.values()}}
     coded = {
         name: LazyValues(one, dtype) for name, one in stored.items() if isinstance(one, CodedTensor)
     }
