@@ -238,6 +238,11 @@ def model_notes(name_or_path: str | Path, dtype: str | None) -> list[str]:
             f"{name_or_path} is in float16, in which nothing is trained here: its weights are "
             "rounded to bfloat16. --dtype float32 keeps them."
         )
+    elif stated is not None and stated not in TRAINED_AS and dtype is None:
+        notes.append(
+            f"{name_or_path} states {stated:.40}, in which nothing is trained here: float32 is "
+            "taken."
+        )
     if not is_own_config(name_or_path):
         return notes
     if dtype is None and stated is None:

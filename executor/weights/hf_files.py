@@ -32,7 +32,7 @@ _OF_ACTIVATIONS = re.compile(
 )
 _UNREAD = re.compile(
     r".*\.(qweight|qzeros|g_idx|weight_packed|weight_shape|weight_global_scale|weight_scale_2|"
-    r"weight_zero_point|bitmask|codebooks|scales_and_zeros|W_q)"
+    r"weight_zero_point|bitmask|scales_and_zeros|W_q)"
 )
 _PARTS = re.compile(
     r".*(\.absmax|\.quant_map|\.nested_absmax|\.nested_quant_map|\.SCB|\.weight_format|"

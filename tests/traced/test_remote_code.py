@@ -113,9 +113,18 @@ def test_a_trusted_folder_is_trained_and_written_with_its_code(
 
 
 def test_codes_of_a_folder_with_code_of_its_own_are_read(tmp_path: Path, folder: Path) -> None:
-    """Buffers and parameters have the values that stand in a folder without codes."""
+    """Parameters have the values of a folder without codes; a dry run refuses what is damaged."""
     encode(folder, tmp_path / "values", "int8", lambda name: "linear.weight" in name)
     values = load_file(tmp_path / "values" / "model.safetensors")
     module = loaded_module(folder, "float32", "it", trusts_code=True)
     for name, parameter in module.named_parameters():
         assert torch.allclose(parameter, values[name], rtol=2e-7), name
+    file = folder / "model.safetensors"
+    stored = {n: t for n, t in load_file(file).items() if n != "layers.1.linear.SCB"}
+    save_file(stored, file, metadata={"format": "pt"})
+    rows = write_rows(tmp_path / "rows.jsonl")
+    said = error_of(
+        "train", folder, rows, "--dry-run", "--trust-remote-code", "--tokenizer", "bytes",
+        "--seq-len", 64, "--tokens-per-step", 128, "--steps", 1, "--machine", "cpu",
+    )  # fmt: skip
+    assert "model.safetensors: has layers.1.linear.weight as I8 codes, and no scales" in said

@@ -66,6 +66,13 @@ def fp8_rows(name: str, shape: tuple[int, int]) -> Coded:
     return fp8(name, shape, scales, scales, f"{name}_scale")
 
 
+def fp8_experts(name: str, shape: tuple[int, ...], of_scales: tuple[int, ...]) -> Coded:
+    """Of several matrices, as fbgemm_fp8 has Llama 4's."""
+    scales = positive(of_scales)
+    each = scales if len(of_scales) == len(shape) else scales[:, None, None]
+    return fp8(name, shape, scales, each, f"{name}_scale")
+
+
 def fp8_whole(name: str, shape: tuple[int, int]) -> Coded:
     scale = positive(())
     stored, values = fp8(name, shape, scale.reshape(1), scale, f"{name}_scale")
