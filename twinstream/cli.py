@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.python_file import OwnCodeExitedError, told_exit
 
 _USER_ERROR = 2
 _INTERRUPTED = 130
@@ -78,7 +79,10 @@ class _Command(TyperCommand):
         from twinstream.commands.arguments.outputs import require_own_outputs
 
         require_own_outputs(ctx.params)
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except SystemExit as error:  # commands end by typer.Exit
+            raise OwnCodeExitedError(told_exit(error)) from None
 
 
 app = typer.Typer(

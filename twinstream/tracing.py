@@ -17,7 +17,7 @@ from twinstream.models.recipe import is_dpo
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.schedule.errors import TwinstreamError, require
-from twinstream.schedule.python_file import OwnFunction, split_name
+from twinstream.schedule.python_file import OwnFunction, note_named, split_name
 
 DEFAULT_SEQ_LEN = 2048
 
@@ -176,7 +176,9 @@ def _source_of(
             f"{file} names no code of its own (auto_map): leave out --trust-remote-code"
         )
     folder = file.parent.resolve()
-    found = ModuleSource(kind="remote", path=str(folder), sha256=digest_of_code(folder))
+    digest = digest_of_code(folder)
+    note_named(digest)
+    found = ModuleSource(kind="remote", path=str(folder), sha256=digest)
     return found, chosen
 
 

@@ -32,6 +32,7 @@ from twinstream.training.options import BYTES, OptionsError, TrainOptions
 from twinstream.training.planning import plan_again, plan_of, recipe_of
 from twinstream.training.ranks.planning import Plan, plan_ranks
 from twinstream.training.rates import LearningRate
+from twinstream.trusted_code import require_trusted
 
 if TYPE_CHECKING:
     from twinstream.executor.weights.checkpoint_files import Outline
@@ -280,6 +281,7 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
         lora=options.lora, loss=options.loss,
         trust_remote_code=options.trust_remote_code,
     )  # fmt: skip
+    require_trusted(options.model, spec, Recipe(), trusts=options.trust_remote_code)
     spec = with_aux_loss(spec, options.aux_loss)
     if isinstance(spec, ModelSpec):
         require_executable(spec)

@@ -33,6 +33,8 @@ def test_the_shipped_profile_is_that_fit(measured):
         for field in ("max", "half_depth", "diagonal"):
             found, kept = (getattr(one.efficiency[key], field) for one in (machine, shipped))
             assert kept == pytest.approx(found, rel=1e-4)
+    for name in ("pcie_h2d_bytes_per_s", "pcie_d2h_bytes_per_s", "copy_latency_ns"):
+        assert shipped.number(name) == pytest.approx(machine.number(name), rel=1e-4)
 
 
 def test_samples_that_todays_probe_does_not_take_are_refused(measured):
