@@ -55,7 +55,7 @@ def missing_of(names: Container[str]) -> str | None:
 
 def fault_of(kind: type[Query], name: str, value: object) -> str | None:
     """What a value needs to be, or its name; None if both are right."""
-    if name == PRICE:
+    if name == PRICE or name.startswith(f"{PRICE}."):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         possible = number and isfinite(value) and 0 <= value <= _MOST_PRICE  # type: ignore[arg-type, operator]
         return None if possible else f"needs a price from 0, got {value!r}"
