@@ -68,7 +68,12 @@ class _Commands(TyperGroup):
 
 
 class _Command(TyperCommand):
-    """A command whose outputs are not among its inputs."""
+    """A command whose outputs are not among its inputs, and that takes a model in either way."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from twinstream.commands.arguments.understood import model_where_it_is_read
+
+        return super().parse_args(ctx, model_where_it_is_read(self.params, args))
 
     def invoke(self, ctx: Any) -> Any:
         from twinstream.commands.arguments.outputs import require_own_outputs
@@ -96,10 +101,15 @@ def _imported(name: str) -> Any:
     module = import_module(f"twinstream.commands.{_QUESTIONS[question][name]}")
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     found = getattr(module, name)
+    from twinstream.commands.arguments.understood import understood
+
     if isinstance(found, typer.Typer):  # a command of several
+        for each in found.registered_commands:
+            assert each.callback is not None
+            each.callback, each.cls = understood(each.callback), _Command
         alone.add_typer(found, name=name, rich_help_panel=question)
         return typer.main.get_group(alone).commands[name]
-    alone.command(rich_help_panel=question, cls=_Command)(found)
+    alone.command(rich_help_panel=question, cls=_Command)(understood(found))
     return typer.main.get_command(alone)
 
 

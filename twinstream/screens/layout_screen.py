@@ -1,6 +1,6 @@
 """The layouts that a search has found, as a table of a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich import box
 from rich.console import Group
@@ -97,22 +97,43 @@ def parts_text(one: RankedLayout) -> str:
     return ", ".join(f"{cause_name(name)} {share:.1%}" for name, share in shares.items())
 
 
-def bills_screen(names: Sequence[str], bills: Sequence[Bill], num_tokens: float) -> Group:
-    """What a run of so many tokens comes to, with each layout or on one device."""
+def bills_screen(
+    names: Sequence[str], bills: Sequence[Bill], errors: Sequence[float | None], num_tokens: float
+) -> Group:
+    """What a run of so many tokens comes to, with each layout or on one device.
+
+    Args:
+        errors: mean errors of the predicted speeds, by which days and money have their ranges.
+    """
     table = FittedTable(box=box.SIMPLE, pad_edge=False)
     table.add_column("layout")
     for name in ("training days", "goodput", "days", "GPU-hours", "money"):
         table.add_column(name, justify="right")
-    for name, bill in zip(names, bills, strict=True):
+    for name, bill, error in zip(names, bills, errors, strict=True):
         table.add_row(
             name,
             f"{bill.run_days:,.4g}",
             "-" if bill.goodput is None else f"{bill.goodput:.1%}",
-            f"{bill.wall_days:,.4g}",
+            range_text(bill.wall_days, error, lambda days: f"{days:,.4g}"),
             f"{bill.gpu_hours:,.4g}" if bill.gpu_hours < 1000 else f"{bill.gpu_hours:,.0f}",
-            "-" if bill.money is None else money_text(bill.money),
+            "-" if bill.money is None else range_text(bill.money, error, money_text),
         )
-    return Group(f"A run of {num_tokens:.4g} tokens", table)
+    told = " Days and money are ranges where the error of the speed is known."
+    return Group(f"A run of {num_tokens:.4g} tokens.{told}", table)
+
+
+def range_text(value: float, error: float | None, text: Callable[[float], str]) -> str:
+    """A time or what is paid for it, as the error of a predicted speed leaves it open.
+
+    A speed that is measured at v (1 - e) to v (1 + e) takes t / (1 + e) to t / (1 - e).
+
+    >>> range_text(100.0, 0.25, money_text), range_text(100.0, None, money_text)
+    ('80.00 to 133.33', '100.00')
+    """
+    if error is None:
+        return text(value)
+    most = "?" if error >= 1.0 else text(value / (1.0 - error))
+    return f"{text(value / (1.0 + error))} to {most}"
 
 
 def money_text(money: float) -> str:

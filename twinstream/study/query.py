@@ -25,6 +25,7 @@ from twinstream.models.spec import ModelSpec
 from twinstream.planner.planner import Planner
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node, facts_html
+from twinstream.schedule.python_file import split_name
 from twinstream.schedule.sizes import SizeError, gib, parse_bytes, rate_text
 from twinstream.tracing import find_model
 
@@ -237,8 +238,16 @@ class Loader:
             return find_model(beside(name), longest=longest, lora=lora, loss=loss)
 
         self.model, self.any_model = model, any_model
+        self._folder = folder
         self.machine = cache(lambda name: load_machine(beside(name)))
         self.cluster = cache(lambda name: load_cluster(beside(name)))
+
+    def policy(self, name: str) -> str:
+        """The name of a policy, its file where it lies."""
+        own = split_name(name)
+        if own is None or not (self._folder / own[0]).is_file():
+            return name
+        return f"{self._folder / own[0]}:{own[1]}"
 
 
 class Query(ABC):

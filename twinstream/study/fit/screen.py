@@ -10,7 +10,7 @@ from twinstream.report.page import Page, Section, Table, html_of
 from twinstream.schedule.document import Caps
 from twinstream.schedule.sizes import gib
 from twinstream.screens.fitted_table import FittedTable
-from twinstream.screens.layout_screen import money_text
+from twinstream.screens.layout_screen import money_text, range_text
 from twinstream.screens.tables import readable
 from twinstream.study.fit.cells import FitCell, FitTable
 
@@ -97,8 +97,9 @@ def _text(cell: FitCell | None) -> str:
     lines = [f"{rate_text(cell.tokens_per_s)}{error}", f"MFU {cell.mfu:.0%}"]
     lines.append(f"{gib(cell.device_bytes or 0)}, {gib(cell.host_bytes or 0)}")
     if cell.hours is not None:
-        money = "" if cell.money is None else f", {money_text(cell.money)}"
-        lines.append(f"{cell.hours:,.1f} h{money}")
+        lines.append(f"{range_text(cell.hours, cell.error, lambda hours: f'{hours:,.3g}')} h")
+        if cell.money is not None:
+            lines.append(f"money {range_text(cell.money, cell.error, money_text)}")
     return "\n".join(lines)
 
 
