@@ -30,8 +30,9 @@ def naming(attention: str) -> Machine:
     ("machine", "changes", "chosen"),
     [
         (load_machine("cpu"), {}, "eager"),
-        (load_machine("h200"), {}, "flash3"),
-        (load_machine("h200"), {"head_dim": 256}, "sdpa_flash"),
+        (load_machine("h100"), {}, "flash3"),
+        (load_machine("h100"), {"head_dim": 256}, "sdpa_flash"),
+        (load_machine("h200"), {}, "cudnn_frontend"),
         (load_machine("b200"), {}, "flash4"),
         (load_machine("rtx4090"), {}, "sdpa_flash"),
         (naming("flash4"), {}, "flash4"),

@@ -123,7 +123,7 @@ def _machine(options: TrainOptions, folder: Path, backend: str, dtype: str, tell
 
         return _found_once("", lambda: probed_machine(tell))
     shipped = load_machine(name)
-    if dtype != "bfloat16" or (shipped.attention and shipped.attention.kind == "measured"):
+    if dtype != "bfloat16":
         return shipped
     from twinstream.executor.probe.known_gpu import with_attention
 

@@ -47,7 +47,7 @@ class Compared:
 
     @property
     def errors(self) -> tuple[float, ...]:
-        """Predicted over measured tokens per second, less one: - is a step that took longer."""
+        """Predicted over measured seconds, less one: - is a step that took longer."""
         return tuple(s / self.measured_s - 1 for s in self.predicted_s)
 
 
