@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.models.executable import executor_refusal
-from twinstream.models.hf.config import Dtype, is_own_config, states_dtype, unread_keys
+from twinstream.models.hf.config import (
+    TRAINED_AS,
+    Dtype,
+    HfConfigError,
+    codes_of,
+    hf_config_file,
+    is_own_config,
+    stated_dtype,
+    unread_keys,
+)
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError, require
 
@@ -201,15 +210,42 @@ def _is_of(name: str, hub: str) -> bool:
 
 
 def model_notes(name_or_path: str | Path, dtype: str | None) -> list[str]:
-    """What to know of a config.json, a line each: that it leaves its dtype open, unread keys.
+    """What to know of a config.json, a line each: what its weights are stored in, if they are
+    rounded, that it leaves its dtype open, unread keys.
 
     Args:
         dtype: the one asked for, if any.
+
+    Raises:
+        QuantizedConfigError: its weights are stored in codes that are not read.
     """
-    if is_preset(name_or_path) or not is_own_config(name_or_path):
+    if is_preset(name_or_path):
         return []
+    file = hf_config_file(name_or_path)
+    try:
+        stated = stated_dtype(file)
+    except HfConfigError:
+        return []
+    trained = dtype or TRAINED_AS.get(str(stated), "float32")
     notes = []
-    if dtype is None and not states_dtype(name_or_path):
+    if (codes := codes_of(file)) is not None:
+        notes.append(
+            f"{name_or_path} stores matrices in {codes.what}: they are read as the values that "
+            f"the codes stand for, and computed with in {trained}."
+        )
+    if stated == "float16" and trained == "bfloat16":
+        notes.append(
+            f"{name_or_path} is in float16, in which nothing is trained here: its weights are "
+            "rounded to bfloat16. --dtype float32 keeps them."
+        )
+    elif stated is not None and stated not in TRAINED_AS and dtype is None:
+        notes.append(
+            f"{name_or_path} states {stated:.40}, in which nothing is trained here: float32 is "
+            "taken."
+        )
+    if not is_own_config(name_or_path):
+        return notes
+    if dtype is None and stated is None:
         notes.append(
             f"{name_or_path} states no dtype, so float32 is taken, as transformers does. Most "
             "train in bfloat16, which is several times faster on a GPU: --dtype bfloat16."

@@ -15,6 +15,7 @@ from torch import nn
 
 from twinstream.executor.modules.adapters import add_adapters
 from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, told_of
+from twinstream.models.hf.quantization import QUANTIZATION_KEYS, without_codes
 from twinstream.models.traced import ModuleSource
 from twinstream.schedule.files import read_text
 from twinstream.schedule.python_file import digest_of, note_named, object_of_file
@@ -55,7 +56,7 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    given = json.loads(json.dumps(source.config), object_hook=with_floats)
+    given = json.loads(json.dumps(without_codes(source.config or {})), object_hook=with_floats)
     model_type = str(given.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise ModuleRefusal(
@@ -109,6 +110,7 @@ def _from_folder(source: ModuleSource, dtype: torch.dtype, attention: str | None
                 folder, trust_remote_code=True, local_files_only=True
             )
             config.use_cache = False
+            drop_codes(config)
             build: Any = AutoModelForCausalLM.from_config
             module = build(config, dtype=dtype, trust_remote_code=True, **chosen)
     except Exception as error:
@@ -155,6 +157,13 @@ def offline() -> Iterator[None]:
 
     with patch.object(constants, "HF_HUB_OFFLINE", True):
         yield
+
+
+def drop_codes(config: Any) -> None:
+    """Make a configuration of transformers that of a model whose weights are values."""
+    for key in QUANTIZATION_KEYS:
+        if hasattr(config, key):
+            delattr(config, key)
 
 
 def digest_of_code(folder: Path) -> str:

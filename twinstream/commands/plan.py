@@ -16,6 +16,7 @@ from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.arguments.queries import query_of
+from twinstream.commands.arguments.requests import notes_of
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan_screens import (
     describe,
@@ -90,7 +91,7 @@ def plan(  # noqa: PLR0913
                 f"--policy {ALL} compares policies as they are: leave out --effort, --warm-start "
                 "and what fixes homes, prefetch or recomputation, or name one policy"
             )
-        _plan_all(query.request, own, wanted.notes, output, as_json=as_json)
+        _plan_all(query.request, own, notes_of(wanted), output, as_json=as_json)
         return
     known = {path: checked_schedule(path) for path in warm_start or []}
     answer, seconds = answered(query, known, quiet=as_json)
@@ -98,7 +99,7 @@ def plan(  # noqa: PLR0913
         if output is not None:
             write_document(_document(answer), output)
     finally:  # what was planned is told, on a full disk too
-        _tell(answer, seconds, known, (charged, wanted.notes), as_json=as_json)
+        _tell(answer, seconds, known, (charged, notes_of(wanted)), as_json=as_json)
     if output is not None and not as_json:
         print_report(f"Wrote the schedule{_which(answer)} to {output}{_run(answer, output)}")
 

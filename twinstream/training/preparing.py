@@ -24,7 +24,7 @@ from twinstream.models.traced import TracedModel
 from twinstream.models.trained import adapter_groups
 from twinstream.schedule.files import read_document
 from twinstream.schedule.sizes import brief
-from twinstream.tracing import find_model
+from twinstream.tracing import find_model, path_notes
 from twinstream.training.amounts import source_of, steps_of
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.machine import LocalMachine, Tell
@@ -115,10 +115,18 @@ class Prepared:
         )
 
     @property
+    def _model_notes(self) -> list[str]:
+        wanted = self.options
+        notes = model_notes(wanted.model, wanted.dtype)
+        if (wanted.loss is not None and not is_dpo(wanted.loss)) or wanted.trust_remote_code:
+            return notes
+        return notes + path_notes(wanted.model, wanted.dtype, wanted.seq_len)
+
+    @property
     def notes(self) -> list[str]:
         """What to know before it starts."""
         epochs = self.num_steps * self.tokens_per_step / max(1, self.data.epoch_tokens)
-        told = (*model_notes(self.options.model, self.options.dtype), *self.data.warnings)
+        told = (*self._model_notes, *self.data.warnings)
         found = [f"note: {line}" for line in told]
         if epochs > _MANY_EPOCHS:
             found.append(f"note: {self.num_steps:,} steps go through the data {epochs:,.0f} times")
@@ -296,11 +304,13 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
 
     require_torch()
     from twinstream.executor.weights.hf_files import has_weights
-    from twinstream.executor.weights.hf_folder import HfFolder
+    from twinstream.executor.weights.hf_folder import HfFolder, stored_tensors
 
     is_there = has_weights(path)
     if isinstance(spec, ModelSpec) and (weights or is_there):
         HfFolder.open(path, spec)
+    elif is_there:
+        stored_tensors(path)
     return OpenedModel(spec, folder=path, files=path, has_weights=is_there)
 
 

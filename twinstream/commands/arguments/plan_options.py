@@ -7,7 +7,6 @@ import typer
 
 from twinstream.measures.policies_compared import ALL
 from twinstream.models.kernel_costs.attention_limits import attention_names
-from twinstream.models.presets import model_notes
 from twinstream.models.update_rules import RULES
 from twinstream.planner.policies import policy_names
 from twinstream.planner.request import DEFAULT_POLICY
@@ -255,8 +254,3 @@ class PlanOptions:
         """The flags that are set, but for --machine."""
         names = [name for name, value in vars(self).items() if value not in (None, False)]
         return [f"--{name.replace('_', '-')}" for name in names if name != "machine"]
-
-    @property
-    def notes(self) -> list[str]:
-        """What to know of the model's file."""
-        return [] if self.model is None else model_notes(self.model, self.dtype)

@@ -10,6 +10,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.hf.config import DTYPES
 from twinstream.models.model import AnyModel, with_aux_loss
+from twinstream.models.presets import model_notes
 from twinstream.models.recipe import KernelChoice, Recipe, dpo_of, is_dpo, recipe_of_fields
 from twinstream.models.trained import trained_of
 from twinstream.models.update_rules import BETAS, OwnRule, update_rule
@@ -20,7 +21,7 @@ from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import SizeError, parse_number
 from twinstream.schedule.workload import Packing
-from twinstream.tracing import find_model
+from twinstream.tracing import find_model, path_notes
 
 _LONGEST_SIZE = 40
 _MOST_LENGTHS = 4096
@@ -106,6 +107,18 @@ def spec_of(wanted: PlanOptions) -> AnyModel:
         trust_remote_code=wanted.trust_remote_code,
     )  # fmt: skip
     return with_aux_loss(found, wanted.aux_loss)
+
+
+def notes_of(wanted: PlanOptions) -> list[str]:
+    """What to know of the model's file, and by what it is computed."""
+    if wanted.model is None:
+        return []
+    notes = model_notes(wanted.model, wanted.dtype)
+    if (wanted.loss is not None and not is_dpo(wanted.loss)) or wanted.trust_remote_code:
+        return notes
+    dtype = None if wanted.dtype is None else DTYPES[wanted.dtype]
+    longest = None if wanted.seq_len is None else max(lengths_of(wanted.seq_len))
+    return notes + path_notes(wanted.model, dtype, longest)
 
 
 def recipe_of(

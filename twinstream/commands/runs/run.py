@@ -23,7 +23,7 @@ from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
-from twinstream.commands.arguments.requests import request_of
+from twinstream.commands.arguments.requests import notes_of, request_of
 from twinstream.commands.arguments.tokens import token_stream
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan import answered
@@ -164,7 +164,7 @@ def run(  # noqa: PLR0913
     finally:  # what was trained is told, on a full disk too
         _report(_Outcome(document, result, peak, plan_seconds, predicted), as_json=as_json)
     if not as_json:
-        print_report(*wanted.notes)
+        print_report(*notes_of(wanted))
 
 
 def _run_ranks(
