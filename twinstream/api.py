@@ -325,7 +325,7 @@ def require_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise NoTorchError(
             "running and probing need torch, which is not installed: "
-            "pip install 'twinstream[executor]'; planning, simulating and comparing do without"
+            "pip install 'twinstream[train]'; planning, simulating and comparing do without"
         )
 
 

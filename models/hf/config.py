@@ -269,7 +269,10 @@ def read_json_object(file: Path) -> dict[str, Any]:
     try:
         raw = json.loads(read_text(file, "utf-8-sig"))
     except FileNotFoundError:
-        raise HfConfigError(path=file, problem="there is no such file") from None
+        problem = "there is no such file"
+        if (file.parent / "adapter_config.json").exists():
+            problem += "; the folder is an adapter: give its base as the model, and it as --adapter"
+        raise HfConfigError(path=file, problem=problem) from None
     except OSError as error:
         raise HfConfigError(path=file, problem=f"cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -215,7 +215,7 @@ def test_without_torch_the_message_says_how_to_install_it(files, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "torch", None)
     for command in (("run", files.schedule), ("probe",), ("demo",)):
-        assert "twinstream[executor]" in error_of(*command)
+        assert "twinstream[train]" in error_of(*command)
 
 
 def test_a_run_that_memory_cannot_hold_is_refused_at_once(files, monkeypatch):

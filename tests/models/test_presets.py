@@ -141,6 +141,12 @@ def test_models_without_kernels_here_are_named_with_how_they_are_had(name, hub) 
         load_model(name)
 
 
+def test_a_folder_of_an_adapter_says_that_its_base_is_the_model(tmp_path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(HfConfigError, match="an adapter: give its base as the model"):
+        load_model(str(tmp_path))
+
+
 def test_weights_of_the_hub_are_not_random_ones() -> None:
     for name in ("Qwen/Qwen3-8B", "Qwen3-8B"):
         with pytest.raises(UnknownModelError, match="hf download Qwen/Qwen3-8B"):

@@ -138,7 +138,8 @@ def filled_in(
 ) -> Iterator[Callable[[RenderableType], object]]:
     """What shows an answer, on stderr, each time that it got better, `total` times in all.
 
-    On a terminal it stands below a count; elsewhere there is the count alone.
+    On a terminal it stands below a count; where that is too low for it, or elsewhere, there is the
+    count alone.
     """
     console, done = _Screen(stderr=True), 0
     if quiet or not console.is_terminal:
@@ -151,7 +152,9 @@ def filled_in(
         def show(answer: RenderableType) -> None:
             nonlocal done
             done += 1
-            live.update(Group(Text(f"{what}: {done} of {total}"), answer))
+            line = Text(f"{what}: {done} of {total}")
+            lines = len(console.render_lines(answer, pad=False))
+            live.update(Group(line, answer) if lines + 2 < console.height else line)
 
         yield show
 

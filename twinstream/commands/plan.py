@@ -88,7 +88,8 @@ def plan(  # noqa: PLR0913
     if isinstance(query, DeviceQuery) and is_compared:
         if query.request.choices != OPEN or warm_start:
             raise ChoiceError(
-                f"--policy {ALL} compares policies as they are; fix or name plans of one of them"
+                f"--policy {ALL} compares policies as they are: leave out --effort, --warm-start "
+                "and what fixes homes, prefetch or recomputation, or name one policy"
             )
         _plan_all(query.request, own, notes_of(wanted), output, as_json=as_json)
         return

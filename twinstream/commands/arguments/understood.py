@@ -130,4 +130,4 @@ def _number_kind(kind: Any) -> type | None:
 def _flags(name: str, info: OptionInfo) -> list[str]:
     """The names of an option; of Typer's the first is where a default would be."""
     first = [info.default] if isinstance(info.default, str) else []
-    return [*first, *info.param_decls] or [f"--{name.replace('_', '-')}"]
+    return [*first, *(info.param_decls or ())] or [f"--{name.replace('_', '-')}"]
