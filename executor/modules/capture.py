@@ -370,10 +370,7 @@ class _Watch(TorchDispatchMode):
             for tensor in {id(t): t for t in self.tensors if isinstance(t, torch.Tensor)}.values()
             if id(tensor) in read and (id(tensor) in self.makers or id(tensor) in self.known)
         )
-        for index, block in enumerate(self.blocks):
-            ids = {id(parameter) for parameter in block.parameters()}
-            found.used.setdefault(index, set()).update(self.names[one] for one in ids)
-        for place in (PRELUDE, POSTLUDE):
+        for place in (*range(len(self.blocks)), PRELUDE, POSTLUDE):
             found.used.setdefault(place, set())
         found.vocab_size = logits.shape[-1]
         return found
