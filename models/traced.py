@@ -38,6 +38,7 @@ from twinstream.schedule.files import read_document, write_text
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveSize
 from twinstream.schedule.python_file import OwnFunction
+from twinstream.schedule.sizes import brief
 from twinstream.schedule.workload import ModelRef
 
 
@@ -208,6 +209,20 @@ class TracedModel(Node):
         if self.source.lora is not None:
             return tuple(name for name in names if not name.startswith(ADAPTERS))
         return tuple(name for name in names if name == UNUSED or name.startswith(STATE))
+
+    @property
+    def unread_told(self) -> str | None:
+        """A sentence about parameters that forward does not read; None where it reads all."""
+        unread = [tensor for g in self.groups if g.name == UNUSED for tensor in g.tensors]
+        if not unread:
+            return None
+        numbers = sum(tensor.num_elements for tensor in unread)
+        more = f" and {len(unread) - 1:,} more" if len(unread) > 1 else ""
+        return (
+            f"forward does not read {unread[0].name}{more} ({numbers:,} parameters, "
+            f"{brief(numbers * self.itemsize)}): carried as they are, without gradient and "
+            "optimizer state"
+        )
 
     def group_layout(self, group: str) -> FlatLayout:
         """How the parameters of a group lie in its flat tensor."""

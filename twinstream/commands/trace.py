@@ -164,6 +164,7 @@ def _lines(model: TracedModel) -> list[str]:
         f"{len(model.kinds)} kind{'s' if len(model.kinds) > 1 else ''} ({kinds}), {model.dtype}, "
         f"attention {model.attention}.",
         f"A sequence of {seq_len:,} tokens takes {about['training_flops']:.4g} FLOPs to train on.",
+        *([] if model.unread_told is None else [f"Its {model.unread_told}."]),
         *model.notes,
     ]
 

@@ -131,6 +131,8 @@ class Prepared:
         model = self.model.spec
         if self.here.backend == "cuda" and isinstance(model, TracedModel):
             found.append("note: other people's modules have not yet been run on a GPU")
+        if isinstance(model, TracedModel) and model.unread_told is not None:
+            found.append(f"note: {model.unread_told}")
         if isinstance(model, TracedModel) and not model.is_packed:
             found.append(
                 f"note: {model.model_type} does not keep packed documents apart, so each has a "
