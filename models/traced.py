@@ -16,7 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import (
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from twinstream.models.adapters.lora import ModuleLora
@@ -26,6 +31,7 @@ from twinstream.models.traced_parts import (
     BYTES_OF_DTYPE,
     STATE,
     UNUSED,
+    PositionLimit,
     TracedBuffer,
     TracedCall,
     TracedGroup,
@@ -93,7 +99,8 @@ class TracedModel(Node):
 
     `is_packed`: chunks are one row of documents whose positions restart, and masks keep them apart
     as far as the model lets them (`packing`: whether it does). S is `min_seq_len` to `max_seq_len`:
-    others have other masks (a window). `captured_size` is the (B, S) of the run that showed which
+    others have other masks (a window); of a document or sequence no more than `positions` are
+    there, which older files do not say. `captured_size` is the (B, S) of the run that showed which
     values there are. `has_randomness`: training draws random numbers (dropout).
     """
 
@@ -108,6 +115,7 @@ class TracedModel(Node):
     vocab_size: PositiveSize
     min_seq_len: PositiveSize = 1
     max_seq_len: PositiveSize | None = None
+    positions: PositionLimit | None = None
     captured_size: tuple[PositiveSize, PositiveSize]
     num_parameters: PositiveSize
     groups: tuple[TracedGroup, ...]
@@ -151,6 +159,10 @@ class TracedModel(Node):
         for index, call in enumerate(self.calls):
             yield f"block {index}", call.inputs, call.groups + call.state, call.outputs
         yield "the postlude", self.postlude.inputs, self.postlude.groups, ()
+
+    @model_serializer(mode="wrap")
+    def _without_no_positions(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {k: v for k, v in whole(self).items() if v is not None or k != "positions"}
 
     @property
     def content_hash(self) -> str:

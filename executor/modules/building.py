@@ -15,6 +15,7 @@ from torch import nn
 
 from twinstream.executor.modules.adapters import add_adapters
 from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, told_of
+from twinstream.executor.modules.rotary import POSITIONS, hold_frequencies
 from twinstream.models.traced import ModuleSource
 from twinstream.schedule.python_file import digest_of, object_of_file
 
@@ -41,6 +42,7 @@ def build_module(
             module = _from_folder(source, dtype, attention).train()
         else:
             module = _from_config(source, dtype, attention).train()
+        setattr(module, POSITIONS, hold_frequencies(module))
         if source.lora is not None:
             add_adapters(module, source.lora)
         if source.loss is not None:

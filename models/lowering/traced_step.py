@@ -345,7 +345,9 @@ def _require_possible(model: TracedModel, workload: Workload, recipe: Recipe) ->
             f"which only twinstream's own kernels do: '{model.name}' is a traced module and needs "
             "chunks of whole sequences"
         )
-    if (why := chunk_refusal(model, workload.seq_len, workload.chunk_tokens)) is not None:
+    pairs = None if recipe.dpo is None else workload.packing
+    why = chunk_refusal(model, workload.seq_len, workload.chunk_tokens, pairs)
+    if why is not None:
         raise TwinstreamError(why)
     if workload.packing is not None and not model.is_packed:
         raise TwinstreamError(

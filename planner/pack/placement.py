@@ -43,8 +43,9 @@ class Placement:
         moved |= {residencies[i].unit for stores in traffic.stores.values() for i in stores}
         moved |= traffic.host_units
         used = {residency.unit for residency in residencies}
-        moved |= {name for name, unit in self.units.units.items()
-                  if unit.persistent and name not in used}
+        moved |= {
+            name for name, unit in self.units.units.items() if unit.persistent and name not in used
+        }
         return [unit for name, unit in self.units.units.items() if name in moved]
 
     @property

@@ -78,9 +78,7 @@ def own_loss(model: TracedModel) -> float:
             parameters[inner.name].data.copy_(flat.view(torch.float32).view(inner.shape))
     for chunk in range(CHUNKS):
         hooks = [
-            part.register_forward_pre_hook(
-                lambda *_, _place=place * CHUNKS + chunk: seeded(_place)
-            )
+            part.register_forward_pre_hook(lambda *_, _place=place * CHUNKS + chunk: seeded(_place))
             for place, part in enumerate([module, *blocks_of(module)[1]])
         ]
         ids, labels = fed(model.vocab_size, 1, chunk).long()
