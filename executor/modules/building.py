@@ -56,6 +56,7 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
     from transformers.utils import logging
 
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     given = json.loads(json.dumps(source.config), object_hook=with_floats)
     model_type = str(given.get("model_type"))
     if model_type not in CONFIG_MAPPING:
@@ -74,10 +75,9 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
     try:
         module = AutoModelForCausalLM.from_config(config, dtype=dtype, **chosen)
     except ValueError as error:
-        hint = "its text part has a config of its own: give that" if "text_config" in given else ""
         raise ModuleRefusal(
             f"transformers builds no causal decoder of model type '{model_type}': "
-            f"{hint or str(error).splitlines()[0]}"
+            f"{_what_else(given) or str(error).splitlines()[0]}"
         ) from None
     for part in module.modules():
         if hasattr(part, "config"):
@@ -89,6 +89,19 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
         module.set_experts_implementation("grouped_mm")
     assert isinstance(module, nn.Module)
     return module
+
+
+def _what_else(config: dict[str, Any]) -> str:
+    """What a model is that is no decoder of text alone, and what to do; empty if unknown."""
+    if "text_config" in config:
+        return "its text part has a config of its own: give that"
+    reads = [what for key, what in _BESIDE_TEXT.items() if key in config]
+    if not reads:
+        return ""
+    return f"it reads {' and '.join(reads)} beside text, and its config names no text part"
+
+
+_BESIDE_TEXT = {"vision_config": "images", "audio_config": "sound", "video_config": "videos"}
 
 
 def _from_folder(source: ModuleSource, dtype: torch.dtype, attention: str | None) -> nn.Module:
