@@ -5,6 +5,7 @@ from dataclasses import dataclass
 # The executor's registry, by name: what a curve may be of.
 IMPLEMENTATIONS = (
     "eager", "sdpa_cpu", "sdpa_flash", "sdpa_cudnn", "flash2", "flash3", "flash4", "cudnn_frontend",
+    "cudnn_sliced",
 )  # fmt: skip
 
 # TFLOP/s by major compute capability and unit of work, side by side on one device. Of 9: told of

@@ -67,8 +67,9 @@ def _require_duplex(machine: Machine, base: Machine, where: str) -> None:
     line = "the rate of both directions together"
     if len(before) == 3:
         line = f"{duplex_that_follows(before, now[H2D], now[D2H]):g}"
+    verb = "changes" if len(ways) == 1 else "change"
     raise ProfileError(
-        f"{where}: {', '.join(ways)} changes, and {DUPLEX} would stay that of '{base.name}', "
+        f"{where}: {', '.join(ways)} {verb}, and {DUPLEX} would stay that of '{base.name}', "
         f"{before[DUPLEX]:g}: both directions together would be as fast as before. Add the line "
         f"{DUPLEX} = {line}"
     )

@@ -165,6 +165,9 @@ class Machine(Profile):
     `matmul/float32`, `attention_forward/head_dim_64`, `rms_norm`, `vector`. Attention's may name
     an implementation first: `attention_forward/flash3/head_dim_64`. What the host CPU computes has
     units of its own, as fractions of the host DRAM rate: `host_adamw`, `host_vector`.
+
+    `one_gpu_profile` names the profile of the same device in runs of one, where this one's
+    constants were fitted to training steps of many.
     """
 
     device: Literal["cuda", "cpu"]
@@ -186,6 +189,7 @@ class Machine(Profile):
     event_wait_latency_ns: Number | None = None
     compute_capability: ComputeCapability | None = None
     attention: AttentionChoice | None = None
+    one_gpu_profile: Text | None = None
     expected_error: ExpectedError | None = None
     efficiency: dict[str, Efficiency] = Field(default_factory=dict)
 
@@ -262,7 +266,7 @@ class Machine(Profile):
     def content_hash(self) -> str:
         """16 hex digits that change with any number, source or text that a plan follows from."""
         document: dict[str, Any] = self.model_dump(mode="json")
-        for field in ("compute_capability", "expected_error", *NARROW_PEAKS):
+        for field in ("compute_capability", "expected_error", "one_gpu_profile", *NARROW_PEAKS):
             del document[field]  # nothing that a plan follows from, which is of bf16 or float32
         if self.attention is None:  # as before profiles could state one
             del document["attention"]

@@ -1,20 +1,40 @@
 """Models by name: the tables of presets/*.toml, or a path to a Hugging Face config.json."""
 
+import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from twinstream.models.executable import executor_refusal
-from twinstream.models.hf.config import Dtype, is_own_config, states_dtype, unread_keys
+from twinstream.models.hf.config import (
+    TRAINED_AS,
+    Dtype,
+    HfConfigError,
+    codes_of,
+    hf_config_file,
+    is_own_config,
+    stated_dtype,
+    unread_keys,
+)
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.errors import TwinstreamError, did_you_mean, require
+from twinstream.schedule.errors import TwinstreamError, require
 
 _OF_HUGGING_FACE = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PRESETS = Path(__file__).parent / "presets"
+_MOST_NEAR = 3
+_ABOUT = ("source", "aliases", "hub")
+
+
+# Models of the hub that have no kernels here: how names begin, the name on the hub, and why not.
+_TRACED = (
+    ("gemma3", "google/{}-it", "norms after each part, windows and GeGLU"),
+    ("phi4mini", "microsoft/Phi-4-mini-instruct", "RoPE of a part of each head"),
+    ("gptoss", "openai/{}", "attention sinks, windows and clamped experts"),
+)
 
 
 class UnknownModelError(TwinstreamError):
@@ -22,19 +42,40 @@ class UnknownModelError(TwinstreamError):
 
     def __init__(self, *, name: str, known: tuple[str, ...]) -> None:
         self.name, self.known = name, known
+        folder = name.split("/")[-1]
+        traced = next((one for one in _TRACED if _plain(folder).startswith(one[0])), None)
+        if traced is not None:
+            _, full, why = traced
+            hub = name if _OF_HUGGING_FACE.fullmatch(name) else full.format(folder.lower())
+            super().__init__(
+                f"'{name}' is no preset: twinstream has no kernels for its layers ({why}), which "
+                f"are traced from transformers' own code. Fetch it with hf download {hub} "
+                f"--local-dir {folder}, then give that folder; its config.json alone does to plan."
+            )
+            return
         if _OF_HUGGING_FACE.fullmatch(name):
             super().__init__(
                 f"there is no folder {name}. For the model of that name on Hugging Face: "
-                f"hf download {name} --local-dir {name.split('/')[1]}, then give that folder; its "
+                f"hf download {name} --local-dir {folder}, then give that folder; its "
                 "config.json alone does to plan."
             )
             return
-        hint = did_you_mean(name, known)
-        meant = f": {hint}" if hint else "."
+        near = _nearest(name, known)
+        hint = f": did you mean {' or '.join(repr(one) for one in near)}?" if near else "."
         super().__init__(
-            f"unknown model '{name}'{meant} The presets are {', '.join(known)}; for another model "
-            "give the path of a Hugging Face config.json or of a folder that holds one."
+            f"unknown model '{name}'{hint} `twinstream models` lists the {len(preset_names())} "
+            "presets; for another model give the path of a Hugging Face config.json or of a folder "
+            "that holds one."
         )
+
+
+def _nearest(name: str, known: Iterable[str]) -> list[str]:
+    """A few names that were probably meant, those of the hub's models first."""
+    close = difflib.get_close_matches(name.lower(), list(known), n=8, cutoff=0.6)
+    of_hub = {one for one, table in _tables().items() if "hub" in table}
+    begin = [one for one in known if len(name) > 2 and one.startswith(name.lower())]
+    ranked = list(dict.fromkeys([*begin[:_MOST_NEAR], *close]))
+    return sorted(ranked[:_MOST_NEAR], key=lambda one: one not in of_hub)
 
 
 def preset_names() -> tuple[str, ...]:
@@ -65,8 +106,18 @@ def preset_source(name: str) -> str:
     return str(_tables()[name]["source"])
 
 
+def preset_of(name: str) -> str | None:
+    """The preset that a name is of: its own, an alias or the hub's, in any case; None of no preset.
+
+    >>> preset_of("Qwen/Qwen3-8B"), preset_of("Qwen3-8B"), preset_of("llama-3.1-8b")
+    ('qwen3-8b', 'qwen3-8b', 'llama3.1-8b')
+    """
+    own = preset_aliases().get(name, name)
+    return own if own in _tables() else _plain_names().get(_plain(name))
+
+
 def load_preset(name: str) -> ModelSpec:
-    """Load a preset by its name or an alias.
+    """Load a preset by its name, an alias, or its name on the hub.
 
     Raises:
         UnknownModelError: no preset has this name.
@@ -75,8 +126,8 @@ def load_preset(name: str) -> ModelSpec:
     1024
     """
     tables = _tables()
-    own = preset_aliases().get(name, name)
-    if own not in tables:
+    own = preset_of(name)
+    if own is None:
         raise UnknownModelError(name=name, known=tuple(sorted({*tables, *preset_aliases()})))
     return ModelSpec.model_validate({"name": own} | _fields(own, tables))
 
@@ -86,8 +137,8 @@ def load_model(
 ) -> ModelSpec:
     """Load a preset by name, or a Hugging Face config.json by its path or its folder's path.
 
-    A ModelSpec is itself. A preset's name wins over a folder of the same name; write `./8b` or pass
-    a Path for the folder.
+    A ModelSpec is itself. Of the same name a folder wins over a model of the hub, and a preset that
+    is on no hub over a folder; write `./8b` or pass a Path for the folder.
 
     Args:
         dtype: of parameters, whatever the model's own is.
@@ -109,21 +160,92 @@ def load_model(
 
 
 def is_preset(name_or_path: str | Path) -> bool:
-    """Whether a preset has this name, as its own or as an alias."""
-    known = {*preset_names(), *preset_aliases()}
-    return isinstance(name_or_path, str) and name_or_path in known
+    """Whether a preset is meant: by its own name or an alias, or by the hub's and no folder is
+    there."""
+    if not isinstance(name_or_path, str) or (own := preset_of(name_or_path)) is None:
+        return False
+    is_named = name_or_path in {own, *_tables()[own].get("aliases", ())}
+    if is_named and "hub" not in _tables()[own]:
+        return True
+    return not Path(name_or_path).exists()
+
+
+def require_weights(name: str | Path) -> None:
+    """Refuse a name of the hub where its weights are meant, of which a preset has none.
+
+    Raises:
+        UnknownModelError: says how they are fetched.
+    """
+    own = preset_of(name) if isinstance(name, str) and is_preset(name) else None
+    if own is None or name in {own, *_tables()[own].get("aliases", ())}:
+        return
+    if (hub := _hub_of(str(name))) is not None:
+        raise UnknownModelError(name=hub, known=preset_names())
+
+
+def folder_of(name: str) -> str:
+    """The folder that a command trains: of a model of the hub its own name there.
+
+    >>> folder_of("qwen3-8b"), folder_of("8b")
+    ('Qwen3-8B', '8b')
+    """
+    hub = _hub_of(name)
+    return name if hub is None else hub.split("/")[1]
+
+
+def download_of(name: str) -> str | None:
+    """The command that fetches the weights of a preset of the hub; None of others."""
+    hub = _hub_of(name)
+    return None if hub is None else f"hf download {hub} --local-dir {folder_of(name)}"
+
+
+def _hub_of(name: str) -> str | None:
+    own = preset_of(name) if is_preset(name) else None
+    hub = _tables()[own].get("hub", ()) if own is not None else ()
+    return next((one for one in hub if _is_of(name, one)), hub[0] if hub else None)
+
+
+def _is_of(name: str, hub: str) -> bool:
+    return _plain(name) in (_plain(hub), _plain(hub.split("/")[1]))
 
 
 def model_notes(name_or_path: str | Path, dtype: str | None) -> list[str]:
-    """What to know of a config.json, a line each: that it leaves its dtype open, unread keys.
+    """What to know of a config.json, a line each: what its weights are stored in, if they are
+    rounded, that it leaves its dtype open, unread keys.
 
     Args:
         dtype: the one asked for, if any.
+
+    Raises:
+        QuantizedConfigError: its weights are stored in codes that are not read.
     """
-    if is_preset(name_or_path) or not is_own_config(name_or_path):
+    if is_preset(name_or_path):
         return []
+    file = hf_config_file(name_or_path)
+    try:
+        stated = stated_dtype(file)
+    except HfConfigError:
+        return []
+    trained = dtype or TRAINED_AS.get(str(stated), "float32")
     notes = []
-    if dtype is None and not states_dtype(name_or_path):
+    if (codes := codes_of(file)) is not None:
+        notes.append(
+            f"{name_or_path} stores matrices in {codes.what}: they are read as the values that "
+            f"the codes stand for, and computed with in {trained}."
+        )
+    if stated == "float16" and trained == "bfloat16":
+        notes.append(
+            f"{name_or_path} is in float16, in which nothing is trained here: its weights are "
+            "rounded to bfloat16. --dtype float32 keeps them."
+        )
+    elif stated is not None and stated not in TRAINED_AS and dtype is None:
+        notes.append(
+            f"{name_or_path} states {stated:.40}, in which nothing is trained here: float32 is "
+            "taken."
+        )
+    if not is_own_config(name_or_path):
+        return notes
+    if dtype is None and stated is None:
         notes.append(
             f"{name_or_path} states no dtype, so float32 is taken, as transformers does. Most "
             "train in bfloat16, which is several times faster on a GPU: --dtype bfloat16."
@@ -133,6 +255,22 @@ def model_notes(name_or_path: str | Path, dtype: str | None) -> list[str]:
             f"{name_or_path}: not read, since nothing follows from it: {', '.join(unread)}."
         )
     return notes
+
+
+def _plain(name: str) -> str:
+    """As names are compared: the hub and people write Qwen3-8B, qwen3-8b, Llama-3.1 or llama3.1."""
+    return re.sub("[-_]", "", name.lower())
+
+
+@cache
+def _plain_names() -> Mapping[str, str]:
+    """Presets by all names that they have, as they are compared."""
+    found: dict[str, str] = {}
+    for name, table in _tables().items():
+        hub = table.get("hub", ())
+        for one in (name, *table.get("aliases", ()), *hub, *(full.split("/")[1] for full in hub)):
+            found[_plain(one)] = name
+    return found
 
 
 @cache
@@ -145,6 +283,6 @@ def _tables() -> Mapping[str, dict[str, Any]]:
 
 def _fields(name: str, tables: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """What a table says of the model, over what its base says."""
-    own = {key: value for key, value in tables[name].items() if key not in ("source", "aliases")}
+    own = {key: value for key, value in tables[name].items() if key not in _ABOUT}
     base = own.pop("base", None)
     return own if base is None else _fields(base, tables) | own

@@ -182,7 +182,8 @@ def require_few_bits(model: Model, base: str) -> None:
     if not isinstance(model, ModelSpec):
         raise QuantizedBaseError(
             f"'{model.name}' runs by its own code, which takes its weights as they are: a base in "
-            f"{base} is of models with kernels of ours; use --base model"
+            f"{base} is of models with kernels of ours; use --base model. A plan with that says "
+            "why it has none"
         )
     require_whole_blocks(model, base)
 

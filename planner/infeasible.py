@@ -20,7 +20,9 @@ class Shortage:
     tried and fit; less may do. `library_bytes` of the device are what a kernel's library takes by
     itself, whatever is planned; `device_has_bytes` and `host_has_bytes` are what the machine has,
     where that is known; `fixed_options` are those by which the user cut the step, so that other
-    ways were not tried.
+    ways were not tried; `leaner_options` are those that take less memory and were not given.
+    `other_cap_bytes` is the cap of the other memory, None where there is none; `given` are the
+    memories whose caps the user gave.
     """
 
     policy: str
@@ -35,6 +37,9 @@ class Shortage:
     host_has_bytes: float | None = None
     fixed_options: tuple[str, ...] = ()
     proven: tuple[int | None, int | None] | None = None
+    other_cap_bytes: int | None = None
+    leaner_options: tuple[str, ...] = ()
+    given: tuple[str, ...] = ("device", "host")
 
     @property
     def less_may_do(self) -> bool:
@@ -52,9 +57,7 @@ class InfeasiblePlan(TwinstreamError):
     def __init__(self, shortage: Shortage) -> None:
         self.shortage = shortage
         reason = _needed(shortage) if shortage.proven is None else _proven(shortage)
-        super().__init__(
-            f"policy '{shortage.policy}' {reason}. {_advice(shortage)}{_aside(shortage)}"
-        )
+        super().__init__(f"{reason}. {_advice(shortage)}{_aside(shortage)}{_leaner(shortage)}")
 
     def at(self, task: str) -> "InfeasiblePlan":
         """Return the same refusal, at another task."""
@@ -65,14 +68,21 @@ class InfeasiblePlan(TwinstreamError):
         device_has_bytes: float | None,
         host_has_bytes: float | None,
         fixed_options: Sequence[str],
+        leaner_options: Sequence[str] = (),
+        given: Sequence[str] = ("device", "host"),
     ) -> "InfeasiblePlan":
         """Return the refusal, of a machine with so much memory and a step cut as the user said."""
         return InfeasiblePlan(
             replace(
                 self.shortage, device_has_bytes=device_has_bytes, host_has_bytes=host_has_bytes,
-                fixed_options=tuple(fixed_options),
+                fixed_options=tuple(fixed_options), leaner_options=tuple(leaner_options),
+                given=tuple(given),
             )
         )  # fmt: skip
+
+    def of_caps(self, given: Sequence[str]) -> "InfeasiblePlan":
+        """Return the refusal, of which the user gave the caps of these memories alone."""
+        return InfeasiblePlan(replace(self.shortage, given=tuple(given)))
 
 
 def least_short(errors: Sequence[InfeasiblePlan]) -> InfeasiblePlan:
@@ -91,31 +101,49 @@ def least_short(errors: Sequence[InfeasiblePlan]) -> InfeasiblePlan:
 
 def _needed(shortage: Shortage) -> str:
     """What a rule's plan takes."""
-    flag = "--device-mem" if shortage.cap == "device" else "--host-mem"
     cap, missing = gib_text(shortage.cap_bytes), shortage.needed_bytes - shortage.cap_bytes
     if missing <= 0:  # no one cap is short: both are
-        return f"finds no plan within {flag} {cap} and the other cap"
+        return f"policy '{shortage.policy}' does not fit {_caps(shortage)}"
+    allowed = (
+        f"{_flag(shortage)} {cap} allows"
+        if shortage.cap in shortage.given
+        else f"the {cap} there is"
+    )
     return (
-        f"needs {gib_text(shortage.needed_bytes)} of {shortage.cap} memory at task "
-        f"'{shortage.task}', {missing:,} bytes ({gib_text(missing)}) more than {flag} {cap} allows"
+        f"policy '{shortage.policy}' needs {gib_text(shortage.needed_bytes)} of {shortage.cap} "
+        f"memory at task '{shortage.task}', {missing:,} bytes ({gib_text(missing)}) more than "
+        f"{allowed}"
     )
 
 
 def _proven(shortage: Shortage) -> str:
     """What any plan takes at the least."""
     assert shortage.proven is not None
-    flag = "--device-mem" if shortage.cap == "device" else "--host-mem"
     least = [
-        f"{gib_text(size)} of {memory} memory"
-        for memory, size in zip(("device", "host"), shortage.proven, strict=True)
+        f"with this {other} memory it needs at least {gib(size)} of {memory} memory"
+        for memory, other, size in zip(
+            ("device", "host"), ("host", "device"), shortage.proven, strict=True
+        )
         if size is not None
     ]
-    told = " with this host's and ".join(least) + (" with this device's" if len(least) > 1 else "")
-    proof = f": any needs at least {told}, by the bound" if least else ""
-    return (
-        f"finds no plan within {flag} {gib_text(shortage.cap_bytes)} and the other cap{proof}; the "
-        f"largest task is '{shortage.task}'"
-    )
+    told = ", or ".join(least)
+    proof = f". {told[0].upper()}{told[1:]}, by the bound" if least else ""
+    return f"The step does not fit {_caps(shortage)}{proof}; its largest task is '{shortage.task}'"
+
+
+def _caps(shortage: Shortage) -> str:
+    """Both memories, with the flags of those that were given."""
+    parts = []
+    for side in ("device", "host"):
+        size = shortage.cap_bytes if side == shortage.cap else shortage.other_cap_bytes
+        if size is not None:
+            flag = f" (--{side}-mem)" if side in shortage.given else ""
+            parts.append(f"{gib(size)} of {side} memory{flag}")
+    return " and ".join(parts)
+
+
+def _flag(shortage: Shortage) -> str:
+    return "--device-mem" if shortage.cap == "device" else "--host-mem"
 
 
 def _advice(shortage: Shortage) -> str:
@@ -153,6 +181,15 @@ def _aside(shortage: Shortage) -> str:
     return (
         f" Of the device, {gib_text(shortage.library_bytes)} are for what attention's library "
         "allocates by itself while it runs; another (--attention) may take less."
+    )
+
+
+def _leaner(shortage: Shortage) -> str:
+    if not shortage.leaner_options:
+        return ""
+    return (
+        f" Less is needed with {' or '.join(shortage.leaner_options)}: `twinstream fit` compares "
+        "them."
     )
 
 

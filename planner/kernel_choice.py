@@ -13,10 +13,8 @@ from twinstream.models.recipe import KernelChoice
 from twinstream.models.traced import TracedModel
 from twinstream.schedule.errors import TwinstreamError
 
-_FASTER_FROM_LIBRARIES = (
-    9,
-    10,
-)  # major compute capabilities where torch's FlashAttention-2 is slow
+# By major compute capability, where torch's FlashAttention-2 is slow; the fastest first.
+_FASTER_FROM_LIBRARIES = {9: ("flash4", "flash3"), 10: ("flash4", "flash3")}
 KernelsOption = Literal["auto", "eager", "triton"]
 
 
@@ -34,14 +32,16 @@ class NondeterministicAttentionError(TwinstreamError):
 
 def attention_for(
     machine: Machine, spec: AnyModel, attention: str = "auto", *, nondeterministic: bool = False,
-    packed: bool = False,
+    packed: bool = False, here: bool = False,
 ) -> str:  # fmt: skip
     """The one named; `auto` is the first that computes the model of those that follow.
 
-    On CUDA what the profile names, on Hopper and Blackwell flash-attn 4 or 3 where it is installed
-    here, PyTorch's flash kernels, eager attention; on a CPU the last. `nondeterministic` allows to
-    name one that does not give the same bits from run to run; `auto` never takes one,
-    nor for sequences `packed` of unequal lengths one that is called for each of them.
+    On CUDA what the profile names, PyTorch's flash kernels, eager attention; on a CPU the last.
+    What is installed on this machine decides only where the step is computed `here`: then what is
+    missing is passed over, and on Hopper and Blackwell flash-attn 4 and 3 are tried, too.
+    `nondeterministic` allows to name one that does not give the same bits from run to run; `auto`
+    never takes one, nor for sequences `packed` of unequal lengths one that is called for each of
+    them.
 
     Raises:
         UnknownAttentionError: there is none of that name.
@@ -66,8 +66,8 @@ def attention_for(
         wanted = ["eager"]
         if machine.device == "cuda":
             wanted.insert(0, "sdpa_flash")
-            if capability in _FASTER_FROM_LIBRARIES:
-                wanted[:0] = [name for name in ("flash4", "flash3") if _is_installed(name)]
+            if here:
+                wanted[:0] = _FASTER_FROM_LIBRARIES.get(capability or 0, ())
             if machine.attention is not None:
                 wanted.insert(0, machine.attention.name)
         return next(
@@ -75,6 +75,7 @@ def attention_for(
             for name in wanted
             if refusal(name) is None
             and _same_bits(name)
+            and (_is_installed(name) or not here)
             and (not packed or name == "eager" or attention_limits(name).variable_length)
         )
     if reason := refusal(attention):
@@ -85,6 +86,26 @@ def attention_for(
         )
     require_allowed(KernelChoice(attention=attention, deterministic=not nondeterministic))
     return attention
+
+
+def faster_attention(machine: Machine, dtype: str, head_dim: int, chosen: str) -> str | None:
+    """The fastest attention that computes the model on this GPU and is not installed here.
+
+    None where one is installed that is as usual on such GPUs, or nothing faster is usual.
+    """
+    capability = machine.compute_capability.major if machine.compute_capability else 0
+    usual = _FASTER_FROM_LIBRARIES.get(capability, ())
+    if machine.device != "cuda" or chosen in usual:
+        return None
+    return next(
+        (
+            name
+            for name in usual
+            if not _is_installed(name)
+            and attention_refusal(name, "cuda", dtype, head_dim, capability) is None
+        ),
+        None,
+    )
 
 
 def _is_installed(attention: str) -> bool:
@@ -133,9 +154,11 @@ def kernels_named(
     return kernels_for(machine, kernels or "auto", chosen)
 
 
-def usual_kernels(machine: Machine, spec: AnyModel, *, packed: bool = False) -> KernelChoice:
-    """What a plan takes where nothing of it is given."""
-    return kernels_for(machine, attention=attention_for(machine, spec, packed=packed))
+def usual_kernels(
+    machine: Machine, spec: AnyModel, *, packed: bool = False, here: bool = False
+) -> KernelChoice:
+    """What a plan takes where nothing of it is given, of a machine elsewhere or of the one here."""
+    return kernels_for(machine, attention=attention_for(machine, spec, packed=packed, here=here))
 
 
 def kernels_for(machine: Machine, kernels: str = "auto", attention: str = "eager") -> KernelChoice:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from twinstream.models.lowering.lower import lower, lower_again
+from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, ChoiceError
 from twinstream.planner.evaluator import Evaluator
 from twinstream.planner.infeasible import InfeasiblePlan
@@ -14,7 +15,7 @@ from twinstream.planner.limits import SearchLimits
 from twinstream.planner.policies import ON_DEVICE, policy_named
 from twinstream.planner.proof import proven, step_bound
 from twinstream.planner.refuse.refusal import refusal, smallest_workload, unnamed_refusal
-from twinstream.planner.request import DEFAULT_POLICY, PlanRequest
+from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, caps_of
 from twinstream.planner.reuse import Reuse
 from twinstream.planner.rules.streaming import plan_streaming
 from twinstream.planner.search.cut_planner import CutPlanner
@@ -212,7 +213,31 @@ def _of_machine(error: InfeasiblePlan, request: PlanRequest) -> InfeasiblePlan:
         None if memory is None else memory.value
         for memory in (machine.device_memory_bytes, machine.host_memory_bytes)
     )
-    return error.on(device, host, [flag for flag, value in cut.items() if value is not None])
+    fixed = [flag for flag, value in cut.items() if value is not None]
+    usual = caps_of(machine, None, None)
+    given = [
+        side
+        for side, cap, default in (
+            ("device", request.caps.device_bytes, usual.device_bytes),
+            ("host", request.caps.host_bytes, usual.host_bytes),
+        )
+        if cap != default
+    ]
+    return error.on(device, host, fixed, _leaner_options(request), given)
+
+
+def _leaner_options(request: PlanRequest) -> list[str]:
+    """Options that were not given, with which a step takes less memory."""
+    recipe, found = request.recipe, list[str]()
+    if not isinstance(request.spec, ModelSpec):
+        return found
+    if recipe.update == "adamw" and recipe.optimizer_state != "8bit" and recipe.lora is None:
+        found.append("--optimizer-state 8bit")
+    if recipe.lora is None and not recipe.frozen:
+        found.append("--lora r=16")
+    if recipe.base == "model" and not recipe.frozen:
+        found.append("--base nf4" if recipe.lora is not None else "--lora r=16 --base nf4")
+    return found
 
 
 @contextmanager

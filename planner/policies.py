@@ -144,7 +144,10 @@ def policy_named(name: str) -> Policy:
         return policy
     known = policies()
     if name not in known:
-        raise UnknownPolicyError(f"unknown policy '{name}'; known: {', '.join(policy_names())}")
+        raise UnknownPolicyError(
+            f"unknown policy '{name}'; known: {', '.join(policy_names())}, or FILE.py:NAME of your "
+            "own"
+        )
     return known[name]
 
 

@@ -21,6 +21,9 @@ from twinstream.schedule.workload import Packing
 DEFAULT_POLICY = "optimal"
 _MOST_TOKENS = 2**31
 _NOMINAL = 1.01  # "24GiB" of a card that has 23.99
+HOST_SHARE = (
+    0.8  # of host memory that a run takes unasked: the rest is for files and other programs
+)
 
 
 class ChunkingError(TwinstreamError):
@@ -173,16 +176,21 @@ class PlanRequest:
 
 
 def caps_of(machine: Machine, device_mem: str | int | None, host_mem: str | int | None) -> Caps:
-    """Return the caps given, by default all that the profile states, and the device's reserve.
+    """Return the caps given, and the device's reserve.
 
-    A memory's nominal size is all it has: 24GiB on a card with 23.99.
+    By default they are what `train` would take of such a machine with nothing else on it: the
+    device's memory, and beside a GPU 0.8 of the host's. A memory's nominal size is all it has:
+    24GiB on a card with 23.99.
 
     Raises:
         SizeError: a cap cannot be read, or is more memory than the machine has.
     """
+    host_bytes = _cap_bytes(host_mem, machine, "host_memory_bytes")
+    if host_mem is None and host_bytes is not None and machine.device == "cuda":
+        host_bytes = int(HOST_SHARE * host_bytes)
     return Caps(
         device_bytes=_cap_bytes(device_mem, machine, "device_memory_bytes"),
-        host_bytes=_cap_bytes(host_mem, machine, "host_memory_bytes"),
+        host_bytes=host_bytes,
         device_reserve_bytes=round(machine.number("device_reserve_bytes")),
     )
 

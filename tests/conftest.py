@@ -3,6 +3,7 @@
 import difflib
 import importlib.util
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Before Triton is imported: without an NVIDIA driver its kernels run in its interpreter.
 if not any(Path(path).exists() for path in ("/dev/nvidiactl", "/proc/driver/nvidia")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# What a run measures of this CPU is kept for the next one, here for the tests of one process alone.
+_cache = tempfile.TemporaryDirectory(prefix="twinstream-cache-")
+os.environ["XDG_CACHE_HOME"] = _cache.name
 
 settings.register_profile("twinstream", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("twinstream")

@@ -31,7 +31,7 @@ def _may_be_public(name: str) -> bool:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_public_names(), "__version__"])
+    return sorted([*_public_names(), "__version__"])
 
 
 def _public_names() -> list[str]:

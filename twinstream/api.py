@@ -33,6 +33,7 @@ from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import Timeline
 from twinstream.simulator.replay import steady_state
 from twinstream.tracing import find_model
+from twinstream.trusted_code import require_trusted
 
 if TYPE_CHECKING:
     from twinstream.executor.memory.arenas import Arenas
@@ -176,6 +177,7 @@ def execute(
     require("settings", settings, RunSettings, type(None))
     require_torch()
     from twinstream.executor.kernels.availability import require_kernels
+    from twinstream.executor.kernels.updates.element_step import check_own_rule
     from twinstream.executor.program.options import RunOptions, choose_graphs, choose_nvtx
     from twinstream.executor.run.execute import choose_backend
     from twinstream.executor.run.execute import execute as run
@@ -186,6 +188,9 @@ def execute(
     backend = choose_backend(settings.backend)
     require_kernels(schedule, backend)
     spec = model_of(schedule.model)
+    recipe = Recipe.model_validate(schedule.recipe)
+    require_trusted("the schedule", spec, recipe, trusts=settings.trusts_code)
+    check_own_rule(recipe.update)
     done = 0 if state is None else steps_done(state)
     batches = _batches(schedule, tokens, done, settings)
     training = Training(
@@ -206,7 +211,6 @@ def execute(
     if not settings.keeps_state:
         timeline = _run_in_arenas(schedule, state, settings.seed, host_work, options)
         return Run(timeline, tuple(training.losses), {}, tuple(training.norms))
-    recipe = Recipe.model_validate(schedule.recipe)
     start = state if state is not None else initial_state(spec, settings.seed, recipe)
     execution = run(schedule, start, host_work, options)
     after = with_steps_done(execution.state, done + settings.num_steps)
@@ -321,7 +325,7 @@ def require_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise NoTorchError(
             "running and probing need torch, which is not installed: "
-            "pip install 'twinstream[executor]'; planning, simulating and comparing do without"
+            "pip install 'twinstream[train]'; planning, simulating and comparing do without"
         )
 
 

@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.python_file import OwnCodeExitedError, told_exit
 
 _USER_ERROR = 2
 _INTERRUPTED = 130
@@ -67,13 +68,21 @@ class _Commands(TyperGroup):
 
 
 class _Command(TyperCommand):
-    """A command whose outputs are not among its inputs."""
+    """A command whose outputs are not among its inputs, and that takes a model in either way."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from twinstream.commands.arguments.understood import model_where_it_is_read
+
+        return super().parse_args(ctx, model_where_it_is_read(self.params, args))
 
     def invoke(self, ctx: Any) -> Any:
         from twinstream.commands.arguments.outputs import require_own_outputs
 
         require_own_outputs(ctx.params)
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except SystemExit as error:  # commands end by typer.Exit
+            raise OwnCodeExitedError(told_exit(error)) from None
 
 
 app = typer.Typer(
@@ -92,10 +101,15 @@ def _imported(name: str) -> Any:
     module = import_module(f"twinstream.commands.{_QUESTIONS[question][name]}")
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     found = getattr(module, name)
+    from twinstream.commands.arguments.understood import understood
+
     if isinstance(found, typer.Typer):  # a command of several
+        for each in found.registered_commands:
+            assert each.callback is not None
+            each.callback, each.cls = understood(each.callback), _Command
         alone.add_typer(found, name=name, rich_help_panel=question)
         return typer.main.get_group(alone).commands[name]
-    alone.command(rich_help_panel=question, cls=_Command)(found)
+    alone.command(rich_help_panel=question, cls=_Command)(understood(found))
     return typer.main.get_command(alone)
 
 

@@ -5,6 +5,7 @@ from twinstream.clusters.predict import Prediction, planned_document, predict
 from twinstream.clusters.search.search import RankedLayout, SearchResult, search_layouts
 from twinstream.cost.bill import Bill
 from twinstream.documents import conforms, simulate, verify
+from twinstream.frames import HasRecords, figure, frame
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.loader import load_machine, machine_names
@@ -74,6 +75,7 @@ __all__ = [
     "FitCell",
     "FitQuestion",
     "FitTable",
+    "HasRecords",
     "InfeasiblePlan",
     "Job",
     "KernelChoice",
@@ -124,8 +126,10 @@ __all__ = [
     "execute",
     "explain",
     "explore",
+    "figure",
     "find_model",
     "fit",
+    "frame",
     "from_blocks",
     "frozen_groups",
     "load_cluster",

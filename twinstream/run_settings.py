@@ -21,7 +21,8 @@ class RunSettings:
     (True), or begin there (False); it has to be said. `max_norm`: to which the gradients of a
     recipe that clips are clipped; 0 is not at all. Without `keeps_state` nobody reads the state at
     the end, `Run.state` is empty, and none is held beside the arenas: fresh ones are put there a
-    group at a time.
+    group at a time. `trusts_code`: files of Python that the schedule names, and nobody named in
+    this process, may be run.
     """
 
     backend: str = "auto"
@@ -37,6 +38,7 @@ class RunSettings:
     skip_trained: bool | None = None
     max_norm: float = 0.0
     keeps_state: bool = True
+    trusts_code: bool = False
 
     def __post_init__(self) -> None:
         require_whole("num_steps", self.num_steps, 1, 2**31 - 1)

@@ -6,10 +6,14 @@ from pathlib import Path
 from twinstream.models.adapters.lora import module_lora_of
 from twinstream.models.executable import executor_refusal
 from twinstream.models.hf.config import (
+    TRAINED_AS,
     Dtype,
     UnsupportedConfigError,
     hf_config_file,
+    is_own_config,
     read_json_object,
+    stated_dtype,
+    value_config,
 )
 from twinstream.models.model import AnyModel, is_traced, load_any_model
 from twinstream.models.presets import is_preset
@@ -17,7 +21,7 @@ from twinstream.models.recipe import is_dpo
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.schedule.errors import TwinstreamError, require
-from twinstream.schedule.python_file import OwnFunction, split_name
+from twinstream.schedule.python_file import OwnFunction, note_named, split_name
 
 DEFAULT_SEQ_LEN = 2048
 
@@ -69,20 +73,46 @@ def find_model(  # noqa: PLR0913
     if loss is not None and is_preset(model):
         _require_no_loss(loss, str(model))
     if split_name(str(model)) is None and loss is None and not trust_remote_code:
-        try:
-            found = load_any_model(model, dtype=dtype, longest=longest)
-        except UnsupportedConfigError as error:
-            why = str(error)
-        else:
-            refusal = executor_refusal(found) if isinstance(found, ModelSpec) else None
-            if refusal is None or is_preset(model):
-                return found
-            why = f"{model}: twinstream's own kernels do not compute it: {refusal}"
-        _require_tracing(model, why)
+        own = _own_or_why(model, dtype, longest)
+        if not isinstance(own, str):
+            return own
+        _require_tracing(model, own)
     return trace_model(
         model, dtype=dtype, seq_len=longest, is_packed=is_packed, lora=lora,
         loss=loss, packed_tokens=packed_tokens, trust_remote_code=trust_remote_code,
     )  # fmt: skip
+
+
+def _own_or_why(model: str | Path, dtype: Dtype | None, longest: int | None) -> AnyModel | str:
+    """The model, or why twinstream's kernels do not compute it."""
+    try:
+        found = load_any_model(model, dtype=dtype, longest=longest)
+    except UnsupportedConfigError as error:
+        return str(error)
+    refusal = executor_refusal(found) if isinstance(found, ModelSpec) else None
+    if refusal is None or is_preset(model):
+        return found
+    return f"{model}: twinstream's own kernels do not compute it: {refusal}"
+
+
+def path_notes(model: str | Path, dtype: Dtype | None, longest: int | None) -> list[str]:
+    """Why a config.json is traced, in a line; none where twinstream's kernels compute it.
+
+    Args:
+        longest: tokens of the longest sequence.
+    """
+    if split_name(str(model)) is not None or is_traced(model):
+        return []
+    own = _own_or_why(model, dtype, longest)
+    if not isinstance(own, str):
+        return []
+    if not is_own_config(model):
+        kind = read_json_object(hf_config_file(model)).get("model_type")
+        own = f"there are none of {kind}"
+    return [
+        f"{model} runs by transformers' own module, which was traced, and not by twinstream's "
+        f"kernels: {own}"
+    ]
 
 
 def trace_model(  # noqa: PLR0913
@@ -160,9 +190,8 @@ def _source_of(
     if is_traced(model):
         raise CannotTraceError(f"{model} is a traced model already: give it to plan, or train it")
     file = hf_config_file(model)
-    config = read_json_object(file)
-    stated = config.get("dtype") or config.get("torch_dtype")
-    chosen = dtype or ("bfloat16" if stated in ("bfloat16", "float16") else "float32")
+    config = value_config(file)
+    chosen = dtype or TRAINED_AS.get(str(stated_dtype(file)), "float32")
     has_code = "AutoModelForCausalLM" in (config.get("auto_map") or {})
     if not trusts_code:
         if has_code and not _is_of_transformers(str(config.get("model_type"))):
@@ -176,7 +205,9 @@ def _source_of(
             f"{file} names no code of its own (auto_map): leave out --trust-remote-code"
         )
     folder = file.parent.resolve()
-    found = ModuleSource(kind="remote", path=str(folder), sha256=digest_of_code(folder))
+    digest = digest_of_code(folder)
+    note_named(digest)
+    found = ModuleSource(kind="remote", path=str(folder), sha256=digest)
     return found, chosen
 
 

@@ -5,7 +5,7 @@
     python -m benchmarks.accuracy.families gemma3_text phi3  # those, printed
 
 It ends with 1 where a family is not as `tests/traced/families.py` says of it. `make families` does
-it with the newest transformers that is allowed, `make families TRANSFORMERS=4.57.0` with the oldest.
+it with the newest transformers that is allowed, with TRANSFORMERS=4.57.0 the oldest.
 """
 
 import argparse

@@ -34,13 +34,20 @@ def levels(base: BaseFormat, device: torch.device) -> torch.Tensor | None:
 
 
 def write_dequantized(
-    codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, levels: torch.Tensor | None
-) -> None:
-    """Values of codes, [bytes] uint8, with scales, [blocks] float32, in the dtype of `out`."""
+    codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, levels: torch.Tensor | None,
+    block: int | None = None,
+) -> None:  # fmt: skip
+    """Values of codes, [bytes] uint8, with scales, [blocks] float32, in the dtype of `out`.
+
+    Args:
+        block: elements that share a scale, by default those of the format; a power of two. Codes
+            are of whole blocks; what is beyond the values is left out.
+    """
     flat = out.view(-1)
-    block = BLOCK_ELEMENTS["8bit" if levels is None else "nf4"]
-    for start in range(0, flat.numel(), AT_A_TIME):
-        end = min(start + AT_A_TIME, flat.numel())
+    block = block or BLOCK_ELEMENTS["8bit" if levels is None else "nf4"]
+    num_codes = scales.numel() * block
+    for start in range(0, num_codes, AT_A_TIME):
+        end = min(start + AT_A_TIME, num_codes)
         if levels is not None:
             words = codes[start // 2 : end // 2].to(torch.int32)
             shares = levels[torch.stack((words >> 4, words & 15), dim=1)]
@@ -48,7 +55,7 @@ def write_dequantized(
             shares = codes[start:end].view(torch.int8).float() / LARGEST_CODE
         by_block = shares.view(-1, block)
         by_block.mul_(scales[start // block : end // block, None])
-        flat[start:end].copy_(by_block.view(-1))
+        flat[start:end].copy_(by_block.view(-1)[: flat.numel() - start])
 
 
 def quantize(

@@ -15,9 +15,11 @@ from torch import nn
 
 from twinstream.executor.modules.adapters import add_adapters
 from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, told_of
-from twinstream.executor.modules.rotary import POSITIONS, hold_frequencies
+from twinstream.executor.modules.calling import POSITIONS, hold_frequencies
+from twinstream.models.hf.quantization import QUANTIZATION_KEYS, without_codes
 from twinstream.models.traced import ModuleSource
-from twinstream.schedule.python_file import digest_of, object_of_file
+from twinstream.schedule.files import read_text
+from twinstream.schedule.python_file import digest_of, note_named, object_of_file
 
 Slot = tuple[dict[str, Any], str, str]  # a module's dictionary, the key in it, the tensor's name
 
@@ -57,7 +59,7 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    given = json.loads(json.dumps(source.config), object_hook=with_floats)
+    given = json.loads(json.dumps(without_codes(source.config or {})), object_hook=with_floats)
     model_type = str(given.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         raise ModuleRefusal(
@@ -66,18 +68,19 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
         )
     try:
         config = CONFIG_MAPPING[model_type].from_dict(given)
-    except (StrictDataclassError, ValueError, TypeError) as error:
+    except Exception as error:  # its checks, and what its classes trip over
+        is_told = isinstance(error, StrictDataclassError | ValueError)
+        why = " ".join(str(error).split()) if is_told else told_of(error)
         raise ModuleRefusal(
-            f"transformers refuses this config of model type '{model_type}': "
-            + " ".join(str(error).split())
+            f"transformers refuses this config of model type '{model_type}': {why}"
         ) from None
     chosen = {} if attention is None else {"attn_implementation": attention}
     try:
         module = AutoModelForCausalLM.from_config(config, dtype=dtype, **chosen)
-    except ValueError as error:
+    except Exception as error:
         raise ModuleRefusal(
             f"transformers builds no causal decoder of model type '{model_type}': "
-            f"{_what_else(given) or str(error).splitlines()[0]}"
+            f"{_what_else(given) or told_of(error)}"
         ) from None
     for part in module.modules():
         if hasattr(part, "config"):
@@ -115,15 +118,67 @@ def _from_folder(source: ModuleSource, dtype: torch.dtype, attention: str | None
             f"the code or config of {folder} is not what was traced: trace it again"
         )
     chosen: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
+    require_own_code(folder)
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=True, local_files_only=True)
-        config.use_cache = False
-        build: Any = AutoModelForCausalLM.from_config
-        module = build(config, dtype=dtype, trust_remote_code=True, **chosen)
+        with offline():
+            config = AutoConfig.from_pretrained(
+                folder, trust_remote_code=True, local_files_only=True
+            )
+            config.use_cache = False
+            drop_codes(config)
+            build: Any = AutoModelForCausalLM.from_config
+            module = build(config, dtype=dtype, trust_remote_code=True, **chosen)
     except Exception as error:
         raise ModuleRefusal(f"the code of {folder} builds no module: {told_of(error)}") from error
     assert isinstance(module, nn.Module)
     return module
+
+
+def require_own_code(folder: Path) -> None:
+    """Refuse a config whose code is another repository's: nobody has read that.
+
+    Raises:
+        ModuleRefusal: a class of `auto_map` is written REPOSITORY--MODULE.CLASS.
+    """
+    found = json.loads(read_text(folder / "config.json", "utf-8-sig"))
+    elsewhere = [name for name in _auto_mapped(found) if "--" in name]
+    if elsewhere:
+        raise ModuleRefusal(
+            f"{folder / 'config.json'} takes code from another repository, {elsewhere[0]}, which "
+            "--trust-remote-code does not cover: put its files into the folder, and name them "
+            "without '--'"
+        )
+
+
+def _auto_mapped(value: Any) -> Iterator[str]:
+    """Names of classes in `auto_map`, of parts of a config, too."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _auto_mapped(one)
+    if not isinstance(value, dict):
+        return
+    for key, inside in value.items():
+        if key == "auto_map" and isinstance(inside, dict):
+            listed = [one if isinstance(one, list | tuple) else [one] for one in inside.values()]
+            yield from (str(name) for names in listed for name in names)
+        else:
+            yield from _auto_mapped(inside)
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Nothing is fetched from the hub, whatever a config names."""
+    from huggingface_hub import constants
+
+    with patch.object(constants, "HF_HUB_OFFLINE", True):
+        yield
+
+
+def drop_codes(config: Any) -> None:
+    """Make a configuration of transformers that of a model whose weights are values."""
+    for key in QUANTIZATION_KEYS:
+        if hasattr(config, key):
+            delattr(config, key)
 
 
 def digest_of_code(folder: Path) -> str:
@@ -170,7 +225,9 @@ def _from_python(source: ModuleSource) -> nn.Module:
 def python_source(path: Path, function: str) -> ModuleSource:
     """The source of a module that a function of a file builds."""
     path = path.resolve()
-    return ModuleSource(kind="python", path=str(path), function=function, sha256=digest_of(path))
+    digest = digest_of(path)
+    note_named(digest)
+    return ModuleSource(kind="python", path=str(path), function=function, sha256=digest)
 
 
 def parameter_slots(module: nn.Module) -> list[Slot]:

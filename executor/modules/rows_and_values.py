@@ -9,6 +9,7 @@ from twinstream.models.traced_parts import (
 )
 
 IGNORED = -100
+_TRIED_ROWS, _SAME = 16, 1e-4
 
 
 def row_loss(
@@ -45,6 +46,49 @@ def row_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(rows, target, ignore_index=IGNORED, reduction="none")
 
 
+def check_own_loss(own: RowLosses, vocab_size: int) -> None:
+    """Try a loss on random rows: together, in two halves, in another order. It may not mix them.
+
+    The head is computed in slices of rows, whose number the plan chooses.
+
+    Raises:
+        ModuleRefusal: it fails, mixes rows, or its gradient to the logits is none, nothing or not
+            finite.
+    """
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(_TRIED_ROWS, vocab_size, generator=generator)
+    target = torch.randint(vocab_size, (_TRIED_ROWS,), generator=generator)
+    name = getattr(own, "__name__", "the loss")
+
+    def run(rows: torch.Tensor) -> torch.Tensor:
+        """Losses and, beside them, gradients of these rows."""
+        given = logits[rows].clone().requires_grad_()
+        with torch.enable_grad():
+            losses = _of_rows(own, given, target[rows])
+            if not losses.requires_grad:
+                raise ModuleRefusal(
+                    f"the loss {name} has no gradient: what it makes does not follow from the "
+                    "logits by operations that torch differentiates, so nothing would be learned"
+                )
+            (gradient,) = torch.autograd.grad(losses.sum(), given, allow_unused=True)
+        if gradient is None or not gradient.any():
+            raise ModuleRefusal(f"the loss {name} has a gradient of 0: nothing would be learned")
+        return torch.cat([losses.detach()[:, None], gradient], dim=1)
+
+    order = torch.arange(_TRIED_ROWS)
+    turned, half = order.flip(0), _TRIED_ROWS // 2
+    whole = run(order)
+    if not bool(whole.isfinite().all()):
+        raise ModuleRefusal(f"the loss {name} or its gradient is no finite number on random rows")
+    halves = torch.cat([run(order[:half]), run(order[half:])])
+    for other in (halves, run(turned).flip(0)):
+        if not torch.allclose(whole, other, rtol=_SAME, atol=_SAME):
+            raise ModuleRefusal(
+                f"the loss {name} mixes rows, or draws at random: what it makes of one row may not "
+                "depend on others, because rows are computed in slices. Weigh each row by itself"
+            )
+
+
 def _of_rows(own: RowLosses, rows: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     name = getattr(own, "__name__", "the loss")
     try:
@@ -56,6 +100,11 @@ def _of_rows(own: RowLosses, rows: torch.Tensor, target: torch.Tensor) -> torch.
         raise ModuleRefusal(
             f"the loss {name} makes {made} of logits {tuple(rows.shape)} and labels "
             f"{tuple(target.shape)}: expected a loss for each row, {tuple(target.shape)}"
+        )
+    if not losses.is_floating_point():
+        raise ModuleRefusal(
+            f"the loss {name} makes {str(losses.dtype).removeprefix('torch.')}, which has no "
+            "gradient: nothing would be learned"
         )
     return losses.float()
 

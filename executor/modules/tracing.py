@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from twinstream.executor.modules.adapters import is_adapter
-from twinstream.executor.modules.blocks import ModuleRefusal, told_of
+from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, told_of
 from twinstream.executor.modules.building import build_module
 from twinstream.executor.modules.calling import NoMemory, fake_batch
 from twinstream.executor.modules.capture import (
@@ -25,8 +25,8 @@ from twinstream.executor.modules.grouping import (
 )
 from twinstream.executor.modules.module_program import ChunkProgram
 from twinstream.executor.modules.operations import VECTOR, Amount, CountOperations, Key, TaskCost
-from twinstream.executor.modules.positions import position_limit
-from twinstream.executor.modules.rows_and_values import row_shape
+from twinstream.executor.modules.positions.tables import position_limit
+from twinstream.executor.modules.rows_and_values import check_own_loss, row_shape
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.models.traced_parts import (
     Peak,
@@ -70,6 +70,8 @@ def trace(
     longest = None if limit is None or is_packed else limit.tokens
     sizes, low, high = measured_sizes(module, source, seq_len, is_packed, longest)
     found = capture(module, sizes[0], is_packed)
+    if (own := getattr(module, OWN_LOSS, None)) is not None:
+        check_own_loss(own, found.vocab_size)
     adapters = None
     if source.lora is not None:
         adapters = {name for name, _ in module.named_parameters() if is_adapter(name)}

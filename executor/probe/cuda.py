@@ -23,6 +23,7 @@ from twinstream.executor.probe.tasks.task_samples import (
     task_samples,
 )
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
+from twinstream.executor.probe.timing.fit import Line
 from twinstream.executor.run.device_state import DeviceState, StateWatch, cuda_reader
 from twinstream.hardware_profiles.curve_choice import implementation_in
 from twinstream.hardware_profiles.schema import ComputeCapability, Efficiency, Machine, Number
@@ -161,13 +162,8 @@ def _machine(
     sustained = min(1.5, kept_up.flop_per_s / peak)
     ceilings = Ceilings(peak * sustained, hbm, links.hbm_copy_bytes_per_s, links.launch_ns)
     fit = fit_curves(samples, ceilings, where)
-    h2d, d2h = 1e9 / links.h2d.ns_per_unit, 1e9 / links.d2h.ns_per_unit
     rates = {
-        "pcie_h2d_bytes_per_s": h2d,
-        "pcie_d2h_bytes_per_s": d2h,
-        "pcie_duplex_bytes_per_s": min(h2d + d2h, max(h2d, d2h, links.duplex_bytes_per_s)),
         "launch_latency_ns": links.launch_ns,
-        "copy_latency_ns": max(links.h2d.fixed_ns, links.d2h.fixed_ns),
         "event_wait_latency_ns": links.event_wait_ns,
     }
     curves = {key: _whole(where) for key in ("h2d", "d2h", "duplex", "host_dram")}
@@ -191,9 +187,23 @@ def _machine(
             source="copies are bounded by the duplex rate measured through the same DRAM",
         ),
         **{field: _measured(value, where) for field, value in rates.items()},
+        **link_numbers(links.h2d, links.d2h, links.duplex_bytes_per_s, where),
         "efficiency": curves | with_general(fit.curves),
     }
     return Machine.model_validate(document), fit
+
+
+def link_numbers(h2d: Line, d2h: Line, duplex_bytes_per_s: float, where: str) -> dict[str, Number]:
+    """What a profile says of the link: its rate each way, of both at once, what a copy costs."""
+    to, back = 1e9 / h2d.ns_per_unit, 1e9 / d2h.ns_per_unit
+    source = f"{where}; copies of 1 MiB and more, {max(h2d.residual, d2h.residual):.1%} off a line"
+    found = {
+        "pcie_h2d_bytes_per_s": to,
+        "pcie_d2h_bytes_per_s": back,
+        "pcie_duplex_bytes_per_s": min(to + back, max(to, back, duplex_bytes_per_s)),
+        "copy_latency_ns": max(h2d.fixed_ns, d2h.fixed_ns),
+    }
+    return {field: _measured(value, source) for field, value in found.items()}
 
 
 def _compute_capability(where: str) -> ComputeCapability | None:

@@ -12,7 +12,7 @@ import torch
 from twinstream.executor.memory.arena_memory import arena_pinning
 from twinstream.executor.memory.pinned import pinned_arena
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
-from twinstream.executor.probe.timing.fit import Line, fit_line
+from twinstream.executor.probe.timing.fit import Line, fit_link
 
 _SIZES_BYTES = tuple(2**exponent for exponent in (16, 18, 20, 22, 24, 26, 28))
 _HBM_BYTES = 2**31
@@ -35,7 +35,11 @@ class Links:
 
 
 def measure_links(device: torch.device) -> Links:
-    """Everything about copies and launches, on random data; takes some seconds."""
+    """Everything about copies and launches, on random data; takes some seconds.
+
+    Raises:
+        UnsteadyLinkError: something else uses the link meanwhile.
+    """
     timer = DeviceTimer(device)
     half = _SIZES_BYTES[-1]
     with pinned_arena(2 * half, (), arena_pinning()) as arena:
@@ -56,8 +60,8 @@ def measure_links(device: torch.device) -> Links:
         for size, ns in zip(_SIZES_BYTES, times, strict=True)
     ]
     return Links(
-        h2d=fit_line(sizes, h2d),
-        d2h=fit_line(sizes, d2h),
+        h2d=fit_link("H2D", sizes, h2d),
+        d2h=fit_link("D2H", sizes, d2h),
         duplex_bytes_per_s=duplex,
         hbm_copy_bytes_per_s=_hbm_copy_bytes_per_s(timer),
         launch_ns=_launch_ns(device),

@@ -19,7 +19,7 @@ from twinstream.models.kernel_costs.attention_limits import DeviceName
 from twinstream.schedule.errors import TwinstreamError
 
 # Whose datasheet a device's nominal rates are of, by a part of its name.
-_DATASHEETS = {"H200": "h200", "H100": "h100_datasheet", "A100": "a100", "B200": "b200"}
+_DATASHEETS = {"H200": "h200_datasheet", "H100": "h100_datasheet", "A100": "a100", "B200": "b200"}
 _PROBE_LIMIT_S = 600.0
 
 

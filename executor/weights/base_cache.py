@@ -27,7 +27,7 @@ class BaseCache:
 
     def __init__(self, run: Path, source: HfFolder, recipe: Recipe) -> None:
         self._folder = run / FOLDER
-        files = sorted({stored.file for stored in source.stored.values()})
+        files = sorted({file for stored in source.stored.values() for file in stored.files})
         told = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         self._made_of = json.dumps({"base": recipe.base, "dtype": source.spec.dtype, "of": told})
         groups = [g for g in source.spec.parameter_groups if recipe.base_of(g) != "model"]

@@ -9,16 +9,13 @@ from typing import Self
 
 import torch
 
-from twinstream.executor.kernels.base_codes import levels, quantized_group, write_dequantized
+from twinstream.executor.kernels.base_codes import quantized_group
 from twinstream.executor.kernels.operand import DTYPES
+from twinstream.executor.weights.codes.coded_tensor import STORED_DTYPES, CodedTensor, fill
 from twinstream.executor.weights.errors import WeightsError, some_of
-from twinstream.executor.weights.hf_files import INDEX, SINGLE, weight_map
-from twinstream.executor.weights.nf4_files import (
-    StoredNf4,
-    fill,
-    nf4_matrices,
-    without_companions,
-)
+from twinstream.executor.weights.hf_files import INDEX, SINGLE, as_values, weight_map
+from twinstream.executor.weights.model_files import CONFIG
+from twinstream.executor.weights.nf4_files import FourBitTensor
 from twinstream.executor.weights.safetensors_header import StoredTensor, read_header
 from twinstream.executor.weights.weight_file import fill_from_stored
 from twinstream.models.adapters.quantized_base import (
@@ -27,6 +24,7 @@ from twinstream.models.adapters.quantized_base import (
     SCALES,
     quantized_layout,
 )
+from twinstream.models.hf.config import codes_of
 from twinstream.models.hf_weights import (
     LM_HEAD,
     HfWeight,
@@ -37,7 +35,6 @@ from twinstream.models.hf_weights import (
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import reason_of
 
-STORED_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _HARMLESS = ("rotary_emb.inv_freq",)  # buffers that old versions of transformers saved
 _BLOCK_ELEMENTS = 2**22  # converted at a time, 8 or 16 MiB
 
@@ -49,16 +46,15 @@ class HfFolder:
     path: Path
     spec: ModelSpec
     stored: Mapping[str, StoredTensor]
-    nf4: Mapping[str, StoredNf4]
     fused: bool = False
 
     @classmethod
     def open(cls, path: str | Path, spec: ModelSpec) -> Self:
         """Check a folder's weights against a model, from the headers of its files alone.
 
-        float16, bfloat16 and float32 are taken, whatever the dtype of `spec`, and matrices that
-        bitsandbytes stored in NF4. The
-        `lm_head.weight` of tied embeddings is ignored, as are saved RoPE frequencies.
+        float16, bfloat16 and float32 are taken, whatever the dtype of `spec`, and matrices that are
+        stored as codes (`stored_tensors`). The `lm_head.weight` of tied embeddings is ignored, as
+        are saved RoPE frequencies.
 
         Raises:
             WeightsError: no safetensors, a file that is missing, broken or cut off, tensors that
@@ -66,11 +62,9 @@ class HfFolder:
         """
         folder = Path(path)
         stored = stored_tensors(folder)
-        matrices = nf4_matrices(stored)
-        stored = without_companions(stored, matrices)
         fused = has_fused_experts(spec, stored)
         _check(folder, spec, stored, fused=fused)
-        return cls(folder, spec, stored, matrices, fused)
+        return cls(folder, spec, stored, fused)
 
     def read_group(self, group: str, destination: torch.Tensor) -> None:
         """Fill the flat parameters of `embedding`, a layer by its number, or `head`.
@@ -88,19 +82,19 @@ class HfFolder:
         assert destination.dtype == torch.uint8 and destination.shape == (size_bytes,)
         assert destination.device.type == "cpu" and destination.is_contiguous()
         weights = hf_weights_of(self.spec, group, fused=self.fused)
-        plain = [weight for weight in weights if weight.name not in self.nf4]
-        read_weights(self.stored, plain, self.spec.dtype, destination)
-        table = levels("nf4", destination.device)
-        for weight in weights:
-            if weight.name in self.nf4:
-                values = destination[weight.offset_bytes : weight.end_bytes]
-                codes, scales = self.nf4[weight.name].read()
-                write_dequantized(codes, scales, values.view(DTYPES[self.spec.dtype]), table)
+        read_weights(self.stored, weights, self.spec.dtype, destination)
 
     def has_nf4(self, group: str) -> bool:
         """Whether matrices of a group are stored in it."""
+        return bool(self._nf4(group))
+
+    def _nf4(self, group: str) -> list[tuple[HfWeight, FourBitTensor]]:
+        """Matrices of a group that are stored as a base in nf4 is kept."""
         weights = hf_weights_of(self.spec, group, fused=self.fused)
-        return any(weight.name in self.nf4 for weight in weights)
+        found = ((weight, self.stored[weight.name]) for weight in weights)
+        return [
+            (weight, one) for weight, one in found if isinstance(one, FourBitTensor) and one.is_base
+        ]
 
     def read_nf4(self, group: str) -> torch.Tensor:
         """The flat parameters of a block in NF4, 1-D uint8: the codes and scales of the files where
@@ -114,15 +108,16 @@ class HfFolder:
         self.read_group(group, flat)
         made = quantized_group(flat, layout, DTYPES[self.spec.dtype], "nf4")
         quantized = quantized_layout(layout, "nf4")
-        for weight in hf_weights_of(self.spec, group, fused=self.fused):
-            if weight.name not in self.nf4:
-                continue
+        coded = {inner.name for inner in quantized.tensors if inner.name.endswith(SCALES)}
+        for weight, matrix in self._nf4(group):
             inside = next(i for i in layout.tensors if i.offset_bytes <= weight.offset_bytes
                           < i.offset_bytes + i.size_bytes)  # fmt: skip
+            if f"{inside.name}{SCALES}" not in coded:  # a router, which stays as it is
+                continue
             before = (weight.offset_bytes - inside.offset_bytes) // self.spec.itemsize
             starts = (before // 2, before // BLOCK_ELEMENTS["nf4"] * SCALE_BYTES)
             names = (inside.name, f"{inside.name}{SCALES}")
-            stored = self.nf4[weight.name].read()
+            stored = matrix.read()
             for name, start, values in zip(names, starts, stored, strict=True):
                 at = quantized.tensor(name).offset_bytes + start
                 made[at : at + values.nbytes].copy_(values.view(torch.uint8))
@@ -130,13 +125,19 @@ class HfFolder:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """All tensors of a folder's files, by their headers alone.
+    """All tensors of a folder's files, by their headers alone; of a matrix that is stored as codes
+    (`hf_files.as_values`) those of its values.
 
     Raises:
-        WeightsError: no safetensors, or a file that is missing, broken or cut off.
+        WeightsError: no safetensors, a file that is missing, broken or cut off, or codes that are
+            not read or not whole.
+        QuantizedConfigError: config.json says that weights are codes that are not read.
     """
     mapped = weight_map(folder)
-    return read_header(folder / SINGLE) if mapped is None else _sharded(folder, mapped)
+    stored = read_header(folder / SINGLE) if mapped is None else _sharded(folder, mapped)
+    config = folder / CONFIG
+    told = codes_of(config) if config.exists() else None
+    return as_values(stored, None if told is None else told.tile)
 
 
 def read_weights(
@@ -176,7 +177,10 @@ def read_weights(
 
 
 def _read(file: BufferedReader, stored: StoredTensor, values: torch.Tensor, name: str) -> None:
-    """Read a tensor, converting its values if they are of another dtype."""
+    """Read a tensor, converting its values if they are of another dtype, or codes."""
+    if isinstance(stored, CodedTensor):
+        stored.decode_into(values)
+        return
     source = torch.int64 if stored.dtype == "I64" else STORED_DTYPES[stored.dtype]
     file.seek(stored.start_bytes)
     if source == values.dtype:

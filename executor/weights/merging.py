@@ -33,7 +33,12 @@ from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.peft_weights import peft_module
 from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.executable import executor_refusal
-from twinstream.models.hf.config import Dtype, HfConfigError, UnsupportedConfigError
+from twinstream.models.hf.config import (
+    Dtype,
+    HfConfigError,
+    UnsupportedConfigError,
+    stated_dtype,
+)
 from twinstream.models.hf_weights import HfWeight, hf_weights_of
 from twinstream.models.layout import EXPERTS
 from twinstream.models.spec import ModelSpec
@@ -206,6 +211,11 @@ def export_adapter(
     if executor_refusal(spec) is not None:  # transformers computes it
         write_merged_module(source, destination, found, dtype)
         return None
+    if dtype is None and stated_dtype(found) == "float16":
+        raise WeightsError(
+            found, "is in float16, which is not written: say what the merged model is to be in, "
+            "--dtype bfloat16 or --dtype float32",
+        )  # fmt: skip
     return write_merged(destination, HfFolder.open(found, spec), PeftFolder.open(source, spec))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.executor.weights.errors import WeightsError
+from twinstream.models.hf.quantization import without_codes
 from twinstream.models.spec import ModelSpec
 from twinstream.models.to_hf_config import to_hf_config
 from twinstream.schedule.files import read_bytes, reason_of
@@ -64,8 +65,8 @@ def _with_dtype(path: Path, content: bytes, dtype: str) -> bytes:
         raise WeightsError(path, f"is not valid JSON ({error})") from None
     if not isinstance(config, dict):
         raise WeightsError(path, "is not a JSON object")
-    if config.pop("quantization_config", None) is not None:  # what is written is not
-        content = _json(config)
+    if (plain := without_codes(config)) != config:  # what is written has values
+        config, content = plain, _json(plain)
     told_by = [key for key in _DTYPE_KEYS if config.get(key) is not None] or ["torch_dtype"]
     if all(config.get(key, "float32") == dtype for key in told_by):
         return content

@@ -42,6 +42,11 @@ class StoredTensor:
     start_bytes: int
     size_bytes: int
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All that its values are made of."""
+        return (self.file,)
+
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a file by name, from its header alone.

@@ -21,6 +21,12 @@ from twinstream.models.hf.experts import (
     experts_of,
 )
 from twinstream.models.hf.keys import HARMLESS_KEYS, NEUTRAL_VALUES, REASONS, says_nothing
+from twinstream.models.hf.quantization import (
+    QUANTIZATION_FILES,
+    StoredCodes,
+    stored_codes,
+    without_codes,
+)
 from twinstream.models.hf.rope import RopeKeys, rope_refusals
 from twinstream.models.options import PositiveFinite, RopeScaling
 from twinstream.schedule.errors import TwinstreamError
@@ -39,6 +45,7 @@ DTYPES: Mapping[str, Dtype] = {
     "bfloat16": "bfloat16",
     "float32": "float32",
 }
+TRAINED_AS: Mapping[str, Dtype] = {**DTYPES, "float16": "bfloat16"}  # by the dtype a config says
 MAX_SHOWN_CHARS = 200
 
 
@@ -92,14 +99,6 @@ class _Config(ExpertKeys, RopeKeys):
 _KNOWN = frozenset({*_Config.model_fields, *HARMLESS_KEYS, *NEUTRAL_VALUES})
 
 
-def _without_nf4(raw: dict[str, Any]) -> dict[str, Any]:
-    """The same config where it says that bitsandbytes stored the weights in NF4, which is read."""
-    match raw.get("quantization_config"):
-        case {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4", "load_in_4bit": True}:
-            return {name: value for name, value in raw.items() if name != "quantization_config"}
-    return raw
-
-
 def read_hf_config(
     path: str | Path, dtype: Dtype | None = None, longest: int | None = None
 ) -> dict[str, Any]:
@@ -109,9 +108,43 @@ def read_hf_config(
         dtype: of parameters, whatever the file says.
         longest: tokens of the longest sequence, where it is known: a sliding window that it does
             not exceed is full attention.
+
+    Raises:
+        HfConfigError: the file cannot be read, or asks for what is not supported.
+        QuantizedConfigError: weights are stored in codes that are not read.
     """
     file = hf_config_file(path)
-    return config_fields(file, _without_nf4(read_json_object(file)), dtype, longest)
+    return config_fields(file, value_config(file), dtype, longest)
+
+
+def value_config(file: Path) -> dict[str, Any]:
+    """What is in a config.json, of weights that are values once their codes are read.
+
+    Raises:
+        HfConfigError: the file cannot be read.
+        QuantizedConfigError: weights are stored in codes that are not read.
+    """
+    codes_of(file)
+    return without_codes(read_json_object(file))
+
+
+def codes_of(file: Path) -> StoredCodes | None:
+    """What a config.json, or a file beside it, says of codes; None where weights are values.
+
+    Raises:
+        HfConfigError: the file cannot be read.
+        QuantizedConfigError: weights are stored in codes that are not read.
+    """
+    raw = read_json_object(file)
+    found = stored_codes(file, raw)
+    if found is not None or file.name != "config.json":
+        return found
+    for name, method in QUANTIZATION_FILES.items():
+        beside = file.with_name(name)
+        if beside.is_file():
+            told = read_json_object(beside)
+            return stored_codes(beside, {"quantization_config": told | {"quant_method": method}})
+    return None
 
 
 def config_fields(
@@ -128,7 +161,7 @@ def config_fields(
         *(Refusal(*found) for found in rope_refusals(config, raw)),
         *(Refusal(*found) for found in expert_refusals(config, model_type)),
     ]  # fmt: skip
-    if dtype is None and _dtype(config) not in DTYPES:
+    if dtype is None and _dtype(config) not in TRAINED_AS:
         key = "torch_dtype" if config.dtype is None else "dtype"
         reason = f"choose one of {', '.join(DTYPES)}, as by --dtype bfloat16"
         refusals.append(Refusal(key, _dtype(config), reason))
@@ -150,7 +183,7 @@ def config_fields(
         "qk_norm_rows": model_type == "olmoe",
         "qkv_bias": model_type in _OWN_BIAS and config.qkv_bias is not False,
         "tied_embeddings": config.tie_word_embeddings,
-        "dtype": dtype or DTYPES[_dtype(config)],
+        "dtype": dtype or TRAINED_AS[_dtype(config)],
         "experts": _experts(file, config, model_type),
     }
 
@@ -171,15 +204,15 @@ def _experts(file: Path, config: _Config, model_type: str) -> dict[str, Any] | N
         raise HfConfigError(path=file, problem=str(error)) from None
 
 
-def states_dtype(path: str | Path) -> bool:
-    """Whether a config.json says in which dtype its parameters are; float32 where it does not.
+def stated_dtype(path: str | Path) -> str | None:
+    """In which dtype a config.json says that its parameters are; None, if none, means float32.
 
     Raises:
         HfConfigError: the file cannot be read.
     """
-    file = hf_config_file(path)
-    raw = read_json_object(file)
-    return any(raw.get(key) is not None for key in ("dtype", "torch_dtype"))
+    raw = read_json_object(hf_config_file(path))
+    stated = raw.get("dtype") or raw.get("torch_dtype")
+    return None if stated is None else str(stated)
 
 
 def is_own_config(path: str | Path) -> bool:
@@ -197,7 +230,8 @@ def unread_keys(path: str | Path) -> tuple[str, ...]:
     Raises:
         HfConfigError: the file cannot be read.
     """
-    return tuple(key for key in read_json_object(hf_config_file(path)) if key not in _KNOWN)
+    raw = without_codes(read_json_object(hf_config_file(path)))
+    return tuple(key for key in raw if key not in _KNOWN)
 
 
 def describe_problems(error: ValidationError) -> str:
@@ -235,7 +269,10 @@ def read_json_object(file: Path) -> dict[str, Any]:
     try:
         raw = json.loads(read_text(file, "utf-8-sig"))
     except FileNotFoundError:
-        raise HfConfigError(path=file, problem="there is no such file") from None
+        problem = "there is no such file"
+        if (file.parent / "adapter_config.json").exists():
+            problem += "; the folder is an adapter: give its base as the model, and it as --adapter"
+        raise HfConfigError(path=file, problem=problem) from None
     except OSError as error:
         raise HfConfigError(path=file, problem=f"cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -26,7 +26,6 @@ REASONS: Mapping[str, str] = {
     "attention_dropout": "attention has no dropout here",
     "auto_map": "code of the model's own may compute otherwise",
     "hidden_act": "only silu is implemented",
-    "quantization_config": "parameters are bfloat16 or float32, or NF4 of bitsandbytes",
 }
 
 # Labels, generation and bookkeeping: no effect on loss or gradients.

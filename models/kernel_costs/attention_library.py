@@ -155,6 +155,12 @@ def _cudnn_frontend_backward(shape: AttentionShape) -> int:
     return kept + 2 * _float32(rows) + _by_query_head(some) + _lse(some)
 
 
+def _cudnn_sliced_backward(shape: AttentionShape) -> int:
+    """That of the slice that takes the most."""
+    calls = [shape] if shape.most_packed else shape.slices()
+    return max(map(_cudnn_frontend_backward, calls))
+
+
 def _lookup(shape: AttentionShape) -> int:
     """Blocks before each of many sequences of unequal lengths, and the sequence of each block."""
     count = shape.most_packed
@@ -282,4 +288,5 @@ _FORMULAS: Mapping[str, Mapping[AttentionPass, Callable[[AttentionShape], int]]]
         "forward": lambda _: _ALLOCATION_BYTES,
         "backward": _cudnn_frontend_backward,
     },
+    "cudnn_sliced": {"forward": lambda _: _ALLOCATION_BYTES, "backward": _cudnn_sliced_backward},
 }

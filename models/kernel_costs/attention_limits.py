@@ -4,12 +4,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from typing import Literal
 
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 
 _MOST_PROBABILITIES_BYTES = 512 * 2**20
+_MOST_SLICES, _SLICE_QUERIES, _MOST_SLICED_KEYS = 8, 1024, 4
 DeviceName = Literal["cpu", "cuda"]
 
 
@@ -129,6 +131,29 @@ def cudnn_key_heads(
     return next((n for n in divisors if n * of_one <= _MOST_PROBABILITIES_BYTES), 1)
 
 
+def query_slices(num_queries: int, num_keys: int) -> tuple[slice, ...]:
+    """The slices of queries of `cudnn_sliced`: its bits are those of this rule.
+
+    n slices leave (n + 1) / 2n of the square of the queries to be computed. Eight at most, of 1,024
+    queries at least where there are so many, two of shorter sequences from 1,024 on. With more than
+    four times as many keys as queries nearly all that is computed is seen, and each slice would add
+    to nearly all of dK and dV, so there is one.
+
+    Source: an H200's samples of cuDNN 9.18 (docs/benchmarks/nvidia-h200.json): by the rectangle its
+    rate is 458 to 468 TFLOP/s for 16 thousand queries and 1 to 4 times as many keys.
+
+    >>> [len(query_slices(n, n)) for n in (512, 1024, 4096, 8192, 16384)]
+    [1, 2, 4, 8, 8]
+    >>> len(query_slices(4096, 8192)), len(query_slices(4096, 32768))
+    (4, 1)
+    """
+    count = min(_MOST_SLICES, max(num_queries // _SLICE_QUERIES, 2))
+    if num_queries < _SLICE_QUERIES or num_keys > _MOST_SLICED_KEYS * num_queries:
+        count = 1
+    ends = [num_queries * i // count for i in range(count + 1)]
+    return tuple(slice(start, end) for start, end in pairwise(ends))
+
+
 def _limits() -> Mapping[str, AttentionLimits]:
     return {
         "eager": AttentionLimits(),
@@ -147,6 +172,12 @@ def _limits() -> Mapping[str, AttentionLimits]:
             "flash-attn-4", "pip install --pre flash-attn-4"
         )),
         "cudnn_frontend": replace(
+            _on_cuda(128, (9, 10), Library(
+                "nvidia-cudnn-frontend", "pip install nvidia-cudnn-frontend", (1, 18)
+            )),
+            variable_length=False,
+        ),
+        "cudnn_sliced": replace(
             _on_cuda(128, (9, 10), Library(
                 "nvidia-cudnn-frontend", "pip install nvidia-cudnn-frontend", (1, 18)
             )),

@@ -97,6 +97,17 @@ def _cudnn_frontend_backward(shape: AttentionShape) -> int:
     return max(_dense_lse_of_each(shape), _eager_backward(shape.of_one_token))
 
 
+def _cudnn_sliced_backward(shape: AttentionShape) -> int:
+    """Float32 sums of dK and dV, and a slice's own beside its log-sum-exps, which are not dense."""
+    slices = shape.slices()
+    if shape.most_packed or len(slices) == 1:
+        return _cudnn_frontend_backward(shape)
+    sums = 0 if shape.sliced else _float32(shape.num_kv_elements)
+    return sums + max(
+        _float32(one.rows) + aligned(one.num_kv_elements * one.itemsize_bytes) for one in slices
+    )
+
+
 def _eager_forward(shape: AttentionShape) -> int:
     """Q and output of a query tile, three scalars a row, and a tile of K, V and scores."""
     shape = shape.longest
@@ -145,4 +156,5 @@ _FORMULAS: Mapping[str, Mapping[AttentionPass, Callable[[AttentionShape], int]]]
     "flash3": {"forward": _nothing, "backward": _written_backward},
     "flash4": {"forward": _dense_lse, "backward": _written_backward},
     "cudnn_frontend": {"forward": _cudnn_frontend_forward, "backward": _cudnn_frontend_backward},
+    "cudnn_sliced": {"forward": _cudnn_frontend_forward, "backward": _cudnn_sliced_backward},
 }

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
+from twinstream.models.kernel_costs.attention_limits import query_slices
 from twinstream.models.spec import ITEMSIZE_BYTES
 
 AttentionPass = Literal["forward", "backward"]
@@ -56,6 +57,17 @@ class AttentionShape:
     def num_kv_elements(self) -> int:
         """Elements of K and V together."""
         return self.num_sequences * self.num_keys * 2 * self.num_kv_heads * self.head_dim
+
+    def slices(self) -> "list[AttentionShape]":
+        """Calls for slices of the queries (`query_slices`), which add to gradients of K and V."""
+        found = query_slices(self.num_queries, self.num_keys)
+        return [
+            replace(
+                self, num_queries=one.stop - one.start, num_keys=self.num_past + one.stop,
+                sliced=True,
+            )
+            for one in found
+        ]  # fmt: skip
 
     @property
     def longest(self) -> "AttentionShape":

@@ -6,7 +6,7 @@ from twinstream.models.kernel_costs.workspace import workspace_bytes
 from twinstream.schedule.chain import Input, Output, Recompute, Task
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute, KernelCall, Label, Mode, Processor, TaskOperand
-from twinstream.schedule.tensors import Role, Tensor
+from twinstream.schedule.tensors import Role, Tensor, flat_shape
 
 
 class ChainBuilder:
@@ -31,13 +31,11 @@ class ChainBuilder:
             self._parts.setdefault(tensor.parent, []).append(tensor.tensor_id)
 
     def declare_flat(self, tensor_id: str, size_bytes: int, role: Role, dtype: str) -> None:
-        """A flat tensor whose inner layout is the kernels' business; its shape is in bytes."""
+        """A flat tensor whose inner layout is the kernels' business."""
+        dtype, shape = flat_shape(size_bytes, dtype)
         self.declare(
-            Tensor(
-                tensor_id=tensor_id, size_bytes=size_bytes, role=role, dtype=dtype,
-                shape=(size_bytes,),
-            )
-        )  # fmt: skip
+            Tensor(tensor_id=tensor_id, size_bytes=size_bytes, role=role, dtype=dtype, shape=shape)
+        )
 
     def call(
         self,

@@ -18,7 +18,7 @@ from twinstream.models.recipe import BEFORE_NEXT_USE, Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.models.trained import all_groups, layout_of, trained_groups
 from twinstream.models.update_rules import states_of_element
-from twinstream.schedule.tensors import Role, Tensor
+from twinstream.schedule.tensors import Role, Tensor, flat_shape
 from twinstream.schedule.workload import Workload
 
 STEP_STATE_BYTES = 64
@@ -241,13 +241,14 @@ def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
     for kind, role, dtype, sizes in kinds:
         builder.declare_flat(f"{kind}.{group}", sum(sizes), role, dtype)
         for number, part in enumerate(parts if len(parts) > 1 else ()):
+            part_dtype, shape = flat_shape(sizes[number], dtype)
             builder.declare(
                 Tensor(
                     tensor_id=f"{kind}.{part.suffix}",
                     size_bytes=sizes[number],
                     role=role,
-                    dtype=dtype,
-                    shape=(sizes[number],),
+                    dtype=part_dtype,
+                    shape=shape,
                     parent=f"{kind}.{group}",
                     offset_bytes=sum(sizes[:number]),
                 )

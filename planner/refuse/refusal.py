@@ -39,7 +39,8 @@ def refusal(cuts: Cuts, fits: Callable[[Workload, Caps], bool]) -> InfeasiblePla
         needs = {cut: _needed_bytes(cuts, cut, side) for cut in cuts.smallest}
         proven[side] = min(needs.values())
         enough[side] = _tried(caps, side, needs, fits)
-    too_small = [side for side in _SIDES if proven[side] > (_cap(caps, side) or inf)]
+    caps_now = {side: _cap(caps, side) for side in _SIDES}
+    too_small = [s for s, cap in caps_now.items() if cap is not None and proven[s] > cap]
     short = [*too_small, *(side for side in _SIDES if enough[side] is not None), "device"][0]
     chain = cuts.view(smallest_workload(cuts), PROGRAM_ROUNDS).chain
     library = with_library_memory(caps, chain).library_bytes
@@ -49,6 +50,7 @@ def refusal(cuts: Cuts, fits: Callable[[Workload, Caps], bool]) -> InfeasiblePla
             "optimal", short, _cap(caps, short) or 0, needed[short] or 0, _largest_task(chain),
             enough["device"], enough["host"], library,
             proven=(needed["device"], needed["host"]),
+            other_cap_bytes=_cap(caps, "host" if short == "device" else "device"),
         )
     )  # fmt: skip
 
@@ -59,7 +61,15 @@ def unnamed_refusal(cuts: Cuts) -> InfeasiblePlan:
     chain = cuts.view(smallest_workload(cuts), PROGRAM_ROUNDS).chain
     return InfeasiblePlan(
         Shortage(
-            "optimal", "device", have, have, _largest_task(chain), None, None, proven=(None, None)
+            "optimal",
+            "device",
+            have,
+            have,
+            _largest_task(chain),
+            None,
+            None,
+            proven=(None, None),
+            other_cap_bytes=cuts.caps.host_bytes,
         )
     )
 

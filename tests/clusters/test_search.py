@@ -19,6 +19,7 @@ from twinstream.clusters.search.space import NoLayoutError, layouts, told
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.models.parallel.layout import LayoutError
 from twinstream.models.presets import load_model
+from twinstream.models.recipe import Recipe
 
 GIB = 2**30
 
@@ -41,6 +42,24 @@ def test_the_fastest_of_few_layouts_is_that_of_simulating_them_all():
     fastest = min(every, key=every.__getitem__)
     assert found.best[0].prediction.step_s <= 1.01 * every[fastest]
     assert told(found.best[0].layout) in every
+
+
+def test_rows_are_of_different_degrees_and_the_fastest_of_each_kind_is_among_them():
+    """The best of every number of experts' ranks, as a search of that alone has it."""
+    job = _job(MIXTURE).model_copy(update={"recipe": Recipe()})
+    cluster, told_of = load_cluster("h100_dgx"), list[str]()
+    found = search_layouts(job, 8, cluster, {"tp": 1, "micro_batch": 1}, progress=told_of.append)
+    degrees = [(one.job.is_own, one.layout.pp, one.layout.dp, one.layout.ep) for one in found.best]
+    assert len(set(degrees)) == len(degrees)
+    assert {one.layout.ep for one in found.best} == {1, 2, 4, 8}
+    assert {one.job.is_own for one in found.best} == {False, True}
+    for ep in (4, 8):
+        only = search_layouts(job, 8, cluster, {"tp": 1, "micro_batch": 1, "ep": ep})
+        shown = min(one.prediction.step_s for one in found.best if one.layout.ep == ep)
+        assert shown == pytest.approx(only.best[0].prediction.step_s, rel=0.05)
+    first, last = told_of[2], told_of[-1]
+    assert re.search(r"^\d+ of at most \d+ layouts simulated, best so far tp1 .*: about \d", first)
+    assert re.search(r"^simulating whole tp1 .*, best so far tp1 .*: \d", last)
 
 
 def test_processes_beside_this_one_find_the_same(monkeypatch):

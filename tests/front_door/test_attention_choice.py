@@ -1,16 +1,21 @@
 """`--attention`: what is planned with, and what is told where that cannot be."""
 
 import json
+import re
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 
 import pytest
 
+import twinstream as ts
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream.hardware_profiles.loader import load_machine, override, save_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine
+from twinstream.measures.missing_attention import missing_attention_notes
 from twinstream.models.kernel_costs import attention_limits
 from twinstream.models.kernel_costs.attention_limits import UnknownAttentionError
 from twinstream.models.presets import load_preset
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.planner.kernel_choice import UnsuitableAttentionError, attention_for
 
 SPEC = load_preset("8b")
@@ -25,7 +30,11 @@ def naming(attention: str) -> Machine:
     ("machine", "changes", "chosen"),
     [
         (load_machine("cpu"), {}, "eager"),
-        (load_machine("h200"), {}, "sdpa_flash"),
+        (load_machine("h100"), {}, "flash3"),
+        (load_machine("h100"), {"head_dim": 256}, "sdpa_flash"),
+        (load_machine("h200"), {}, "cudnn_frontend"),
+        (load_machine("b200"), {}, "flash4"),
+        (load_machine("rtx4090"), {}, "sdpa_flash"),
         (naming("flash4"), {}, "flash4"),
         (naming("flash4"), {"head_dim": 256}, "sdpa_flash"),
         (naming("flash4"), {"dtype": "float32"}, "eager"),
@@ -47,7 +56,7 @@ def test_auto_leaves_out_what_is_not_made_for_the_device():
 @pytest.mark.parametrize(
     ("installed", "machine", "chosen"),
     [
-        (("flash-attn-4", "flash-attn-3"), "h100", "flash4"),
+        (("flash-attn-4", "flash-attn-3"), "h100", "flash3"),
         (("flash-attn-4",), "b200", "flash4"),
         (("flash-attn-3",), "h100", "flash3"),
         (("flash-attn-3",), "b200", "sdpa_flash"),
@@ -55,7 +64,7 @@ def test_auto_leaves_out_what_is_not_made_for_the_device():
         (("flash-attn", "nvidia-cudnn-frontend"), "h100", "sdpa_flash"),
     ],
 )
-def test_auto_takes_the_faster_library_that_is_installed_on_hopper_and_blackwell(
+def test_what_is_installed_decides_where_the_step_is_computed_and_nowhere_else(
     installed, machine, chosen, monkeypatch
 ):
     def version(name):
@@ -63,13 +72,36 @@ def test_auto_takes_the_faster_library_that_is_installed_on_hopper_and_blackwell
             raise PackageNotFoundError(name)
         return "4.0"
 
+    elsewhere = attention_for(load_machine(machine), SPEC)
     monkeypatch.setattr(attention_limits, "version", version)
-    assert attention_for(load_machine(machine), SPEC) == chosen
-    assert attention_for(naming("sdpa_flash"), SPEC) == "sdpa_flash", (
+    assert attention_for(load_machine(machine), SPEC, here=True) == chosen
+    assert attention_for(load_machine(machine), SPEC) == elsewhere
+    assert attention_for(naming("sdpa_flash"), SPEC, here=True) == "sdpa_flash", (
         "what was measured comes first"
     )
     wide = SPEC.model_copy(update={"head_dim": 256})
-    assert attention_for(load_machine(machine), wide) == "sdpa_flash"
+    assert attention_for(load_machine(machine), wide, here=True) == "sdpa_flash"
+
+
+def test_what_a_missing_attention_costs_is_said():
+    machine, step = load_machine("h100"), ts.TrainingStep(8192, 65_536)
+    spec = load_preset("8b").model_copy(update={"num_layers": 2})
+
+    def step_ns(attention):
+        kernels = KernelChoice(vector="triton", attention=attention)
+        schedule = ts.plan(
+            spec, machine, step=replace(step, recipe=Recipe(kernels=kernels)), policy="resident"
+        )
+        return schedule, ts.simulate(schedule, machine).step_ns
+
+    usual, fast_ns = step_ns("flash4")
+    slower, slow_ns = step_ns("sdpa_flash")
+    (told,) = missing_attention_notes(slower, machine)
+    assert "flash-attn-4 is not installed" in told and "not measured by us" in told
+    (longer,) = re.findall(r"about (\d+)% longer", told)
+    assert int(longer) / 100 == pytest.approx(slow_ns / fast_ns - 1, abs=0.02)
+    assert missing_attention_notes(usual, machine) == ()
+    assert missing_attention_notes(slower, load_machine("a100")) == ()
 
 
 def test_auto_takes_none_that_is_called_for_each_of_packed_sequences(tmp_path):

@@ -1,6 +1,11 @@
 """What the README names is there, and is what it says."""
 
+import json
 import re
+import runpy
+import sys
+
+import pytest
 
 from tests.contract.package_tree import REPO
 from tests.front_door.command_line import call, error_of
@@ -57,3 +62,27 @@ def test_a_slow_step_has_a_throughput(tmp_path):
     told = call("plan", *step, "--machine", slow, "--policy", "streaming").out
     (line,) = (line for line in told.splitlines() if "throughput" in line)
     assert re.search(r"[1-9].* tokens/s", line), line
+
+
+SMALL_MODEL = str(REPO / "examples" / "small_model.py")
+
+
+def test_the_model_of_the_readme_takes_chats_and_ends_its_answers(tmp_path):
+    """As the README has it, made of one package's docstrings."""
+    made = runpy.run_path(SMALL_MODEL)["main"]
+    made.__globals__["PACKAGES"] = (json,)
+    made(tmp_path / "small")
+    turns = [("user", "What is a tensor?"), ("assistant", "An array with a dtype.")]
+    rows = [{"messages": [{"role": role, "content": text} for role, text in turns]}]
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text("\n".join(map(json.dumps, rows * 20)))
+    told = call("train", tmp_path / "small/model", chat, "--dry-run", "--seq-len", 128,
+                "--tokens-per-step", 256, "--machine", "cpu")  # fmt: skip
+    assert told.code == 0, told.err
+    assert "no end token is learned" not in told.out + told.err
+
+
+def test_a_missing_package_of_the_readmes_example_is_one_message(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(SystemExit, match=r"transformers is not installed .* -m pip install"):
+        runpy.run_path(SMALL_MODEL)

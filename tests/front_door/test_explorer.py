@@ -252,6 +252,7 @@ def test_a_url_may_not_open_files(tmp_path):
         ({"seq_len": ""}, "sequence length is missing"),
         ({"seq_len": "0"}, "sequence length needs a whole number from 1"),
         ({"policy": "optimall"}, "policy 'optimall' is unknown"),
+        ({"policy": "mine.py:POLICY"}, "a page opens none"),
         ({"tokens_per_step": "100"}, "whole sequences"),
         ({"device_mem": "24XiB"}, "24GiB"),
         ({"policy": "greedy"}, "'greedy'"),

@@ -11,7 +11,7 @@ import twinstream as ts
 from tests.front_door.command_line import call
 from tests.training.small_runs import write_rows
 from twinstream.commands.fit import lengths_of, prices_of
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.study.fit.cells import FitCell, FitQuestion, FitTable, ways
 from twinstream.study.fit.screen import fit_screen
 
@@ -120,13 +120,40 @@ def test_cells_come_quickly_first_and_get_no_worse() -> None:
     seen: list[FitCell] = []
     question = FitQuestion("tiny", ("rtx4090",), (512,), 2048, device_mem="2GiB", host_mem="1GiB")
     tables: list[FitTable] = []
-    found = ts.fit(question, on_cell=seen.append, on_table=tables.append)
+    found = ts.fit(question, effort="normal", on_cell=seen.append, on_table=tables.append)
     assert [len(one.cells) for one in tables[: len(ways())]] == [1, 2, 3, 4, 5]
     assert tables[-1] == found and "..." not in shown(found)
     quick = {cell.way: cell for cell in seen if cell.effort == "quick"}
     assert len(seen) == 2 * len(ways()) and [c.effort for c in seen[: len(ways())]] == ["quick"] * 5
     for cell in found.cells:
         assert (cell.tokens_per_s or 0) >= (quick[cell.way].tokens_per_s or 0)
+
+
+def test_rows_say_what_is_bfloat16_and_what_no_gpu_has_run() -> None:
+    """The latter as docs/benchmarks/gpu.md lists it; every cell has an error."""
+    given = ("qwen3-0.6b", "--machine", "rtx4090", "--seq-len", 512, "--tokens-per-step", 2048)
+    screen = " ".join(call("fit", *given, "--jobs", 1).out.split())
+    assert "full: weights, gradients and optimizer state in bfloat16." in screen
+    assert "adapters, gradients and optimizer state in bfloat16, base in nf4." in screen
+    assert "rounded stochastically; there is no float32 master" in screen
+    assert "twinstream train Qwen3-0.6B DATA" in screen
+    assert "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B" in screen
+    told = screen.partition("Not yet run on a GPU, only on CPUs: ")[2].partition(".")[0]
+    assert "full, 8-bit optimizer (8-bit state)" in told and "full (" not in told
+    text = Path("docs/benchmarks/gpu.md").read_text().partition("## Not yet run on a GPU")[2]
+    rows = text.lower()
+    for name in ("LoRA", "a base in few bits", "DPO", "8-bit state", "mixtures of experts",
+                 "models of other families"):  # fmt: skip
+        assert name.lower() in rows
+    assert screen.count("+/-") == 5
+    assert "--effort normal refines" in screen
+    assert "Not yet run" not in call("fit", "tiny", "--machine", "cpu", *STEP).out
+    unknown = FitTable(
+        model="m", tokens_per_step=1, dataset_tokens=None, peaks={"x": ""}, caps={"x": Caps()},
+        cells=(FitCell(machine="x", way="full", seq_len=1, is_own=False, tokens_per_step=1,
+                       tokens_per_s=9.0, mfu=0.5, command="", effort="quick"),),
+    )  # fmt: skip
+    assert "9.0 +/- ?" in shown(unknown) or "9 +/- ?" in shown(unknown)
 
 
 def test_what_has_no_kernels_is_refused_by_name() -> None:

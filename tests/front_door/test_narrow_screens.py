@@ -12,6 +12,15 @@ from rich.console import Console
 from tests.front_door.command_line import TINY_STEP, call
 from tests.front_door.test_looks import what_if
 from twinstream.commands import output
+from twinstream.fidelity.fit_report import observation_table, parameter_table
+from twinstream.hardware_profiles.calibration.fitting import (
+    Fit,
+    FittedObservation,
+    FittedParameter,
+    Observation,
+)
+from twinstream.hardware_profiles.calibration.parameters import Parameter
+from twinstream.hardware_profiles.loader import load_machine
 from twinstream.screens.fitted_table import FittedTable
 from twinstream.study.whatif.screen import sensitivities_table
 
@@ -28,6 +37,57 @@ COMMANDS = {
     "verify": ("verify", "SCHEDULE"),
     "simulate": ("simulate", "SCHEDULE"),
     "compare": ("compare", "SCHEDULE", "PREDICTED", "MEASURED", "--machine", "cpu"),
+    "plan of a cluster": (
+        "plan",
+        "--cluster",
+        "h100_dgx",
+        "--gpus",
+        16,
+        "--model",
+        "8b",
+        "--seq-len",
+        8192,
+        "--global-batch",
+        32,
+        "--pp",
+        2,
+        "--tp",
+        8,
+        "--tokens",
+        "1e12",
+        "--price-per-gpu-hour",
+        2.5,
+    ),
+    "what if": (
+        "whatif",
+        *TIGHT,
+        "--policy",
+        "streaming",
+        "--set",
+        "device_mem=8MiB",
+        "--set",
+        "pcie_h2d_bytes_per_s=16e9",
+        "--tokens",
+        "1e12",
+        "--price-per-gpu-hour",
+        2.5,
+    ),
+    "fit": (
+        "fit",
+        "tiny",
+        "--machine",
+        "h100",
+        "--machine",
+        "rtx4090",
+        "--seq-len",
+        "64,128",
+        "--tokens-per-step",
+        256,
+        "--jobs",
+        1,
+        "--effort",
+        "quick",
+    ),
     "validate": ("validate", "--machine", "rtx3090", "--measured", "examples/measured.csv"),
 }
 
@@ -74,6 +134,21 @@ def test_no_what_if_cuts_a_number():
     screens = Screens()
     screens.print(sensitivities_table(what_if((-0.9, -0.5, -0.1, 0.1, 0.5, 1.0, 2.0, 3.0))))
     screens.check()
+
+
+def test_no_calibration_cuts_a_number():
+    known = (("sustained", 0.01), ("attention_backward_head_dim_128", 0.01), ("kept", 1.0))
+    parameters = tuple(
+        FittedParameter(Parameter(name, "", (), 1.0, 0.5, 2.0), 0.71, 0.78, 1.1, width, 14)
+        for name, width in known
+    )
+    times = FittedObservation(Observation("H100, 1B, 512 tokens", "", 9.5), 9.1, 9.4, 9.3)
+    fit = Fit(load_machine("h100"), parameters, (times,), 3)
+    screens = Screens()
+    screens.print(parameter_table(fit))
+    screens.print(observation_table(fit))
+    screens.check()
+    assert "too little of kept" in screens[60].file.getvalue()
 
 
 heads = st.lists(st.text("abc ", min_size=1, max_size=24).map(str.strip), min_size=1, max_size=8)

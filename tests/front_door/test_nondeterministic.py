@@ -54,7 +54,7 @@ def test_python_refuses_it_too_where_the_recipe_does_not_allow_it():
 
 def test_the_flag_leaves_the_default_deterministic():
     described = call("plan", *ASKED, "--nondeterministic", "--json").json()
-    assert described["kernels"] == {"vector": "triton", "attention": "sdpa_flash"}
+    assert described["kernels"] == {"vector": "triton", "attention": "cudnn_frontend"}
     assert described["nondeterministic"] == []
 
 

@@ -29,7 +29,8 @@ def compared():
 def test_what_is_assumed_and_a_host_taken_whole_are_said():
     plan = ("plan", "--model", "1b", "--seq-len", 2048, "--tokens-per-step", 8192)
     fitted = call(*plan, "--machine", "h100", "--attention", "flash3", "--json").json()
-    recipe, error = fitted["notes"]
+    recipe, error, usual = fitted["notes"]
+    assert "flash3 is assumed of h100" in usual
     assert "attention flash3" in recipe and fitted["why_not_here"] in recipe
     assert "\n" not in error  # only screens wrap
     assert "+/- 1.0 %, worst 7.8 %" in error and fitted["uncertainty"]["mean"] == 0.0104

@@ -340,3 +340,53 @@ def test_a_sweep_says_which_of_its_cells_are_slower_with_more(config, swept, tmp
     assert worst["by"] == pytest.approx(max(others) / float(most["tokens_per_s"]) - 1)
     out = " ".join(call("sweep", config, "-o", folder).out.split())
     assert f"{worst['by']:.1%} longer per token" in out
+
+
+OWN = """
+[fixed]
+model = "tiny"
+seq_len = 64
+tokens_per_step = 256
+price_per_gpu_hour = { cpu = 0.5, rtx4090 = 2.0 }
+[axes]
+machine = ["cpu", "rtx4090"]
+policy = ["optimal", "mine.py:POLICY"]
+"""
+
+
+def test_a_policy_of_ones_own_and_prices_by_machine(tmp_path):
+    """As `plan` has it, and the price of each; a policy that is edited is planned anew."""
+    shutil.copy("examples/greedy_policy.py", tmp_path / "mine.py")
+    config = tmp_path / "own.toml"
+    config.write_text(OWN)
+    cells = {(c.values["machine"], c.values["policy"]): c for c in load_config(config).cells()}
+    assert len(cells) == 4
+    for (machine, policy), cell in cells.items():
+        assert cell.price_per_gpu_hour == {"cpu": 0.5, "rtx4090": 2.0}[machine]
+        if policy == "optimal":
+            continue
+        plan = call("plan", "--model", "tiny", "--seq-len", 64, "--tokens-per-step", 256,
+                    "--machine", machine, "--json",
+                    "--policy", f"{tmp_path}/mine.py:POLICY")  # fmt: skip
+        assert plan.code == 0, plan.err
+        expected = json.loads(plan.out)["tokens_per_s"]
+        assert cell.query.answer().tokens_per_s == pytest.approx(expected)
+    keys = {cell.key for cell in cells.values()}
+    with (tmp_path / "mine.py").open("a") as file:
+        file.write("# edited\n")
+    anew = {cell.key for cell in load_config(config).cells()}
+    assert len(keys & anew) == 2 and len(anew) == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("mine.py:POLICY", "mine", "or FILE.py:NAME of your own"),
+        ("rtx4090 = 2.0", "h100 = 2.0", "price_per_gpu_hour is of 'h100', and the sweep is of cpu"),
+        ("rtx4090 = 2.0", "rtx4090 = -1", "needs a price from 0, got -1"),
+    ],
+)
+def test_policies_and_prices_that_are_none_are_refused(old, new, says, tmp_path):
+    config = tmp_path / "own.toml"
+    config.write_text(OWN.replace(old, new))
+    assert says in " ".join(error_of("sweep", config).split())

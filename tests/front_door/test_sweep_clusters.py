@@ -23,7 +23,7 @@ tp = "open"
 zero = 3
 [axes]
 gpus = [8, 16]
-"machine.device_memory_bytes" = ["3GB", "24GiB"]
+"machine.device_memory_bytes" = ["2GB", "24GiB"]
 """
 ASK = {"model": "1b", "cluster": "h100_dgx", "global_batch": 16, "seq_len": 512, "gpus": 8}
 
@@ -48,7 +48,7 @@ def config(tmp_path_factory) -> Path:
 def swept(config) -> Path:
     outcome = call("sweep", config, "-o", config.parent / "whole", "--jobs", 1)
     assert outcome.code == 0, outcome.err
-    assert "4 cells: 3 ok, 1 infeasible; 4 now" in outcome.out
+    assert "4 cells: 2 ok, 2 infeasible; 4 now" in outcome.out
     return config.parent / "whole"
 
 
@@ -87,7 +87,7 @@ def test_money_is_the_price_of_the_gpus_for_as_long(swept):
 
 
 def test_what_does_not_fit_has_a_reason(swept):
-    row = row_of(swept, 8, "3GB")
+    row = row_of(swept, 8, "2GB")
     assert (row["status"], row["tokens_per_s"]) == ("infeasible", "")
     assert "fits: the leanest" in row["reason"]
 
@@ -104,7 +104,7 @@ def test_a_sweep_that_was_cut_off_makes_only_what_is_missing(swept, config, tmp_
 def test_the_page_and_the_grids_show_layouts(swept, config):
     found = grids(load_config(config), rows_of(swept))
     assert [grid.title for grid in found] == [""]
-    assert found[0].y_labels == ("3GB", "24GiB")
+    assert found[0].y_labels == ("2GB", "24GiB")
     assert [metric.name for metric in found[0].metrics][-1] == "money a billion tokens"
     assert found[0].levels["tokens_per_s"][1, 0] == float(row_of(swept, 8, "24GiB")["tokens_per_s"])
     html = (swept / "sweep.html").read_text()

@@ -99,7 +99,7 @@ def test_a_profile_that_does_not_say_whose_its_rates_are_is_told_of():
         key: curve.model_copy(update={"implementation": None})
         for key, curve in machine.efficiency.items()
     }
-    nobodys = machine.model_copy(update={"efficiency": curves})
+    nobodys = machine.model_copy(update={"efficiency": curves, "attention": None})
     [note] = rate_notes(planned_with("sdpa_flash"), nobodys)
     assert "does not say whose its rates of attention are" in note
 
@@ -107,6 +107,9 @@ def test_a_profile_that_does_not_say_whose_its_rates_are_is_told_of():
 def test_nothing_is_told_of_its_own_rate_nor_of_old_documents():
     machine = load_machine("h100")
     schedule = planned_with("flash3")
+    (usual,) = rate_notes(schedule, machine)
+    assert usual.startswith("Attention flash3 is assumed of h100: what is usually trained with")
+    machine = machine.model_copy(update={"attention": None})
     assert rate_notes(schedule, machine) == []
     calls = {
         name: found.model_copy(

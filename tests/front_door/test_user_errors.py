@@ -7,7 +7,6 @@ import pytest
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from tests.front_door.conftest import Files
 from twinstream.hardware_profiles.loader import machine_names
-from twinstream.models.presets import preset_names
 from twinstream.planner.policies import policy_names
 
 PLAN = ("plan", *TINY_STEP, "--machine", "cpu")
@@ -20,7 +19,7 @@ RUN = ("run", *TINY_STEP, "--backend", "cpu")
 
 WRONG = [
     (("pln",), ["pln"]),
-    (("plan", "--model", "9b", "--machine", "h100", "--seq-len", 64), ["'9b'", *preset_names()]),
+    (("plan", "--model", "9b", "--machine", "h100", "--seq-len", 64), ["'9b'", "twinstream model"]),
     (("plan", *TINY_STEP, "--machine", "h1000"), ["'h1000'", *machine_names()]),
     (("plan", *TINY_STEP, "--machine", "nowhere/mine.toml"), ["nowhere/mine.toml"]),
     (("plan", *TINY_STEP[2:], "--machine", "cpu", "--model", "no/config.json"), ["no/config.json"]),
@@ -216,7 +215,7 @@ def test_without_torch_the_message_says_how_to_install_it(files, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "torch", None)
     for command in (("run", files.schedule), ("probe",), ("demo",)):
-        assert "twinstream[executor]" in error_of(*command)
+        assert "twinstream[train]" in error_of(*command)
 
 
 def test_a_run_that_memory_cannot_hold_is_refused_at_once(files, monkeypatch):

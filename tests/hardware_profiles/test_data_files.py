@@ -15,7 +15,7 @@ COMMON_FIELDS = tuple(field for field in NUMBER_FIELDS if field not in NARROW_PE
 # bf16 dense TFLOP/s, PCIe one way GB/s, host DRAM GB/s, HBM GB/s, device memory MiB
 FIGURES = {
     "h100": (989, 64, 307, 3350, 81559),
-    "h200": (989, 64, 307, 4800, 143771),
+    "h200_datasheet": (989, 64, 307, 4800, 143771),
     "a100": (312, 32, 188, 2039, 81920),
     "rtx5090": (209.5, 64, 83, 1792, 32607),
     "rtx3090": (71, 32, 51, 936, 24576),
@@ -30,14 +30,14 @@ FIGURES = {
 }
 FITTED = ("h100", "rtx3090")
 DATASHEET = ("h100_datasheet", "rtx3090_datasheet")
-BORROWED = ("a100", "b200", "gh200", "h200", "mi300x", "rtx4090", "rtx5090")
+BORROWED = ("a100", "b200", "gh200", "h200_datasheet", "mi300x", "rtx4090", "rtx5090")
 TRAINING = ("a100_training", "h100_training")  # fitted to steps of clusters
-PROBED = ("h200_probed",)
+PROBED = ("h200",)
 UNITS = ("matmul", "attention_forward", "attention_backward", "rms_norm", "adamw", "any_other")
 
 
 def test_what_was_probed_says_so_and_the_rest_is_its_base():
-    probed, base = load_machine("h200_probed"), load_machine("h200")
+    probed, base = load_machine("h200"), load_machine("h200_datasheet")
     assert probed.peak_bf16_flop_per_s == base.peak_bf16_flop_per_s
     for field in ("pcie_h2d_bytes_per_s", "launch_latency_ns", "device_reserve_bytes"):
         number = getattr(probed, field)

@@ -179,8 +179,13 @@ def test_a_dtype_that_was_given_is_taken_whatever_the_file_says(tmp_path: Path) 
         path.write_text(json.dumps(META_LLAMA_3_8B | {"torch_dtype": told}))
         assert load_model(path, dtype="bfloat16").dtype == "bfloat16"
     path.write_text(json.dumps(META_LLAMA_3_8B | {"torch_dtype": "float16"}))
-    with pytest.raises(UnsupportedConfigError, match="--dtype bfloat16"):
-        load_model(path)
+    assert load_model(path).dtype == "bfloat16" and load_model(path, dtype="float32")
+    [note] = model_notes(path, None)
+    assert "is in float16" in note and "rounded to bfloat16. --dtype float32 keeps" in note
+    assert model_notes(path, "float32") == []
+    path.write_text(json.dumps(META_LLAMA_3_8B | {"torch_dtype": "float64"}))
+    [note] = model_notes(path, None)
+    assert "states float64, in which nothing is trained here: float32 is taken." in note
     assert load_model("8b", dtype="float32").dtype == "float32"
 
 

@@ -1,5 +1,6 @@
 """Refusing, by name and in one message, what a config.json asks for and is not supported."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ from tests.models.published_configs import (
     read_config,
 )
 from twinstream.models.hf.config import HfConfigError, UnsupportedConfigError
+from twinstream.models.hf.quantization import QuantizedConfigError
+from twinstream.models.presets import model_notes
 from twinstream.models.spec import ModelSpec
+from twinstream.tracing import find_model, path_notes
 
 LLAMA_3_1 = META_LLAMA_3_1_8B["rope_scaling"]
 YARN = {"rope_type": "yarn", "factor": 8.0}
@@ -34,8 +38,6 @@ YARN = {"rope_type": "yarn", "factor": 8.0}
         ("llama", "attention_dropout", 0.1),
         ("llama", "hidden_act", "gelu"),
         ("llama", "partial_rotary_factor", 0.5),
-        ("llama", "quantization_config", {"quant_method": "gptq"}),
-        ("llama", "torch_dtype", "float16"),
         ("llama", "dtype", "float8_e4m3fn"),
         ("llama", "is_encoder_decoder", True),
         ("llama", "architectures", ["LlamaForSequenceClassification"]),
@@ -104,7 +106,7 @@ def test_all_refusals_are_told_in_one_message(tmp_path: Path) -> None:
 def test_a_long_value_is_cut_in_the_message_and_whole_on_the_error(tmp_path: Path) -> None:
     value = {"modules": ["layer"] * 1000}
     with pytest.raises(UnsupportedConfigError) as caught:
-        read_config(tmp_path, META_LLAMA_3_8B | {"quantization_config": value})
+        read_config(tmp_path, META_LLAMA_3_8B | {"adapter_of_mine": value})
     assert len(str(caught.value)) < 600
     assert caught.value.refusals[0].value == value
 
@@ -204,3 +206,70 @@ def test_a_missing_file_and_a_folder_without_one_are_named(tmp_path: Path) -> No
         with pytest.raises(HfConfigError, match="there is no such file") as caught:
             ModelSpec.from_hf_config(path)
         assert str(tmp_path / "config.json") in str(caught.value)
+
+
+FP8 = {"type": "float", "num_bits": 8, "strategy": "channel"}
+IN_4_BITS = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+READ: list[dict[str, object]] = [
+    {"quant_method": "bitsandbytes", **IN_4_BITS}, IN_4_BITS, {"load_in_8bit": True}, {},
+    {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+    {"quant_method": "fp8", "weight_block_size": [128, 128]}, {"quant_method": "fp8"},
+    {"quant_method": "mxfp8"}, {"quant_method": "fbgemm_fp8"}, {"quant_method": "mxfp4"},
+    {"quant_method": "modelopt", "quant_algo": "FP8"},
+    {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": FP8}}},
+    {"quant_method": "compressed-tensors",
+     "config_groups": {"group_0": {"weights": FP8 | {"type": "int"}}}},
+]  # fmt: skip
+NOT_READ: list[tuple[object, str]] = [
+    ({"quant_method": "gptq", "bits": 4}, "by gptq in 4 bits"), ({"quant_method": "awq"}, "by awq"),
+    *(({"quant_method": one}, f"by {one} ") for one in ("hqq", "aqlm", "torchao", "quanto")),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "x"}, "'x'"),
+    ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "weight_block_size"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
+    ({"quant_method": "compressed-tensors", "format": "pack-quantized",
+      "config_groups": {"group_0": {"weights": FP8 | {"num_bits": 4, "type": "int"}}}},
+     "int of 4 bits (pack-quantized)"),
+    ({"quant_method": "compressed-tensors",
+      "config_groups": {"a": {"weights": FP8 | {"type": "int", "symmetric": False}}}}, "int of 8"),
+    ({"quant_method": "compressed-tensors", "sparsity_config": {"format": "bitmask"}}, "bitmask"),
+    (5, "quantization_config is 5"), ({"bits": 4}, "names no quant_method"), ("fp8", "'fp8'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("told", READ)
+def test_codes_that_are_read_leave_a_model_as_it_is(
+    told: dict[str, object], tmp_path: Path
+) -> None:
+    plain = read_config(tmp_path, META_LLAMA_3_8B)
+    assert read_config(tmp_path, META_LLAMA_3_8B | {"quantization_config": told}) == plain
+    assert bool(model_notes(tmp_path, None)) == bool(told)
+
+
+@pytest.mark.parametrize(("told", "says"), NOT_READ)
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_codes_that_are_not_read_are_named_before_anything_is_planned(
+    model_type: str, told: object, says: str, tmp_path: Path
+) -> None:
+    """Whether the family has kernels of ours or would be traced."""
+    config = META_LLAMA_3_8B | {"model_type": model_type, "quantization_config": told}
+    with pytest.raises(QuantizedConfigError, match=r"quantised .* Give the unquantised fol") as at:
+        read_config(tmp_path, config)
+    assert says in str(at.value)
+    with pytest.raises(QuantizedConfigError):
+        find_model(tmp_path)
+
+
+def test_codes_that_only_a_file_beside_the_config_names_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "quantize_config.json").write_text('{"bits": 4, "group_size": 128}')
+    with pytest.raises(QuantizedConfigError, match=r"quantize_config\.json: .* by gptq in 4 bits"):
+        read_config(tmp_path, META_LLAMA_3_8B)
+
+
+def test_a_config_that_is_traced_says_why(tmp_path: Path) -> None:
+    read_config(tmp_path, META_LLAMA_3_8B)
+    assert path_notes(tmp_path, None, 128) == [] == path_notes("8b", None, 128)
+    for changed, why in (({"mlp_bias": True}, "mlp_bias = True"),
+                         ({"model_type": "gemma2"}, "there are none of gemma2")):  # fmt: skip
+        (tmp_path / "config.json").write_text(json.dumps(META_LLAMA_3_8B | changed))
+        [note] = path_notes(tmp_path, None, 128)
+        assert "runs by transformers' own module" in note and why in note

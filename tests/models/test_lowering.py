@@ -1,13 +1,19 @@
 """A training step as a chain: exact FLOPs and bytes, order of tasks, versions."""
 
+from math import prod
+
 import pytest
 
+from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import is_compute_unit
 from twinstream.models.lowering.lower import lower
 from twinstream.models.options import RopeScaling
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.planner.policies import plan_by_rule
 from twinstream.schedule.chain import Chain
+from twinstream.schedule.document import Caps
+from twinstream.schedule.proof.conforms import conforms
 from twinstream.schedule.workload import Packing, Workload
 
 PACKED = Workload(seq_len=2048, chunk_tokens=8192, chunks_per_round=2, rounds_per_step=2)
@@ -225,3 +231,31 @@ def test_a_forward_alone_has_the_whole_state_and_nothing_of_the_backward():
     fresh = set(chain.tensors) - set(step.tensors)
     assert {tensor.tensor_id for tensor in fresh} == {"scratch.head_evaluate"}
     assert chain.recomputes == ()
+
+
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(optimizer_state="8bit", clips=True)], ids=str)
+def test_the_shape_of_every_tensor_is_its_elements(recipe):
+    sizes = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1}
+    chain = lower(load_preset("8b"), PACKED, recipe)
+    for tensor in chain.tensors:
+        assert prod(tensor.shape) * sizes[tensor.dtype] == tensor.size_bytes, tensor
+    embedding = next(t for t in chain.tensors if t.tensor_id == "param.embedding")
+    assert (embedding.dtype, embedding.shape) == ("bfloat16", (128256 * 4096,))
+
+
+def test_schedules_with_flat_shapes_in_bytes_still_conform():
+    workload = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=1, rounds_per_step=2)
+    chain = lower(load_preset("tiny"), workload)
+    schedule = plan_by_rule(chain, load_machine("cpu"), Caps(), "resident")
+    before = schedule.model_copy(
+        update={
+            "tensors": tuple(
+                t.model_copy(update={"shape": (t.size_bytes,)}) if t.dtype != "uint8"
+                and len(t.shape) == 1 else t
+                for t in schedule.tensors
+            )
+        }
+    )  # fmt: skip
+    assert before != schedule and not conforms(before, chain)
+    odd = tuple(t.model_copy(update={"shape": (1, *t.shape)}) for t in schedule.tensors)
+    assert conforms(schedule.model_copy(update={"tensors": odd}), chain)

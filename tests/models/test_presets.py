@@ -18,6 +18,7 @@ from twinstream.models.presets import (
     load_preset,
     preset_names,
     preset_source,
+    require_weights,
 )
 from twinstream.models.spec import ModelSpec
 from twinstream.models.to_hf_config import to_hf_config
@@ -34,6 +35,11 @@ PUBLISHED = {
     "turing-530b": "529.6", "megatron-1t": "1008.0", "megascale-175b": "175",
     "megascale-530b": "530",
     "nemotron4-340b": "341",
+    # as the model cards print them, or the hub counts the weights
+    "qwen3-0.6b": "0.6", "qwen3-1.7b": "1.7", "qwen3-4b": "4.0", "qwen3-8b": "8.2",
+    "qwen3-14b": "14.8", "qwen3-32b": "32.8", "llama3.2-1b": "1.24", "llama3.2-3b": "3.21",
+    "mistral-7b": "7.25", "mistral-nemo-12b": "12.2", "mistral-small-24b": "23.6",
+    "phi-4": "14.7",
 }  # fmt: skip
 # mosaicml/llm-foundry scripts/train/benchmarking/README.md, at 2,048 tokens
 PRINTED_BY_MOSAIC = {
@@ -92,6 +98,61 @@ def test_every_table_is_a_preset() -> None:
 def test_parameters_are_those_published(name) -> None:
     _, _, decimals = PUBLISHED[name].partition(".")
     assert f"{load_model(name).num_parameters / 1e9:.{len(decimals)}f}" == PUBLISHED[name]
+
+
+NOT_EMBEDDED = {"qwen3-0.6b": "0.44", "qwen3-1.7b": "1.4", "qwen3-4b": "3.6", "qwen3-8b": "6.95",
+                "qwen3-14b": "13.2", "qwen3-32b": "31.2"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(NOT_EMBEDDED))
+def test_parameters_that_are_no_embeddings_are_those_of_the_model_cards(name) -> None:
+    spec = load_model(name)
+    tables = 1 if spec.tied_embeddings else 2
+    rest = spec.num_parameters - tables * spec.vocab_size * spec.d_model
+    digits = len(NOT_EMBEDDED[name].partition(".")[2])
+    assert f"{rest / 1e9:.{digits}f}" == NOT_EMBEDDED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("Qwen/Qwen3-8B", "qwen3-8b"), ("QWEN3-8b", "qwen3-8b"), ("Qwen3-8B-Base", "qwen3-8b"),
+     ("meta-llama/Llama-3.1-8B-Instruct", "llama3.1-8b"), ("Llama-3.2-1B", "llama3.2-1b"),
+     ("mistral-nemo", "mistral-nemo-12b"), ("microsoft/phi-4", "phi-4"), ("8B", "8b"),
+     ("Qwen3-30B-A3B", "qwen3-30b-a3b")],
+)  # fmt: skip
+def test_models_have_the_names_of_the_hub_in_any_case(name, own) -> None:
+    assert load_model(name).name == own
+
+
+def test_a_folder_wins_over_a_model_of_the_hub(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("qwen3-8b", "Qwen3-8B"):
+        folder(tmp_path, META_LLAMA_3_8B, name)
+        assert load_model(name).vocab_size == 128256
+
+
+@pytest.mark.parametrize(
+    ("name", "hub"),
+    [("gemma-3-4b", "google/gemma-3-4b-it"), ("phi-4-mini", "microsoft/Phi-4-mini-instruct"),
+     ("GPT-OSS-20B", "openai/gpt-oss-20b"), ("google/gemma-3-1b-pt", "google/gemma-3-1b-pt")],
+)  # fmt: skip
+def test_models_without_kernels_here_are_named_with_how_they_are_had(name, hub) -> None:
+    with pytest.raises(UnknownModelError, match=f"traced .* hf download {hub} "):
+        load_model(name)
+
+
+def test_a_folder_of_an_adapter_says_that_its_base_is_the_model(tmp_path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(HfConfigError, match="an adapter: give its base as the model"):
+        load_model(str(tmp_path))
+
+
+def test_weights_of_the_hub_are_not_random_ones() -> None:
+    for name in ("Qwen/Qwen3-8B", "Qwen3-8B"):
+        with pytest.raises(UnknownModelError, match="hf download Qwen/Qwen3-8B"):
+            require_weights(name)
+    require_weights("qwen3-8b")
+    require_weights("8B")
 
 
 @pytest.mark.parametrize("name", sorted(PRINTED_BY_MOSAIC))

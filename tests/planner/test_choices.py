@@ -175,7 +175,7 @@ def test_where_no_larger_cap_on_one_side_does_a_refusal_names_none():
     with pytest.raises(InfeasiblePlan) as refused:
         planned(Choices(homes={"activation": "device", "parameter": "host"}), caps=caps)
     message = str(refused.value)
-    assert "finds no plan within --device-mem 10.00 KiB" in message
+    assert "does not fit 10.00 KiB of device memory (--device-mem)" in message
     assert "raise both" in message
 
 

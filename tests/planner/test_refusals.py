@@ -100,9 +100,38 @@ def test_the_message_tells_what_is_proven_and_what_was_tried():
         plan_step(SPEC, STEPS["one size"], MACHINE, Caps(device_bytes=200 * KIB))
     message, found = str(refused.value), refused.value.shortage
     assert found.proven is not None and found.proven[0] is not None
-    assert f"any needs at least {found.proven[0] / KIB:.2f} KiB of device memory" in message
+    assert message.startswith("The step does not fit 200.00 KiB of device memory")
+    least = f"it needs at least {found.proven[0] / KIB:.2f} KiB of device memory"
+    assert f"With this host memory {least}" in message
     assert "by the bound" in message
     assert "Tried, and fits: --device-mem" in message
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "told"),
+    [
+        (24 * GIB, 128 * GIB, "24.00 GiB of device memory and 128.00 GiB of host memory. With"),
+        (10 * GIB, 128 * GIB, "10.00 GiB of device memory (--device-mem) and 128.00 GiB of host"),
+        (24 * GIB, 9 * GIB, "24.00 GiB of device memory and 9.00 GiB of host memory (--host-mem)"),
+        (0, 128 * GIB, "0.00 KiB of device memory (--device-mem) and 128.00 GiB of host memory"),
+    ],
+)
+def test_a_refusal_names_the_flags_that_were_given_alone(device, host, told):
+    shortage = Shortage(
+        "optimal", "device", device, 35 * GIB, "a task", None, None, proven=(35 * GIB, 139 * GIB),
+        other_cap_bytes=host,
+    )  # fmt: skip
+    leaner = ("--optimizer-state 8bit", "--lora r=16")
+    given = [side for side in ("device", "host") if f"(--{side}-mem)" in told]
+    message = str(InfeasiblePlan(shortage).on(24.0 * GIB, 128.0 * GIB, (), leaner, given))
+    assert f"The step does not fit {told}" in message
+    assert "35.00 GiB of device memory, or with this device memory" in message
+    assert "139.00 GiB of host memory" in message
+    assert "Less is needed with --optimizer-state 8bit or --lora r=16: `twinstream fit`" in message
+
+
+def test_a_device_without_memory_is_what_is_short():
+    assert shortage_of(STEPS["one size"], Caps(device_bytes=0, host_bytes=GIB)).cap == "device"
 
 
 def test_where_homes_are_fixed_the_caps_that_are_named_do_with_them():

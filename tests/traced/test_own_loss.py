@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from tests.front_door.command_line import call
+from tests.front_door.command_line import call, error_of
 from tests.training.small_runs import (
     Seen,
     options,
@@ -20,7 +20,10 @@ from tests.training.small_runs import (
 from tests.training.test_against_torch import summed_loss
 from twinstream.data.packing import Chunk
 from twinstream.data.spans import NO_LABEL
+from twinstream.executor.modules.blocks import ModuleRefusal
+from twinstream.executor.modules.rows_and_values import check_own_loss
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.python_file import object_of_file
 from twinstream.training.run.steps import StepBatches
 from twinstream.training.trainer import Trainer
 
@@ -39,6 +42,35 @@ def summed(logits, labels):
 
 def fails(logits, labels):
     return logits.nothing
+
+def hardest(logits, labels):
+    each = usual(logits, labels)
+    return each * (each >= each.detach().median())
+
+def scaled(logits, labels):
+    each = usual(logits, labels)
+    return each / each.detach().mean()
+
+def first(logits, labels):
+    return usual(logits, labels) * (torch.arange(len(labels)) < 8)
+
+def drawn(logits, labels):
+    return usual(logits, labels) * torch.rand(len(labels))
+
+def counted(logits, labels):
+    return (logits.argmax(-1) != labels).long()
+
+def labels_alone(logits, labels):
+    return labels.float()
+
+def cut(logits, labels):
+    return usual(logits.detach(), labels)
+
+def nothing(logits, labels):
+    return usual(logits, labels) * 0.0
+
+def endless(logits, labels):
+    return usual(logits, labels) / 0.0
 """
 
 
@@ -175,3 +207,34 @@ def test_blocks_become_a_module_with_their_loss(tmp_path: Path, losses: Path) ->
     for name in ("few", "none"):
         told = call("trace", f"{own}:{name}", "-o", tmp_path / "m.json")
         assert told.code == 2 and "from_blocks got" in told.err
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("hardest", "mixes rows"), ("scaled", "mixes rows"), ("first", "mixes rows"),
+        ("drawn", "draws at random"), ("counted", "makes int64, which has no gradient"),
+        ("labels_alone", "has no gradient"), ("cut", "has no gradient"),
+        ("nothing", "has a gradient of 0"), ("endless", "no finite number"),
+    ],
+)  # fmt: skip
+def test_a_loss_that_would_learn_something_else_is_refused(losses: Path, name: str, told: str):
+    loss = object_of_file(losses, name)
+    with pytest.raises(ModuleRefusal, match=f"the loss {name} .*{told}"):
+        check_own_loss(loss, 50)
+
+
+@pytest.mark.parametrize("name", ["usual", "smoothed"])
+def test_a_loss_of_each_row_by_itself_is_taken(losses: Path, name: str):
+    check_own_loss(object_of_file(losses, name), 50_000)
+
+
+def test_a_loss_that_mixes_rows_is_refused_before_a_plan(tmp_path: Path, losses: Path):
+    config = write_config(tmp_path / "model")
+    asked = ("--seq-len", 64, "--loss", f"{losses}:hardest")
+    for command in (("trace", config, *asked), ("plan", "--model", config, *asked)):
+        told = " ".join(error_of(*command, *(() if "trace" in command else MACHINE)).split())
+        assert "the loss hardest mixes rows" in told
+
+
+MACHINE = ("--machine", "cpu", "--tokens-per-step", 256)

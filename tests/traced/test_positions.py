@@ -13,7 +13,7 @@ from tests.traced.families import tiny_config
 from tests.training.small_runs import options, trained
 from twinstream.cli import app
 from twinstream.executor.modules.building import build_module
-from twinstream.executor.modules.positions import position_limit
+from twinstream.executor.modules.positions.tables import position_limit
 from twinstream.executor.modules.tracing import trace
 from twinstream.models.model import chunk_refusal
 from twinstream.models.presets import load_preset

@@ -7,8 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.executor.weights.coded_folders import encode
 from tests.front_door.command_line import call, error_of
 from tests.training.small_runs import options, same_bits_after_a_stop, trained, write_rows
+from twinstream.executor.weights.traced.module_folder import loaded_module
 from twinstream.training.options import OptionsError
 
 CONFIG = """
@@ -108,3 +110,21 @@ def test_a_trusted_folder_is_trained_and_written_with_its_code(
     AutoModelForCausalLM.from_pretrained(result.model, trust_remote_code=True)
     with pytest.raises(OptionsError):
         options(tmp_path, **{**given, "trust_remote_code": "perhaps"})
+
+
+def test_codes_of_a_folder_with_code_of_its_own_are_read(tmp_path: Path, folder: Path) -> None:
+    """Parameters have the values of a folder without codes; a dry run refuses what is damaged."""
+    encode(folder, tmp_path / "values", "int8", lambda name: "linear.weight" in name)
+    values = load_file(tmp_path / "values" / "model.safetensors")
+    module = loaded_module(folder, "float32", "it", trusts_code=True)
+    for name, parameter in module.named_parameters():
+        assert torch.allclose(parameter, values[name], rtol=2e-7), name
+    file = folder / "model.safetensors"
+    stored = {n: t for n, t in load_file(file).items() if n != "layers.1.linear.SCB"}
+    save_file(stored, file, metadata={"format": "pt"})
+    rows = write_rows(tmp_path / "rows.jsonl")
+    said = error_of(
+        "train", folder, rows, "--dry-run", "--trust-remote-code", "--tokenizer", "bytes",
+        "--seq-len", 64, "--tokens-per-step", 128, "--steps", 1, "--machine", "cpu",
+    )  # fmt: skip
+    assert "model.safetensors: has layers.1.linear.weight as I8 codes, and no scales" in said

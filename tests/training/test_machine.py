@@ -3,12 +3,20 @@
 import pytest
 import torch
 
-from twinstream.executor.probe import device, known_gpu
+import twinstream.api
+from tests.training.small_runs import write_rows
+from twinstream.executor.probe import cpu, device, known_gpu
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine
 from twinstream.models.kernel_costs import attention_limits
+from twinstream.models.presets import load_preset
+from twinstream.models.recipe import KernelChoice
+from twinstream.planner.request import caps_of
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.training import machine as training_machine
 from twinstream.training.options import TrainOptions
+from twinstream.training.planning import recipe_of
+from twinstream.training.trainer import Trainer
 
 OPTIONS = TrainOptions(model="8b", data=("d",), output="o")
 
@@ -70,6 +78,16 @@ def test_nothing_is_timed_where_nothing_can_be_chosen(measured, tmp_path):
     assert measured == []
 
 
+def test_a_machine_that_is_not_here_has_its_own_memory_and_kernels(tmp_path):
+    named = OPTIONS.model_copy(update={"machine": "rtx4090", "host_mem": "100GiB"})
+    here = training_machine.detect_machine(named, tmp_path, "cpu", "bfloat16", lambda line: None)
+    assert not here.is_here and (here.device_mem, here.host_mem) == (None, "100GiB")
+    recipe = recipe_of(named, here, load_preset("8b"))
+    assert recipe.kernels == KernelChoice(vector="triton", attention="sdpa_flash")
+    caps = caps_of(here.machine, here.device_mem, None)
+    assert (caps.device_bytes, caps.host_bytes) == (25_757_220_864, int(0.8 * 128 * 2**30))
+
+
 def test_where_none_is_right_the_next_run_tries_again(measured, tmp_path, monkeypatch):
     def none(machine, tell):
         measured.append("in vain")
@@ -86,3 +104,50 @@ def test_a_cache_that_cannot_be_written_costs_only_time(measured, tmp_path, monk
     assert machine_of(tmp_path).attention is not None
     assert machine_of(tmp_path).attention is not None
     assert len(measured) == 2
+
+
+def test_a_cpu_is_measured_once_and_anew_for_another_dtype(monkeypatch, tmp_path):
+    found: list[list[str]] = []
+
+    def probe(dtypes):
+        found.append(list(dtypes))
+        return load_machine("cpu")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(twinstream.api, "probe", probe)
+    pace = [1.0]
+    monkeypatch.setattr(cpu, "cpu_pace", lambda machine: pace[0])
+    machines = [
+        training_machine._machine(OPTIONS, tmp_path / str(run), "cpu", dtype, lambda line: None)
+        for run, dtype in enumerate(("float32", "float32", "bfloat16", "float32"))
+    ]
+    assert found == [["float32"], ["bfloat16"]]
+    assert machines == 4 * [load_machine("cpu")]
+    pace[0] = 2.0  # it was busy when it was measured
+    training_machine._machine(OPTIONS, tmp_path / "later", "cpu", "float32", lambda line: None)
+    assert found[2:] == [["float32"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"data": ("nothing.jsonl",)}, "nothing.jsonl"),
+        ({"optim": "adamm"}, "adamm"),
+        ({"lora": "r=0"}, "r"),
+        ({"base": "nf4"}, "train adapters"),
+    ],
+)
+def test_files_and_options_are_looked_at_before_the_machine_is_measured(
+    options, told, monkeypatch, tmp_path
+):
+    def probe(dtypes):
+        raise AssertionError("measured before the options were looked at")
+
+    rows = write_rows(tmp_path / "rows.jsonl", 20)
+    given = {"model": "tiny", "data": (str(rows),), "output": tmp_path / "run", "seq_len": 64}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(twinstream.api, "probe", probe)
+    with pytest.raises(TwinstreamError, match=told):
+        Trainer(TrainOptions.of(given | options, "")).prepare()
+    with pytest.raises(AssertionError):
+        Trainer(TrainOptions.of(given, "")).prepare()

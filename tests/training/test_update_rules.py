@@ -200,6 +200,9 @@ def test_a_rule_of_your_own_is_tried_before_the_run(tmp_path: Path, rule: str, s
     (tmp_path / "own.py").write_text(OWN)
     with pytest.raises(TwinstreamError, match=says.replace("[", r"\[")):
         Trainer(options(tmp_path, optim=f"{tmp_path}/own.py:{rule}")).prepare()
+    run = ("run", "--model", "tiny", "--machine", "cpu", "--seq-len", 64, "--tokens-per-step", 256)
+    told = error_of(*run, "--backend", "cpu", "--optim", f"{tmp_path}/own.py:{rule}")
+    assert says in " ".join(told.split())
 
 
 def test_what_no_rule_can_be_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
 from twinstream.models.update_rules import rule_text
-from twinstream.planner.kernel_choice import attention_for, usual_kernels
+from twinstream.planner.kernel_choice import usual_kernels
 from twinstream.schedule.document import Schedule
 
 _OWN_RECOMPUTE = ("auto", "none", "experts", "attention", "full")
@@ -108,7 +108,7 @@ def with_kernels(job: Job, machine: Machine) -> Job:
     elif job.recipe.lora is not None or job.recipe.frozen:
         raise LayoutError(f"with LoRA or frozen weights a layout has to run here: {why_not}")
     else:
-        attention = attention_for(machine, job.shape) if named is None else named.attention
+        attention = "flash" if named is None else named.attention
         chosen = KernelChoice(vector="megatron", attention=attention, deterministic=False)
     return job.model_copy(update={"recipe": job.recipe.model_copy(update={"kernels": chosen})})
 

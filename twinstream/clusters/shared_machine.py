@@ -1,6 +1,7 @@
 """What one of several ranks has of the machine that they share, and how they reach each other."""
 
 import os
+import re
 from dataclasses import dataclass
 
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
@@ -84,7 +85,9 @@ def _of_gpus(machine: Machine, num_ranks: int, nvlink: bool | None) -> tuple[Clu
     """And what it assumes."""
     names = (_ON_PCIE,) if nvlink is False else cluster_names()
     shipped = [load_cluster(name) for name in names]
-    alike = [one for one in shipped if one.machine.removesuffix("_training") == machine.name]
+    alike = [
+        one for one in shipped if re.sub("_(training|datasheet)$", "", one.machine) == machine.name
+    ]
     changes: dict[str, object] = {
         "name": "this machine", "machine": machine.name, "curves": (),
         "machine_changes": {},

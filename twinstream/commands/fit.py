@@ -18,7 +18,7 @@ from twinstream.models.recipe import dpo_of
 from twinstream.planner.choices import EFFORTS
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
-from twinstream.schedule.sizes import parse_bytes
+from twinstream.schedule.sizes import parse_bytes, parse_number
 from twinstream.study.fit.cells import LENGTHS, LORA, TOKENS_PER_STEP, FitQuestion, OwnLengths
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class FitOptions:
         str | None, typer.Option(metavar="SIZE", help="Cap of device memory, by default all.")
     ] = None
     host_mem: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Cap of host memory, by default all.")
+        str | None, typer.Option(metavar="SIZE", help="Cap of host memory, by default 0.8 of it.")
     ] = None
     seq_len: Annotated[str, typer.Option(metavar="LIST", help="Lengths: 2k,8k,32k or tokens.")] = (
         _LENGTHS
@@ -67,9 +67,7 @@ class FitOptions:
         list[str] | None,
         typer.Option(metavar="[MACHINE=]PRICE", help="Of an hour; may be given again."),
     ] = None
-    effort: Annotated[str, typer.Option(metavar="NAME", help="Of the search: quick or normal.")] = (
-        "normal"
-    )
+    effort: Annotated[str, typer.Option(metavar="NAME", help="quick or normal.")] = "quick"
     jobs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Processes; by default one a core.")
     ] = None
@@ -172,13 +170,12 @@ def lengths_of(text: str) -> tuple[int, ...]:
     """
     found = []
     for part in text.split(","):
-        number = part.strip().lower()
-        whole = number.removesuffix("k")
-        if not whole.isdecimal() or not 0 < int(whole) <= _LONGEST:
+        number = parse_number(part)
+        if not isinstance(number, int) or not 0 < number <= _LONGEST:
             raise FitError(
                 f"--seq-len '{text[:80]}': '{part[:20]}' is no length; write 2k,8k or 2048"
             )
-        found.append(int(whole) * (_THOUSAND if number != whole else 1))
+        found.append(number)
     return tuple(dict.fromkeys(found))
 
 
@@ -193,11 +190,8 @@ def prices_of(given: list[str], machines: tuple[str, ...]) -> dict[str, float]:
     found: dict[str, float] = {}
     for text in given:
         name, is_named, number = text.rpartition("=")
-        try:
-            price = float(number)
-        except ValueError:
-            price = -1.0
-        if not isfinite(price) or price < 0 or (is_named and name not in machines):
+        price = parse_number(number)
+        if price is None or not isfinite(price) or price < 0 or (is_named and name not in machines):
             raise FitError(
                 f"--price '{text}' is no price of an hour of {', '.join(machines)}: write 0.4 or "
                 f"{machines[0]}=0.4"

@@ -7,7 +7,7 @@ from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.measures.uncertainty import usual_uncertainties
 from twinstream.models.executable import executor_refusal
 from twinstream.models.presets import load_preset, preset_aliases, preset_names
-from twinstream.screens.tables import clusters_table, machines_table, models_table
+from twinstream.screens.listings import clusters_table, machines_table, models_table
 
 
 def models(as_json: Json = False) -> None:
@@ -28,7 +28,7 @@ def models(as_json: Json = False) -> None:
         print_report(
             models_table("Models", run),
             models_table("Planned for clusters, not run here", priced),
-            f"Other names: {aliases}.",
+            f"Other names: {aliases}; and the hub's, such as Qwen/Qwen3-8B, in any case.",
         )
 
 

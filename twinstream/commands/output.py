@@ -71,6 +71,7 @@ class Stage:
     def __init__(self, what: str, total: int | None, shown: Callable[[], None]) -> None:
         self._what, self._total, self._shown = what, total, shown
         self._done, self._pinned, self._start_s = 0, "", time.monotonic()
+        self._doing = ""
 
     def __call__(self) -> None:
         self._done += 1
@@ -82,6 +83,11 @@ class Stage:
             self._total += number
         self._shown()
 
+    def doing(self, text: str) -> None:
+        """Tell what it is at, and what it has found so far."""
+        self._doing = f": {text}"
+        self._shown()
+
     def pinned(self, done_bytes: int, total_bytes: int) -> None:
         """Tell how many bytes of how many of the host arena are pinned, until all are."""
         told = f", {gib(done_bytes)} of {gib(total_bytes)} of host memory pinned"
@@ -91,7 +97,7 @@ class Stage:
     @property
     def told(self) -> str:
         of = "" if self._total is None else f": {self._done:,} of {self._total:,}"
-        return f"{self._what}{of}{self._pinned}"
+        return f"{self._what}{of}{self._doing}{self._pinned}"
 
     @property
     def share(self) -> float:
@@ -132,7 +138,8 @@ def filled_in(
 ) -> Iterator[Callable[[RenderableType], object]]:
     """What shows an answer, on stderr, each time that it got better, `total` times in all.
 
-    On a terminal it stands below a count; elsewhere there is the count alone.
+    On a terminal it stands below a count; where that is too low for it, or elsewhere, there is the
+    count alone.
     """
     console, done = _Screen(stderr=True), 0
     if quiet or not console.is_terminal:
@@ -145,7 +152,9 @@ def filled_in(
         def show(answer: RenderableType) -> None:
             nonlocal done
             done += 1
-            live.update(Group(Text(f"{what}: {done} of {total}"), answer))
+            line = Text(f"{what}: {done} of {total}")
+            lines = len(console.render_lines(answer, pad=False))
+            live.update(Group(line, answer) if lines + 2 < console.height else line)
 
         yield show
 

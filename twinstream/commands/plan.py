@@ -16,6 +16,7 @@ from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.arguments.queries import query_of
+from twinstream.commands.arguments.requests import notes_of
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan_screens import (
     describe,
@@ -35,6 +36,7 @@ from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
 from twinstream.screens.plan_screen import plan_notes, policies_screen
+from twinstream.study.layouts import ChoiceOfLayouts
 from twinstream.study.many_gpus import LaidOutStep
 from twinstream.study.one_device import DeviceQuery
 from twinstream.study.planned_step import PlannedStep
@@ -86,9 +88,10 @@ def plan(  # noqa: PLR0913
     if isinstance(query, DeviceQuery) and is_compared:
         if query.request.choices != OPEN or warm_start:
             raise ChoiceError(
-                f"--policy {ALL} compares policies as they are; fix or name plans of one of them"
+                f"--policy {ALL} compares policies as they are: leave out --effort, --warm-start "
+                "and what fixes homes, prefetch or recomputation, or name one policy"
             )
-        _plan_all(query.request, own, wanted.notes, output, as_json=as_json)
+        _plan_all(query.request, own, notes_of(wanted), output, as_json=as_json)
         return
     known = {path: checked_schedule(path) for path in warm_start or []}
     answer, seconds = answered(query, known, quiet=as_json)
@@ -96,7 +99,7 @@ def plan(  # noqa: PLR0913
         if output is not None:
             write_document(_document(answer), output)
     finally:  # what was planned is told, on a full disk too
-        _tell(answer, seconds, known, (charged, wanted.notes), as_json=as_json)
+        _tell(answer, seconds, known, (charged, notes_of(wanted)), as_json=as_json)
     if output is not None and not as_json:
         print_report(f"Wrote the schedule{_which(answer)} to {output}{_run(answer, output)}")
 
@@ -114,8 +117,12 @@ def answered(query: Query, known: Mapping[Path, Schedule], *, quiet: bool) -> tu
     start_s = time.perf_counter()
     if not isinstance(query, DeviceQuery):
         told = f"planning {query.subject.title}"
-        with progress(told, quiet=quiet):
-            answer = query.answer()
+        with progress(told, quiet=quiet) as stage:
+            answer: Answer
+            if isinstance(query, ChoiceOfLayouts):
+                answer = query.fastest(stage.doing)
+            else:
+                answer = query.answer()
         return answer, time.perf_counter() - start_s
     try:
         told = f"planning {query.request.spec.name} for {query.request.machine.name}"

@@ -53,7 +53,11 @@ def tell_device(
         return
     print_report(plan_screen(schedule, timeline, machine, seconds), *narrow(notes))
     if bill is not None:
-        print_report(bills_screen([f"1 {machine.name}"], [bill], charged.num_tokens))
+        print_report(
+            bills_screen(
+                [f"1 {machine.name}"], [bill], [answer.uncertainty.mean], charged.num_tokens
+            )
+        )
     if known_plan is not None:
         print_report(f"Nothing faster than {known_plan} was found: this is that plan.")
 
@@ -87,7 +91,11 @@ def tell_ranks(answer: RanksStep, seconds: float, charged: RunOptions, *, as_jso
     if others:
         print_report(f"Other layouts: {'; '.join(others)}.")
     if bill is not None:
-        print_report(bills_screen([told(chosen.layout)], [bill], charged.num_tokens))
+        print_report(
+            bills_screen(
+                [told(chosen.layout)], [bill], [answer.uncertainty.mean], charged.num_tokens
+            )
+        )
     if place.assumed:
         print_report(f"Assumed for the prediction: {place.assumed}.")
 
@@ -111,7 +119,9 @@ def tell_layouts(
     if charged.is_charged:
         names = [told(one.layout) for one in found.best]
         charges = [bill for bill in bills if bill is not None]
-        print_report(bills_screen(names, charges, charged.num_tokens))
+        print_report(
+            bills_screen(names, charges, [error.mean for error in errors], charged.num_tokens)
+        )
 
 
 def _layouts_json(

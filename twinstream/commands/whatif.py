@@ -14,6 +14,7 @@ from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.arguments.queries import query_of
+from twinstream.commands.arguments.requests import notes_of
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.cost.bill import Bill
 from twinstream.schedule.errors import TwinstreamError
@@ -112,7 +113,7 @@ def whatif(
     charged.require_possible()
     query = query_of(wanted, asked)
     if not as_json:
-        print_report(*wanted.notes)
+        print_report(*notes_of(wanted))
     if how.target is not None:
         _search(query, how.target, how.num_jobs, as_json=as_json)
     else:

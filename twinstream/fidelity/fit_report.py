@@ -2,6 +2,9 @@
 
 from datetime import date
 
+from rich import box
+from rich.console import Group
+
 from twinstream.hardware_profiles.calibration.fitting import Fit, FittedParameter
 from twinstream.hardware_profiles.calibration.search import FAR
 from twinstream.screens.fitted_table import FittedTable
@@ -44,29 +47,35 @@ def fit_json(fit: Fit) -> dict[str, object]:
     }
 
 
-def parameter_table(fit: Fit) -> FittedTable:
-    """The constants: prior, fitted value with its spread, bounds."""
-    table = FittedTable(title=f"Parameters, from {fit.base.name}", title_justify="left")
+def parameter_table(fit: Fit) -> Group:
+    """The constants that the data tell: prior, fitted value with its spread, bounds; then the names
+    of those that stayed at their prior."""
+    table = FittedTable(
+        title=f"Parameters, from {fit.base.name}", title_justify="left", box=box.SIMPLE_HEAD
+    )
     for column in ("parameter", "prior", "fitted", "+/-", "rows", "bounds"):
         table.add_column(column, justify="left" if column == "parameter" else "right")
-    table.add_column("")
     for found in fit.parameters:
         low, high = found.parameter.low, found.parameter.high
+        at_bound = ", at one" if found.at_bound else ""
+        if not found.identified:
+            continue
         table.add_row(
             found.parameter.name,
             f"{found.prior_value:.4g}",
             f"{found.value:.4g}",
             f"{found.posterior_width:.1%}",
             str(found.num_rows),
-            f"{low:g} to {high:g}",
-            _remark(found),
+            f"{low:g} to {high:g}{at_bound}",
         )
-    return table
+    kept = [found.parameter.name for found in fit.parameters if not found.identified]
+    told = f"The data say too little of {', '.join(kept)}: each is near its prior." if kept else ""
+    return Group(*([table] if table.row_count else []), *([told] if told else []))
 
 
 def observation_table(fit: Fit) -> FittedTable:
     """Each measured time: the base's error, the fit's, and without having seen it."""
-    table = FittedTable(title="Measured times", title_justify="left")
+    table = FittedTable(title="Measured times", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("what")
     for column in ("measured s", "base", "fitted", "left out"):
         table.add_column(column, justify="right")
@@ -102,12 +111,6 @@ def ending(fit: Fit) -> str:
         f"{len(far)} of {len(fit.observations)} measured times stay off by over {FAR:.0%}: "
         f"{named}{more}. Check how they were measured."
     )
-
-
-def _remark(found: FittedParameter) -> str:
-    if not found.identified:
-        return "nearly the prior's: the data say too little"
-    return "at its bound" if found.at_bound else ""
 
 
 def _parameter_json(found: FittedParameter) -> dict[str, object]:

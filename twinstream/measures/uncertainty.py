@@ -10,6 +10,7 @@ from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.curve_choice import curve_for
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.measures.published_steps import StepKind, nearest
+from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.lowering.lower import lower
 from twinstream.models.model import is_traced_ref
 from twinstream.models.parallel.job import Job
@@ -235,7 +236,9 @@ def steady_notes(timeline: Timeline) -> tuple[str, ...]:
 
 
 def rate_notes(schedule: Schedule, machine: Machine) -> list[str]:
-    """By whose rate attention is priced that the profile has no rate of, and on what grounds."""
+    """What to know of a profile's rates: which steps they are of, what attention of a machine
+    elsewhere is taken to be, and by whose rate it is priced where the profile has none of it.
+    """
     found: dict[tuple[str, str | None], dict[str, Ratio]] = {}
     for work in (work for call in schedule.calls.values() for work in call.cost):
         if work.implementation is None:
@@ -244,7 +247,29 @@ def rate_notes(schedule: Schedule, machine: Machine) -> list[str]:
         if chosen.of != work.implementation:
             ratios = found.setdefault((work.implementation, chosen.of), {})
             ratios[work.unit.removeprefix("attention_")] = chosen.ratio
-    return [_rate_note(name, of, ratios, machine.name) for (name, of), ratios in found.items()]
+    told = [_rate_note(name, of, ratios, machine.name) for (name, of), ratios in found.items()]
+    return [*_profile_note(machine), *_usual_note(schedule, machine), *told]
+
+
+def _profile_note(machine: Machine) -> list[str]:
+    """What else there is of a GPU whose profile is of steps of many."""
+    alone = machine.one_gpu_profile
+    if alone is None:
+        return []
+    return [
+        f"{machine.name} has constants that were fitted to training steps of many GPUs; the same "
+        f"GPU by itself, fitted to runs of one, is --machine {alone}, and predicted faster."
+    ]
+
+
+def _usual_note(schedule: Schedule, machine: Machine) -> list[str]:
+    usual = machine.attention
+    names = {call.attributes.get("attention") for call in schedule.calls.values()}
+    if usual is None or usual.kind != "assumed" or usual.name not in names:
+        return []
+    if attention_limits(usual.name).library is None:
+        return []
+    return [f"Attention {usual.name} is assumed of {machine.name}: {usual.source}."]
 
 
 def _rate_note(name: str, of: str | None, ratios: Mapping[str, Ratio], machine: str) -> str:

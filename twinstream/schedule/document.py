@@ -1,13 +1,15 @@
 """The schedule: one loop body, decided in advance, run again and again."""
 
+from collections import Counter
 from typing import Literal, Self
 
 from pydantic import JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from twinstream.schedule.node import Node
+from twinstream.schedule.node import Node, facts_html
 from twinstream.schedule.numbers import Finite, PositiveFlops, Size
 from twinstream.schedule.ops import Communicate, Compute, Copy, KernelCall, Op
+from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import Carried, Slot, Tensor
 from twinstream.schedule.workload import MachineRef, ModelRef, Workload
 
@@ -95,6 +97,28 @@ class Schedule(Node):
 
     __str__ = __repr__
 
+    def records(self) -> list[dict[str, object]]:
+        """A row for each op, in issue order; what an op of its kind lacks is left out."""
+        sizes = {tensor.tensor_id: tensor.size_bytes for tensor in self.tensors}
+        return [_record(op, sizes) for op in self.ops]
+
+    def _repr_html_(self) -> str:
+        work, caps, bound = self.workload, self.caps, self.bound
+        queues = Counter(op.stream.queue for op in self.ops)
+        facts = {
+            "step": f"{work.tokens_per_step:,} tokens: {work.rounds_per_step:,} rounds of "
+            f"{work.chunks_per_round:,} chunks of {work.chunk_tokens:,} tokens",
+            "ops": ", ".join(f"{number:,} {queue}" for queue, number in queues.items()),
+            "tensors, slots": f"{len(self.tensors):,}, {len(self.slots):,}",
+            "caps": ", ".join(
+                f"{'any' if size is None else gib(size)} of {memory} memory"
+                for memory, size in (("device", caps.device_bytes), ("host", caps.host_bytes))
+            ),
+            "bound of the step": "" if bound is None else f"{bound.step_s:.4g} s",
+        }
+        named = f"{self.model.name} on {self.machine.name}, policy {self.policy}"
+        return facts_html(f"Schedule of {named}", facts)
+
     @model_validator(mode="after")
     def _ids_are_unique_and_known(self) -> Self:
         tensors = _unique("tensor", [t.tensor_id for t in self.tensors])
@@ -117,6 +141,17 @@ class Schedule(Node):
             else:
                 _known(tensors, slots, op.op_id, op.tensor, op.slot)
         return self
+
+
+def _record(op: Op, sizes: dict[str, int]) -> dict[str, object]:
+    found: dict[str, object] = {"op_id": op.op_id, "kind": op.kind, "queue": op.stream.queue}
+    if isinstance(op, Compute | Communicate):
+        found |= {"tensor": None, "size_bytes": None}
+        found |= {"call": op.call} if isinstance(op, Compute) else {"call": op.collective}
+        found |= {f"label.{name}": value for name, value in op.label.model_dump().items()}
+    else:
+        found |= {"tensor": op.tensor, "size_bytes": sizes[op.tensor]}
+    return found | {"waits": " ".join(op.waits), "waits_previous": " ".join(op.waits_previous)}
 
 
 def _unique(what: str, ids: list[str]) -> set[str]:

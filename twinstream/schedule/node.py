@@ -1,12 +1,17 @@
-"""The base of every document node, and nodes whose fields are options of a command."""
+"""The base of every document node, nodes whose fields are options of a command, and what a notebook
+shows of a node: small tables in HTML, without script or style sheet.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from twinstream.schedule.errors import ArgumentError
 
+_MOST_ROWS = 30
+_STYLE = "text-align:left;padding:2px 12px 2px 0"
 _set_fields, _set_names, _set_extra, _set_private = (
     BaseModel.__dict__[slot].__set__
     for slot in (
@@ -100,3 +105,39 @@ def from_options(
         flag = (called or {}).get(field) or flags_of(kind, field)[0]
         reason = first["msg"].replace("Input should be", "needs to be")
         raise ArgumentError(f"{flag} {reason}, got {first['input']!r:.60}") from None
+
+
+def facts_html(title: str, facts: Mapping[str, object]) -> str:
+    """A title and what is known, a line each.
+
+    >>> facts_html("a < b", {"step": "1 s"}).count("<tr>")
+    1
+    """
+    rows = "".join(
+        f'<tr><th style="{_STYLE}">{escape(name)}</th><td style="{_STYLE}">{escape(str(value))}'
+        "</td></tr>"
+        for name, value in facts.items()
+    )
+    return f"<div><b>{escape(title)}</b><table>{rows}</table></div>"
+
+
+def records_html(title: str, records: Sequence[Mapping[str, object]]) -> str:
+    """A title and the first rows of a table, columns in the order of the first row."""
+    shown = records[:_MOST_ROWS]
+    columns = list(dict.fromkeys(name for record in shown for name in record))
+    head = "".join(f'<th style="{_STYLE}">{escape(name)}</th>' for name in columns)
+    rows = "".join(
+        "<tr>"
+        + "".join(f'<td style="{_STYLE}">{_cell(record.get(name))}</td>' for name in columns)
+        + "</tr>"
+        for record in shown
+    )
+    left = len(records) - len(shown)
+    more = f"<p>{left:,} more rows: twinstream.frame has them all.</p>" if left else ""
+    return f"<div><b>{escape(title)}</b><table><tr>{head}</tr>{rows}</table>{more}</div>"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return escape(f"{value:.6g}" if isinstance(value, float) else str(value))

@@ -1,14 +1,44 @@
-"""Objects of a person's own Python file, named FILE.py:NAME."""
+"""Objects of a person's own Python file, named FILE.py:NAME.
+
+A document may name such a file, too. It is run only where the person at this process has named it,
+or has said that the document is trusted (`is_named`).
+"""
 
 import hashlib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from typing import Any, Self
 
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError, read_bytes
 from twinstream.schedule.node import Node
+
+_named: set[str] = set()  # digests of what was named in this process: consent is the process's
+
+
+def note_named(sha256: str) -> None:
+    """The person at this process has named code with this digest."""
+    _named.add(sha256)
+
+
+def is_named(sha256: str) -> bool:
+    """Whether code was named here, and not by a document alone."""
+    return sha256 in _named
+
+
+class OwnCodeExitedError(TwinstreamError):
+    """A person's own code has tried to end the process."""
+
+
+def told_exit(error: SystemExit) -> str:
+    """Who called sys.exit, in a sentence."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"{last.filename}, line {last.lineno} ends the process (sys.exit, code {error.code!r}) "
+        "before the command is done: leave that out"
+    )
 
 
 class OwnFunction(Node):
@@ -30,7 +60,9 @@ class OwnFunction(Node):
         if found is None:
             raise TwinstreamError(f"'{text}' names no function of a file: write FILE.py:FUNCTION")
         path = found[0].resolve()
-        return cls(path=str(path), function=found[1], sha256=digest_of(path), **more)
+        digest = digest_of(path)
+        note_named(digest)
+        return cls(path=str(path), function=found[1], sha256=digest, **more)
 
     def load(self) -> Any:
         """The function itself.
@@ -86,6 +118,8 @@ def object_of_file(path: Path, name: str) -> Any:
         sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
+    except SystemExit as error:
+        raise OwnCodeExitedError(told_exit(error)) from error
     except Exception as error:
         raise TwinstreamError(f"{path} fails with {type(error).__name__}: {error}") from error
     if not hasattr(module, name):

@@ -1,4 +1,4 @@
-"""Byte sizes as people write them."""
+"""Sizes in bytes, counts and prices as people write them."""
 
 import re
 
@@ -13,6 +13,39 @@ _LONGEST = 40
 _FEW_BYTES = 1024  # a bare number below that is a slip
 _MOST_BYTES = 2**60
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%|[A-Za-z]*)\s*")
+
+
+_MULTIPLES = {"": 1, "k": 1024, "m": 1e6, "b": 1e9, "t": 1e12}
+_NUMBER = re.compile(
+    r"[$\u20ac\u00a3]?\s*"
+    r"([+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9][0-9_]*)?(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)"
+    r"\s*([kmbt]?)",
+    re.IGNORECASE,
+)
+
+
+def parse_number(text: str) -> float | int | None:
+    """A count or a price: `2k` (2,048), `64,128`, `1e12`, `15T`, `$2.50`; None where it is none.
+
+    k is 1,024, as lengths are told; M, B and T are 1e6, 1e9 and 1e12, as tokens of runs are.
+
+    >>> parse_number("2k"), parse_number("15T"), parse_number("$2.50"), parse_number("64,128")
+    (2048, 15000000000000, 2.5, 64128)
+    >>> parse_number("1e12"), parse_number("2x"), parse_number("64,12")
+    (1000000000000, None, None)
+    """
+    match = _NUMBER.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    if match is None:
+        return None
+    try:
+        number = float(match[1].replace(",", "").replace("_", ""))
+    except ValueError:
+        return None
+    exact = match[1].replace(",", "").replace("_", "")
+    if exact.isdecimal() and not match[2]:
+        return int(exact)  # beyond 2**53, too
+    number *= _MULTIPLES[match[2].lower()]
+    return int(number) if number.is_integer() else number
 
 
 class SizeError(TwinstreamError):

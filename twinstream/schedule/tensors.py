@@ -52,6 +52,19 @@ class Tensor(Node):
     offset_bytes: Size = 0
 
 
+_ITEM_BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
+
+
+def flat_shape(size_bytes: int, dtype: str) -> tuple[str, tuple[int, ...]]:
+    """Dtype and shape of a flat tensor: its elements, or bytes where it is no whole number of them.
+
+    >>> flat_shape(12, "bfloat16"), flat_shape(13, "bfloat16")
+    (('bfloat16', (6,)), ('uint8', (13,)))
+    """
+    count, left = divmod(size_bytes, _ITEM_BYTES.get(dtype, 1))
+    return ("uint8", (size_bytes,)) if left else (dtype, (count,))
+
+
 class Slot(Node):
     """A static byte range of a tier's arena.
 

@@ -6,8 +6,8 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.node import Node
+from twinstream.schedule.errors import TwinstreamError, did_you_mean
+from twinstream.schedule.node import Node, facts_html
 from twinstream.schedule.numbers import (
     Count,
     Finite,
@@ -149,6 +149,33 @@ class Timeline(Node):
         return f"<Timeline {where}: {len(self.op_ids):,} ops, {self.step_ns / 1e9:.6g} s a step>"
 
     __str__ = __repr__
+
+    def records(self) -> list[dict[str, object]]:
+        """A row for each op of the last pass, in the schedule's order; ns since the run began."""
+        spans = self.passes[-1]
+        rows = zip(self.op_ids, spans.start_ns, spans.end_ns, strict=True)
+        return [{"op_id": op_id, "start_ns": at, "end_ns": to} for op_id, at, to in rows]
+
+    def span_ns(self, op_id: str) -> tuple[int, int]:
+        """Start and end of an op in the last pass.
+
+        Raises:
+            TimelineMismatch: there is no such op.
+        """
+        if op_id not in self.op_ids:
+            hint = did_you_mean(op_id, self.op_ids) or "op_ids lists them"
+            raise TimelineMismatch(f"there is no op '{op_id}': {hint}")
+        spans, at = self.passes[-1], self.op_ids.index(op_id)
+        return spans.start_ns[at], spans.end_ns[at]
+
+    def _repr_html_(self) -> str:
+        repeats = "not proven to repeat" if self.is_unproven else f"{self.period_passes} passes"
+        facts = {
+            "step": f"{self.step_ns / 1e9:.6g} s, period: {repeats}",
+            "from a cold start": f"{self.cold_ns / 1e9:.6g} s",
+            "ops": f"{len(self.op_ids):,}",
+        } | {f"use of {name}": f"{share:.1%}" for name, share in self.utilization.items()}
+        return facts_html(f"Timeline {self.provenance.description}", facts)
 
     @model_validator(mode="after")
     def _spans_match_ops(self) -> Self:

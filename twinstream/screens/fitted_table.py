@@ -22,6 +22,7 @@ class FittedTable(Table):
         """The columns in as few tables as the screen has room for."""
         width = options.max_width if self.width is None else min(self.width, options.max_width)
         for part in self._parts(console, width):
+            _keep_words_whole(console, part, width)
             yield from Table.__rich_console__(part, console, options.update(max_width=width))
 
     def _parts(self, console: Console, width: int) -> Iterator[Table]:
@@ -52,13 +53,31 @@ class FittedTable(Table):
 
 def _least_width(console: Console, table: Table) -> int:
     """Narrower than that, rich breaks words and drops letters."""
+    return sum(least for least, _ in _widths(console, table)) + table._extra_width
+
+
+def _widths(console: Console, table: Table) -> list[tuple[int, int]]:
+    """Of each column with its padding: the least that keeps words whole, and the most it takes."""
     options = console.options.update(width=_WIDE)
     widths = [table._measure_column(console, options, column) for column in table.columns]
-    needed = (
-        width.maximum if column.no_wrap else width.minimum
+    return [
+        (width.maximum if column.no_wrap else width.minimum, width.maximum)
         for column, width in zip(table.columns, widths, strict=True)
-    )  # fmt: skip
-    return sum(needed) + table._extra_width
+    ]
+
+
+def _keep_words_whole(console: Console, table: Table, width: int) -> None:
+    """Narrow the columns of most room; rich narrows the widest, and drops letters of its words."""
+    least, most = map(list, zip(*_widths(console, table), strict=True))
+    room, given = width - table._extra_width, list(most)
+    if sum(most) <= room or sum(least) > room:
+        return
+    while sum(given) > room:
+        spare = [wide - need for wide, need in zip(given, least, strict=True)]
+        given[spare.index(max(spare))] -= 1
+    for column, wide, full in zip(table.columns, given, most, strict=True):
+        if wide < full:
+            column.width = wide - table._get_padding_width(column._index)
 
 
 def _unwrapped(column: Column) -> Column:

@@ -1,10 +1,9 @@
 """The layouts that a search has found, as a table of a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich import box
 from rich.console import Group
-from rich.table import Table
 
 from twinstream.clusters.kernel_sets import recipe_text, why_not_here
 from twinstream.clusters.search.search import RankedLayout, SearchResult
@@ -14,6 +13,7 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.measures.uncertainty import Uncertainty
 from twinstream.models.parallel.job import Job
 from twinstream.schedule.analysis.idle import exposed_communication
+from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.tables import cause_name
 
 _GIB = 2**30
@@ -32,16 +32,16 @@ def layouts_screen(
         errors: how far the prediction of each layout may be off.
     """
     num_gpus = found.best[0].prediction.num_gpus
-    table = Table(box=box.SIMPLE, pad_edge=False)
+    table = FittedTable(box=box.SIMPLE, pad_edge=False)
     on_host = any(one.prediction.host_bytes for one in found.best)
     host = ("host GiB",) if on_host else ()
-    for name in ("layout", "step s", "+/-", "tok/s per GPU", "MFU", "memory GiB", *host, "bubble",
+    for name in ("", "step s", "+/-", "tok/s per GPU", "MFU", "memory GiB", *host, "bubble",
                  "exposed comm.", "over its bound"):  # fmt: skip
-        table.add_column(name, justify="left" if name == "layout" else "right")
-    for one, error in zip(found.best, errors, strict=True):
+        table.add_column(name, justify="right" if name else "left")
+    for number, (one, error) in enumerate(zip(found.best, errors, strict=True), 1):
         prediction = one.prediction
         table.add_row(
-            f"{told(one.layout)} [{one.job.recipe.implementations.vector}]",
+            str(number),
             f"{prediction.step_s:.4g}",
             error.short.removeprefix("+/- "),
             f"{prediction.tokens_per_s / num_gpus:,.0f}",
@@ -65,6 +65,11 @@ def layouts_screen(
     return Group(
         head,
         f"Recipe: {recipe_text(found.best[0].job.shape, found.best[0].job.recipe)}.",
+        "Layouts, fastest first:",
+        *(
+            f"{number}  {told(one.layout)} [{one.job.recipe.implementations.vector}]"
+            for number, one in enumerate(found.best, 1)
+        ),
         table,
         f"The fastest's step: {parts_text(found.best[0])}.",
         runs_here_line(found),
@@ -92,22 +97,43 @@ def parts_text(one: RankedLayout) -> str:
     return ", ".join(f"{cause_name(name)} {share:.1%}" for name, share in shares.items())
 
 
-def bills_screen(names: Sequence[str], bills: Sequence[Bill], num_tokens: float) -> Group:
-    """What a run of so many tokens comes to, with each layout or on one device."""
-    table = Table(box=box.SIMPLE, pad_edge=False)
+def bills_screen(
+    names: Sequence[str], bills: Sequence[Bill], errors: Sequence[float | None], num_tokens: float
+) -> Group:
+    """What a run of so many tokens comes to, with each layout or on one device.
+
+    Args:
+        errors: mean errors of the predicted speeds, by which days and money have their ranges.
+    """
+    table = FittedTable(box=box.SIMPLE, pad_edge=False)
     table.add_column("layout")
     for name in ("training days", "goodput", "days", "GPU-hours", "money"):
         table.add_column(name, justify="right")
-    for name, bill in zip(names, bills, strict=True):
+    for name, bill, error in zip(names, bills, errors, strict=True):
         table.add_row(
             name,
             f"{bill.run_days:,.4g}",
             "-" if bill.goodput is None else f"{bill.goodput:.1%}",
-            f"{bill.wall_days:,.4g}",
+            range_text(bill.wall_days, error, lambda days: f"{days:,.4g}"),
             f"{bill.gpu_hours:,.4g}" if bill.gpu_hours < 1000 else f"{bill.gpu_hours:,.0f}",
-            "-" if bill.money is None else money_text(bill.money),
+            "-" if bill.money is None else range_text(bill.money, error, money_text),
         )
-    return Group(f"A run of {num_tokens:.4g} tokens", table)
+    told = " Days and money are ranges where the error of the speed is known."
+    return Group(f"A run of {num_tokens:.4g} tokens.{told}", table)
+
+
+def range_text(value: float, error: float | None, text: Callable[[float], str]) -> str:
+    """A time or what is paid for it, as the error of a predicted speed leaves it open.
+
+    A speed that is measured at v (1 - e) to v (1 + e) takes t / (1 + e) to t / (1 - e).
+
+    >>> range_text(100.0, 0.25, money_text), range_text(100.0, None, money_text)
+    ('80.00 to 133.33', '100.00')
+    """
+    if error is None:
+        return text(value)
+    most = "?" if error >= 1.0 else text(value / (1.0 - error))
+    return f"{text(value / (1.0 + error))} to {most}"
 
 
 def money_text(money: float) -> str:

@@ -9,14 +9,12 @@ from typing import Any
 from rich import box
 from rich.console import Group
 
-from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.collectives.fitting import FittedCurve
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine, Number
 from twinstream.measures.metrics import Summary
-from twinstream.measures.uncertainty import Uncertainty, usual_uncertainties
+from twinstream.measures.uncertainty import Uncertainty
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.models.kernel_costs.attention_shape import lengths_text
-from twinstream.models.spec import ModelSpec
 from twinstream.schedule.analysis.comparison import Comparison, GroupComparison, Pair
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.sizes import gib, rate_text
@@ -62,73 +60,9 @@ def cause_name(cause: str) -> str:
     return _CAUSE_NAMES.get(cause, readable(cause))
 
 
-def models_table(title: str, models: Sequence[ModelSpec]) -> Group:
-    columns = "layers,d_model,heads,KV heads,d_ff,vocabulary,parameters"
-    table = listing_table(["name"], [*columns.split(","), "dtype"])
-    table.columns[0].no_wrap = True
-    for spec in models:
-        sizes = (spec.num_layers, spec.d_model, spec.num_heads, spec.num_kv_heads, spec.d_ff)
-        shown = [f"{size:,}" for size in (*sizes, spec.vocab_size)]
-        table.add_row(spec.name, *shown, _count(spec.num_parameters), spec.dtype)
-    return Group(title, table)
-
-
-def machines_table(machines: Sequence[Machine]) -> Group:
-    errors = usual_uncertainties(machines)
-    columns = "bf16 TFLOP/s,HBM GB/s,H2D GB/s,D2H GB/s,both GB/s,device GiB,host GiB,error"
-    table = listing_table(["name", "device"], columns.split(","))
-    table.columns[0].no_wrap = True  # a name is there to be copied
-    for machine, error in zip(machines, errors, strict=True):
-        table.add_row(
-            machine.name,
-            machine.device,
-            number_text(machine.peak_bf16_flop_per_s, 1e12),
-            number_text(machine.hbm_bytes_per_s, 1e9),
-            number_text(machine.pcie_h2d_bytes_per_s, 1e9),
-            number_text(machine.pcie_d2h_bytes_per_s, 1e9),
-            number_text(machine.pcie_duplex_bytes_per_s, 1e9),
-            number_text(machine.device_memory_bytes, 2**30),
-            number_text(machine.host_memory_bytes, 2**30),
-            error.short.removeprefix("+/- "),
-        )
-    return Group("Machines", table, *_errors_told(machines, errors))
-
-
-def _errors_told(machines: Sequence[Machine], errors: Sequence[Uncertainty]) -> list[str]:
-    """Of which machines it was measured how far predictions are off, and how."""
-    by_kind: dict[str, list[str]] = {}
-    for machine, error in zip(machines, errors, strict=True):
-        by_kind.setdefault(error.why, []).append(machine.name)
-    told = [f"  {why}: {', '.join(names)}" for why, names in by_kind.items()]
-    return [
-        "The error is expected of speeds that `plan` predicts for 8b at 8,192 tokens a sequence. "
-        "Attention whose rate is not known adds to it; the rest is",
-        *told,
-    ]
-
-
 def speed_text(summary: Summary, uncertainty: Uncertainty) -> str:
     """Predicted tokens/s with the expected error."""
     return f"{rate_text(summary.tokens_per_s)} tokens/s ({uncertainty.short})"
-
-
-def clusters_table(clusters: Sequence[Cluster]) -> Group:
-    """What each cluster is made of; rates are nominal, of one direction."""
-    columns = ("GPUs/node", "GPU GB/s", "NICs/node", "NIC GB/s", "most nodes", "curves")
-    table = listing_table(("name", "node"), columns)
-    table.columns[0].no_wrap = True  # a name is there to be copied
-    for one in clusters:
-        table.add_row(
-            one.name,
-            one.machine,
-            number_text(one.gpus_per_node, 1),
-            number_text(one.node_bytes_per_s, 1e9),
-            number_text(one.nics_per_node, 1),
-            number_text(one.nic_bytes_per_s, 1e9),
-            number_text(one.most_nodes, 1),
-            str(len(one.curves)),
-        )
-    return Group("Clusters", table)
 
 
 def curves_table(fitted: Sequence[FittedCurve]) -> Group:
@@ -370,10 +304,6 @@ def number_text(number: Number | None, unit: float) -> str:
     if number is None:
         return "-"
     return "no limit" if number.value is None else f"{number.value / unit:,.4g}"
-
-
-def _count(number: int) -> str:
-    return f"{number / 1e9:.2f}e9" if number >= 1e9 else f"{number / 1e6:.2f}e6"
 
 
 def _counted(number: int, thing: str) -> str:

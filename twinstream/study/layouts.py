@@ -1,7 +1,7 @@
 """What queries that choose a layout of several GPUs have in common."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -57,8 +57,11 @@ class ChoiceOfLayouts(Query, Generic[_Of]):
     """Which layout is the fastest."""
 
     @abstractmethod
-    def fastest(self) -> _Of:
+    def fastest(self, progress: Callable[[str], None] = lambda text: None) -> _Of:
         """The fastest that is found.
+
+        Args:
+            progress: is told now and then what is looked at, and the best so far.
 
         Raises:
             TwinstreamError: none can be, or fits.

@@ -1,5 +1,6 @@
 """A training step on the GPUs of a cluster as a query: the fastest layout of all."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import isinf
@@ -198,8 +199,8 @@ class LayoutQuery(ChoiceOfLayouts[LaidOutStep]):
             asked = replace(asked, cluster=capped)
         return replace(self, question=asked)
 
-    def fastest(self) -> LaidOutStep:
-        searched = self.question.answer(self.keep)
+    def fastest(self, progress: Callable[[str], None] = lambda text: None) -> LaidOutStep:
+        searched = self.question.answer(self.keep, progress)
         found, cluster = searched.best[0], self.question.cluster
         return LaidOutStep.predicted(found.job, cluster, found.prediction, searched, is_known=False)
 

@@ -24,6 +24,7 @@ from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
 from twinstream.planner.warm_start import fits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
+from twinstream.schedule.python_file import digest_of, split_name
 from twinstream.schedule.sizes import gib, parse_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.simulator.replay import steady_state
@@ -42,6 +43,13 @@ from twinstream.study.query import (
     Values,
     size_fault,
 )
+
+
+def _policy_content(name: str) -> str:
+    """What plans follow from: of one's own policy the file's content, too."""
+    own = split_name(name)
+    return name if own is None else f"{own[1]} {digest_of(own[0])}"
+
 
 _RECIPE: Mapping[str, tuple[str, ...]] = {
     name: get_args(Recipe.model_fields[name].annotation)
@@ -111,9 +119,11 @@ class DeviceQuery(Query):
         if name == "loss" and not is_dpo(value):
             return f"needs 'dpo', perhaps with options, got '{value}'"
         known = KNOWN.get(name)
-        if known is None or value in known:
+        is_own = name == "policy" and split_name(value) is not None
+        if known is None or value in known or is_own:
             return None
-        return f"'{value}' is unknown; known: {', '.join(known)}"
+        own = ", or FILE.py:NAME of your own" if name == "policy" else ""
+        return f"'{value}' is unknown; known: {', '.join(known)}{own}"
 
     @property
     def subject(self) -> Subject:
@@ -140,7 +150,7 @@ class DeviceQuery(Query):
             "overhead": asked.step.optimizer_overhead,
             "packing": None if asked.step.packing is None else asked.step.packing.model_dump(),
             "recipe": asked.recipe.model_dump(mode="json"),
-            "policy": asked.policy,
+            "policy": _policy_content(asked.policy),
             "choices": [sorted(asked.choices.homes.items()), asked.choices.recompute,
                         asked.choices.prefetch_blocks, asked.choices.effort],
         }  # fmt: skip
@@ -212,7 +222,7 @@ class DeviceQuery(Query):
         packing = None if of_pairs else was.step.packing  # of pairs it is of that length
         step = replace(was.step, recipe=recipe, packing=packing, **counts)
         caps = _caps(was, machine, values)
-        policy = str(values.get("policy", was.policy))
+        policy = load.policy(str(values.get("policy", was.policy)))
         request = replace(was, spec=spec, machine=machine, step=step, caps=caps, policy=policy)
         effort: Any = values.get("effort")
         return request if effort is None else request.with_effort(effort)

@@ -24,8 +24,9 @@ from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.planner import Planner
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.node import Node
-from twinstream.schedule.sizes import SizeError, parse_bytes
+from twinstream.schedule.node import Node, facts_html
+from twinstream.schedule.python_file import split_name
+from twinstream.schedule.sizes import SizeError, gib, parse_bytes, rate_text
 from twinstream.tracing import find_model
 
 Value = str | bool | int | float
@@ -177,6 +178,26 @@ class Answer(ABC):
     def figures(self) -> dict[str, Any]:
         """All figures by the names of a sweep's columns."""
 
+    def records(self) -> list[dict[str, object]]:
+        """One row, with all figures."""
+        return [dict(self.figures)]
+
+    def _repr_html_(self) -> str:
+        error = self.uncertainty
+        bound = "not known"
+        if self.bound_s is not None and self.gap is not None:
+            bound = f"{self.bound_s:.4g} s; the step is {self.gap:.1%} above it"
+        facts = {
+            "step": f"{self.step_s:.4g} s",
+            "tokens/s": f"{rate_text(self.tokens_per_s)} ({error.short}: {error.why})",
+            "MFU": f"{self.mfu:.1%}",
+            "bound": bound,
+            "limited by": ", ".join(self.limits),
+            "device, host memory": f"{gib(self.device_bytes)}, {gib(self.host_bytes)}",
+        }
+        where = f"{self.num_gpus:,} GPUs, {self.told}" if self.told else "one device"
+        return facts_html(f"Step on {where}", facts)
+
     @abstractmethod
     def compute_limit(self) -> float:
         """Tokens/s if compute never waited.
@@ -217,8 +238,16 @@ class Loader:
             return find_model(beside(name), longest=longest, lora=lora, loss=loss)
 
         self.model, self.any_model = model, any_model
+        self._folder = folder
         self.machine = cache(lambda name: load_machine(beside(name)))
         self.cluster = cache(lambda name: load_cluster(beside(name)))
+
+    def policy(self, name: str) -> str:
+        """The name of a policy, its file where it lies."""
+        own = split_name(name)
+        if own is None or not (self._folder / own[0]).is_file():
+            return name
+        return f"{self._folder / own[0]}:{own[1]}"
 
 
 class Query(ABC):

@@ -1,6 +1,6 @@
 """A training step on ranks that twinstream runs as a query: the fastest pipeline and replicas."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -209,8 +209,8 @@ class RanksQuery(ChoiceOfLayouts[RanksStep]):
     def _on_node(self) -> int:
         return min(self._place.cluster.count("gpus_per_node"), self.num_ranks)
 
-    def fastest(self) -> RanksStep:
-        return self._answer(self.fixed, is_known=False)
+    def fastest(self, progress: Callable[[str], None] = lambda text: None) -> RanksStep:
+        return self._answer(self.fixed, progress, is_known=False)
 
     def kept(self, answer: Answer) -> RanksStep:
         if answer.layout is None:
@@ -225,7 +225,10 @@ class RanksQuery(ChoiceOfLayouts[RanksStep]):
         kept = {name: getattr(layout, name) for name in _LAYOUT}
         return self._answer({**kept, **self.fixed, "dp": replicas}, is_known=True)
 
-    def _answer(self, fixed: Mapping[str, Any], *, is_known: bool) -> RanksStep:
+    def _answer(
+        self, fixed: Mapping[str, Any], progress: Callable[[str], None] = lambda text: None, *,
+        is_known: bool,
+    ) -> RanksStep:  # fmt: skip
         request, place = self.request, self._place
         spec = request.decoder
         workloads = workloads_of_ranks(spec, request.step, request.machine, self.num_ranks)
@@ -234,7 +237,7 @@ class RanksQuery(ChoiceOfLayouts[RanksStep]):
             request.caps, request.choices,
         )  # fmt: skip
         with gc_paused():
-            chosen = question.answer()
+            chosen = question.answer(progress)
         schedule = chosen.schedule
         if self.cluster is not None:
             made_for = MachineRef(name=place.cluster.name, content_hash=place.cluster.name)

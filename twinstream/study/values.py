@@ -4,6 +4,7 @@ from collections.abc import Container, Mapping, Sequence
 from math import isfinite
 
 from twinstream.hardware_profiles.profile_files import nearest
+from twinstream.schedule.sizes import parse_number
 from twinstream.study.many_gpus import LayoutQuery
 from twinstream.study.one_device import DeviceQuery
 from twinstream.study.query import (
@@ -54,7 +55,7 @@ def missing_of(names: Container[str]) -> str | None:
 
 def fault_of(kind: type[Query], name: str, value: object) -> str | None:
     """What a value needs to be, or its name; None if both are right."""
-    if name == PRICE:
+    if name == PRICE or name.startswith(f"{PRICE}."):
         number = isinstance(value, int | float) and not isinstance(value, bool)
         possible = number and isfinite(value) and 0 <= value <= _MOST_PRICE  # type: ignore[arg-type, operator]
         return None if possible else f"needs a price from 0, got {value!r}"
@@ -94,9 +95,11 @@ def written_values(texts: Sequence[str], query: Query) -> Mapping[str, Value]:
 
 
 def _read(text: str) -> Value:
-    """A number or a truth where it is one, else the text."""
+    """A number or a truth where it is one, else the text: `8k`, but `8b` is a model."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
+    if text[-1:].lower() == "k" and (count := parse_number(text)) is not None:
+        return count
     for kind in (int, float):
         try:
             return kind(text)

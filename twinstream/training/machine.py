@@ -1,8 +1,9 @@
 """The machine that a run is planned for: the one here, with what memory is free."""
 
 import os
+import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -15,6 +16,7 @@ from twinstream.hardware_profiles.loader import load_machine, machine_names, sav
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import MACHINE
 from twinstream.models.kernel_costs.attention_limits import attention_limits, attention_names
+from twinstream.planner.request import HOST_SHARE
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.options import OptionsError, TrainOptions
 
@@ -23,13 +25,13 @@ if TYPE_CHECKING:
 
 Tell = Callable[[str], None]
 """Takes a line about what is going on."""
-_SHARE_OF_FREE = 0.8  # the rest is for tokens, files on their way to the disk and other programs
+_MUCH_FASTER = 1.4  # a CPU than when it was measured
 _DEVICE_SHARE_OF_CPU = 0.75  # of that, where both memories are the host's
 
 
 @dataclass(frozen=True)
 class LocalMachine:
-    """A machine, how kernels run on it, and the caps in bytes; None is all that it has.
+    """A machine, how kernels run on it, and the caps in bytes; None is what `plan` takes of it.
 
     `nvlink`: whether NVLink links each of several GPUs with each; None where nothing tells.
     """
@@ -40,12 +42,17 @@ class LocalMachine:
     host_mem: str | int | None
     nvlink: bool | None = None
 
+    @property
+    def is_here(self) -> bool:
+        """False where the profile is of another kind of device than this machine trains on."""
+        return self.machine.device == self.backend
+
     def require_own_profile(self) -> None:
         """
         Raises:
             OptionsError: the machine is a profile of another kind of device than trains here.
         """
-        if self.machine.device != self.backend:
+        if not self.is_here:
             raise OptionsError(
                 f"machine: '{self.machine.name}' is the profile of a {self.machine.device} device, "
                 f"and this run is on {self.backend}: leave it out, or give what `twinstream probe` "
@@ -60,7 +67,7 @@ def detect_machine(
 
     A CUDA device whose name says which shipped profile is its own has that, and only its attention
     is timed, in seconds; else it is measured, which takes some minutes, and a CPU some seconds.
-    What was found of a CUDA device is kept in the user's cache, for the next run.
+    What was found is kept in the user's cache, for the next run.
 
     Args:
         folder: of the run, which may have the profile that was measured when it began.
@@ -72,6 +79,9 @@ def detect_machine(
     """
     gpus = _gpus_of_ranks(options) if backend == "cuda" else None
     machine = _machine(options, folder, backend, dtype, tell)
+    if machine.device != backend:
+        tell(f"planning for {machine.name}, which is not this machine: caps are of its own memory")
+        return LocalMachine(machine, backend, options.device_mem, options.host_mem)
     device_mem, host_mem = _free(options, machine, backend, gpus)
     return LocalMachine(
         machine, backend, device_mem, host_mem, None if gpus is None else gpus.nvlink
@@ -104,9 +114,7 @@ def _machine(options: TrainOptions, folder: Path, backend: str, dtype: str, tell
     if (folder / MACHINE).exists():
         return load_machine(folder / MACHINE)
     if backend == "cpu":
-        from twinstream.api import probe
-
-        return probe([dtype])
+        return _of_this_cpu(dtype, tell)
     import torch
 
     name = shipped_for(torch.cuda.get_device_name())
@@ -115,11 +123,30 @@ def _machine(options: TrainOptions, folder: Path, backend: str, dtype: str, tell
 
         return _found_once("", lambda: probed_machine(tell))
     shipped = load_machine(name)
-    if shipped.attention is not None or dtype != "bfloat16":
+    if dtype != "bfloat16":
         return shipped
     from twinstream.executor.probe.known_gpu import with_attention
 
     return _found_once(shipped.content_hash, lambda: with_attention(shipped, tell))
+
+
+def _of_this_cpu(dtype: str, tell: Tell) -> Machine:
+    """What an earlier run measured of this CPU, with this torch and as many threads; anew where it
+    is much faster now, since it was busy then."""
+    import torch
+
+    from twinstream.api import probe
+    from twinstream.executor.probe.cpu import cpu_pace
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    name = cpu_name()
+    facts = (name, str(cores), str(torch.get_num_threads()), torch.__version__, dtype)
+
+    def found() -> Machine:
+        tell("measuring this CPU, once: some seconds (twinstream probe measures it anew)")
+        return probe([dtype])
+
+    return _kept(name, facts, found, lambda machine: cpu_pace(machine) < _MUCH_FASTER)
 
 
 def _found_once(about: str, find: Callable[[], Machine]) -> Machine:
@@ -137,22 +164,42 @@ def _found_once(about: str, find: Callable[[], Machine]) -> Machine:
             installed.append(f"{library.distribution} {version(library.distribution)}")
     device = torch.cuda.get_device_name()
     facts = (device, torch.__version__, str(torch.version.cuda), *installed, about)
+    return _kept(device, facts, find)
+
+
+def _kept(
+    device: str, facts: Sequence[str], find: Callable[[], Machine],
+    holds: Callable[[Machine], bool] = lambda machine: True,
+) -> Machine:  # fmt: skip
+    """The profile that was found with these facts, if it still holds, else what is found now."""
     key = sha256("\n".join(facts).encode()).hexdigest()[:12]
     path = _cache_folder() / f"{re.sub(r'[^a-z0-9]+', '-', device.lower())}-{key}.toml"
     if path.exists():
         with suppress(ProfileError):  # damaged, or of another version of this package
-            return load_machine(path)
+            if holds(kept := load_machine(path)):
+                return kept
     machine = find()
-    if machine.attention is None:  # none was right: the next run tries again
-        return machine
+    attention = machine.attention
+    if machine.device == "cuda" and (attention is None or attention.kind == "assumed"):
+        return machine  # none was right: the next run tries again
     with suppress(OSError, TwinstreamError):  # a cache that cannot be written costs some seconds
         path.parent.mkdir(parents=True, exist_ok=True)
         save_machine(machine, path)
     return machine
 
 
+def cpu_name() -> str:
+    """Its model's, as Linux tells it, else what kind it is."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            field, _, value = line.partition(":")
+            if field.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
 def _cache_folder() -> Path:
-    """Of what is measured of this machine's GPUs."""
+    """Of what is measured of this machine."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "twinstream" / "machines"
 
@@ -169,7 +216,7 @@ def _free(
 
     limits = host_limits()
     known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
-    free_host = int(_SHARE_OF_FREE * min(known)) if known else None
+    free_host = int(HOST_SHARE * min(known)) if known else None
     if backend == "cuda":
         free_device: int | None = _free_on_gpu() if gpus is None else gpus.free_bytes
     else:

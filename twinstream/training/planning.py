@@ -16,6 +16,7 @@ from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
+from twinstream.measures.missing_attention import missing_attention_notes
 from twinstream.measures.residence import checkpoint_bytes
 from twinstream.models.lowering.settled import require_packs
 from twinstream.models.model import AnyModel, require_decoder
@@ -26,7 +27,7 @@ from twinstream.models.update_rules import BETAS, OwnRule, update_rule
 from twinstream.planner.choices import Choices, recompute_level
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.kernel_choice import attention_for, kernels_for
+from twinstream.planner.kernel_choice import attention_for, kernels_for, usual_kernels
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.analysis.comparison import compare
@@ -120,8 +121,14 @@ class DevicePlan(StepPlan):
     predicted: Timeline
     machine: Machine
     num_ranks = num_replicas = 1
-    notes = ()
     shards = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What an attention library that is not installed here costs."""
+        return tuple(
+            f"note: {told}" for told in missing_attention_notes(self.schedule, self.machine)
+        )
 
     @property
     def workload(self) -> Workload:
@@ -203,6 +210,26 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
     Raises:
         TwinstreamError: kernels, adapters or what is frozen are none of this model.
     """
+    kernels: KernelChoice | None = None
+    if options.kernels is not None or options.attention is not None:
+        attention = attention_for(
+            here.machine, spec, options.attention or "auto",
+            nondeterministic=options.nondeterministic, packed=True, here=here.is_here,
+        )  # fmt: skip
+        kernels = kernels_for(here.machine, options.kernels or "auto", attention)
+    elif here.machine.device == "cpu":
+        kernels = KernelChoice()
+    else:
+        kernels = usual_kernels(here.machine, spec, packed=True, here=here.is_here)
+    return recipe_without_kernels(options, spec).model_copy(update={"kernels": kernels})
+
+
+def recipe_without_kernels(options: TrainOptions, spec: AnyModel) -> Recipe:
+    """The recipe as far as no machine is asked.
+
+    Raises:
+        TwinstreamError: the optimizer, adapters or what is frozen are none of this model.
+    """
     trained = trained_of(spec, options.lora, options.freeze, options.base)
     lora = trained.lora
     if options.adapter is not None and isinstance(spec, TracedModel):
@@ -225,15 +252,6 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
             f"base: one in {options.base} is only read, and a run without adapters writes all "
             "weights: train adapters beside it, --lora r=16, or leave out --base"
         )
-    kernels: KernelChoice | None = None
-    if options.kernels is not None or options.attention is not None:
-        attention = attention_for(
-            here.machine, spec, options.attention or "auto",
-            nondeterministic=options.nondeterministic, packed=True,
-        )  # fmt: skip
-        kernels = kernels_for(here.machine, options.kernels or "auto", attention)
-    elif here.backend == "cpu":
-        kernels = KernelChoice()
     rule = update_rule(options.optim)
     usual = BETAS["adamw"] if isinstance(rule, OwnRule) else BETAS[rule]
     if isinstance(rule, OwnRule):
@@ -245,7 +263,7 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
         "beta2": _given(options.beta2, usual[1]), "eps": options.eps,
         "weight_decay": options.weight_decay, "gradients": options.gradients,
         "optimizer_state": options.optimizer_state, "clips": options.max_grad_norm > 0,
-        "kernels": kernels, "lora": lora, "frozen": trained.frozen, "base": options.base,
+        "lora": lora, "frozen": trained.frozen, "base": options.base,
         "dpo": dpo_of(options.loss),
     })  # fmt: skip
 
@@ -329,7 +347,11 @@ def planned(
         spec, here.machine, step=step, device_mem=here.device_mem, host_mem=here.host_mem,
         policy=options.policy, choices=Choices(recompute=level),
     )  # fmt: skip
-    schedule = Planner(steady_state).plan(request)
+    try:
+        schedule = Planner(steady_state).plan(request)
+    except InfeasiblePlan as error:  # caps are of what is free where none was given
+        caps = (("device", options.device_mem), ("host", options.host_mem))
+        raise error.of_caps([side for side, size in caps if size is not None]) from None
     return DevicePlan(schedule, simulate(schedule, here.machine), here.machine)
 
 

@@ -23,14 +23,14 @@ from twinstream.models.model import (
     require_decoder,
     with_aux_loss,
 )
-from twinstream.models.presets import is_preset, model_notes
+from twinstream.models.presets import is_preset, model_notes, require_weights
 from twinstream.models.recipe import Recipe, is_dpo
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
 from twinstream.models.trained import adapter_groups
 from twinstream.schedule.files import read_document
 from twinstream.schedule.sizes import brief
-from twinstream.tracing import find_model
+from twinstream.tracing import find_model, path_notes
 from twinstream.training.amounts import source_of, steps_of
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.machine import LocalMachine, Tell
@@ -38,6 +38,7 @@ from twinstream.training.options import BYTES, OptionsError, TrainOptions
 from twinstream.training.planning import plan_again, plan_of, recipe_of
 from twinstream.training.ranks.planning import Plan, plan_ranks
 from twinstream.training.rates import LearningRate
+from twinstream.trusted_code import require_trusted
 
 if TYPE_CHECKING:
     from twinstream.executor.weights.checkpoint_files import Outline
@@ -120,10 +121,18 @@ class Prepared:
         )
 
     @property
+    def _model_notes(self) -> list[str]:
+        wanted = self.options
+        notes = model_notes(wanted.model, wanted.dtype)
+        if (wanted.loss is not None and not is_dpo(wanted.loss)) or wanted.trust_remote_code:
+            return notes
+        return notes + path_notes(wanted.model, wanted.dtype, wanted.seq_len)
+
+    @property
     def notes(self) -> list[str]:
         """What to know before it starts."""
         epochs = self.num_steps * self.tokens_per_step / max(1, self.data.epoch_tokens)
-        told = (*model_notes(self.options.model, self.options.dtype), *self.data.warnings)
+        told = (*self._model_notes, *self.data.warnings)
         found = [f"note: {line}" for line in told]
         if epochs > _MANY_EPOCHS:
             found.append(f"note: {self.num_steps:,} steps go through the data {epochs:,.0f} times")
@@ -148,16 +157,18 @@ class Prepared:
 
 
 def prepare(
-    options: TrainOptions, here: LocalMachine, model: OpenedModel, checkpoint: Checkpoint | None,
-    tell: Tell,
+    options: TrainOptions, here: LocalMachine, model: OpenedModel,
+    opened: tuple[TrainingData, TrainingData | None], checkpoint: Checkpoint | None, tell: Tell,
 ) -> Prepared:  # fmt: skip
     """Everything before the first step.
+
+    Args:
+        opened: what is trained on and, if asked for, evaluated on.
 
     Raises:
         TwinstreamError: something cannot be used, or nothing fits; nothing has been written.
     """
-    tell("reading the data")
-    data, eval_data = open_data(options, model)
+    data, eval_data = opened
     start_s = perf_counter()
     if checkpoint is None:
         recipe, was = recipe_of(options, here, model.spec), None
@@ -286,11 +297,14 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
         lora=options.lora, loss=options.loss,
         trust_remote_code=options.trust_remote_code,
     )  # fmt: skip
+    require_trusted(options.model, spec, Recipe(), trusts=options.trust_remote_code)
     spec = with_aux_loss(spec, options.aux_loss)
     if isinstance(spec, ModelSpec):
         require_executable(spec)
     path = Path(options.model)
     if is_preset(options.model):
+        if weights:
+            require_weights(options.model)
         return OpenedModel(spec)
     if not path.is_dir():
         return OpenedModel(spec, files=path.parent if path.name == "config.json" else None)
@@ -298,11 +312,13 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
 
     require_torch()
     from twinstream.executor.weights.hf_files import has_weights
-    from twinstream.executor.weights.hf_folder import HfFolder
+    from twinstream.executor.weights.hf_folder import HfFolder, stored_tensors
 
     is_there = has_weights(path)
     if isinstance(spec, ModelSpec) and (weights or is_there):
         HfFolder.open(path, spec)
+    elif is_there:
+        stored_tensors(path)
     return OpenedModel(spec, folder=path, files=path, has_weights=is_there)
 
 

@@ -15,7 +15,14 @@ from twinstream.training.callbacks import Callback, RunLog
 from twinstream.training.loop import TrainingLoop
 from twinstream.training.machine import Tell, detect_machine
 from twinstream.training.options import TrainOptions
-from twinstream.training.preparing import Prepared, open_model, prepare, within_positions
+from twinstream.training.planning import recipe_without_kernels
+from twinstream.training.preparing import (
+    Prepared,
+    open_data,
+    open_model,
+    prepare,
+    within_positions,
+)
 from twinstream.training.ranks.planning import require_possible
 from twinstream.training.run.run_folder import TrainingFolder, TrainResult
 from twinstream.training.run.segments import TrainingSegment, segments
@@ -89,11 +96,16 @@ class Trainer:
             backend = choose_backend(options.backend)
             if backend == "cuda" and num_ranks > 1:
                 require_gpus(num_ranks)
+            self._tell("reading the data")
+            data = open_data(options, model)
+            if self._folder.checkpoint is None:
+                recipe_without_kernels(options, model.spec)  # raises before anything is measured
             self._tell("looking at this machine")
             here = detect_machine(options, options.output, backend, model.spec.dtype, self._tell)
             if weights:
                 here.require_own_profile()
-            self._prepared = prepare(options, here, model, self._folder.checkpoint, self._tell)
+            checkpoint = self._folder.checkpoint
+            self._prepared = prepare(options, here, model, data, checkpoint, self._tell)
         return self._prepared
 
     def train(self) -> TrainResult:

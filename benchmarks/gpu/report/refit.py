@@ -15,11 +15,12 @@ from benchmarks.gpu.exits import run_app
 from benchmarks.gpu.jobs.results import KernelsFound, ProbeFound, Results, SampleRatio
 from benchmarks.gpu.jobs.store import CampaignError, read_results
 from twinstream.executor.probe.chains import PRESETS, expert_chains, probe_chains
-from twinstream.executor.probe.cuda import with_general
+from twinstream.executor.probe.cuda import link_numbers, with_general
 from twinstream.executor.probe.tasks.curves import Ceilings, CurveFit, fit_curves
 from twinstream.executor.probe.tasks.task_samples import TaskSample, listed_grouped, listed_samples
+from twinstream.executor.probe.timing.fit import fit_link
 from twinstream.hardware_profiles.loader import load_machine, save_machine
-from twinstream.hardware_profiles.schema import Machine
+from twinstream.hardware_profiles.schema import Machine, Number
 
 
 def refit(results: Results, probed: Machine) -> tuple[Machine, CurveFit]:
@@ -40,9 +41,20 @@ def refit(results: Results, probed: Machine) -> tuple[Machine, CurveFit]:
     )
     samples = _samples(found.samples, chosen)
     fit = fit_curves(samples, ceilings, source)
+    numbers = _links(found, probed, source) if found.links else {}
     return probed.model_copy(
-        update={"efficiency": probed.efficiency | with_general(fit.curves)}
+        update={"efficiency": probed.efficiency | with_general(fit.curves), **numbers}
     ), fit
+
+
+def _links(found: ProbeFound, probed: Machine, source: str) -> dict[str, Number]:
+    lines = []
+    for direction in ("h2d", "d2h"):
+        rates = [one for one in found.links if one.direction == direction]
+        sizes = [float(one.size_bytes) for one in rates]
+        times_ns = [one.size_bytes / one.gb_per_s for one in rates]
+        lines.append(fit_link(direction, sizes, times_ns))
+    return link_numbers(*lines, probed.number("pcie_duplex_bytes_per_s"), source)
 
 
 def _samples(timed: Sequence[SampleRatio], chosen: KernelsFound) -> list[TaskSample]:

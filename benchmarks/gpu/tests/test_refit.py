@@ -28,11 +28,13 @@ def test_attention_and_products_are_within_what_the_page_says(measured):
 
 def test_the_shipped_profile_is_that_fit(measured):
     machine, _ = refit(measured, load_machine(PAGES / "nvidia-h200.toml"))
-    shipped = load_machine("h200_probed")
+    shipped = load_machine("h200")
     for key in ("matmul", "attention_backward/cudnn_frontend", "attention_forward/sdpa_cudnn"):
         for field in ("max", "half_depth", "diagonal"):
             found, kept = (getattr(one.efficiency[key], field) for one in (machine, shipped))
             assert kept == pytest.approx(found, rel=1e-4)
+    for name in ("pcie_h2d_bytes_per_s", "pcie_d2h_bytes_per_s", "copy_latency_ns"):
+        assert shipped.number(name) == pytest.approx(machine.number(name), rel=1e-4)
 
 
 def test_samples_that_todays_probe_does_not_take_are_refused(measured):

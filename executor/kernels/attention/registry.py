@@ -6,6 +6,7 @@ from twinstream.executor.kernels.attention.cudnn_frontend import CudnnFrontend
 from twinstream.executor.kernels.attention.eager import EagerAttention
 from twinstream.executor.kernels.attention.flash import Flash2, Flash3, Flash4
 from twinstream.executor.kernels.attention.implementation import AttentionImplementation
+from twinstream.executor.kernels.attention.query_slices import CudnnSliced
 from twinstream.executor.kernels.attention.sdpa import SdpaCpu, SdpaCudnn, SdpaFlash
 from twinstream.models.kernel_costs.attention_limits import DeviceName, attention_limits
 from twinstream.models.kernel_costs.attention_shape import MOST_MULTIPROCESSORS, AttentionShape
@@ -13,6 +14,7 @@ from twinstream.schedule.errors import TwinstreamError
 
 _KINDS: tuple[type[AttentionImplementation], ...] = (
     EagerAttention, SdpaCpu, SdpaFlash, SdpaCudnn, Flash2, Flash3, Flash4, CudnnFrontend,
+    CudnnSliced,
 )  # fmt: skip
 _IMPLEMENTATIONS: dict[str, AttentionImplementation] = {kind.name: kind() for kind in _KINDS}
 

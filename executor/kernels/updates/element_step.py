@@ -18,7 +18,7 @@ from twinstream.models.kernel_costs.attributes import (
     typed_attribute,
     undecayed_ranges,
 )
-from twinstream.models.update_rules import OwnRule, UpdateRuleError
+from twinstream.models.update_rules import OwnRule, UpdateRule, UpdateRuleError
 from twinstream.schedule.python_file import OwnFunction, split_name
 
 _BLOCK_ELEMENTS = 2**18
@@ -108,13 +108,16 @@ def _lion(beta1: float, beta2: float) -> Rule:
     return update
 
 
-def check_own_rule(rule: OwnRule) -> None:
-    """Try two updates of random elements, together and in two halves: they may not be mixed.
+def check_own_rule(rule: UpdateRule) -> None:
+    """Try two updates of random elements by a rule of a person's own, together and in two halves:
+    they may not be mixed.
 
     Raises:
         UpdateRuleError: it fails, mixes elements, gives other than finite numbers, or leaves its
             state or the parameters as they were.
     """
+    if not isinstance(rule, OwnRule):
+        return
     told = f"{rule.function} of {rule.path}"
     function = rule.load()
     generator = torch.Generator().manual_seed(0)

@@ -5,6 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from twinstream.schedule.errors import TwinstreamError
+
+_LINK_BYTES = 2**20  # a smaller copy costs more than any line says: an H200's of 64 KiB 12 us
+_MOST_RESIDUAL, _FEWEST_SIZES = 0.05, 3
+
+
+class UnsteadyLinkError(TwinstreamError):
+    """Copies take times that no line gives, so that none of them can be relied on."""
+
 
 @dataclass(frozen=True)
 class Line:
@@ -35,3 +44,26 @@ def fit_line(amounts: Sequence[float], times_ns: Sequence[float]) -> Line:
         slope = 1e-3 * fixed / float(x.max())
     worst = float(np.abs((fixed + slope * x) / y - 1.0).max())
     return Line(float(fixed), float(slope), worst)
+
+
+def fit_link(name: str, sizes_bytes: Sequence[float], times_ns: Sequence[float]) -> Line:
+    """The line of a link's copies of 1 MiB and more; if it is over 5 % off, of larger ones alone.
+
+    Schedules copy megabytes, and a copy of some KiB has a cost of its own, which would make the
+    fixed part too large and the rate too high.
+
+    Raises:
+        UnsteadyLinkError: even the three largest sizes are over 5 % off their line.
+    """
+    pairs = sorted((s, t) for s, t in zip(sizes_bytes, times_ns, strict=True) if s >= _LINK_BYTES)
+    line = fit_line(*zip(*pairs, strict=True))
+    while line.residual > _MOST_RESIDUAL and len(pairs) > _FEWEST_SIZES:
+        pairs = pairs[1:]
+        line = fit_line(*zip(*pairs, strict=True))
+    if line.residual > _MOST_RESIDUAL:
+        told = ", ".join(f"{size / 2**20:g} MiB {size / ns:.1f} GB/s" for size, ns in pairs)
+        raise UnsteadyLinkError(
+            f"copies {name} are {line.residual:.0%} off any line ({told}): something else uses the "
+            "link; probe again"
+        )
+    return line

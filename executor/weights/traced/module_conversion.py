@@ -16,6 +16,7 @@ import torch
 
 from twinstream.executor.modules.building import parameter_slots, placed
 from twinstream.executor.modules.module_weights import flat_group
+from twinstream.executor.weights.codes.coded_tensor import STORED_DTYPES, CodedTensor, LazyValues
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.safetensors_header import StoredTensor
 from twinstream.models.hf_weights import HfWeight
@@ -59,7 +60,11 @@ class Conversion:
             yield group, self._read(folder, group, {name: stored[name] for name in inside[group]})
 
     def _by_group(self, stored: Mapping[str, StoredTensor]) -> dict[str, list[str]]:
-        """Names of stored tensors by the group that they are made into."""
+        """Names of stored tensors by the group that they are made into.
+
+        Raises:
+            WeightsError: one is of codes.
+        """
         loading, module = self._loading, self._module
         renamings, converters = (
             [one for one in self._transforms if isinstance(one, kind)]
@@ -72,19 +77,18 @@ class Conversion:
             if to not in expected and name in expected:
                 to, _ = loading.rename_source_key(name, [], [], *told)
             if to in self._group_of:
+                require_values(name, stored[name], expected[to])
                 found[self._group_of[to]].append(name)
         return found
 
     def _read(self, folder: Path, group: str, stored: Mapping[str, StoredTensor]) -> torch.Tensor:
-        from safetensors import SafetensorError, safe_open
+        from safetensors import SafetensorError
 
         module, slots = self._module, parameter_slots(self._module)
-        files = {one.file for one in stored.values()}
         empty = dict(module.named_parameters())
         settings = self._settings(dtype=self._dtype, weight_mapping=self._transforms)
         try:
-            opened: dict[Path, Any] = {file: safe_open(file, framework="pt") for file in files}
-            lazily = {name: opened[one.file].get_slice(name) for name, one in stored.items()}
+            lazily = lazy_tensors(stored, self._dtype)
             with placed(slots, empty):
                 about, _ = self._convert(model=module, state_dict=lazily, load_config=settings)
                 made = dict(module.named_parameters())
@@ -140,3 +144,30 @@ class Conversion:
             self._module, dict(tensors)
         )
         return made
+
+
+def require_values(name: str, stored: StoredTensor, made: torch.Tensor) -> None:
+    """
+    Raises:
+        WeightsError: what is stored for a tensor of a module are whole numbers or bytes, not
+            values of it.
+    """
+    if made.is_floating_point() and stored.dtype not in STORED_DTYPES:
+        raise WeightsError(
+            stored.file,
+            f"has {name} in {stored.dtype}, where only {', '.join(STORED_DTYPES)} are values; give "
+            "the folder that is not quantised",
+        )
+
+
+def lazy_tensors(stored: Mapping[str, StoredTensor], dtype: torch.dtype) -> dict[str, Any]:
+    """As transformers' loading takes them: each is read, and decoded, when it is needed."""
+    import safetensors
+
+    open_one: Any = safetensors.safe_open
+    plain = {name: one for name, one in stored.items() if not isinstance(one, CodedTensor)}
+    opened = {file: open_one(file, framework="pt") for file in {o.file for o in plain.values()}}
+    coded = {
+        name: LazyValues(one, dtype) for name, one in stored.items() if isinstance(one, CodedTensor)
+    }
+    return coded | {name: opened[one.file].get_slice(name) for name, one in plain.items()}

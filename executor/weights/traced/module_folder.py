@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from twinstream.executor.modules.building import build_module, parameter_slots, placed
+from twinstream.executor.modules.building import build_module, drop_codes, parameter_slots, placed
 from twinstream.executor.modules.module_weights import flat_groups
+from twinstream.executor.weights.codes.coded_tensor import CodedTensor
 from twinstream.executor.weights.durable_files import make_room, sync, write_files, writing
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import has_weights
@@ -22,7 +23,11 @@ from twinstream.executor.weights.hf_writer import by_size, write_weights
 from twinstream.executor.weights.model_files import CONFIG, model_config, tokenizer_files
 from twinstream.executor.weights.safetensors_header import StoredTensor
 from twinstream.executor.weights.traced.module_adapters import write_module_adapters
-from twinstream.executor.weights.traced.module_conversion import Conversion
+from twinstream.executor.weights.traced.module_conversion import (
+    Conversion,
+    lazy_tensors,
+    require_values,
+)
 from twinstream.models.hf_weights import HfWeight
 from twinstream.models.layout import ADAPTERS
 from twinstream.models.traced import TracedModel
@@ -167,14 +172,23 @@ def loaded_module(folder: Path, dtype: str, what: str, *, trusts_code: bool = Fa
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
-    chosen: dict[str, Any] = {"dtype": dtype, "use_safetensors": True}
-    if trusts_code:
-        chosen["trust_remote_code"] = True
+    chosen: dict[str, Any] = {"trust_remote_code": True} if trusts_code else {}
+    stored = stored_tensors(folder)
+    told = {"dtype": dtype, "output_loading_info": True}
     try:
-        module, about = load(folder, output_loading_info=True, local_files_only=True, **chosen)
+        if any(isinstance(one, CodedTensor) for one in stored.values()):
+            module, about = _loaded_from_codes(folder, stored, told, chosen)
+        else:
+            module, about = load(
+                folder, use_safetensors=True, local_files_only=True, **told, **chosen
+            )
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise WeightsError(folder, f"transformers cannot load it: {reason}") from None
+    for name, made in module.named_parameters():
+        for stored_name in (name, name.removeprefix(f"{module.base_model_prefix}.")):
+            if stored_name in stored:
+                require_values(stored_name, stored[stored_name], made)
     for kind in ("missing_keys", "mismatched_keys"):
         if about.get(kind):
             names = sorted(map(str, about[kind]))
@@ -184,6 +198,25 @@ def loaded_module(folder: Path, dtype: str, what: str, *, trusts_code: bool = Fa
                 f"{'missing' if kind == 'missing_keys' else 'of another shape'}",
             )
     return module
+
+
+def _loaded_from_codes(
+    folder: Path, stored: Mapping[str, StoredTensor], told: dict[str, Any], chosen: dict[str, Any]
+) -> tuple[Any, Any]:
+    """The same of a folder with codes, whose values are given as if it had these."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config: Any = AutoConfig.from_pretrained(folder, local_files_only=True, **chosen)
+    drop_codes(config)
+    if told["dtype"] == "auto":
+        told = told | {"dtype": config.dtype or torch.float32}
+    with torch.device("meta"):
+        build: Any = AutoModelForCausalLM.from_config
+        kind: Any = type(build(config, **chosen))
+    dtype = getattr(torch, str(told["dtype"]).removeprefix("torch."))
+    values = lazy_tensors(stored, dtype)
+    found: tuple[Any, Any] = kind.from_pretrained(None, config=config, state_dict=values, **told)
+    return found
 
 
 def write_module_folder(

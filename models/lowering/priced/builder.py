@@ -9,7 +9,7 @@ from twinstream.models.lowering.communication_tasks import communication_call
 from twinstream.schedule.chain import SlotPools, Task
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import KernelCall, Label, Mode, Phase, TaskOperand
-from twinstream.schedule.tensors import Role, Tensor
+from twinstream.schedule.tensors import Role, Tensor, flat_shape
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send", "recv"]
 
@@ -153,10 +153,11 @@ class StageBuilder:
 
     def _declare(self, tensor: str, size_bytes: int, role: Role, dtype: str) -> Buffer:
         size_bytes = max(1, size_bytes)
+        dtype, shape = flat_shape(size_bytes, dtype)
         self.tensors.append(
             Tensor.made(
                 tensor_id=tensor, size_bytes=size_bytes, role=role, dtype=dtype,
-                shape=(size_bytes,), parent=None, offset_bytes=0,
+                shape=shape, parent=None, offset_bytes=0,
             )
         )  # fmt: skip
         return Buffer(tensor, tensor, size_bytes)

@@ -12,10 +12,19 @@ from tests.executor.attention.fake_cudnn import cudnn_module
 from twinstream.executor.kernels.attention import registry
 from twinstream.executor.kernels.attention.cudnn_frontend import CudnnFrontend, CudnnGraphError
 from twinstream.executor.kernels.attention.implementation import Starts
+from twinstream.executor.kernels.attention.query_slices import CudnnSliced
 from twinstream.executor.kernels.operand import Pack
 from twinstream.models.kernel_costs import attention_limits
 
-LIBRARIES = ("sdpa_flash", "sdpa_cudnn", "flash2", "flash3", "flash4", "cudnn_frontend")
+LIBRARIES = (
+    "sdpa_flash",
+    "sdpa_cudnn",
+    "flash2",
+    "flash3",
+    "flash4",
+    "cudnn_frontend",
+    "cudnn_sliced",
+)
 
 
 @pytest.fixture
@@ -26,8 +35,9 @@ def seen(monkeypatch):
     fakes.install(monkeypatch, ModuleType("flash_attn_3._C"))
     calls: list[dict] = []
     fakes.install(monkeypatch, cudnn_module(calls))
-    registered = {**registry._IMPLEMENTATIONS, "cudnn_frontend": CudnnFrontend()}
-    monkeypatch.setattr(registry, "_IMPLEMENTATIONS", registered)  # without a graph built before
+    fresh = {"cudnn_frontend": CudnnFrontend(), "cudnn_sliced": CudnnSliced()}
+    registered = registry._IMPLEMENTATIONS | fresh  # without a graph built before
+    monkeypatch.setattr(registry, "_IMPLEMENTATIONS", registered)
     with fakes.torch_cuda_kernels(calls), fakes.flash3_operators():
         yield calls
 

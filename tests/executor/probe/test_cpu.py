@@ -9,7 +9,12 @@ from twinstream.executor.probe import cpu, cpu_attention, links
 from twinstream.executor.probe.cpu import probe_cpu
 from twinstream.executor.probe.tasks import kernels
 from twinstream.executor.probe.timing import timing
-from twinstream.executor.probe.timing.fit import Line, fit_line
+from twinstream.executor.probe.timing.fit import (
+    Line,
+    UnsteadyLinkError,
+    fit_line,
+    fit_link,
+)
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Efficiency, Machine
 from twinstream.schedule.document import Caps
@@ -102,6 +107,30 @@ def test_a_line_is_found_again_and_its_curve_gives_the_same_times():
     assert line.residual == pytest.approx(0, abs=1e-9)
     for amount in amounts:
         assert time_ns(line, amount, 5e9) == pytest.approx(500 + 0.25 * amount)
+
+
+H200_COPIES = {  # MiB: GB/s, H2D and D2H; docs/benchmarks/nvidia-h200.json
+    2**-4: (5.525, 5.124), 2**-2: (22.02, 21.70), 1: (48.03, 50.46), 4: (53.27, 54.12),
+    16: (54.67, 54.55), 64: (55.00, 54.77), 256: (54.97, 54.82),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("direction", "rate"), [(0, 55.1), (1, 54.9)])
+def test_a_links_line_is_of_copies_that_schedules_make(direction, rate):
+    sizes = [mib * 2**20 for mib in H200_COPIES]
+    times = [s / r[direction] for s, r in zip(sizes, H200_COPIES.values(), strict=True)]
+    line = fit_link("of a test", sizes, times)
+    assert 1 / line.ns_per_unit == pytest.approx(rate, abs=0.05)
+    assert line.residual < 0.008 and 1e3 < line.fixed_ns < 3e3
+    assert fit_line(sizes, times).residual > 0.15, "one line of all is no line"
+
+
+def test_a_link_that_something_else_uses_is_refused_and_slow_small_copies_are_left_out():
+    sizes = [2.0**power for power in (20, 22, 24, 26, 28)]
+    slow = fit_link("of a test", sizes, [2e5, *(s / 50 for s in sizes[1:])])
+    assert 1 / slow.ns_per_unit == pytest.approx(50)
+    with pytest.raises(UnsteadyLinkError, match="something else uses the link"):
+        fit_link("of a test", sizes, [s / (50 if i % 2 else 30) for i, s in enumerate(sizes)])
 
 
 def test_a_fit_never_has_a_negative_fixed_part():

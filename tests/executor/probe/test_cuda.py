@@ -52,7 +52,7 @@ REAL = (chain_of("8b", 8192, 16384), chain_of("8b", 65536, 16384), chain_of("1b"
 
 def a_machine(**curves: Efficiency) -> Machine:
     """An H200 whose curves of compute and memory are known."""
-    known = load_machine("h200")
+    known = load_machine("h200_datasheet")
     kept = {k: v for k, v in known.efficiency.items() if k in ("hbm", "h2d", "d2h", "duplex")}
     sustained = curve(1.0).model_copy(update={"max": 8e14 / 9.89e14, "of": "flops"})
     return known.model_copy(update={"efficiency": kept | {"sustained": sustained} | curves})
@@ -279,7 +279,7 @@ def test_the_profile_states_the_capability_of_the_device(monkeypatch):
     assert machine.compute_capability.value == "12.1"
 
 
-@pytest.mark.parametrize("datasheet", ["h200", None])
+@pytest.mark.parametrize("datasheet", ["h200_datasheet", None])
 def test_the_profile_prices_every_op_and_survives_its_file(datasheet, tmp_path):
     sheet = load_machine(datasheet) if datasheet else None
     request = ProbeRequest(REAL, sheet, commit="abc", date="2026-01-01")
@@ -287,7 +287,7 @@ def test_the_profile_prices_every_op_and_survives_its_file(datasheet, tmp_path):
     machine, fit = cuda._machine(request, LINKS, (measured, SUSTAINED), "a test")
     assert fit.worst_residual < 0.02
     fields = ("device_memory_bytes", "device_reserve_bytes", "host_memory_bytes")
-    memory = {name: getattr(load_machine("h200"), name) for name in fields}
+    memory = {name: getattr(load_machine("h200_datasheet"), name) for name in fields}
     machine = machine.model_copy(update=memory)
     save_machine(machine, tmp_path / "profile.toml")
     assert load_machine(tmp_path / "profile.toml") == machine

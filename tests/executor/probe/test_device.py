@@ -20,7 +20,11 @@ CHOSEN = Chosen(
 
 @pytest.mark.parametrize(
     ("name", "profile"),
-    [("NVIDIA H100 80GB HBM3", "h100_datasheet"), ("NVIDIA H200", "h200"), ("Radeon", None)],
+    [
+        ("NVIDIA H100 80GB HBM3", "h100_datasheet"),
+        ("NVIDIA H200", "h200_datasheet"),
+        ("Radeon", None),
+    ],
 )
 def test_nominal_rates_are_those_of_the_devices_datasheet(name, profile):
     found = datasheet_of(name)
@@ -48,7 +52,7 @@ def test_the_chosen_kernels_are_measured_and_other_attention_beside(requests):
     assert (machine.attention.name, machine.attention.kind) == ("sdpa_flash", "measured")
     assert "right and fastest on NVIDIA H200" in machine.attention.source
     (request,) = requests
-    assert request.datasheet == load_machine("h200")
+    assert request.datasheet == load_machine("h200_datasheet")
     assert (request.commit, request.excess_bytes, request.warm_seconds) == ("abc", 2**25, 0.5)
     for chains, attention in (
         (request.chains, "sdpa_flash"), (request.attention_chains, "sdpa_cudnn"),

@@ -14,13 +14,22 @@ from twinstream.models.recipe import KernelChoice
 from twinstream.planner.kernel_choice import attention_for
 
 H100 = load_machine("h100")
-RATES = {"sdpa_flash": 2e14, "flash4": 5e14, "cudnn_frontend": 4e14}  # FLOP/s, of the stand-in
+RATES = {  # FLOP/s, of the stand-in
+    "sdpa_flash": 2e14, "flash4": 5e14, "cudnn_frontend": 4e14, "cudnn_sliced": 4.5e14,
+}  # fmt: skip
 
 
 def test_only_what_is_installed_made_for_the_gpu_and_deterministic_is_tried(monkeypatch):
     assert candidates(H100) == ("sdpa_flash",)
     monkeypatch.setattr(attention_limits, "version", lambda name: "9.9")
-    assert candidates(H100) == ("sdpa_flash", "flash2", "flash3", "flash4", "cudnn_frontend")
+    assert candidates(H100) == (
+        "sdpa_flash",
+        "flash2",
+        "flash3",
+        "flash4",
+        "cudnn_frontend",
+        "cudnn_sliced",
+    )
     assert candidates(load_machine("a100")) == ("sdpa_flash", "flash2")
 
 

@@ -204,8 +204,8 @@ def test_a_misshapen_tensor_has_both_shapes(single):
 
 def test_a_dtype_that_is_not_read(single):
     folder, spec = single
-    change(folder, **{Q_PROJ.replace(".", "__"): torch.zeros(48, 48, dtype=torch.int8)})
-    assert_says(refusal(folder, spec), f"{Q_PROJ} ({SINGLE}) is I8", "BF16, F16, F32")
+    change(folder, **{Q_PROJ.replace(".", "__"): torch.zeros(48, 48, dtype=torch.float64)})
+    assert_says(refusal(folder, spec), f"{Q_PROJ} ({SINGLE}) is F64", "BF16, F16, F32")
 
 
 @pytest.mark.parametrize("num_bytes", [None, 3000])

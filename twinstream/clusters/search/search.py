@@ -1,7 +1,7 @@
 """The fastest layout of a model and batch on so many GPUs."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +27,13 @@ from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.planner.kernel_choice import usual_kernels
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.node import records_html
 
 GIB = 2**30
 _MOST_MISFITS = 8  # that may be planned in vain
+_OF_EACH_KIND = 4  # layouts that are simulated, however loose the bounds of their kind
+_NEAR = 1.5  # times the fastest: what is slower is shown where nothing else runs here
+_MOST_OFFLOADED = 2  # plans, of layouts that were to need none of it
 _MOST_SIMULATED = 60  # with layers as single ops; the next one's bound then is the gap's
 
 
@@ -63,6 +67,28 @@ class SearchResult:
     num_fit: int
     num_simulated: int
 
+    def records(self) -> list[dict[str, object]]:
+        """A row for each of the best layouts, the fastest first."""
+        return [
+            {
+                "layout": told(one.layout), "kernels": one.job.recipe.implementations.vector,
+                "step_s": one.prediction.step_s, "tokens_per_s": one.prediction.tokens_per_s,
+                "mfu": one.prediction.mfu, "memory_bytes": one.prediction.memory_bytes,
+                "host_bytes": one.prediction.host_bytes, "bound_s": one.bound_s,
+            }
+            for one in self.best
+        ]  # fmt: skip
+
+    def __repr__(self) -> str:
+        best = self.best[0]
+        return (
+            f"<SearchResult: {told(best.layout)} is the fastest of {self.num_simulated:,} simulated"
+            f" layouts, {best.prediction.step_s:.4g} s a step, {self.gap:.1%} above the bound>"
+        )
+
+    def _repr_html_(self) -> str:
+        return records_html(repr(self).strip("<>"), self.records())
+
     @property
     def gap(self) -> float:
         """How far the fastest is above the least bound, as a share of it."""
@@ -82,7 +108,8 @@ def search_layouts(
     Args:
         job: model, batch and precision; its layout is not looked at.
         fixed: fields of the layout that are not left open.
-        keep: how many of the best are simulated whole.
+        keep: so many families of the best, which differ in degrees, are simulated whole, beside the
+            fastest of each kernel set and of each number of experts' ranks.
 
     Raises:
         NoLayoutError: none is possible (every reason once) or none fits (bytes by class).
@@ -115,7 +142,11 @@ def _ranked(
     asked: SearchSpace, possible: list[Layout], bounds: Bounds, memory: Memory, keep: int,
     progress: Callable[[str], None],
 ) -> SearchResult | None:  # fmt: skip
-    """The best of what fits a memory; None where nothing does."""
+    """The best of what fits a memory; None where nothing does.
+
+    The best-bounded layouts of each kernel set and of each number of experts' ranks are simulated
+    whatever their bound, so that a kind is not left out because its bounds are loose.
+    """
     job, pricing = asked.job, asked.pricing
     fits = np.flatnonzero(bounds.memory_bytes <= memory.most_bytes)
     if not len(fits):
@@ -124,34 +155,77 @@ def _ranked(
     tables = BoundTables(job, pricing)
     again = Recomputed.of(tables, possible, memory)
     step_s = np.maximum(bounds.step_s + again.step_s, away_s)
-    order = fits[np.argsort(step_s[fits], kind="stable")]
+    order = [int(number) for number in fits[np.argsort(step_s[fits], kind="stable")]]
     simulated: list[tuple[float, int]] = []
-    candidates = [int(number) for number in order[:_MOST_SIMULATED]]
+    leaders = _leaders(job, possible, order)
+    others = [number for number in order[:_MOST_SIMULATED] if number not in leaders]
+    most = len(leaders) + len(others)
     tried = keep + _MOST_MISFITS  # no more than these are simulated whole
+
+    def simulate(some: Sequence[int], num_left: int) -> list[tuple[float, int]]:
+        ranked = sorted(simulated)
+        most_s = ranked[tried - 1][0] if len(ranked) >= tried else math.inf
+        more_s = {n: float(away_s[n] + again.step_s[n]) for n in some}
+        wanted = []
+        for n in some:
+            layout = again.without(possible[n])
+            one = with_kernels(job.model_copy(update={"layout": layout}), pricing.machine)
+            wanted.append((one, most_s - more_s[n]))
+        found = timers.folded_s(wanted, num_left)
+        return [(found_s + more_s[n], n) for n, found_s in zip(some, found, strict=True)]
+
+    def tell() -> None:
+        best = ""
+        if simulated:
+            best_s, best_number = min(simulated)
+            best = f", best so far {told(possible[best_number])}: about {best_s:.4g} s"
+        progress(f"{len(simulated)} of at most {most} layouts simulated{best}")
+
     with LayoutTimers(pricing) as timers:
-        while candidates and not _is_beaten(float(step_s[candidates[0]]), simulated, keep):
-            progress(f"simulated {len(simulated)} of {len(fits):,} layouts that may fit")
-            some, candidates = candidates[: timers.width], candidates[timers.width :]
-            ranked = sorted(simulated)
-            most_s = ranked[tried - 1][0] if len(ranked) >= tried else math.inf
-            more_s = {n: float(away_s[n] + again.step_s[n]) for n in some}
-            asked_s = []
-            for n in some:
-                layout = again.without(possible[n])
-                one = with_kernels(job.model_copy(update={"layout": layout}), pricing.machine)
-                asked_s.append((one, most_s - more_s[n]))
-            for n, found_s in zip(some, timers.folded_s(asked_s, len(candidates)), strict=True):
-                if _is_beaten(float(step_s[n]), simulated, keep):
+        while leaders:
+            tell()
+            some, leaders = leaders[: timers.width], leaders[timers.width :]
+            simulated += simulate(some, len(leaders) + len(others))
+        while others and not _is_beaten(float(step_s[others[0]]), simulated, keep):
+            tell()
+            some, others = others[: timers.width], others[timers.width :]
+            for one in simulate(some, len(others)):
+                if _is_beaten(float(step_s[one[1]]), simulated, keep):
                     break
-                simulated.append((found_s + more_s[n], n))
+                simulated.append(one)
         layouts = [
-            (possible[n].model_copy(update={"offload": memory.offload}), float(step_s[n]))
-            for _, n in sorted(simulated)
+            (possible[n].model_copy(update={"offload": memory.offload}), float(step_s[n]), found_s)
+            for found_s, n in sorted(simulated)
         ]
-        best = _whole(job, layouts, timers, keep, progress)
+        best = _Whole(job, layouts, timers, keep, progress).best()
     if not best:
         return None
     return SearchResult(best, float(step_s[order[0]]), len(possible), len(fits), len(simulated))
+
+
+_Kind = tuple[bool, int]
+_Family = tuple[bool, int, int, int, int, int]
+
+
+def _kind(job: Job, layout: Layout) -> _Kind:
+    """Whether twinstream's own kernels compute a layout, and over how many ranks experts are."""
+    return run_refusal(job.shape, job.recipe, layout) is None, layout.ep
+
+
+def _family(job: Job, layout: Layout) -> _Family:
+    """What layouts of one row of a table have in common: kernel set and degrees."""
+    is_own, ep = _kind(job, layout)
+    return is_own, layout.tp, layout.cp, layout.pp, layout.dp, ep
+
+
+def _leaders(job: Job, possible: Sequence[Layout], order: Sequence[int]) -> list[int]:
+    """The first few of each kind, best bound first."""
+    found: dict[_Kind, list[int]] = {}
+    for number in order:
+        leaders = found.setdefault(_kind(job, possible[number]), [])
+        if len(leaders) < _OF_EACH_KIND:
+            leaders.append(number)
+    return [number for leaders in found.values() for number in leaders]
 
 
 def _is_beaten(bound_s: float, simulated: list[tuple[float, int]], keep: int) -> bool:
@@ -182,20 +256,91 @@ def _search_alone(job: Job, cluster: Cluster, fixed: Mapping[str, Any]) -> Searc
     return SearchResult((found,), bound_s, 1, 1, 1)
 
 
-def _whole(
-    job: Job, ranked: list[tuple[Layout, float]], timers: LayoutTimers, keep: int,
-    progress: Callable[[str], None],
-) -> tuple[RankedLayout, ...]:  # fmt: skip
-    """The best of what was simulated folded, whole; what then does not fit is left out."""
-    found: list[RankedLayout] = []
-    left = ranked[: keep + _MOST_MISFITS]
-    while left and len(found) < keep and not any(one.prediction.is_offloaded for one in found):
-        width = 1 if left[0][0].offload else timers.width  # such a plan takes a minute
-        some, left = left[:width], left[width:]
-        progress(f"simulating whole: {told(some[0][0])}")
-        jobs = [job.model_copy(update={"layout": layout}) for layout, _ in some]
-        timed = timers.predictions(jobs, min(len(left), keep - len(found)))
-        for (_, bound_s), one in zip(some, timed, strict=True):
-            if one is not None and one[1].fits and len(found) < keep:
-                found.append(RankedLayout(one[0], bound_s, one[1]))
-    return tuple(sorted(found, key=lambda one: one.prediction.step_s))
+class _Whole:
+    """The best of what was simulated folded, whole; what then does not fit is left out.
+
+    Args:
+        ranked: layouts with their bounds and their seconds simulated folded, fastest first.
+    """
+
+    def __init__(
+        self, job: Job, ranked: list[tuple[Layout, float, float]], timers: LayoutTimers, keep: int,
+        progress: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._job, self._ranked, self._timers = job, ranked, timers
+        self._keep, self._progress = keep, progress
+        self._found: dict[int, RankedLayout] = {}  # by the place in what was ranked
+        self._misfits: set[int] = set()
+
+    def best(self) -> tuple[RankedLayout, ...]:
+        """One of each family: the `keep` fastest, the fastest that runs here, and the fastest over
+        each number of experts' ranks that is not far slower."""
+        while left := [place for place in self._wanted() if place not in self._found]:
+            self._simulate(left)
+        ranked = sorted(self._found.values(), key=lambda one: one.prediction.step_s)
+        shown: list[RankedLayout] = []
+        families: set[_Family] = set()
+        kinds: set[_Kind] = set()
+        for one in ranked:
+            kind, family = _kind(self._job, one.layout), _family(self._job, one.layout)
+            is_near = one.prediction.step_s < _NEAR * ranked[0].prediction.step_s
+            is_first = kind not in kinds and (kind[0] or is_near)
+            if family not in families and (len(families) < self._keep or is_first):
+                shown.append(one)
+            families.add(family)
+            kinds.add(kind)
+        return tuple(shown)
+
+    def _wanted(self) -> list[int]:
+        """The first few, of each family the first until there are enough, the first of each kind.
+
+        Plans take minutes where they use the host's memory: then no more than two are made.
+        """
+        wanted: list[int] = []
+        families: set[_Family] = set()
+        kinds: set[_Kind] = set()
+        is_slow = any(one.prediction.is_offloaded for one in self._found.values())
+        plans = [one for one in self._found.values() if self._is_planned(one.layout)]
+        most = 1 if self._ranked[0][0].offload else _MOST_OFFLOADED
+        is_enough = is_slow and len(plans) >= most
+        for place, (layout, _, step_s) in enumerate(self._ranked):
+            if place in self._misfits:
+                continue
+            kind, family = _kind(self._job, layout), _family(self._job, layout)
+            is_new = family not in families and len(families) < self._keep
+            is_near = step_s < _NEAR * self._ranked[0][2]
+            is_first = kind not in kinds and (kind[0] or is_near)
+            if not (len(wanted) < self._keep or is_new or is_first):
+                continue
+            is_over = len(self._misfits) >= _MOST_MISFITS
+            if place not in self._found and (is_over or (is_enough and self._is_planned(layout))):
+                continue
+            wanted.append(place)
+            families.add(family)
+            kinds.add(kind)
+        return wanted
+
+    def _is_planned(self, layout: Layout) -> bool:
+        """Whether the planner makes it, which takes longest."""
+        return layout.offload or _kind(self._job, layout)[0]
+
+    def _simulate(self, left: Sequence[int]) -> None:
+        """Some of them: those that take no plan first."""
+        quick = [place for place in left if not self._is_planned(self._ranked[place][0])]
+        is_alone = not quick and self._ranked[left[0]][0].offload  # such a plan takes a minute
+        places = (quick or left)[: 1 if is_alone else self._timers.width]
+        self._tell(places[0])
+        jobs = [self._job.model_copy(update={"layout": self._ranked[place][0]}) for place in places]
+        timed = self._timers.predictions(jobs, len(left) - len(places))
+        for place, one in zip(places, timed, strict=True):
+            if one is not None and one[1].fits:
+                self._found[place] = RankedLayout(one[0], self._ranked[place][1], one[1])
+            else:
+                self._misfits.add(place)
+
+    def _tell(self, place: int) -> None:
+        best = ""
+        if self._found:
+            fastest = min(self._found.values(), key=lambda one: one.prediction.step_s)
+            best = f", best so far {told(fastest.layout)}: {fastest.prediction.step_s:.4g} s"
+        self._progress(f"simulating whole {told(self._ranked[place][0])}{best}")

@@ -7,7 +7,6 @@ import typer
 
 from twinstream.measures.policies_compared import ALL
 from twinstream.models.kernel_costs.attention_limits import attention_names
-from twinstream.models.presets import model_notes
 from twinstream.models.update_rules import RULES
 from twinstream.planner.policies import policy_names
 from twinstream.planner.request import DEFAULT_POLICY
@@ -73,7 +72,11 @@ class PlanOptions:
     ] = None
     host_mem: Annotated[
         str | None,
-        _option(_LIMITS, "SIZE", "Cap of pinned host memory: 75GiB, 80% or bytes; by default all."),
+        _option(
+            _LIMITS,
+            "SIZE",
+            "Cap of pinned host memory: 75GiB, 80% or bytes; by default 80% beside a GPU.",
+        ),
     ] = None
     policy: Annotated[
         str | None,
@@ -99,8 +102,8 @@ class PlanOptions:
         _option(
             _PLAN,
             "NAME",
-            "auto (what the machine's profile names, else on Hopper and Blackwell flash4 or flash3 "
-            "where installed, sdpa_flash on CUDA, eager on a CPU), or one of: "
+            "auto (what the machine's profile names as usual on its card, else sdpa_flash on CUDA "
+            "and eager on a CPU, whatever is installed here), or one of: "
             f"{', '.join(attention_names())}.",
         ),
     ] = None
@@ -251,8 +254,3 @@ class PlanOptions:
         """The flags that are set, but for --machine."""
         names = [name for name, value in vars(self).items() if value not in (None, False)]
         return [f"--{name.replace('_', '-')}" for name in names if name != "machine"]
-
-    @property
-    def notes(self) -> list[str]:
-        """What to know of the model's file."""
-        return [] if self.model is None else model_notes(self.model, self.dtype)

@@ -1,6 +1,5 @@
 """From the options of a command to the plan that they ask for."""
 
-import re
 from dataclasses import replace
 from math import nan
 from typing import Any, get_args
@@ -11,6 +10,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.hf.config import DTYPES
 from twinstream.models.model import AnyModel, with_aux_loss
+from twinstream.models.presets import model_notes
 from twinstream.models.recipe import KernelChoice, Recipe, dpo_of, is_dpo, recipe_of_fields
 from twinstream.models.trained import trained_of
 from twinstream.models.update_rules import BETAS, OwnRule, update_rule
@@ -19,13 +19,13 @@ from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.policies import ON_DEVICE, optimizer_places
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.sizes import SizeError
+from twinstream.schedule.sizes import SizeError, parse_number
 from twinstream.schedule.workload import Packing
-from twinstream.tracing import find_model
+from twinstream.tracing import find_model, path_notes
 
 _LONGEST_SIZE = 40
 _MOST_LENGTHS = 4096
-_LENGTH = re.compile("[1-9][0-9]{0,8}")
+_TOO_LONG = 10**9
 _GRADIENTS: tuple[str, ...] = get_args(Recipe.model_fields["gradients"].annotation)
 _STATES: tuple[str, ...] = get_args(Recipe.model_fields["optimizer_state"].annotation)
 
@@ -109,6 +109,18 @@ def spec_of(wanted: PlanOptions) -> AnyModel:
     return with_aux_loss(found, wanted.aux_loss)
 
 
+def notes_of(wanted: PlanOptions) -> list[str]:
+    """What to know of the model's file, and by what it is computed."""
+    if wanted.model is None:
+        return []
+    notes = model_notes(wanted.model, wanted.dtype)
+    if (wanted.loss is not None and not is_dpo(wanted.loss)) or wanted.trust_remote_code:
+        return notes
+    dtype = None if wanted.dtype is None else DTYPES[wanted.dtype]
+    longest = None if wanted.seq_len is None else max(lengths_of(wanted.seq_len))
+    return notes + path_notes(wanted.model, dtype, longest)
+
+
 def recipe_of(
     wanted: PlanOptions, policy: str, kernels: KernelChoice | None, spec: AnyModel
 ) -> Recipe:
@@ -168,13 +180,14 @@ def share_of(text: str) -> float:
 
 def lengths_of(text: str) -> tuple[int, ...]:
     """
-    >>> lengths_of("8192"), lengths_of("300,212,512")
+    >>> lengths_of("8k"), lengths_of("300,212,512")
     ((8192,), (300, 212, 512))
     """
-    parts = text.split(",")
-    if len(parts) > _MOST_LENGTHS or not all(_LENGTH.fullmatch(part) for part in parts):
+    numbers = [parse_number(part) for part in text.split(",", _MOST_LENGTHS)]
+    lengths = [one for one in numbers if isinstance(one, int) and 0 < one < _TOO_LONG]
+    if len(numbers) > _MOST_LENGTHS or len(lengths) < len(numbers):
         raise LengthsError(
             f"--seq-len '{text[:_LONGEST_SIZE]}' is no length of sequences: give tokens from 1 to "
             f"999999999, or the lengths of up to {_MOST_LENGTHS} packed sequences as 300,212,512"
         )
-    return tuple(int(part) for part in parts)
+    return tuple(lengths)

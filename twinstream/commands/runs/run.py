@@ -23,7 +23,7 @@ from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
-from twinstream.commands.arguments.requests import request_of
+from twinstream.commands.arguments.requests import notes_of, request_of
 from twinstream.commands.arguments.tokens import token_stream
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan import answered
@@ -34,6 +34,8 @@ from twinstream.documents import simulate
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
+from twinstream.models.model import model_of
+from twinstream.models.recipe import Recipe
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -41,6 +43,7 @@ from twinstream.schedule.files import write_document
 from twinstream.screens.run_report import losses_line, prediction_json, provenance_lines, run_table
 from twinstream.study.one_device import DeviceQuery
 from twinstream.study.planned_step import PlannedStep
+from twinstream.trusted_code import require_trusted
 
 
 class RunOptionsError(TwinstreamError):
@@ -132,9 +135,10 @@ def run(  # noqa: PLR0913
 
     With --ranks, or a cluster's schedule, each rank is a process, or one of torchrun's.
     """
-    settings = how.settings
+    settings = replace(how.settings, trusts_code=wanted.trust_remote_code)
     if schedule is not None:
-        _refuse_to_plan(schedule, [*wanted.given(), *layout.given()])
+        given = [flag for flag in wanted.given() if flag != "--trust-remote-code"]
+        _refuse_to_plan(schedule, [*given, *layout.given()])
     if (schedule is None and (how.ranks or 1) > 1) or (schedule and holds_cluster(schedule)):
         tokens = token_stream(text, tokenizer)
         on_ranks = HowToRun(settings, cluster, tokens, output, as_json)
@@ -146,6 +150,10 @@ def run(  # noqa: PLR0913
         told = "add --ranks N" if schedule is None else f"{schedule} is of one device"
         raise RunOptionsError(f"{', '.join(beside)} is of several ranks: {told}")
     document, plan_seconds = _schedule(schedule, wanted, settings.backend, quiet=as_json)
+    if schedule is not None:
+        recipe = Recipe.model_validate(document.recipe)
+        spec = model_of(document.model)
+        require_trusted(str(schedule), spec, recipe, trusts=settings.trusts_code)
     tokens = token_stream(text, tokenizer)
     peak = peak_machine(document, wanted.machine, settings.backend)
     predicted = _predicted(document, peak, quiet=as_json)
@@ -156,7 +164,7 @@ def run(  # noqa: PLR0913
     finally:  # what was trained is told, on a full disk too
         _report(_Outcome(document, result, peak, plan_seconds, predicted), as_json=as_json)
     if not as_json:
-        print_report(*wanted.notes)
+        print_report(*notes_of(wanted))
 
 
 def _run_ranks(

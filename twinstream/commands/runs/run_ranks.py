@@ -24,6 +24,8 @@ from twinstream.commands.plan import answered
 from twinstream.commands.schedule_inputs import ScheduleInputError, read_cluster
 from twinstream.documents import known_place_of
 from twinstream.measures.metrics import Summary, summarize
+from twinstream.models.recipe import Recipe
+from twinstream.models.update_rules import OwnRule
 from twinstream.planner.planner import gc_paused
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.analysis.comparison import by_rank
@@ -35,6 +37,7 @@ from twinstream.screens.run_report import losses_line
 from twinstream.screens.tables import SHARES, SPEEDS, headline_table, seconds
 from twinstream.simulator.replay import simulate_cluster
 from twinstream.study.several_ranks import RanksStep
+from twinstream.trusted_code import require_trusted
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,10 @@ def run_cluster_file(path: Path, num_ranks: int | None, how: HowToRun) -> None:
         TwinstreamError: as `run_processes`, `join_as_rank`.
     """
     schedule = read_cluster(path)
-    spec_of(schedule)
+    spec = spec_of(schedule)
     require_conforming_cluster(schedule)
+    recipe = Recipe.model_validate(next(iter(schedule.schedules.values())).recipe)
+    require_trusted(str(path), spec, recipe, trusts=how.settings.trusts_code)
     size = schedule.mesh.size
     if num_ranks not in (None, size):
         raise ScheduleInputError(
@@ -93,6 +98,11 @@ def run_planned_ranks(
 
 def _run(job: _Job, how: HowToRun) -> None:
     settings, schedule = how.settings, job.schedule
+    recipe = Recipe.model_validate(next(iter(schedule.schedules.values())).recipe)
+    if isinstance(recipe.update, OwnRule):
+        from twinstream.executor.kernels.updates.element_step import check_own_rule
+
+        check_own_rule(recipe.update)
     found: ClusterRun | None
     if started_by_torchrun():
         found = join_as_rank(schedule, settings, how.tokens)

@@ -22,6 +22,7 @@ from twinstream.schedule.proof.violations import (
     Violation,
     WorkDiffers,
 )
+from twinstream.schedule.tensors import Tensor
 
 
 def conforms(schedule: Schedule, chain: Chain) -> list[Violation]:
@@ -48,7 +49,8 @@ def _tensor_violations(schedule: Schedule, chain: Chain) -> Iterator[Violation]:
     declared = {t.tensor_id: t for t in schedule.tensors}
     known = {t.tensor_id for t in chain.tensors}
     for tensor in chain.tensors:
-        if declared.get(name := tensor.tensor_id) != tensor:
+        found = declared.get(name := tensor.tensor_id)
+        if found != tensor and (found is None or found != _flat_as_before(tensor)):
             yield TensorDiffers(f"tensor '{name}' is not declared as in the chain", tensor=name)
     for name in declared:
         if name not in known:
@@ -57,6 +59,13 @@ def _tensor_violations(schedule: Schedule, chain: Chain) -> Iterator[Violation]:
         expected = chain.calls.get(name)
         if call != expected and (expected is None or call != _as_before(expected)):
             yield CallDiffers(f"call '{name}' is not the chain's")
+
+
+def _flat_as_before(tensor: Tensor) -> Tensor:
+    """The tensor as schedules have it that were written when flat shapes were in bytes."""
+    if len(tensor.shape) != 1:
+        return tensor
+    return tensor.model_copy(update={"shape": (tensor.size_bytes,)})
 
 
 def _as_before(call: KernelCall) -> KernelCall:

@@ -15,6 +15,7 @@ from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.planner import Planner, gc_paused
 from twinstream.planner.request import DEFAULT_POLICY
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.python_file import split_name
 from twinstream.schedule.worker_processes import WorkerDied, Workers
 from twinstream.study.processes import new_planner
 from twinstream.study.query import Answer, Query, Value
@@ -219,6 +220,8 @@ class Answers:
         kind, names = self._offering(place)
         model = _offered("model", state.model, self._models)
         where = _offered("machine", place, names)
+        if split_name(state.policy) is not None:
+            raise StateError(f"policy '{state.policy}' is of a file, and a page opens none")
         return query_of(replace(state, model=model).values(kind, where))
 
     def _offering(self, place: str) -> tuple[str, Mapping[str, str]]:

@@ -12,6 +12,7 @@ from twinstream.hardware_profiles.link import D2H, DUPLEX, H2D
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import rate_text
 from twinstream.measures.uncertainty import Speed, order_note, prediction_notes
+from twinstream.planner.request import caps_of
 from twinstream.report.bars import op_bars, shrunk
 from twinstream.report.page import split_error
 from twinstream.report.palette import Series, series
@@ -109,16 +110,16 @@ def _drawn(answer: Answer) -> tuple[Schedule, Machine, Timeline] | ShownCluster:
 
 
 def _limited(answer: PlannedStep) -> list[str]:
-    """Of what memory the machine has the plan may take less."""
-    caps, machine = answer.schedule.caps, answer.machine
+    """Of what memory the plan may take less than one without caps would."""
+    caps, usual = answer.schedule.caps, caps_of(answer.machine, None, None)
     pairs = {
-        "device": (caps.device_bytes, machine.device_memory_bytes),
-        "host": (caps.host_bytes, machine.host_memory_bytes),
+        "device": (caps.device_bytes, usual.device_bytes),
+        "host": (caps.host_bytes, usual.host_bytes),
     }
     told = [
-        f"{gib(cap)} of its {gib(has.value)} of {name} memory"
-        for name, (cap, has) in pairs.items()
-        if cap is not None and has is not None and has.value and cap < round(has.value)
+        f"{gib(cap)} of its {gib(takes)} of {name} memory"
+        for name, (cap, takes) in pairs.items()
+        if cap is not None and takes is not None and cap < takes
     ]
     return [f"Limited to {', '.join(told)}."] if told else []
 

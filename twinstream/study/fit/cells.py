@@ -13,12 +13,16 @@ from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Number
 from twinstream.measures.residence import checkpoint_bytes
 from twinstream.models.adapters.lora import lora_of, module_lora_of
-from twinstream.models.model import AnyModel
+from twinstream.models.model import AnyModel, model_of
+from twinstream.models.presets import download_of, folder_of
+from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.planner import Planner
+from twinstream.planner.request import caps_of
+from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.node import Node
+from twinstream.schedule.node import Node, records_html
 from twinstream.schedule.workload import Packing
 from twinstream.study.one_device import DeviceQuery
 from twinstream.study.planned_step import PlannedStep
@@ -78,6 +82,8 @@ class FitCell(Node):
         lacking_device_bytes, lacking_host_bytes: what is missing at least of one memory with the
             other as it is, by the lower bound; None where no size would do, or it fits.
         refused: why it cannot be, if not for want of memory.
+        kept_in: dtypes of weights, gradients and optimizer state.
+        not_on_gpus: what of it has not yet run on a GPU; empty on a CPU.
         command: that trains so.
         effort: of the search.
     """
@@ -100,6 +106,8 @@ class FitCell(Node):
     lacking_device_bytes: int | None = None
     lacking_host_bytes: int | None = None
     refused: str = ""
+    kept_in: str = ""
+    not_on_gpus: tuple[str, ...] = ()
     command: str
     effort: str
 
@@ -112,8 +120,9 @@ class FitCell(Node):
 class FitTable(Node):
     """All cells, machine by machine, way by way, length by length.
 
-    `peaks` says by machine what MFU is a share of, and where that number is from. `loss` is that of
-    pairs, None where it is cross entropy.
+    `peaks` says by machine what MFU is a share of, and where that number is from, `caps` what
+    memory plans may take; `download` how weights of a model of the hub are fetched, into the folder
+    that commands name. `loss` is that of pairs, None where it is cross entropy.
     """
 
     model: str
@@ -122,11 +131,23 @@ class FitTable(Node):
     dataset_tokens: int | None
     cells: tuple[FitCell, ...]
     peaks: Mapping[str, str]
+    caps: Mapping[str, Caps]
+    download: str | None = None
+
+    def records(self) -> list[dict[str, object]]:
+        """A row for each cell."""
+        return [cell.model_dump() for cell in self.cells]
+
+    def _repr_html_(self) -> str:
+        columns = ("machine", "way", "seq_len", "tokens_per_s", "error", "mfu", "hours", "money",
+                   "refused", "command")  # fmt: skip
+        rows = [{name: record[name] for name in columns} for record in self.records()]
+        return records_html(f"{self.model}, {self.tokens_per_step:,} tokens a step", rows)
 
 
 @dataclass(frozen=True)
 class FitQuestion:
-    """What to try, and within which memory; caps are as of `plan`, None is all there is.
+    """What to try, and within which memory; caps are as of `plan`, None is what `train` takes.
 
     `price_per_hour` is by machine. `data` is the name that commands are told. `loss` is `dpo` with
     its options, of pairs of sequences; None: cross entropy.
@@ -169,7 +190,7 @@ class _Asked:
 
 
 def fit(
-    question: FitQuestion, *, effort: str = "normal", num_jobs: int = 1,
+    question: FitQuestion, *, effort: str = "quick", num_jobs: int = 1,
     on_cell: Callable[[FitCell], object] = lambda cell: None,
     on_table: Callable[[FitTable], object] = lambda table: None,
 ) -> FitTable:  # fmt: skip
@@ -188,13 +209,18 @@ def fit(
     spec = load.any_model(question.model, longest, loss=question.loss)
     lora_of(question.lora) if isinstance(spec, ModelSpec) else module_lora_of(question.lora)
     peaks = {name: _peak(load, name, spec) for name in question.machines}
+    caps = {
+        name: caps_of(load.machine(name), question.device_mem, question.host_mem)
+        for name in question.machines
+    }
     order = [_place(one.machine, one.way.name, one.seq_len, one.own is not None) for one in asked]
     known: dict[tuple[object, ...], FitCell] = {}
 
     def table() -> FitTable:
         return FitTable(
             model=spec.name, loss=question.loss, tokens_per_step=question.tokens_per_step,
-            dataset_tokens=question.dataset_tokens, peaks=peaks,
+            dataset_tokens=question.dataset_tokens, peaks=peaks, caps=caps,
+            download=download_of(question.model),
             cells=tuple(known[place] for place in order if place in known),
         )  # fmt: skip
 
@@ -284,16 +310,48 @@ def _predicted(asked: _Asked, found: PlannedStep, make: Callable[..., FitCell]) 
         tokens_per_s=found.tokens_per_s, error=found.uncertainty.mean, mfu=found.mfu,
         limits=found.limits, gap=found.gap, device_bytes=found.device_bytes,
         host_bytes=found.host_bytes, checkpoint_bytes=checkpoint_bytes(found.schedule),
-        hours=hours,
+        hours=hours, kept_in=_kept_in(found), not_on_gpus=_not_on_gpus(found),
         money=None if hours is None or price is None else hours * price,
     )  # fmt: skip
+
+
+def _kept_in(found: PlannedStep) -> str:
+    recipe = Recipe.model_validate(found.schedule.recipe)
+    dtype = model_of(found.schedule.model).dtype
+    state, gradients = recipe.state_of(dtype), recipe.gradient_dtype(dtype)
+    trained = "weights" if recipe.lora is None else "adapters"
+    numbers = {"8bit": "8 bits", "float32_master": "float32 beside a float32 master"}
+    base = "" if recipe.lora is None else f", base in {numbers.get(recipe.base, recipe.base)}"
+    base = base.replace("model", dtype)
+    if (gradients, state) == (dtype, "model"):
+        return f"{trained}, gradients and optimizer state in {dtype}{base}"
+    told = numbers.get(state, dtype)
+    return f"{trained} in {dtype}, gradients in {gradients}, optimizer state in {told}{base}"
+
+
+def _not_on_gpus(found: PlannedStep) -> tuple[str, ...]:
+    """What docs/benchmarks/gpu.md lists as not yet run on a GPU."""
+    recipe, model = Recipe.model_validate(found.schedule.recipe), found.schedule.model
+    if found.machine.device != "cuda":
+        return ()
+    spec = model_of(model)
+    told = {
+        "models of other families": not isinstance(spec, ModelSpec),
+        "mixtures of experts": isinstance(spec, ModelSpec) and spec.experts is not None,
+        "8-bit state": recipe.state_of(spec.dtype) == "8bit",
+        "LoRA": recipe.lora is not None,
+        "a base in few bits": recipe.base != "model",
+        "DPO": recipe.dpo is not None,
+    }
+    return tuple(name for name, is_so in told.items() if is_so)
 
 
 def _command(asked: _Asked) -> str:
     """What trains so; a length of the data's own is told as the longest."""
     question = asked.question
     parts = [
-        f"twinstream train {quote(question.model)} {question.data} -o DIR", asked.way.flags,
+        f"twinstream train {quote(folder_of(question.model))} {question.data} -o DIR",
+        asked.way.flags,
         f"--seq-len {asked.seq_len} --tokens-per-step {asked.tokens}",
         _flags(asked.caps),
     ]  # fmt: skip

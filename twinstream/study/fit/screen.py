@@ -7,9 +7,11 @@ from rich.console import Group, RenderableType
 
 from twinstream.measures.metrics import rate_text
 from twinstream.report.page import Page, Section, Table, html_of
+from twinstream.schedule.document import Caps
 from twinstream.schedule.sizes import gib
 from twinstream.screens.fitted_table import FittedTable
-from twinstream.screens.layout_screen import money_text
+from twinstream.screens.layout_screen import money_text, range_text
+from twinstream.screens.tables import readable
 from twinstream.study.fit.cells import FitCell, FitTable
 
 _HIGH_MFU = 0.75
@@ -25,7 +27,8 @@ def fit_screen(found: FitTable) -> Group:
             table.add_column(name, justify="right" if at else "left")
         for row in rows:
             table.add_row(*row)
-        parts += ["", f"{machine}: tokens/s, MFU, device and host memory", table]
+        within = memory_text(found.caps[machine])
+        parts += ["", f"{machine}, within {within}: tokens/s, MFU, memories", table]
     return Group(*parts, "", *_notes(found))
 
 
@@ -34,7 +37,8 @@ def fit_html(found: FitTable) -> str:
     sections = []
     for machine in _machines(found):
         head, *rows = _rows(found, machine)
-        sections.append(Section(machine, found.peaks[machine], Table(head, rows)))
+        about = f"{found.peaks[machine]}. Plans within {memory_text(found.caps[machine])}."
+        sections.append(Section(machine, about, Table(head, rows)))
     commands = [
         [cell.machine, cell.way, _length(cell.seq_len, is_own=cell.is_own), cell.command]
         for cell in found.cells
@@ -52,6 +56,13 @@ def _title(found: FitTable) -> str:
     data = "" if found.dataset_tokens is None else f"; data of {found.dataset_tokens:,} tokens"
     loss = "" if found.loss is None else f", --loss {found.loss}"
     return f"{found.model}{loss}, {found.tokens_per_step:,} tokens a step{data}"
+
+
+def memory_text(caps: Caps) -> str:
+    """Both caps, of which the device's holds context and libraries, too."""
+    sizes = ((caps.device_bytes, "device"), (caps.host_bytes, "host"))
+    told = [f"{'any' if size is None else gib(size)} of {kind}" for size, kind in sizes]
+    return f"{' and '.join(told)} memory"
 
 
 def _machines(found: FitTable) -> list[str]:
@@ -82,12 +93,13 @@ def _text(cell: FitCell | None) -> str:
         lacks = ((cell.lacking_device_bytes, "device"), (cell.lacking_host_bytes, "host"))
         told = [f"{gib(size)} more {kind}" for size, kind in lacks if size is not None]
         return "\nor ".join(told) or "no plan found"
-    error = "" if cell.error is None else f" +/- {cell.error:.0%}"
+    error = " +/- ?" if cell.error is None else f" +/- {cell.error:.0%}"
     lines = [f"{rate_text(cell.tokens_per_s)}{error}", f"MFU {cell.mfu:.0%}"]
     lines.append(f"{gib(cell.device_bytes or 0)}, {gib(cell.host_bytes or 0)}")
     if cell.hours is not None:
-        money = "" if cell.money is None else f", {money_text(cell.money)}"
-        lines.append(f"{cell.hours:,.1f} h{money}")
+        lines.append(f"{range_text(cell.hours, cell.error, lambda hours: f'{hours:,.3g}')} h")
+        if cell.money is not None:
+            lines.append(f"money {range_text(cell.money, cell.error, money_text)}")
     return "\n".join(lines)
 
 
@@ -102,7 +114,18 @@ def _notes(found: FitTable) -> Sequence[str]:
         notes.append(
             "What does not fit lacks at least so much of one memory, with the other as it is."
         )
-    limits = {cell.way: ", ".join(cell.limits) for cell in fitting if cell.limits}
+    kept = {cell.way: cell.kept_in for cell in fitting}
+    notes += [f"{way}: {dtypes}." for way, dtypes in kept.items()]
+    if any("float32 master" not in one and "bfloat16" in one for one in kept.values()):
+        notes.append(
+            "Updates are rounded stochastically; there is no float32 master (--optimizer-state "
+            "float32_master keeps one)."
+        )
+    untried = {cell.way: ", ".join(cell.not_on_gpus) for cell in fitting if cell.not_on_gpus}
+    if untried:
+        told = "; ".join(f"{way} ({what})" for way, what in untried.items())
+        notes.append(f"Not yet run on a GPU, only on CPUs: {told}.")
+    limits = {cell.way: ", ".join(map(readable, cell.limits)) for cell in fitting if cell.limits}
     if limits:
         told = "; ".join(f"{way}: {limit}" for way, limit in limits.items())
         notes.append(f"Limited, at the longest that fits, by: {told}.")
@@ -119,4 +142,8 @@ def _notes(found: FitTable) -> Sequence[str]:
     if fitting:
         best = max(fitting, key=lambda cell: cell.tokens_per_s or 0.0)
         notes.append(f"Each cell has its command (--json), the fastest one: {best.command}")
+    if any(cell.effort == "quick" for cell in fitting):
+        notes.append("Plans are quick ones; --effort normal refines them, by a percent or two.")
+    if found.download is not None:
+        notes.append(f"Its weights: {found.download}")
     return notes

@@ -19,7 +19,8 @@ class SweepConfig:
     """`axes` are varied, all combinations; `fixed` have one value.
 
     `folder` is the file's, `source` what errors call it. Names are those of a query's values, and
-    `price_per_gpu_hour`.
+    `price_per_gpu_hour`, of all or by the name of a machine or cluster:
+    `price_per_gpu_hour = { h100 = 2.5, b200 = 4 }`.
     """
 
     axes: Mapping[str, tuple[Value, ...]]
@@ -50,7 +51,7 @@ class SweepConfig:
         for combination in product(*self.axes.values()):
             varied = dict(zip(self.axes, combination, strict=True))
             values = {**self.fixed, **varied}
-            price = values.get(PRICE)
+            price = values.get(PRICE, values.get(f"{PRICE}.{_place(values)}"))
             try:
                 query = self.kind.of(values, load)
             except TwinstreamError as error:
@@ -94,6 +95,15 @@ def config_of(document: Mapping[str, Any], *, source: str, folder: Path) -> Swee
             f"{source}: a sweep is of machines or of clusters: leave out 'machine' or 'cluster'"
         )
     kind = kind_of(given)
+    places = axes.get("cluster", axes.get("machine", [fixed.get("cluster", fixed.get("machine"))]))
+    priced = [name.removeprefix(f"{PRICE}.") for name in given if name.startswith(f"{PRICE}.")]
+    if unknown := [name for name in priced if name not in places]:
+        raise StudyError(
+            f"{source}: {PRICE} is of '{unknown[0]}', and the sweep is of "
+            f"{', '.join(map(str, places))}"
+        )
+    if priced and PRICE in given:
+        raise StudyError(f"{source}: {PRICE} is one price or a table of them: leave one out")
     for name, value in fixed.items():
         _check(kind, name, value, f"{source}: fixed.{name}")
     for name, values in axes.items():
@@ -108,6 +118,10 @@ def config_of(document: Mapping[str, Any], *, source: str, folder: Path) -> Swee
     if missing := missing_of(given):
         raise StudyError(f"{source}: {missing} is missing; put it in [fixed] or in [axes]")
     return SweepConfig({name: tuple(v) for name, v in axes.items()}, fixed, folder, source)
+
+
+def _place(values: Mapping[str, Value]) -> Value:
+    return values.get("cluster", values.get("machine", ""))
 
 
 def _flat(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ _NUM_METRICS = 4
 def metrics_of(config: SweepConfig) -> tuple[Metric, ...]:
     """The four that a sweep's figures show."""
     found = [metric for metric in METRICS if metric.column in config.kind.columns][:_NUM_METRICS]
-    return (*found[:-1], _MONEY if PRICE in config.names else found[-1])
+    return (*found[:-1], _MONEY if any(n.startswith(PRICE) for n in config.names) else found[-1])
 
 
 @dataclass(frozen=True)

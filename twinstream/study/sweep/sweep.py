@@ -7,6 +7,7 @@ from math import inf, prod
 from pathlib import Path
 
 from twinstream.schedule.files import only_writer, write_text
+from twinstream.schedule.node import records_html
 from twinstream.study.query import StudyError
 from twinstream.study.sweep.cells import BUG, OK, Cell, Row, on_cores, on_ray
 from twinstream.study.sweep.config import SweepConfig
@@ -61,6 +62,16 @@ class Swept:
     page: Path
     images: tuple[Path, ...] | None
     slower: tuple[Slower, ...]
+
+    def records(self) -> list[dict[str, object]]:
+        """A row for each cell."""
+        return [dict(row) for row in self.rows]
+
+    def _repr_html_(self) -> str:
+        rows = self.records()
+        same = {name for name in rows[0] if len({str(row[name]) for row in rows}) == 1}
+        varied = [{name: v for name, v in row.items() if name not in same} for row in rows]
+        return records_html(f"{len(rows):,} cells of {self.file}, what differs", varied)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table as RichTable
 
 from twinstream.measures.metrics import rate_text
 from twinstream.report.page import Card, Page, Section, Table, html_of
@@ -96,11 +95,11 @@ def _gain(change: Gain, base_tokens_per_s: float) -> str:
     return f"{change.tokens_per_s / base_tokens_per_s - 1:+z.1%}"
 
 
-def _changes_table(found: WhatIf, num_tokens: float | None) -> RichTable:
-    table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+def _changes_table(found: WhatIf, num_tokens: float | None) -> FittedTable:
+    table = FittedTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     rows = [_change_row(one, found, num_tokens) for one in found.answers]
     for name in rows[0]:
-        table.add_column(name, justify="left" if name in _LEFT else "right", overflow="fold")
+        table.add_column(name, justify="left" if name in _LEFT else "right")
     for row in rows:
         table.add_row(*row.values())
     return table

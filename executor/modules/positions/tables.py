@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from twinstream.executor.modules.blocks import ModuleRefusal, blocks_of, told_of
 from twinstream.executor.modules.building import buffer_slots, documents, parameter_slots, placed
-from twinstream.executor.modules.calling import module_inputs, run_module
-from twinstream.executor.modules.rotary import POSITIONS
+from twinstream.executor.modules.calling import POSITIONS, module_inputs, run_module
 from twinstream.models.traced_parts import PositionLimit
 from twinstream.schedule.errors import TwinstreamError
 

@@ -1,0 +1,1 @@
+"""Matrices that files hold as codes, read as the values that those stand for."""
