@@ -10,7 +10,7 @@ INSTALLED := .venv/installed.stamp
 # Tests start many processes, which compile the package again where none of them may keep that.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-cuda-fake newest bench lint sanitize browser wheels clean
+.PHONY: demo test test-all test-cuda-fake newest families bench lint sanitize browser wheels clean
 
 demo: $(RUNS)
 	$(BIN)/twinstream demo
@@ -43,6 +43,20 @@ test-cuda-fake: .venv-cuda/installed.stamp
 	.venv-cuda/bin/python -m pip install '$(CUDA_TORCH)'
 	.venv-cuda/bin/python -m pip install --constraint .venv-cuda/constraints.txt --editable '.[dev,train]'
 	touch $@
+
+# Families of decoders under another transformers, in an environment of its own: twelve with the newest
+# that is allowed; TRANSFORMERS=4.57.0 is the oldest, FAMILIES= all of them, and a page of them.
+TRANSFORMERS ?=
+FAMILIES ?= --few
+
+families:
+	rm -rf .venv-families
+	$(PYTHON) -m venv .venv-families
+	grep -v -E '^(transformers|tokenizers|huggingface.hub|safetensors|peft|accelerate)==' constraints.txt \
+		>.venv-families/constraints.txt
+	.venv-families/bin/python -m pip install --quiet --constraint .venv-families/constraints.txt \
+		'transformers$(if $(TRANSFORMERS),==$(TRANSFORMERS))' --editable '.[executor,dev]'
+	.venv-families/bin/python -m benchmarks.accuracy.families $(FAMILIES)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pytest -m bench -o faulthandler_timeout=3600
@@ -87,7 +101,7 @@ wheels:
 		mv $$wheel.part-a[b-z] ../flash4-2/; }; done
 
 clean:
-	rm -rf .venv .venv-cuda .venv-newest .whl build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-cuda .venv-newest .venv-families .whl build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What runs need and no more. torch goes in first, by its exact pin, so that no other package asks for

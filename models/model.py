@@ -15,9 +15,10 @@ from twinstream.models.options import Experts
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
+from twinstream.models.traced_parts import PositionLimit
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
-from twinstream.schedule.workload import ModelRef
+from twinstream.schedule.workload import ModelRef, Packing
 
 
 class Model(Protocol):
@@ -141,15 +142,48 @@ def node_in(fields: Mapping[str, JsonValue], kind: type[_Node], what: str) -> _N
         ) from None
 
 
-def chunk_refusal(model: AnyModel, seq_len: int, chunk_tokens: int) -> str | None:
+def chunk_refusal(
+    model: AnyModel, seq_len: int, chunk_tokens: int, pairs: Packing | None = None
+) -> str | None:
     """Why a model has no such chunks; None where it has them.
 
-    A traced module's masks and costs are those of lengths that no window of it separates.
+    A traced module has so many positions; and its masks and costs are those of lengths that no
+    window of it separates.
+
+    Args:
+        pairs: where the loss is of pairs, how their sequences are packed: S may be of both.
     """
-    if isinstance(model, ModelSpec):
+    longest = seq_len if pairs is None else min(seq_len, max(pairs.expected_lengths))
+    if (why := length_refusal(model, longest)) is not None or isinstance(model, ModelSpec):
+        return why
+    return traced_length_refusal(model, chunk_tokens if model.is_packed else seq_len)
+
+
+def length_refusal(model: AnyModel, seq_len: int) -> str | None:
+    """Why a model has no positions for sequences of that length; None where it has."""
+    limit = position_limit(model)
+    if limit is None or seq_len <= limit.tokens:
         return None
+    return (
+        f"'{model.name}' takes sequences of up to {limit.tokens:,} tokens, not {seq_len:,}: "
+        f"{limit.why}; --seq-len {limit.tokens}"
+    )
+
+
+def position_limit(model: AnyModel) -> PositionLimit | None:
+    """The longest sequence that a model has positions for, and why; None where there is no end."""
+    if isinstance(model, TracedModel):
+        return model.positions
+    if not model.max_positions:
+        return None
+    why = f"its table of learned positions has {model.max_positions:,} rows"
+    return PositionLimit(tokens=model.max_positions, why=why)
+
+
+def traced_length_refusal(model: TracedModel, length: int) -> str | None:
+    """Why a traced module's costs and masks are not those of a chunk of so long a row."""
     low, high = model.min_seq_len, model.max_seq_len
-    length, what = (chunk_tokens, "chunks") if model.is_packed else (seq_len, "sequences")
+    what = "chunks" if model.is_packed else "sequences"
     if low <= length <= (length if high is None else high):
         return None
     lengths = f"{low:,} tokens or more" if high is None else f"{low:,} to {high:,} tokens"

@@ -16,7 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import (
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from twinstream.models.adapters.lora import ModuleLora
@@ -26,6 +31,7 @@ from twinstream.models.traced_parts import (
     BYTES_OF_DTYPE,
     STATE,
     UNUSED,
+    PositionLimit,
     TracedBuffer,
     TracedCall,
     TracedGroup,
@@ -38,6 +44,7 @@ from twinstream.schedule.files import read_document, write_text
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveSize
 from twinstream.schedule.python_file import OwnFunction
+from twinstream.schedule.sizes import brief
 from twinstream.schedule.workload import ModelRef
 
 
@@ -92,7 +99,8 @@ class TracedModel(Node):
 
     `is_packed`: chunks are one row of documents whose positions restart, and masks keep them apart
     as far as the model lets them (`packing`: whether it does). S is `min_seq_len` to `max_seq_len`:
-    others have other masks (a window). `captured_size` is the (B, S) of the run that showed which
+    others have other masks (a window); of a document or sequence no more than `positions` are
+    there, which older files do not say. `captured_size` is the (B, S) of the run that showed which
     values there are. `has_randomness`: training draws random numbers (dropout).
     """
 
@@ -107,6 +115,7 @@ class TracedModel(Node):
     vocab_size: PositiveSize
     min_seq_len: PositiveSize = 1
     max_seq_len: PositiveSize | None = None
+    positions: PositionLimit | None = None
     captured_size: tuple[PositiveSize, PositiveSize]
     num_parameters: PositiveSize
     groups: tuple[TracedGroup, ...]
@@ -150,6 +159,10 @@ class TracedModel(Node):
         for index, call in enumerate(self.calls):
             yield f"block {index}", call.inputs, call.groups + call.state, call.outputs
         yield "the postlude", self.postlude.inputs, self.postlude.groups, ()
+
+    @model_serializer(mode="wrap")
+    def _without_no_positions(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {k: v for k, v in whole(self).items() if v is not None or k != "positions"}
 
     @property
     def content_hash(self) -> str:
@@ -208,6 +221,20 @@ class TracedModel(Node):
         if self.source.lora is not None:
             return tuple(name for name in names if not name.startswith(ADAPTERS))
         return tuple(name for name in names if name == UNUSED or name.startswith(STATE))
+
+    @property
+    def unread_told(self) -> str | None:
+        """A sentence about parameters that forward does not read; None where it reads all."""
+        unread = [tensor for g in self.groups if g.name == UNUSED for tensor in g.tensors]
+        if not unread:
+            return None
+        numbers = sum(tensor.num_elements for tensor in unread)
+        more = f" and {len(unread) - 1:,} more" if len(unread) > 1 else ""
+        return (
+            f"forward does not read {unread[0].name}{more} ({numbers:,} parameters, "
+            f"{brief(numbers * self.itemsize)}): carried as they are, without gradient and "
+            "optimizer state"
+        )
 
     def group_layout(self, group: str) -> FlatLayout:
         """How the parameters of a group lie in its flat tensor."""

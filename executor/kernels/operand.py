@@ -27,12 +27,14 @@ class KernelOperand:
 
     `write`: the old content is garbage, possibly NaN, and every byte of the operand is
     overwritten. `update`: read, then overwritten. `packs` has what the host knows, when a call is
-    enqueued, of the packed sequences at an address.
+    enqueued, of the packed sequences at an address. `version` counts the contents of the tensor in
+    a step, from 1.
     """
 
     bytes: torch.Tensor
     mode: Mode
     packs: Mapping[int, "Pack"] = field(default_factory=dict)
+    version: int = 1
 
     def pack(self) -> "Pack | None":
         """Of the sequences whose starts the operand is, once they have been fed."""

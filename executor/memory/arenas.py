@@ -124,7 +124,7 @@ class Arenas:
     def in_order(self, op: Compute | Communicate) -> list[KernelOperand]:
         """The op's operands, in its order."""
         return [
-            KernelOperand(self.view(o.tensor, o.slot, o.num_parts), o.mode, self.packs)
+            KernelOperand(self.view(o.tensor, o.slot, o.num_parts), o.mode, self.packs, o.version)
             for o in op.operands
         ]
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from twinstream.executor.modules.adapters import add_adapters
 from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, told_of
+from twinstream.executor.modules.calling import POSITIONS, hold_frequencies
 from twinstream.models.hf.quantization import QUANTIZATION_KEYS, without_codes
 from twinstream.models.traced import ModuleSource
 from twinstream.schedule.files import read_text
@@ -43,6 +44,7 @@ def build_module(
             module = _from_folder(source, dtype, attention).train()
         else:
             module = _from_config(source, dtype, attention).train()
+        setattr(module, POSITIONS, hold_frequencies(module))
         if source.lora is not None:
             add_adapters(module, source.lora)
         if source.loss is not None:
@@ -56,6 +58,7 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
     from transformers.utils import logging
 
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     given = json.loads(json.dumps(without_codes(source.config or {})), object_hook=with_floats)
     model_type = str(given.get("model_type"))
     if model_type not in CONFIG_MAPPING:
@@ -75,10 +78,9 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
     try:
         module = AutoModelForCausalLM.from_config(config, dtype=dtype, **chosen)
     except Exception as error:
-        hint = "its text part has a config of its own: give that" if "text_config" in given else ""
         raise ModuleRefusal(
             f"transformers builds no causal decoder of model type '{model_type}': "
-            f"{hint or told_of(error)}"
+            f"{_what_else(given) or told_of(error)}"
         ) from None
     for part in module.modules():
         if hasattr(part, "config"):
@@ -90,6 +92,19 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
         module.set_experts_implementation("grouped_mm")
     assert isinstance(module, nn.Module)
     return module
+
+
+def _what_else(config: dict[str, Any]) -> str:
+    """What a model is that is no decoder of text alone, and what to do; empty if unknown."""
+    if "text_config" in config:
+        return "its text part has a config of its own: give that"
+    reads = [what for key, what in _BESIDE_TEXT.items() if key in config]
+    if not reads:
+        return ""
+    return f"it reads {' and '.join(reads)} beside text, and its config names no text part"
+
+
+_BESIDE_TEXT = {"vision_config": "images", "audio_config": "sound", "video_config": "videos"}
 
 
 def _from_folder(source: ModuleSource, dtype: torch.dtype, attention: str | None) -> nn.Module:

@@ -3,9 +3,10 @@
 import inspect
 import zlib
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from copy import deepcopy
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -15,9 +16,12 @@ from torch.utils import _pytree as pytree
 
 from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.modules.blocks import ModuleRefusal
+from twinstream.models.traced_parts import PositionLimit
 
 Batch = Mapping[str, torch.Tensor]
 NEVER = 1.0 - 2**-24  # the largest random number: above every probability of being dropped
+POSITIONS = "twinstream_positions"  # attribute of a module: the limit that its rotary ones have
+_REMADE = ("longrope", "dynamic")
 
 
 def run_module(module: nn.Module, batch: Batch) -> torch.Tensor:
@@ -38,16 +42,53 @@ def run_module(module: nn.Module, batch: Batch) -> torch.Tensor:
     return found
 
 
-def flatten_user_dicts() -> None:
-    """Gemma's blocks hand keys and values on in one."""
-    if UserDict not in pytree.SUPPORTED_NODES:
+def flatten_dictionaries(structure: Any) -> None:
+    """Dictionaries of a class of their own, as models hand keys and values on in, are flattened
+    from now on as plain ones; what else they hold is a part of the structure."""
+    for leaf in pytree.tree_leaves(structure):
+        kind = type(leaf)
+        if not isinstance(leaf, dict | UserDict) or kind in pytree.SUPPORTED_NODES:
+            continue
+        if any(isinstance(held, torch.Tensor) for held in pytree.tree_leaves(_attributes(leaf))):
+            continue
         pytree.register_pytree_node(
-            UserDict,
-            lambda held: pytree._dict_flatten(held.data),
-            lambda values, keys: UserDict(pytree._dict_unflatten(values, keys)),
-            flatten_with_keys_fn=lambda held: pytree._dict_flatten_with_keys(held.data),
-            serialized_type_name="collections.UserDict",
-        )
+            kind, _flat_dictionary, partial(_dictionary, kind),
+            flatten_with_keys_fn=_flat_dictionary_with_keys,
+            serialized_type_name=f"{kind.__module__}.{kind.__qualname__}.{id(kind)}",
+        )  # fmt: skip
+        flatten_dictionaries(leaf)
+
+
+def _items(held: Any) -> dict[Any, Any]:
+    """As they lie, whatever the class makes of asking for them."""
+    return held.data if isinstance(held, UserDict) else dict(dict.items(held))
+
+
+def _attributes(held: Any) -> dict[str, Any]:
+    return {name: value for name, value in getattr(held, "__dict__", {}).items() if name != "data"}
+
+
+def _flat_dictionary(held: Any) -> tuple[list[Any], Any]:
+    items = _items(held)
+    return list(items.values()), (tuple(items), deepcopy(_attributes(held)))
+
+
+def _flat_dictionary_with_keys(held: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    values, context = _flat_dictionary(held)
+    keys = map(pytree.MappingKey, context[0])
+    return list(zip(keys, values, strict=True)), context
+
+
+def _dictionary(kind: type, values: Iterable[Any], context: Any) -> Any:
+    keys, attributes = context
+    made = kind.__new__(kind)
+    vars(made).update(deepcopy(attributes))
+    items = dict(zip(keys, values, strict=True))
+    if isinstance(made, UserDict):
+        made.data = items
+    else:
+        dict.update(made, items)
+    return made
 
 
 def fake_batch(batch: int, seq_len: int, is_packed: bool) -> Batch:
@@ -126,3 +167,37 @@ def drawing(random: Callable[[], None] | None) -> Iterator[None]:
 def seed_for(state: StepState, place: int) -> None:
     step, seed = state.integers.tolist()
     torch.manual_seed(zlib.crc32(f"{seed} {step} {place}".encode()))
+
+
+def hold_frequencies(module: nn.Module) -> PositionLimit | None:
+    """Rotary frequencies that are remade for long sequences stay those of short ones.
+
+    transformers does so from the longest position of a batch: `longrope` has others above the
+    length that a model was first trained with, `dynamic` above its longest, and keeps them.
+
+    Returns:
+        The longest sequence for which that is so; None where none are remade.
+    """
+    limits = []
+    for name, part in module.named_modules():
+        kinds = getattr(part, "rope_type", None)
+        of_layers = kinds if isinstance(kinds, dict) else {None: kinds}
+        remade = {layer: k for layer, k in of_layers.items() if k in _REMADE}
+        for layer, kind in remade.items():
+            why = f"the frequencies of its {kind} rotary embedding '{name}' change above that"
+            limits.append(PositionLimit(tokens=_unchanged(part, layer, kind), why=why))
+        if remade:
+            held = of_layers | dict.fromkeys(remade, "default")
+            part.rope_type = held if isinstance(kinds, dict) else "default"
+    return min(limits, key=lambda one: one.tokens, default=None)
+
+
+def _unchanged(part: Any, layer: str | None, kind: str) -> int:
+    """Tokens of the longest sequence whose frequencies are those that the part begins with."""
+    if kind == "dynamic":
+        return int(getattr(part, f"{layer}_max_seq_len_cached", part.max_seq_len_cached))
+    config, name = part.config, "original_max_position_embeddings"
+    told = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    told = told if layer is None else told.get(layer, told)
+    found = told.get(name) or getattr(config, name, None) or config.max_position_embeddings
+    return int(found)

@@ -22,7 +22,7 @@ from twinstream.executor.modules.calling import (
     NEVER,
     NoMemory,
     fake_batch,
-    flatten_user_dicts,
+    flatten_dictionaries,
     module_inputs,
     run_module,
 )
@@ -110,7 +110,6 @@ def capture(
     Raises:
         ModuleRefusal: it cannot be run block by block; names the place and the reason.
     """
-    flatten_user_dicts()
     first = _capture(module, size, is_packed, NEVER)
     if not once:
         try:
@@ -250,12 +249,14 @@ class _Watch(TorchDispatchMode):
             if index != len(self.found.calls):
                 raise self._order_refusal(index)
             self.place = index
+            flatten_dictionaries((args, kwargs))
             before, spec = pytree.tree_flatten_with_path((args, kwargs))
             versions = [
                 leaf._version if isinstance(leaf, torch.Tensor) else 0 for _, leaf in before
             ]
             self.tensors.extend(leaf for _, leaf in before)
             result = forward(*args, **kwargs)
+            flatten_dictionaries((result, args, kwargs))
             for (path, leaf), version in zip(before, versions, strict=True):
                 if isinstance(leaf, torch.Tensor) and leaf._version != version:
                     raise ModuleRefusal(
@@ -370,10 +371,7 @@ class _Watch(TorchDispatchMode):
             for tensor in {id(t): t for t in self.tensors if isinstance(t, torch.Tensor)}.values()
             if id(tensor) in read and (id(tensor) in self.makers or id(tensor) in self.known)
         )
-        for index, block in enumerate(self.blocks):
-            ids = {id(parameter) for parameter in block.parameters()}
-            found.used.setdefault(index, set()).update(self.names[one] for one in ids)
-        for place in (PRELUDE, POSTLUDE):
+        for place in (*range(len(self.blocks)), PRELUDE, POSTLUDE):
             found.used.setdefault(place, set())
         found.vocab_size = logits.shape[-1]
         return found

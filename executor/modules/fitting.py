@@ -101,13 +101,17 @@ def sizes_around(seq_len: int, low: int, high: int | None, is_packed: bool) -> l
 
 
 def measured_sizes(
-    module: nn.Module, source: ModuleSource, seq_len: int, is_packed: bool
+    module: nn.Module, source: ModuleSource, seq_len: int, is_packed: bool, longest: int | None
 ) -> tuple[list[Size], int, int | None]:
     """At which sizes of a chunk costs are measured, and from which to which S they hold.
+
+    Args:
+        longest: sequence that the module's positions reach to; longer ones are not looked at.
 
     Raises:
         ModuleRefusal: the module is of sequences of another length.
     """
+    seq_len = seq_len if longest is None else min(seq_len, longest)
     low, high = seq_lens_like(source, seq_len)
     if (fixed := getattr(module, "seq_len", None)) is not None:
         if fixed != seq_len:
@@ -116,8 +120,9 @@ def measured_sizes(
                 f"says, not of {seq_len}: --seq-len {fixed}"
             )
         low = high = seq_len
-    length = _measured_length(module, seq_len, low, high, is_packed)
-    return sizes_around(length, low, high, is_packed), low, high
+    most = min((n for n in (high, longest) if n is not None), default=None)
+    length = _measured_length(module, seq_len, low, most, is_packed)
+    return sizes_around(length, low, most, is_packed), low, high
 
 
 def _measured_length(

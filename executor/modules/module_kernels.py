@@ -19,10 +19,8 @@ from twinstream.executor.kernels.vector.gradients import gradient_views, weight_
 from twinstream.executor.modules.calling import drawing, evaluating, seed_for
 from twinstream.executor.modules.module_program import ChunkProgram, ModuleProgram
 from twinstream.executor.modules.rows_and_values import restored, row_axis, row_losses, stored
-from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
-from twinstream.models.traced_parts import (
-    TracedValue,
-)
+from twinstream.models.kernel_costs.attributes import PLACES_A_ROUND, Attributes, typed_attribute
+from twinstream.models.traced_parts import TracedValue
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Mode
 
@@ -140,10 +138,14 @@ class _Bound:
         return lambda: {"input_ids": ids_BS.long(), "position_ids": positions_BS.long()}
 
     def random(self) -> Callable[[], None] | None:
-        """Seeds what follows by step, seed and place; None where nothing is drawn."""
+        """Seeds what follows by step, seed and place; None where nothing is drawn. Tokens and
+        values are made once a round: their versions count rounds."""
         if "place" not in self.attributes:
             return None
+        read = self.operands.get("input.0") or self.operands["tokens"]
+        round_ = read.version - 1
         place = typed_attribute(self.attributes, "place", int)
+        place += round_ * typed_attribute(self.attributes, PLACES_A_ROUND, int)
         return partial(seed_for, StepState(self.operands["step_state"].bytes), place)
 
 

@@ -25,11 +25,13 @@ from twinstream.executor.modules.grouping import (
 )
 from twinstream.executor.modules.module_program import ChunkProgram
 from twinstream.executor.modules.operations import VECTOR, Amount, CountOperations, Key, TaskCost
+from twinstream.executor.modules.positions.tables import position_limit
 from twinstream.executor.modules.rows_and_values import check_own_loss, row_shape
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.models.traced_parts import (
     Peak,
     Poly,
+    PositionLimit,
     TracedBuffer,
     TracedCall,
     TracedKind,
@@ -64,7 +66,9 @@ def trace(
         ModuleRefusal: it cannot be planned; says where, why, and what to do.
     """
     module = build_module(source, getattr(torch, dtype), attention)
-    sizes, low, high = measured_sizes(module, source, seq_len, is_packed)
+    limit, notes = _positions(module)
+    longest = None if limit is None or is_packed else limit.tokens
+    sizes, low, high = measured_sizes(module, source, seq_len, is_packed, longest)
     found = capture(module, sizes[0], is_packed)
     if (own := getattr(module, OWN_LOSS, None)) is not None:
         check_own_loss(own, found.vocab_size)
@@ -92,6 +96,7 @@ def trace(
         vocab_size=found.vocab_size,
         min_seq_len=low,
         max_seq_len=high,
+        positions=limit,
         captured_size=sizes[0],
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
         **parts.described(),
@@ -105,10 +110,20 @@ def trace(
             for name, buffer in module.named_buffers()
         ),
         has_randomness=bool(found.random_places),
-        notes=tuple(dict.fromkeys(parts.notes)),
+        notes=tuple(dict.fromkeys((*notes, *parts.notes))),
         torch_version=torch.__version__,
         transformers_version=_transformers_version(source),
     )
+
+
+def _positions(module: nn.Module) -> tuple[PositionLimit | None, list[str]]:
+    """How many positions a module has, and what is to be said of it."""
+    if hasattr(module, "seq_len"):  # sequences have one length
+        return None, []
+    try:
+        return position_limit(module), []
+    except ModuleRefusal as error:
+        return None, [f"how many positions it has is not known: {error}"]
 
 
 class _Parts:

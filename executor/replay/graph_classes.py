@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from twinstream.executor.program.compiled import Program
 from twinstream.executor.replay.graph_segments import Segment
+from twinstream.models.kernel_costs.attributes import PLACES_A_ROUND
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Copy
 from twinstream.schedule.proof.accesses import AccessMap
@@ -40,7 +41,10 @@ def contents(schedule: Schedule) -> list[Hashable]:
     for op in schedule.ops:
         if isinstance(op, Compute):
             used = [(o.name, o.mode, where(o.tensor, o.slot, o.num_parts)) for o in op.operands]
-            found.append((op.call, tuple(used)))
+            # What draws random numbers draws others in each round, which versions tell apart.
+            draws = PLACES_A_ROUND in schedule.calls[op.call].attributes
+            versions = tuple(o.version for o in op.operands) if draws else ()
+            found.append((op.call, tuple(used), versions))
         elif isinstance(op, Copy):
             ends = [where(op.tensor, slot, op.num_parts) for slot in (op.source, op.destination)]
             found.append(tuple(ends))

@@ -8,7 +8,7 @@ what the calls' library takes beside the arena.
 from collections.abc import Sequence
 from math import ceil, prod
 
-from twinstream.models.kernel_costs.attributes import TEMPORARY_BYTES
+from twinstream.models.kernel_costs.attributes import PLACES_A_ROUND, TEMPORARY_BYTES
 from twinstream.models.kernel_costs.products import PAIR_BYTES_PER_TOKEN, pair_work
 from twinstream.models.layout import EMBEDDING, HEAD
 from twinstream.models.lowering.declarations import (
@@ -178,10 +178,13 @@ class TracedLowering(StepLowering):
         key = f"{MODULE_KERNELS}{kernel}/torch"
         return self.builder.call(call_id, key, attributes, works)
 
-    def _call_of(self, kernel: str, task: TracedTask, **more: Attribute) -> str:
-        """A call for a whole chunk; of each block another, since it runs other code."""
+    def _call_of(self, kernel: str, task: TracedTask, chunk: int, **more: Attribute) -> str:
+        """A call for a whole chunk; of each block another, since it runs other code, and of each
+        chunk where it draws random numbers. Rounds have the same calls."""
         size = self.batch, self.seq_len
-        places = (str(more[name]) for name in ("block", "place") if name in more)
+        places = [str(more["block"])] if "block" in more else []
+        if PLACES_A_ROUND in more:
+            places.append(str(chunk))
         call_id = ".".join([kernel, *places])
         if call_id in self.builder.calls:
             return call_id
@@ -194,21 +197,21 @@ class TracedLowering(StepLowering):
             return []
         return [self.builder.read("step_state", "step_state")]
 
-    def _place(self, layer: int, round_: int, chunk: int) -> dict[str, Attribute]:
+    def _place(self, layer: int, chunk: int) -> dict[str, Attribute]:
         """What tells a call's random numbers from others' of the step: forward's and backward's
-        are the same."""
+        are the same. It is of the first round; so many places further are those of the next."""
         if not self.model.has_randomness:
             return {}
         chunks = self.workload.chunks_per_round
-        at = (layer + 1) * self.workload.rounds_per_step + round_
-        return {"place": at * chunks + chunk}
+        place = (layer + 1) * self.workload.rounds_per_step * chunks + chunk
+        return {"place": place, PLACES_A_ROUND: chunks}
 
     def _embed_forward(self, round_: int) -> None:
         prelude = self.model.prelude
         for group in prelude.groups:
             self._begin_group(group, round_)
         for chunk in self._chunks():
-            call = self._call_of("prelude", prelude.forward, **self._place(-1, round_, chunk))
+            call = self._call_of("prelude", prelude.forward, chunk, **self._place(-1, chunk))
             operands = [
                 *self._parameters(prelude.groups), *self._fed(chunk), *self._state(),
                 *self._outputs(prelude.outputs, chunk),
@@ -222,7 +225,7 @@ class TracedLowering(StepLowering):
                 self._begin_group(group, round_)
         task = self.model.kinds[block.kind].forward
         for chunk in self._chunks():
-            call = self._call_of("block", task, block=layer, **self._place(layer, round_, chunk))
+            call = self._call_of("block", task, chunk, block=layer, **self._place(layer, chunk))
             operands = [
                 *self._parameters(block.groups), *self._states(block.state),
                 *self._inputs(block.inputs, chunk), *self._state(),
@@ -295,8 +298,8 @@ class TracedLowering(StepLowering):
         block = self.model.calls[layer]
         task = self.model.kinds[block.kind].backward
         for chunk in self._chunks_reversed():
-            more = self._place(layer, round_, chunk) | self._gradient_dtype
-            call = self._call_of("block_backward", task, block=layer, **more)
+            more = self._place(layer, chunk) | self._gradient_dtype
+            call = self._call_of("block_backward", task, chunk, block=layer, **more)
             operands = [
                 *self._parameters(block.groups), *self._inputs(block.inputs, chunk),
                 *self._state(), *self._output_gradients(block.outputs, chunk),
@@ -310,8 +313,8 @@ class TracedLowering(StepLowering):
         prelude = self.model.prelude
         assert prelude.backward is not None, "a prelude with parameters has a backward"
         for chunk in self._chunks_reversed():
-            more = self._place(-1, round_, chunk) | self._gradient_dtype
-            call = self._call_of("prelude_backward", prelude.backward, **more)
+            more = self._place(-1, chunk) | self._gradient_dtype
+            call = self._call_of("prelude_backward", prelude.backward, chunk, **more)
             operands = [
                 *self._parameters(prelude.groups), *self._fed(chunk), *self._state(),
                 *self._output_gradients(prelude.outputs, chunk),
@@ -342,7 +345,9 @@ def _require_possible(model: TracedModel, workload: Workload, recipe: Recipe) ->
             f"which only twinstream's own kernels do: '{model.name}' is a traced module and needs "
             "chunks of whole sequences"
         )
-    if (why := chunk_refusal(model, workload.seq_len, workload.chunk_tokens)) is not None:
+    pairs = None if recipe.dpo is None else workload.packing
+    why = chunk_refusal(model, workload.seq_len, workload.chunk_tokens, pairs)
+    if why is not None:
         raise TwinstreamError(why)
     if workload.packing is not None and not model.is_packed:
         raise TwinstreamError(

@@ -33,12 +33,19 @@ class Placement:
 
     @cached_property
     def host_units(self) -> list[Unit]:
-        """Units that need a home in host memory, in a fixed order."""
+        """Units that need a home in host memory, in a fixed order.
+
+        What persists and is in no residency, since no task uses it, stays there.
+        """
         traffic, residencies = self.traffic, self.residencies
         loads = (*traffic.loads.items(), *traffic.ahead.items())
         moved = {residencies[i].unit for i, leaves in loads if leaves}
         moved |= {residencies[i].unit for stores in traffic.stores.values() for i in stores}
         moved |= traffic.host_units
+        used = {residency.unit for residency in residencies}
+        moved |= {
+            name for name, unit in self.units.units.items() if unit.persistent and name not in used
+        }
         return [unit for name, unit in self.units.units.items() if name in moved]
 
     @property

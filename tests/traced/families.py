@@ -192,6 +192,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+# The most used of each kind: what is looked at with every version of transformers.
+FEW = (
+    *("llama", "gemma3_text", "phi3", "gpt2", "gpt_oss", "qwen3", "qwen3_moe", "mixtral"),
+    *("deepseek_v3", "mistral", "olmo2", "mamba2"),
+)
+
+
 def tiny_config(model_type: str, **more: Any) -> dict[str, Any]:
     """The config of a family, as a document."""
     from transformers import CONFIG_MAPPING

@@ -51,11 +51,15 @@ def test_a_module_with_experts_trains_by_other_optimizers(tmp_path: Path, optim:
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_moe", "gpt2"])
-def test_a_run_goes_on_under_another_cap_and_policy(tmp_path: Path, family: str) -> None:
+def test_a_run_goes_on_under_another_cap_and_policy(
+    tmp_path: Path, family: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     model = str(write_model(tmp_path / "model", family, weights=True))
     rows = (str(write_rows(tmp_path / "rows.jsonl")),)
     again = {"policy": "streaming", "host_mem": "1GiB"}
+    capfd.readouterr()
     result = same_bits_after_a_stop(tmp_path, again, model=model, data=rows)
+    assert "Loading weights" not in capfd.readouterr().err  # transformers' bar
     assert result.model is not None
     module = AutoModelForCausalLM.from_pretrained(result.model)
     ids = torch.arange(16).view(1, -1)

@@ -14,6 +14,7 @@ from twinstream.commands.arguments.requests import require_known
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.schedule_inputs import inputs_of
 from twinstream.models.hf.config import DTYPES
+from twinstream.models.model import length_refusal
 from twinstream.models.traced import TracedModel
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.analysis.comparison import by_rank
@@ -124,6 +125,8 @@ def trace(
             attention=model.attention, seq_len=model.seq_len, is_packed=model.packed,
             lora=model.lora, loss=model.loss, trust_remote_code=model.trust_remote_code,
         )  # fmt: skip
+    if model.seq_len is not None and (why := length_refusal(found, model.seq_len)) is not None:
+        raise ArgumentError(why)
     output = output or Path(_MODEL)
     write_document(found, output)
     if as_json:
@@ -145,7 +148,9 @@ def _is_schedule(what: str) -> bool:
 
 
 def _summary(model: TracedModel) -> dict[str, object]:
-    length = max(model.min_seq_len, min(DEFAULT_SEQ_LEN, model.max_seq_len or DEFAULT_SEQ_LEN))
+    longest = model.positions.tokens if model.positions else DEFAULT_SEQ_LEN
+    length = min(DEFAULT_SEQ_LEN, longest, model.max_seq_len or DEFAULT_SEQ_LEN)
+    length = max(model.min_seq_len, length)
     return {
         "name": model.name, "model_type": model.model_type, "dtype": model.dtype,
         "attention": model.attention, "num_parameters": model.num_parameters,
@@ -156,7 +161,7 @@ def _summary(model: TracedModel) -> dict[str, object]:
 
 
 def _lines(model: TracedModel) -> list[str]:
-    about = _summary(model)
+    about, limit = _summary(model), model.positions
     kinds = ", ".join(dict.fromkeys(kind.name for kind in model.kinds))
     seq_len = about["seq_len"]
     return [
@@ -164,6 +169,8 @@ def _lines(model: TracedModel) -> list[str]:
         f"{len(model.kinds)} kind{'s' if len(model.kinds) > 1 else ''} ({kinds}), {model.dtype}, "
         f"attention {model.attention}.",
         f"A sequence of {seq_len:,} tokens takes {about['training_flops']:.4g} FLOPs to train on.",
+        *([] if limit is None else [f"Sequences have up to {limit.tokens:,} tokens: {limit.why}."]),
+        *([] if model.unread_told is None else [f"Its {model.unread_told}."]),
         *model.notes,
     ]
 

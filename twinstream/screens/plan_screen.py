@@ -16,6 +16,7 @@ from twinstream.models.kernel_costs.attention_limits import nondeterministic_ker
 from twinstream.models.layout import EXPERTS, ROUTER_BIAS, layer_of
 from twinstream.models.model import is_traced_ref, model_of
 from twinstream.models.recipe import Recipe
+from twinstream.models.traced import TracedModel
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import brief, gib
@@ -117,6 +118,8 @@ def _headlines(
         table.add_row("kernels", f"{own}{kernels['vector']}, attention {attention}{bits}")
     if told := trained_text(schedule.recipe | _adapters(schedule.model)):
         table.add_row("trains", told)
+    if isinstance(model := model_of(schedule.model), TracedModel) and model.unread_told:
+        table.add_row("not trained", model.unread_told)
     if summary.plan_seconds is not None:
         table.add_row("planned in", seconds(summary.plan_seconds))
     return table

@@ -16,7 +16,13 @@ from twinstream.executor.weights.durable_files import free_bytes
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary
 from twinstream.models.executable import require_executable
-from twinstream.models.model import AnyModel, require_decoder, with_aux_loss
+from twinstream.models.model import (
+    AnyModel,
+    length_refusal,
+    position_limit,
+    require_decoder,
+    with_aux_loss,
+)
 from twinstream.models.presets import is_preset, model_notes, require_weights
 from twinstream.models.recipe import Recipe, is_dpo
 from twinstream.models.spec import ModelSpec
@@ -140,6 +146,8 @@ class Prepared:
         model = self.model.spec
         if self.here.backend == "cuda" and isinstance(model, TracedModel):
             found.append("note: other people's modules have not yet been run on a GPU")
+        if isinstance(model, TracedModel) and model.unread_told is not None:
+            found.append(f"note: {model.unread_told}")
         if isinstance(model, TracedModel) and not model.is_packed:
             found.append(
                 f"note: {model.model_type} does not keep packed documents apart, so each has a "
@@ -312,6 +320,23 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
     elif is_there:
         stored_tensors(path)
     return OpenedModel(spec, folder=path, files=path, has_weights=is_there)
+
+
+def within_positions(options: TrainOptions, spec: AnyModel, tell: Tell) -> TrainOptions:
+    """The options, the length of sequences that a model has positions for where none is given.
+
+    Raises:
+        OptionsError: one is given that is longer.
+    """
+    why, limit = length_refusal(spec, options.seq_len), position_limit(spec)
+    if why is None or limit is None:
+        return options
+    if "seq_len" in options.model_fields_set:
+        raise OptionsError(why)
+    tell(
+        f"sequences have up to {limit.tokens:,} tokens, not {options.seq_len:,}, since {limit.why}"
+    )
+    return options.model_copy(update={"seq_len": limit.tokens})
 
 
 def base_name(model: OpenedModel) -> str | None:

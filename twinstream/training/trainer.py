@@ -16,7 +16,13 @@ from twinstream.training.loop import TrainingLoop
 from twinstream.training.machine import Tell, detect_machine
 from twinstream.training.options import TrainOptions
 from twinstream.training.planning import recipe_without_kernels
-from twinstream.training.preparing import Prepared, open_data, open_model, prepare
+from twinstream.training.preparing import (
+    Prepared,
+    open_data,
+    open_model,
+    prepare,
+    within_positions,
+)
 from twinstream.training.ranks.planning import require_possible
 from twinstream.training.run.run_folder import TrainingFolder, TrainResult
 from twinstream.training.run.segments import TrainingSegment, segments
@@ -86,6 +92,7 @@ class Trainer:
 
             options, num_ranks = self._options, self._options.ranks or 1
             model = open_model(options, weights=weights)
+            options = within_positions(options, model.spec, self._tell)
             backend = choose_backend(options.backend)
             if backend == "cuda" and num_ranks > 1:
                 require_gpus(num_ranks)

@@ -1,0 +1,1 @@
+"""How long sequences may be by the positions that a module has."""
