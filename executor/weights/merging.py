@@ -19,6 +19,7 @@ from twinstream.executor.weights.peft_folder import (
     BASE,
     PeftFolder,
     base_of,
+    low_rank_of,
     read_adapter,
 )
 from twinstream.executor.weights.traced.module_adapters import LORA_A, LORA_B, plain_adapters
@@ -144,7 +145,7 @@ def write_merged_module(source: Path, destination: Path, base: Path, dtype: str 
     config, stored = plain_adapters(source)
     module = loaded_module(base, dtype or "auto", "the adapter's base")
     parameters = dict(module.named_parameters())
-    scale = float(config["lora_alpha"]) / int(config["r"])
+    scale = low_rank_of(source / ADAPTER_CONFIG, config).scale
     for layer in [name.removesuffix(LORA_A) for name in stored if name.endswith(LORA_A)]:
         a, b = stored[f"{layer}{LORA_A}"].float(), stored[f"{layer}{LORA_B}"].float()
         weight = parameters.get(f"{layer}.weight")

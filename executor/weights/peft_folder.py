@@ -3,20 +3,27 @@
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from pydantic import ValidationError
 
 from twinstream.executor.weights.errors import WeightsError, some_of
-from twinstream.executor.weights.hf_folder import read_weights, stored_problems
+from twinstream.executor.weights.hf_folder import (
+    STORED_DTYPES,
+    read_weights,
+    stored_problems,
+)
+from twinstream.executor.weights.peft_experts import joined_experts, of_each_expert
 from twinstream.executor.weights.safetensors_header import (
     ITEMSIZE_BYTES,
     StoredTensor,
     read_header,
 )
-from twinstream.models.adapters.lora import Lora, LoraError, lora_of
+from twinstream.executor.weights.weight_file import fill_from_stored
+from twinstream.models.adapters.lora import Lora, LowRank, lora_of
 from twinstream.models.adapters.peft_weights import (
     EXPERT_MODULES,
     EXPERT_PARAMETERS,
@@ -39,7 +46,7 @@ _HARMLESS = frozenset({
     "exclude_modules", "inference_mode", "layers_pattern", "loftq_config", "lora_alpha",
     "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_version",
     "qalora_group_size", "r", "revision", "runtime_config", "target_modules", "target_parameters",
-    "task_type",
+    "task_type", "use_rslora",
 })  # fmt: skip
 # Every other key may change the computation unless it is empty or has one of these values.
 _PLAIN: Mapping[str, tuple[object, ...]] = {
@@ -56,12 +63,17 @@ _CONVERT = (
 
 @dataclass(frozen=True)
 class PeftFolder:
-    """Adapters of every layer of `spec`; nothing but headers has been read."""
+    """Adapters of every layer of `spec`; nothing but headers has been read.
+
+    `joined` are all its tensors where they had to be read, since those of each expert are made
+    those of all.
+    """
 
     path: Path
     spec: ModelSpec
     lora: Lora
     stored: Mapping[str, StoredTensor]
+    joined: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: str | Path, spec: ModelSpec) -> Self:
@@ -72,13 +84,14 @@ class PeftFolder:
                 computes what plain LoRA on whole layers does not.
         """
         folder = Path(path)
-        lora, stored = read_adapter(folder)
+        lora, stored, joined = read_adapter(folder)
+        _require_known(folder, stored)
         if problems := stored_problems(peft_weights(spec, lora), stored):
             raise WeightsError(
                 folder, f"not an adapter of '{spec.name}': {'; '.join(problems)}. Is it that of "
                 "another model?"
             )  # fmt: skip
-        return cls(folder, spec, lora, stored)
+        return cls(folder, spec, lora, stored, joined)
 
     def read_group(self, group: str, destination: torch.Tensor) -> None:
         """Fill the flat adapters of `lora.LAYER`, converted to the model's dtype.
@@ -92,7 +105,17 @@ class PeftFolder:
         layer = layer_of(group)
         assert layer is not None, f"{group} is no group of adapters"
         weights = peft_weights_of(self.spec, self.lora, layer)
-        read_weights(self.stored, weights, self.spec.dtype, destination)
+        if not self.joined:
+            read_weights(self.stored, weights, self.spec.dtype, destination)
+            return
+        destination.zero_()
+        dtype = getattr(torch, self.spec.dtype)
+        for weight in weights:
+            values = self.joined[weight.name].to(dtype).view(torch.uint8).flatten()
+            if weight.axes:
+                fill_from_stored(weight, values, destination)
+            else:
+                destination[weight.offset_bytes : weight.end_bytes].copy_(values)
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
@@ -121,8 +144,12 @@ def base_of(folder: Path) -> str | None:
     return base if isinstance(base, str) and base else None
 
 
-def read_adapter(folder: Path) -> tuple[Lora, dict[str, StoredTensor]]:
+def read_adapter(
+    folder: Path,
+) -> tuple[Lora, dict[str, StoredTensor], dict[str, torch.Tensor]]:
     """The options and the tensors of a plain LoRA of decoder blocks, whatever its base is.
+
+    The last are those that had to be read: all, where each expert has its own.
 
     Raises:
         WeightsError: a file is missing or broken, it is no plain LoRA, or its tensors are not
@@ -130,7 +157,13 @@ def read_adapter(folder: Path) -> tuple[Lora, dict[str, StoredTensor]]:
     """
     config, path = read_adapter_config(folder), folder / ADAPTER_CONFIG
     require_plain(path, config)
-    stored = read_header(folder / ADAPTER_WEIGHTS)
+    low_rank = low_rank_of(path, config)
+    stored, joined = read_header(folder / ADAPTER_WEIGHTS), {}
+    if of_each_expert(stored):
+        config, joined = joined_experts(folder / ADAPTER_WEIGHTS, config, tensors_of(folder))
+        low_rank = low_rank_of(path, config)
+        stored = {name: _header_of(folder / ADAPTER_WEIGHTS, tensor)
+                  for name, tensor in joined.items()}  # fmt: skip
     modules = {n.removeprefix(_PREFIX).rpartition(".lora_")[0] for n in stored if ".lora_" in n}
     of_experts = {m for m in modules if m.endswith(tuple(EXPERT_MODULES.values()))}
     targets = [t for t, name in PEFT_MODULES.items()
@@ -139,22 +172,68 @@ def read_adapter(folder: Path) -> tuple[Lora, dict[str, StoredTensor]]:
     if not targets:
         raise WeightsError(folder / ADAPTER_WEIGHTS, "has no LoRA matrices of a decoder's blocks")
     _require_targeted(path, config, modules - of_experts)
-    if of_experts and set(config.get("target_parameters") or ()) != set(EXPERT_PARAMETERS):
+    if of_experts and (missing := [p for p in EXPERT_PARAMETERS if not _takes_in(config, p)]):
         raise WeightsError(
             path, f"has target_parameters = {config.get('target_parameters')!r:.80}, and "
-            f"{ADAPTER_WEIGHTS} adapters of experts: they are {', '.join(EXPERT_PARAMETERS)}",
+            f"{ADAPTER_WEIGHTS} adapters of experts, which are read beside both of "
+            f"{' and '.join(EXPERT_PARAMETERS)}: {missing[0]} is none of them",
         )  # fmt: skip
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    try:
-        lora = lora_of(f"r={rank},alpha={alpha},targets={','.join(targets)}")
-    except LoraError as error:
-        raise WeightsError(path, f"has r = {rank!r}, lora_alpha = {alpha!r}: {error}") from None
+    lora = lora_of(f"{low_rank.options},targets={','.join(targets)}")
     if problems := list(_problems(lora, modules, of_experts, stored)):
         raise WeightsError(
-            folder / ADAPTER_WEIGHTS, f"{some_of(problems)}; {ADAPTER_CONFIG} says r = {rank}, and "
-            "a LoRA is lora_A and lora_B beside a projection",
+            folder / ADAPTER_WEIGHTS, f"{some_of(problems)}; {ADAPTER_CONFIG} says r = "
+            f"{config['r']}, and a LoRA is lora_A and lora_B beside a projection",
         )  # fmt: skip
-    return lora, stored
+    return lora, stored, joined
+
+
+def low_rank_of(path: Path, config: Mapping[str, Any]) -> LowRank:
+    """Rank and scale that adapter_config.json says.
+
+    Raises:
+        WeightsError: they cannot be used.
+    """
+    rank, alpha, rslora = (config.get(name) for name in ("r", "lora_alpha", "use_rslora"))
+    try:
+        return LowRank.model_validate({"rank": rank, "alpha": alpha, "rslora": bool(rslora)})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise WeightsError(
+            path, f"has r = {rank!r}, lora_alpha = {alpha!r}: {first['loc'][0]}: {first['msg']}"
+        ) from None
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of an adapter, as they are.
+
+    Raises:
+        WeightsError: they cannot be read.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = folder / ADAPTER_WEIGHTS
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(path, f"cannot be read: {error}") from None
+
+
+def _header_of(path: Path, tensor: torch.Tensor) -> StoredTensor:
+    dtypes = {dtype: name for name, dtype in STORED_DTYPES.items()}
+    name = dtypes.get(tensor.dtype, str(tensor.dtype))
+    return StoredTensor(path, name, tuple(tensor.shape), 0, tensor.nbytes)
+
+
+def _require_known(folder: Path, stored: Iterable[str]) -> None:
+    """Refuse matrices beside what gets no adapters here, by what they are."""
+    known = (*EXPERT_MODULES.values(), *(e for name in PEFT_MODULES.values() for e in _ends(name)))
+    beside = sorted({name.rpartition(".lora_")[0] for name in stored})
+    if others := [name for name in beside if not name.endswith(known)]:
+        raise WeightsError(
+            folder / ADAPTER_WEIGHTS, f"has adapters of {some_of(others)}: those of the linear "
+            "layers of attention and of the feed-forward network, and of routed experts, are read",
+        )  # fmt: skip
 
 
 def require_plain(path: Path, config: Mapping[str, Any]) -> None:
@@ -178,6 +257,8 @@ def _require_targeted(path: Path, config: Mapping[str, Any], modules: Iterable[s
     wanted, excluded = config.get("target_modules"), config.get("exclude_modules")
     try:
         for module in sorted(modules):
+            if _takes_in(config, f"{module}.weight"):
+                continue
             if (wanted and not _matches(wanted, module)) or _matches(excluded or [], module):
                 raise WeightsError(
                     path, f"has target_modules = {wanted!r:.80} and exclude_modules = "
@@ -185,6 +266,12 @@ def _require_targeted(path: Path, config: Mapping[str, Any], modules: Iterable[s
                 )  # fmt: skip
     except (re.error, TypeError) as error:
         raise WeightsError(path, f"its target_modules cannot be read: {error}") from None
+
+
+def _takes_in(config: Mapping[str, Any], parameter: str) -> bool:
+    """Whether target_parameters name a parameter: whole, or by the end of its name."""
+    named = config.get("target_parameters") or ()
+    return isinstance(named, list) and _matches([str(name) for name in named], parameter)
 
 
 def _matches(patterns: str | Sequence[str], module: str) -> bool:

@@ -1,7 +1,7 @@
 """Flat adapters to a folder that PEFT loads."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -11,14 +11,19 @@ from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.peft_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from twinstream.executor.weights.weight_file import WeightFile
 from twinstream.models.adapters.adapter_layout import adapter_group, adapter_sites
-from twinstream.models.adapters.lora import Lora
+from twinstream.models.adapters.lora import Lora, LowRank
 from twinstream.models.adapters.peft_weights import (
     EXPERT_PARAMETERS,
-    PEFT_MODULES,
+    peft_module,
     peft_weights,
     peft_weights_of,
 )
 from twinstream.models.spec import ModelSpec
+
+# PEFT 0.21 takes modules of these names for the routed experts of a family whose experts were
+# modules once, wherever they are and however target_modules spells them: they are spelled as the
+# parameters that they hold.
+_OF_EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 
 
 def write_peft_folder(
@@ -45,13 +50,10 @@ def write_peft_folder(
     make_room(destination, file.size_bytes)
     if file.path.exists():
         raise WeightsError(destination, "has an adapter already; write to another folder")
-    # PEFT takes the names of matrices that the model has not for those of its experts
-    there = {
-        t for kind, _ in spec.layer_kinds for s in adapter_sites(kind, lora) for t in s.adapted
-    }
-    targets = [PEFT_MODULES[t].split(".")[1] for t in lora.targets if t in there]
-    parameters = EXPERT_PARAMETERS if "experts" in lora.targets else ()
-    config = adapter_config(lora.rank, lora.alpha, targets, base, parameters)
+    config = adapter_config(
+        lora, _modules(spec, lora), base, EXPERT_PARAMETERS if "experts" in lora.targets else (),
+        among_experts=spec.experts is not None,
+    )  # fmt: skip
     write_file(destination / ADAPTER_CONFIG, config)
     file.create()
     for layer in range(spec.num_layers):
@@ -63,27 +65,48 @@ def write_peft_folder(
         sync(destination.parent)
 
 
+def _modules(spec: ModelSpec, lora: Lora) -> list[str]:
+    """How the names of modules with adapters end.
+
+    Where there are experts, those of a network say whether it is a dense layer's or a shared one.
+    """
+    found: dict[str, None] = {}
+    for target in lora.targets:
+        for kind, _ in spec.layer_kinds:
+            if any(target in site.adapted for site in adapter_sites(kind, lora)):
+                module = peft_module(kind, target)
+                in_experts = spec.experts is not None and module.startswith("mlp.")
+                found[module if in_experts else module.rpartition(".")[2]] = None
+    return [*found]
+
+
 def adapter_config(
-    rank: int, alpha: float, targets: Sequence[str], base: str | None,
-    parameters: Sequence[str] = (),
+    lora: LowRank, modules: Iterable[str], base: str | None, parameters: Sequence[str] = (), *,
+    among_experts: bool,
 ) -> bytes:  # fmt: skip
-    """adapter_config.json of a plain LoRA beside modules of these names, or ends of names, and
-    beside parameters that have a matrix for each expert."""
+    """adapter_config.json of a LoRA beside modules whose names end so.
+
+    Args:
+        parameters: those that have a matrix for each expert.
+        among_experts: whether the model has routed experts, whose names others have, too.
+    """
+    misread = {m for m in modules if among_experts and m.rpartition(".")[2] in _OF_EXPERTS}
+    named = [*parameters, *sorted(f"{module}.weight" for module in misread)]
     config = {
         "base_model_name_or_path": base,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
         "init_lora_weights": True,
-        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "lora_alpha": int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,
         "lora_dropout": 0.0,
         "modules_to_save": None,
         "peft_type": "LORA",
-        "r": rank,
-        "target_modules": [*targets],
-        **({"target_parameters": [*parameters]} if parameters else {}),
+        "r": lora.rank,
+        "target_modules": [module for module in modules if module not in misread],
+        **({"target_parameters": named} if named else {}),
         "task_type": "CAUSAL_LM",
         "use_dora": False,
-        "use_rslora": False,
+        "use_rslora": lora.rslora,
     }
     return json.dumps(config, indent=2).encode() + b"\n"

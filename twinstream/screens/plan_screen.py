@@ -140,7 +140,11 @@ def trained_text(recipe: Mapping[str, object]) -> str:
         case {"lora": {"rank": rank, "alpha": alpha, "targets": [*targets]}}:
             names = ", ".join(map(str, targets)) or "every linear layer of the blocks"
             kept = f" in {recipe['base']}" if "base" in recipe else ""
-            return f"adapters of rank {rank}, alpha {alpha:g}, on {names}; the base is frozen{kept}"
+            scaled = " (rank-stabilised)" if recipe["lora"].get("rslora") else ""
+            return (
+                f"adapters of rank {rank}, alpha {alpha:g}{scaled}, on {names}; the base is "
+                f"frozen{kept}"
+            )
         case {"frozen": [*groups]} if groups:
             told = [str(group) for group in groups if not str(group).endswith(ROUTER_BIAS)]
             layers = [group for group in told if group.isdigit()]

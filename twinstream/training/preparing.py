@@ -237,6 +237,7 @@ def resolved(
             "learning_rate": rate,
             "tokens_per_step": plan.tokens_per_step,
             "dtype": model.spec.dtype,
+            "lora": options.lora or _lora_text(model.spec, plan.recipe, options),
             "backend": here.backend,
         }
     )
@@ -275,7 +276,7 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
     spec = find_model(
         options.model, dtype=options.dtype,
         longest=options.seq_len, packed_tokens=options.chunk_tokens, is_packed=None,
-        lora=options.lora, loss=options.loss,
+        lora=options.lora or _lora_of_adapter(options), loss=options.loss,
         trust_remote_code=options.trust_remote_code,
     )  # fmt: skip
     spec = with_aux_loss(spec, options.aux_loss)
@@ -296,6 +297,24 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
     if isinstance(spec, ModelSpec) and (weights or is_there):
         HfFolder.open(path, spec)
     return OpenedModel(spec, folder=path, files=path, has_weights=is_there)
+
+
+def _lora_of_adapter(options: TrainOptions) -> str | None:
+    """What --lora would say of the adapter that is gone on from, should the model be traced."""
+    if options.adapter is None:
+        return None
+    from twinstream.api import require_torch
+
+    require_torch()
+    from twinstream.executor.weights.traced.module_adapters import lora_of_folder
+
+    return lora_of_folder(options.adapter).text
+
+
+def _lora_text(spec: AnyModel, recipe: Recipe, options: TrainOptions) -> str | None:
+    """What --lora would say of the adapter that is gone on from."""
+    lora = spec.source.lora if isinstance(spec, TracedModel) else recipe.lora
+    return None if lora is None or options.adapter is None else lora.text
 
 
 def base_name(model: OpenedModel) -> str | None:
