@@ -46,12 +46,13 @@ _HARMLESS = frozenset({
     "exclude_modules", "inference_mode", "layers_pattern", "loftq_config", "lora_alpha",
     "lora_dropout", "lora_ga_config", "megatron_config", "megatron_core", "peft_version",
     "qalora_group_size", "r", "revision", "runtime_config", "target_modules", "target_parameters",
-    "task_type", "use_rslora",
+    "task_type",
 })  # fmt: skip
 # Every other key may change the computation unless it is empty or has one of these values.
 _PLAIN: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
+    "use_rslora": (True,),
     # Beginnings that leave the base as it is; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change it.
     "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),
 }

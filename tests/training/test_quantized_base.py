@@ -37,6 +37,19 @@ def test_a_run_goes_on_with_the_base_that_it_began_with(tmp_path: Path) -> None:
         trained(wanted.model_copy(update={"base": "8bit"}), resume=True)
 
 
+def test_an_adapter_is_gone_on_with_beside_a_base_in_few_bits(tmp_path: Path) -> None:
+    """With the rank and targets of its folder, to the bits of a run that is told them."""
+    lora, few = "r=3,alpha=5,rslora,targets=q,down", {"base": "nf4", "steps": 2}
+    first, before = trained(with_lora(tmp_path, lora=lora, **few))
+    more = with_lora(tmp_path, adapter=first.model, lora=None, output=tmp_path / "more", **few)
+    stopped, some = trained(more, stop_after=1)
+    result, rest = trained(more.model_copy(update={"policy": "streaming"}), resume=True)
+    whole, straight = trained(more.model_copy(update={"lora": lora, "output": tmp_path / "told"}))
+    assert some.losses[: stopped.step] + rest.losses == straight.losses
+    assert straight.losses[0] < before.losses[0] - 0.05
+    assert adapters(result.folder, 2) == adapters(whole.folder, 2)
+
+
 def test_merging_says_what_few_bits_cost(tmp_path: Path) -> None:
     result, _ = trained(with_lora(tmp_path, base="nf4"))
     assert result.model is not None
