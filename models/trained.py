@@ -64,6 +64,8 @@ def trained_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
         )
     never = model.untrained_groups
     trained = tuple(g for g in groups if not recipe.freezes(g) and g not in never)
+    if recipe.lora is not None and HEAD in trained:  # whose gradients come first, as ever
+        trained = (*(group for group in trained if group != HEAD), HEAD)
     if not trained:
         raise NothingToTrainError(
             f"all of '{model.name}' is frozen, and nothing is left to train; freeze less, or add "
@@ -170,6 +172,12 @@ def trained_of(
     elif lora is not None and adapters is None:
         adapters = lora_of(lora)
     require_few_bits(model, base or "model")
+    is_tied = isinstance(model, ModelSpec) and model.tied_embeddings
+    if adapters is not None and adapters.saved and is_tied:
+        raise FreezeError(
+            f"'{model.name}' has one matrix for embed_tokens and lm_head, of which PEFT saves a "
+            "copy: train adapters alone (leave out save=), or all weights (leave out --lora)"
+        )
     fields = {"lora": adapters, "frozen": frozen_groups(model, freeze), "base": base or "model"}
     recipe = recipe_of_fields(fields)
     trained_groups(model, recipe)

@@ -94,6 +94,7 @@ def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> str
         nonlocal off, total
         flat = torch.empty(spec.group_layout(group).size_bytes, dtype=torch.uint8)
         base.read_group(group, flat)
+        adapters.put_saved(group, flat)
         if group.removesuffix(EXPERTS).isdigit():
             if kept is not None:
                 layout, dtype = spec.group_layout(group), DTYPES[spec.dtype]

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,14 +23,16 @@ from twinstream.executor.weights.safetensors_header import (
     read_header,
 )
 from twinstream.executor.weights.weight_file import fill_from_stored
-from twinstream.models.adapters.lora import Lora, LowRank, lora_of
+from twinstream.models.adapters.lora import Lora, LowRank, Saved
 from twinstream.models.adapters.peft_weights import (
     EXPERT_MODULES,
     EXPERT_PARAMETERS,
     PEFT_MODULES,
     peft_weights,
     peft_weights_of,
+    saved_weights,
 )
+from twinstream.models.hf_weights import HfWeight
 from twinstream.models.layout import layer_of
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import read_text, reason_of
@@ -39,6 +41,10 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BASE = "twinstream_base.json"  # in how many bits the base was kept that they were trained beside
 _PREFIX = "base_model.model."
+_SAVED = "modules_to_save"
+_WHOLE: Mapping[Saved, str] = {
+    "embed_tokens": f"{_PREFIX}model.embed_tokens.weight", "lm_head": f"{_PREFIX}lm_head.weight",
+}  # fmt: skip
 _EMPTY: tuple[object, ...] = (None, False, [], {}, "")
 # What says nothing of what an adapter computes: names, and options of its training and loading.
 _HARMLESS = frozenset({
@@ -87,6 +93,11 @@ class PeftFolder:
         folder = Path(path)
         lora, stored, joined = read_adapter(folder)
         _require_known(folder, stored)
+        if lora.saved and spec.tied_embeddings:
+            raise WeightsError(
+                folder / ADAPTER_CONFIG, f"has {_SAVED} = {[*lora.saved]}, and '{spec.name}' has "
+                "one matrix for both, of which PEFT saved a copy: merge it with PEFT"
+            )  # fmt: skip
         if problems := stored_problems(peft_weights(spec, lora), stored):
             raise WeightsError(
                 folder, f"not an adapter of '{spec.name}': {'; '.join(problems)}. Is it that of "
@@ -106,6 +117,21 @@ class PeftFolder:
         layer = layer_of(group)
         assert layer is not None, f"{group} is no group of adapters"
         weights = peft_weights_of(self.spec, self.lora, layer)
+        self._read(weights, destination)
+
+    def put_saved(self, group: str, flat: torch.Tensor) -> None:
+        """Put what was trained whole into a group of the base's parameters, in place.
+
+        Raises:
+            WeightsError: the file has gone or changed since the folder was opened.
+        """
+        for weight in saved_weights(self.spec, self.lora):
+            if weight.group == group:
+                inside = flat[weight.offset_bytes : weight.end_bytes]
+                at_start = replace(weight, offset_bytes=0)
+                self._read([at_start], inside)
+
+    def _read(self, weights: Sequence[HfWeight], destination: torch.Tensor) -> None:
         if not self.joined:
             read_weights(self.stored, weights, self.spec.dtype, destination)
             return
@@ -157,7 +183,8 @@ def read_adapter(
             those that adapter_config.json says.
     """
     config, path = read_adapter_config(folder), folder / ADAPTER_CONFIG
-    require_plain(path, config)
+    require_plain(path, {name: value for name, value in config.items() if name != _SAVED})
+    saved = _saved_of(path, config)
     low_rank = low_rank_of(path, config)
     stored, joined = read_header(folder / ADAPTER_WEIGHTS), {}
     if of_each_expert(stored):
@@ -179,13 +206,30 @@ def read_adapter(
             f"{ADAPTER_WEIGHTS} adapters of experts, which are read beside both of "
             f"{' and '.join(EXPERT_PARAMETERS)}: {missing[0]} is none of them",
         )  # fmt: skip
-    lora = lora_of(f"{low_rank.options},targets={','.join(targets)}")
-    if problems := list(_problems(lora, modules, of_experts, stored)):
+    lora = Lora.model_validate({**dict(low_rank), "targets": targets, "saved": saved})
+    of_lora = {
+        name: tensor
+        for name, tensor in stored.items()
+        if name not in {_WHOLE[name] for name in saved}
+    }
+    if problems := list(_problems(lora, modules, of_experts, of_lora)):
         raise WeightsError(
             folder / ADAPTER_WEIGHTS, f"{some_of(problems)}; {ADAPTER_CONFIG} says r = "
             f"{config['r']}, and a LoRA is lora_A and lora_B beside a projection",
         )  # fmt: skip
     return lora, stored, joined
+
+
+def _saved_of(path: Path, config: Mapping[str, Any]) -> tuple[Saved, ...]:
+    """What was trained whole beside the adapters."""
+    names = config.get(_SAVED) or []
+    ends = {str(name).rpartition(".")[2] for name in names} if isinstance(names, list) else {"?"}
+    if others := sorted(ends - set(_WHOLE)):
+        raise WeightsError(
+            path, f"has {_SAVED} = {names!r:.80}: beside adapters {' and '.join(_WHOLE)} can be "
+            f"trained whole, and not {others[0]}"
+        )  # fmt: skip
+    return tuple(name for name in _WHOLE if name in ends)
 
 
 def low_rank_of(path: Path, config: Mapping[str, Any]) -> LowRank:
@@ -229,7 +273,7 @@ def _header_of(path: Path, tensor: torch.Tensor) -> StoredTensor:
 def _require_known(folder: Path, stored: Iterable[str]) -> None:
     """Refuse matrices beside what gets no adapters here, by what they are."""
     known = (*EXPERT_MODULES.values(), *(e for name in PEFT_MODULES.values() for e in _ends(name)))
-    beside = sorted({name.rpartition(".lora_")[0] for name in stored})
+    beside = sorted({name.rpartition(".lora_")[0] for name in stored if ".lora_" in name})
     if others := [name for name in beside if not name.endswith(known)]:
         raise WeightsError(
             folder / ADAPTER_WEIGHTS, f"has adapters of {some_of(others)}: those of the linear "

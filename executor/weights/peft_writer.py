@@ -17,6 +17,7 @@ from twinstream.models.adapters.peft_weights import (
     peft_module,
     peft_weights,
     peft_weights_of,
+    saved_weights,
 )
 from twinstream.models.spec import ModelSpec
 
@@ -39,8 +40,8 @@ def write_peft_folder(
     to a temporary name and rename.
 
     Args:
-        read_group: gives the flat adapters of `lora.LAYER`: 1-D uint8 on the host. Called once
-            each, in order.
+        read_group: gives the flat adapters of `lora.LAYER`, and groups that are trained whole: 1-D
+            uint8 on the host. Called once each, in order.
         base: the base model's folder or its name on the hub, so that PEFT finds it.
 
     Raises:
@@ -52,13 +53,16 @@ def write_peft_folder(
         raise WeightsError(destination, "has an adapter already; write to another folder")
     config = adapter_config(
         lora, _modules(spec, lora), base, EXPERT_PARAMETERS if "experts" in lora.targets else (),
-        among_experts=spec.experts is not None,
+        among_experts=spec.experts is not None, saved=lora.saved,
     )  # fmt: skip
     write_file(destination / ADAPTER_CONFIG, config)
     file.create()
     for layer in range(spec.num_layers):
         if weights := peft_weights_of(spec, lora, layer):
             file.write(weights, read_group(adapter_group(layer)))
+    for group in lora.saved_groups:
+        saved = [weight for weight in saved_weights(spec, lora) if weight.group == group]
+        file.write(saved, read_group(group))
     with writing(file.path, file.size_bytes):
         sync(file.path)
         sync(destination)
@@ -82,7 +86,7 @@ def _modules(spec: ModelSpec, lora: Lora) -> list[str]:
 
 def adapter_config(
     lora: LowRank, modules: Iterable[str], base: str | None, parameters: Sequence[str] = (), *,
-    among_experts: bool,
+    among_experts: bool, saved: Sequence[str] = (),
 ) -> bytes:  # fmt: skip
     """adapter_config.json of a LoRA beside modules whose names end so.
 
@@ -100,7 +104,7 @@ def adapter_config(
         "init_lora_weights": True,
         "lora_alpha": int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,
         "lora_dropout": 0.0,
-        "modules_to_save": None,
+        "modules_to_save": [*saved] or None,
         "peft_type": "LORA",
         "r": lora.rank,
         "target_modules": [module for module in modules if module not in misread],

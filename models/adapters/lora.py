@@ -16,6 +16,7 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Attribute
 
+Saved = Literal["embed_tokens", "lm_head"]  # modules that may be trained whole beside adapters
 Target = Literal["q", "k", "v", "o", "gate", "up", "down", "experts"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 LINEAR = TARGETS[:-1]  # those taken unless told: adapters of every expert are many
@@ -23,6 +24,8 @@ DEFAULT_RANK = 16
 _EXAMPLE = f"r={DEFAULT_RANK},alpha={2 * DEFAULT_RANK},targets={','.join(LINEAR)}"
 _ATTRIBUTES = ("lora_rank", "lora_alpha", "lora_targets")
 _RSLORA = "lora_rslora"  # told only where it is so
+_OPTIONS = ("r", "alpha", "rslora", "targets", "save")
+_LISTS = ("targets", "save")
 _YES = {"": True, "true": True, "false": False}
 
 
@@ -60,8 +63,9 @@ class LowRank(Node):
     def _without_what_is_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Documents, and what is known by their hash, only tell of what is not usual."""
         document: dict[str, object] = serialize(self)
-        if not self.rslora:
-            document.pop("rslora", None)
+        for name in ("rslora", "saved"):
+            if not document.get(name):
+                document.pop(name, None)
         return document
 
 
@@ -72,21 +76,34 @@ class Lora(LowRank):
     are two beside each routed expert, one of gate and up together, one of down. A is
     [rank, in_features], B is [out_features, rank], and scale is alpha / rank (rank-stabilised,
     alpha / sqrt(rank)). Targets are in the order of `TARGETS`, whatever order they are given in.
+    What is `saved` is no part of it: trained and written whole, beside the adapters.
 
     Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, arXiv:2106.09685.
     """
 
     targets: Annotated[tuple[Target, ...], Field(min_length=1, strict=False)] = LINEAR
+    saved: Annotated[tuple[Saved, ...], Field(strict=False)] = ()
 
     @field_validator("targets")
     @classmethod
     def _in_order(cls, given: tuple[Target, ...]) -> tuple[Target, ...]:
         return tuple(target for target in TARGETS if target in given)
 
+    @field_validator("saved")
+    @classmethod
+    def _saved_in_order(cls, given: tuple[Saved, ...]) -> tuple[Saved, ...]:
+        return tuple(sorted(set(given)))
+
     @property
     def text(self) -> str:
         """What `lora_of` reads."""
-        return f"{self.options},targets={','.join(self.targets)}"
+        saved = f",save={','.join(self.saved)}" if self.saved else ""
+        return f"{self.options},targets={','.join(self.targets)}{saved}"
+
+    @property
+    def saved_groups(self) -> tuple[str, ...]:
+        """The groups of parameters that are trained whole."""
+        return tuple({"embed_tokens": "embedding", "lm_head": "head"}[name] for name in self.saved)
 
     @property
     def attributes(self) -> dict[str, Attribute]:
@@ -134,13 +151,13 @@ def lora_of(text: str) -> Lora:
     """The options in a text such as `r=16,alpha=32,targets=q,k,v,o,gate,up,down`.
 
     What is left out is r=16, alpha = 2 r, and all targets but `experts`; with `rslora` the scale is
-    alpha / sqrt(r).
+    alpha / sqrt(r), with `save=embed_tokens,lm_head` these are trained whole.
 
     Raises:
         LoraError: the text cannot be read; says what it should look like.
 
     >>> lora_of("r=8,targets=q,v")
-    Lora(rank=8, alpha=16.0, rslora=False, targets=('q', 'v'))
+    Lora(rank=8, alpha=16.0, rslora=False, targets=('q', 'v'), saved=())
     """
     fields, targets = _read(text)
     return _made(fields, targets or list(LINEAR), f"--lora '{text}'")
@@ -156,6 +173,11 @@ def module_lora_of(text: str) -> ModuleLora:
     ModuleLora(rank=8, alpha=16.0, rslora=True, targets=('q_proj', 'v_proj'))
     """
     fields, targets = _read(text)
+    if fields.pop("saved"):
+        raise LoraError(
+            f"--lora '{text}': the model runs by its own code, beside which adapters alone are "
+            "trained: leave out save="
+        )
     try:
         return ModuleLora.model_validate(fields | {"targets": targets})
     except ValidationError as error:
@@ -173,10 +195,10 @@ def _read(text: str) -> tuple[dict[str, object], list[str]]:
             raise LoraError(f"--lora '{text}' says '{name}' twice")
         if is_pair:
             key = name
-        elif not is_named and key != "targets":
+        elif not is_named and key not in _LISTS:
             raise _unreadable(text, f"'{part.strip()}' has no name")
         found.setdefault(name if is_named else key, []).append(value if is_named else name)
-    if unknown := [name for name in found if name not in ("r", "alpha", "rslora", "targets")]:
+    if unknown := [name for name in found if name not in _OPTIONS]:
         raise _unreadable(text, f"'{unknown[0]}' is no option of it")
     numbers = {name: _number(text, found[name][0]) for name in ("r", "alpha") if name in found}
     said = found.get("rslora", ["false"])[0].lower()
@@ -184,7 +206,10 @@ def _read(text: str) -> tuple[dict[str, object], list[str]]:
         raise _unreadable(text, f"rslora is '{said}', neither true nor false")
     rank = numbers.get("r", DEFAULT_RANK)
     whole = int(rank) if rank == int(rank) else rank
-    fields = {"rank": whole, "alpha": numbers.get("alpha", 2.0 * rank), "rslora": _YES[said]}
+    fields: dict[str, object] = {
+        "rank": whole, "alpha": numbers.get("alpha", 2.0 * rank), "rslora": _YES[said],
+        "saved": found.get("save", []),
+    }  # fmt: skip
     return fields, found.get("targets", [])
 
 

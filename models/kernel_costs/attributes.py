@@ -11,6 +11,7 @@ from twinstream.schedule.ops import Attribute
 
 Attributes = Mapping[str, Attribute]
 TEMPORARY_BYTES = "temporary_bytes"  # what a call takes of torch's allocator at most
+FROZEN_NORM = "frozen_norm"  # of a head whose matrix alone is trained
 _EXPERTS = "experts."
 AUX_LOSS = f"{_EXPERTS}aux_loss"
 _T = TypeVar("_T", int, float, str, bool)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.training.small_runs import options, trained, write_rows
+from tests.training.small_runs import options, state_files, trained, write_rows
+from twinstream.executor.weights.merging import export_adapter
 
 peft = pytest.importorskip("peft")
 
@@ -38,12 +39,14 @@ MODELS: dict[str, dict[str, object]] = {
     "glm4_moe by its own code": {"model_type": "glm4_moe", **SHARED},
     "deepseek_v3 by its own code": {"model_type": "deepseek_v3", **SHARED, **LATENT},
 }  # fmt: skip
+WHOLE = "r=4,save=embed_tokens,lm_head"
 EVERYTHING = "r=4,rslora,targets=q,k,v,o,gate,up,down,experts"
 
 
 @pytest.mark.parametrize(
     ("name", "lora"),
     [(name, "r=4") for name in MODELS]
+    + [("llama", WHOLE), ("dots1", "r=4,targets=q,experts,save=lm_head")]
     + [(name, EVERYTHING) for name in ("qwen3_moe with a dense layer", "dots1", "qwen2_moe")],
 )
 def test_peft_computes_what_was_trained(name: str, lora: str, tmp_path: Path) -> None:
@@ -61,6 +64,31 @@ def test_peft_computes_what_was_trained(name: str, lora: str, tmp_path: Path) ->
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
     theirs = peft.PeftModel.from_pretrained(base, result.model).eval()
     assert seen.evals[-1].loss == pytest.approx(_loss(theirs, held_out), abs=1e-5)
+
+
+def test_what_is_trained_whole_is_gone_on_with_and_merged(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**(SIZES | MODELS["llama"]))
+    base = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    base.save_pretrained(tmp_path / "base")
+    held_out = write_rows(tmp_path / "held_out.jsonl", 4)
+    given = {"model": str(tmp_path / "base"), "eval_data": (str(held_out),), "dtype": "float32"}
+    first, seen = trained(options(tmp_path / "a", lora=WHOLE, **given))
+    assert first.model is not None
+    again = options(tmp_path / "b", lora=WHOLE, policy="streaming", **given)
+    stopped, some = trained(again, stop_after=3)
+    result, rest = trained(again, resume=True)
+    assert some.losses[: stopped.step] + rest.losses == seen.losses
+    assert state_files(result.folder, 6) == state_files(first.folder, 6)
+    _, more = trained(options(tmp_path / "c", adapter=first.model, steps=1, **given))
+    assert more.losses[0] < seen.losses[-1] + 0.3 < seen.losses[0]
+    export_adapter(first.model, tmp_path / "merged", None, merge=True)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert seen.evals[-1].loss == pytest.approx(_loss(merged, held_out), abs=1e-5)
+    assert torch.equal(merged.model.norm.weight, base.model.norm.weight)
+    for name in ("lm_head", "model.embed_tokens"):
+        before, after = (each.get_submodule(name).weight for each in (base, merged))
+        assert not torch.equal(before, after)
 
 
 def _loss(model: torch.nn.Module, rows: Path) -> float:

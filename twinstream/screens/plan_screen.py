@@ -141,8 +141,11 @@ def trained_text(recipe: Mapping[str, object]) -> str:
             names = ", ".join(map(str, targets)) or "every linear layer of the blocks"
             kept = f" in {recipe['base']}" if "base" in recipe else ""
             scaled = " (rank-stabilised)" if recipe["lora"].get("rslora") else ""
+            saved = [str(name) for name in recipe["lora"].get("saved", ())]
+            whole = f", and {' and '.join(saved)} whole" if saved else ""
+            rest = "the rest of the base" if saved else "the base"
             return (
-                f"adapters of rank {rank}, alpha {alpha:g}{scaled}, on {names}; the base is "
+                f"adapters of rank {rank}, alpha {alpha:g}{scaled}, on {names}{whole}; {rest} is "
                 f"frozen{kept}"
             )
         case {"frozen": [*groups]} if groups:

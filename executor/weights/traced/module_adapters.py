@@ -55,13 +55,16 @@ def read_module_adapters(
 def lora_of_folder(folder: Path) -> ModuleLora:
     """The LoRA of an adapter, whatever its base is: its targets are the names of all layers.
 
+    Whether it is a plain one is seen when it is read.
+
     Raises:
         WeightsError: a file is missing or broken, or it is no LoRA.
     """
     path = folder / ADAPTER_CONFIG
-    config = _plain_config(folder)
-    layers = {name.rpartition(".lora_")[0] for name in read_header(folder / ADAPTER_WEIGHTS)}
-    targets = tuple(sorted({layer.rpartition(".")[2] for layer in layers if layer}))
+    config = read_adapter_config(folder)
+    names = [name for name in read_header(folder / ADAPTER_WEIGHTS) if ".lora_" in name]
+    layers = {name.rpartition(".lora_")[0] for name in names}
+    targets = tuple(sorted({layer.rpartition(".")[2] for layer in layers}))
     if not targets:
         raise WeightsError(folder / ADAPTER_WEIGHTS, "has no LoRA matrices")
     return ModuleLora.model_validate({**dict(low_rank_of(path, config)), "targets": targets})

@@ -175,7 +175,7 @@ def test_a_base_in_float16_is_merged_in_a_dtype_that_is_asked_for(tmp_path):
      ("r", 10**12), ("lora_alpha", "x"), ("lora_alpha", float("nan")), ("lora_alpha", 0),
      ("init_lora_weights", "pissa"), ("init_lora_weights", "pissa_niter_4"),
      ("init_lora_weights", "olora"), ("init_lora_weights", "corda"), ("init_lora_weights", "loftq"),
-     ("init_lora_weights", "lora_ga"), ("modules_to_save", ["lm_head"]), ("lora_bias", True),
+     ("init_lora_weights", "lora_ga"), ("modules_to_save", ["norm"]), ("lora_bias", True),
      ("use_bdlora", {"nblocks": 2}), ("alora_invocation_tokens", [1]), ("a_new_variant", True),
      ("target_modules", ["zzz"]), ("target_modules", r".*layers\.0\..*"), ("target_modules", "("),
      ("exclude_modules", ["mlp.gate_proj"]), ("target_modules", 3)],

@@ -105,4 +105,4 @@ def _weights(
         return chain(parameters, fresh_adapters(spec, options.seed, recipe))
     if isinstance(spec, TracedModel):
         return chain(parameters, read_module_adapters(adapter, spec))
-    return chain(parameters, read_adapters(PeftFolder.open(adapter, spec)))
+    return read_adapters(PeftFolder.open(adapter, spec), parameters)
