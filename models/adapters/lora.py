@@ -198,6 +198,11 @@ def _read(text: str) -> tuple[dict[str, object], list[str]]:
         elif not is_named and key not in _LISTS:
             raise _unreadable(text, f"'{part.strip()}' has no name")
         found.setdefault(name if is_named else key, []).append(value if is_named else name)
+    if "dropout" in found:
+        raise LoraError(
+            f"--lora '{text}': adapters are trained without dropout: leave it out; weight decay "
+            "(--weight-decay) is what holds them small here"
+        )
     if unknown := [name for name in found if name not in _OPTIONS]:
         raise _unreadable(text, f"'{unknown[0]}' is no option of it")
     numbers = {name: _number(text, found[name][0]) for name in ("r", "alpha") if name in found}

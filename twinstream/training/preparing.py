@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _FRESH_RATE, _GIVEN_RATE, _LORA_RATE = 3e-4, 2e-5, 2e-4
 _DPO_RATE, _DPO_LORA_RATE = 1e-6, 1e-5  # TRL's default, and ten times it
 _MANY_EPOCHS = 20
+# Families by their own code of which PEFT had the loss of the run, with all targets.
+TRIED_IN_PEFT = frozenset({"deepseek_v3", "gemma3_text", "glm4_moe"})
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,16 @@ class OpenedModel:
     folder: Path | None = None
     files: Path | None = None
     has_weights: bool = True
+
+    @property
+    def in_peft(self) -> str:
+        """What is known of PEFT and an adapter of this model."""
+        spec = self.spec
+        if isinstance(spec, ModelSpec) or (
+            spec.source.kind == "transformers" and spec.model_type in TRIED_IN_PEFT
+        ):
+            return "PEFT loads it as it is"
+        return f"its files are PEFT's, though of '{spec.model_type}' it was not tried there"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +131,11 @@ class Prepared:
         epochs = self.num_steps * self.tokens_per_step / max(1, self.data.epoch_tokens)
         told = (*model_notes(self.options.model, self.options.dtype), *self.data.warnings)
         found = [f"note: {line}" for line in told]
+        if dropout := _dropout_of(self.options.adapter):
+            found.append(
+                f"note: {self.options.adapter} was trained with lora_dropout = {dropout:g}; here "
+                "it is trained without"
+            )
         if epochs > _MANY_EPOCHS:
             found.append(f"note: {self.num_steps:,} steps go through the data {epochs:,.0f} times")
         free, keep = free_bytes(self.options.output), self.options.keep
@@ -297,6 +314,16 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
     if isinstance(spec, ModelSpec) and (weights or is_there):
         HfFolder.open(path, spec)
     return OpenedModel(spec, folder=path, files=path, has_weights=is_there)
+
+
+def _dropout_of(adapter: Path | None) -> float:
+    """What an adapter that is gone on from was trained with; 0 where there is none."""
+    if adapter is None:
+        return 0.0
+    from twinstream.executor.weights.peft_folder import read_adapter_config
+
+    told = read_adapter_config(adapter).get("lora_dropout")
+    return float(told) if isinstance(told, int | float) else 0.0
 
 
 def _lora_of_adapter(options: TrainOptions) -> str | None:
