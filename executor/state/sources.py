@@ -24,7 +24,7 @@ from twinstream.executor.state.training_state import (
 from twinstream.executor.weights.base_cache import BaseCache
 from twinstream.executor.weights.checkpoint_files import CheckpointFiles
 from twinstream.executor.weights.hf_folder import HfFolder
-from twinstream.executor.weights.peft_folder import PeftFolder
+from twinstream.executor.weights.peft.peft_folder import PeftFolder
 from twinstream.models.kernel_costs.scratch_sizes import code_blocks, state_bytes
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.model import AnyModel, model_of

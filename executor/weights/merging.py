@@ -13,7 +13,7 @@ from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.executor.weights.hf_writer import HfOutline, write_hf_folder
 from twinstream.executor.weights.model_files import tokenizer_files
-from twinstream.executor.weights.peft_folder import (
+from twinstream.executor.weights.peft.peft_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     BASE,

@@ -16,7 +16,7 @@ from tests.training.test_adapters import adapters, with_lora
 from twinstream.executor.kernels.base_codes import levels, quantize, write_dequantized
 from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.executor.weights.merging import export_adapter
-from twinstream.executor.weights.peft_folder import BASE
+from twinstream.executor.weights.peft.peft_folder import BASE
 from twinstream.schedule.errors import TwinstreamError
 
 

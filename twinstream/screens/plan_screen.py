@@ -137,11 +137,12 @@ def trained_text(recipe: Mapping[str, object]) -> str:
     'all but layers 0, 1 and head, which are frozen'
     """
     match recipe:
-        case {"lora": {"rank": rank, "alpha": alpha, "targets": [*targets]}}:
+        case {"lora": {"rank": rank, "alpha": alpha, "targets": [*targets], **more}}:
             names = ", ".join(map(str, targets)) or "every linear layer of the blocks"
             kept = f" in {recipe['base']}" if "base" in recipe else ""
-            scaled = " (rank-stabilised)" if recipe["lora"].get("rslora") else ""
-            saved = [str(name) for name in recipe["lora"].get("saved", ())]
+            scaled = " (rank-stabilised)" if more.get("rslora") else ""
+            told = more.get("saved", [])
+            saved = [str(name) for name in told] if isinstance(told, list | tuple) else []
             whole = f", and {' and '.join(saved)} whole" if saved else ""
             rest = "the rest of the base" if saved else "the base"
             return (

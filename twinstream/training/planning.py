@@ -250,7 +250,7 @@ def adapter_of(options: TrainOptions, spec: AnyModel) -> Lora | None:
     """
     if options.adapter is None or isinstance(spec, TracedModel):
         return None
-    from twinstream.executor.weights.peft_folder import PeftFolder
+    from twinstream.executor.weights.peft.peft_folder import PeftFolder
 
     found = PeftFolder.open(options.adapter, require_decoder(spec)).lora
     if options.lora is not None and lora_there(spec, lora_of(options.lora)) != found:

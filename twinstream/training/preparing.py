@@ -39,8 +39,11 @@ if TYPE_CHECKING:
 _FRESH_RATE, _GIVEN_RATE, _LORA_RATE = 3e-4, 2e-5, 2e-4
 _DPO_RATE, _DPO_LORA_RATE = 1e-6, 1e-5  # TRL's default, and ten times it
 _MANY_EPOCHS = 20
-# Families by their own code of which PEFT had the loss of the run, with all targets.
-TRIED_IN_PEFT = frozenset({"deepseek_v3", "gemma3_text", "glm4_moe"})
+# Families by their own code of which PEFT 0.21 had the loss of the run, with all targets.
+TRIED_IN_PEFT = frozenset({
+    "afmoe", "cohere2_moe", "deepseek_v3", "ernie4_5_moe", "exaone_moe", "gemma3_text", "glm4_moe",
+    "hunyuan_v1_moe", "minimax_m2",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -320,7 +323,7 @@ def _dropout_of(adapter: Path | None) -> float:
     """What an adapter that is gone on from was trained with; 0 where there is none."""
     if adapter is None:
         return 0.0
-    from twinstream.executor.weights.peft_folder import read_adapter_config
+    from twinstream.executor.weights.peft.peft_folder import read_adapter_config
 
     told = read_adapter_config(adapter).get("lora_dropout")
     return float(told) if isinstance(told, int | float) else 0.0

@@ -9,7 +9,7 @@ import torch
 from twinstream.executor.modules.module_weights import flat_groups
 from twinstream.executor.weights.durable_files import write_file
 from twinstream.executor.weights.errors import WeightsError, some_of
-from twinstream.executor.weights.peft_folder import (
+from twinstream.executor.weights.peft.peft_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     low_rank_of,
@@ -17,7 +17,7 @@ from twinstream.executor.weights.peft_folder import (
     require_plain,
     tensors_of,
 )
-from twinstream.executor.weights.peft_writer import adapter_config
+from twinstream.executor.weights.peft.peft_writer import adapter_config
 from twinstream.executor.weights.safetensors_header import read_header
 from twinstream.models.adapters.lora import ModuleLora
 from twinstream.models.layout import ADAPTERS

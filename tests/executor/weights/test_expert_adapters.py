@@ -15,8 +15,8 @@ from tests.helpers.hf_weights import pack_hf_state
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.merging import export_adapter
-from twinstream.executor.weights.peft_folder import PeftFolder
-from twinstream.executor.weights.peft_writer import write_peft_folder
+from twinstream.executor.weights.peft.peft_folder import PeftFolder
+from twinstream.executor.weights.peft.peft_writer import write_peft_folder
 from twinstream.executor.weights.weight_file import as_stored
 from twinstream.models.adapters.adapter_layout import adapter_layout
 from twinstream.models.adapters.lora import lora_of

@@ -13,8 +13,8 @@ from tests.front_door.command_line import call, error_of
 from tests.helpers.adapters import adapter_views, add_adapters, loss_here, state_of
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.merging import export_adapter
-from twinstream.executor.weights.peft_folder import PeftFolder
-from twinstream.executor.weights.peft_writer import write_peft_folder
+from twinstream.executor.weights.peft.peft_folder import PeftFolder
+from twinstream.executor.weights.peft.peft_writer import write_peft_folder
 from twinstream.models.adapters.adapter_layout import adapter_layout
 from twinstream.models.adapters.lora import lora_of
 from twinstream.models.recipe import Recipe

@@ -8,7 +8,7 @@ import torch
 
 from twinstream.executor.weights.durable_files import make_room, sync, write_file, writing
 from twinstream.executor.weights.errors import WeightsError
-from twinstream.executor.weights.peft_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from twinstream.executor.weights.peft.peft_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from twinstream.executor.weights.weight_file import WeightFile
 from twinstream.models.adapters.adapter_layout import adapter_group, adapter_sites
 from twinstream.models.adapters.lora import Lora, LowRank

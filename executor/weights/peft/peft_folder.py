@@ -16,7 +16,7 @@ from twinstream.executor.weights.hf_folder import (
     read_weights,
     stored_problems,
 )
-from twinstream.executor.weights.peft_experts import joined_experts, of_each_expert
+from twinstream.executor.weights.peft.peft_experts import joined_experts, of_each_expert
 from twinstream.executor.weights.safetensors_header import (
     ITEMSIZE_BYTES,
     StoredTensor,
@@ -186,7 +186,8 @@ def read_adapter(
     require_plain(path, {name: value for name, value in config.items() if name != _SAVED})
     saved = _saved_of(path, config)
     low_rank = low_rank_of(path, config)
-    stored, joined = read_header(folder / ADAPTER_WEIGHTS), {}
+    stored = read_header(folder / ADAPTER_WEIGHTS)
+    joined: dict[str, torch.Tensor] = {}
     if of_each_expert(stored):
         config, joined = joined_experts(folder / ADAPTER_WEIGHTS, config, tensors_of(folder))
         low_rank = low_rank_of(path, config)

@@ -68,8 +68,8 @@ def joined_experts(
         for name, tensor in tensors.items() if name not in of_experts
     }  # fmt: skip
     layers: dict[str, dict[tuple[int, str, str], torch.Tensor]] = defaultdict(dict)
-    for name, (layer, *key) in of_experts.items():
-        layers[layer][key[0], key[1], key[2]] = tensors[name]
+    for name, one in of_experts.items():
+        layers[one.layer][one.expert, one.projection, one.matrix] = tensors[name]
     for layer, matrices in layers.items():
         try:
             both = _of_layer(matrices, rank)
