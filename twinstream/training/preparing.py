@@ -42,7 +42,7 @@ _MANY_EPOCHS = 20
 # Families by their own code of which PEFT 0.21 had the loss of the run, with all targets.
 TRIED_IN_PEFT = frozenset({
     "afmoe", "cohere2_moe", "deepseek_v3", "ernie4_5_moe", "exaone_moe", "gemma3_text", "glm4_moe",
-    "hunyuan_v1_moe", "minimax_m2",
+    "hunyuan_v1_moe", "minimax_m2", "phi3", "qwen3_next",
 })  # fmt: skip
 
 
