@@ -122,7 +122,7 @@ class Recipe(Node):
 
     `frozen` groups of parameters (`embedding`, a layer by its number, `3.experts` of one that has
     some, `head`) are only read: they have no gradient, no optimizer state and no update. With
-    `lora` the whole base is frozen, and adapters train.
+    `lora` the whole base is frozen but what that saves, and adapters train.
     """
 
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -191,7 +191,7 @@ class Recipe(Node):
     def freezes(self, group: str) -> bool:
         """Whether a group of parameters is only read; adapters never are."""
         if self.lora is not None:
-            return not group.startswith(ADAPTERS)
+            return not group.startswith(ADAPTERS) and group not in self.lora.saved_groups
         return group in self.frozen
 
     def base_of(self, group: str) -> BaseFormat:

@@ -13,7 +13,7 @@ from twinstream.models.adapters.adapter_layout import (
     adapter_layout,
     lora_of_layer,
 )
-from twinstream.models.adapters.lora import lora_of, module_lora_of
+from twinstream.models.adapters.lora import Lora, lora_of, module_lora_of
 from twinstream.models.adapters.quantized_base import (
     QuantizedBaseError,
     quantized_layout,
@@ -64,6 +64,8 @@ def trained_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
         )
     never = model.untrained_groups
     trained = tuple(g for g in groups if not recipe.freezes(g) and g not in never)
+    if recipe.lora is not None and HEAD in trained:  # whose gradients come first, as ever
+        trained = (*(group for group in trained if group != HEAD), HEAD)
     if not trained:
         raise NothingToTrainError(
             f"all of '{model.name}' is frozen, and nothing is left to train; freeze less, or add "
@@ -146,26 +148,36 @@ def _names(model: AnyModel, group: str) -> list[str]:
 
 
 def trained_of(
-    model: AnyModel, lora: str | None, freeze: Sequence[str], base: str | None = None
-) -> Recipe:
+    model: AnyModel, lora: str | None, freeze: Sequence[str], base: str | None = None,
+    adapters: Lora | None = None,
+) -> Recipe:  # fmt: skip
     """A recipe with the adapters of `lora`, the groups that patterns freeze, and how a frozen base
     is kept; else the default.
+
+    Args:
+        adapters: those that are there already, which `lora` says as well if it is given.
 
     Raises:
         TwinstreamError: one cannot be read, they do not go together, or nothing is left to train.
     """
-    if lora is not None and freeze:
-        raise FreezeError("--lora freezes the whole model already: leave out --freeze")
-    adapters = None
+    has_adapters = lora is not None or adapters is not None
+    if has_adapters and freeze:
+        raise FreezeError("adapters freeze the whole model already: leave out --freeze")
     if isinstance(model, TracedModel):
         if lora is not None and model.source.lora != module_lora_of(lora):
             raise FreezeError(
                 f"'{model.name}' was traced with other adapters, or none: trace it again with "
                 f"twinstream trace MODEL --lora {lora}"
             )
-    elif lora is not None:
+    elif lora is not None and adapters is None:
         adapters = lora_of(lora)
     require_few_bits(model, base or "model")
+    is_tied = isinstance(model, ModelSpec) and model.tied_embeddings
+    if adapters is not None and adapters.saved and is_tied:
+        raise FreezeError(
+            f"'{model.name}' has one matrix for embed_tokens and lm_head, of which PEFT saves a "
+            "copy: train adapters alone (leave out save=), or all weights (leave out --lora)"
+        )
     fields = {"lora": adapters, "frozen": frozen_groups(model, freeze), "base": base or "model"}
     recipe = recipe_of_fields(fields)
     trained_groups(model, recipe)

@@ -16,6 +16,7 @@ from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.gradients import add_matmul, add_vector, gradient_views
 from twinstream.executor.kernels.vector.vector_ops import NormGradients, VectorGradient, VectorOps
 from twinstream.models.kernel_costs.attributes import (
+    FROZEN_NORM,
     Attributes,
     experts_of,
     is_frozen,
@@ -61,6 +62,8 @@ def add_gradients(
         mode = "update"
     if gradients.norm is not None:
         calls.add(add_vector, gradients.norm, d_norm_D, gradients.norm_mode)
+    if gradients.zero is not None:
+        calls.add(gradients.zero.zero_)
 
 
 def add_balance(operands: Operands, attributes: Attributes, calls: Calls) -> None:
@@ -78,13 +81,15 @@ class _Gradients:
     """Of the weights; `weight` is the embedding's if the two are tied.
 
     Norm and head are one group of parameters: frozen, neither has a gradient. A tied embedding is
-    frozen or not by itself.
+    frozen or not by itself. Beside adapters the head is trained without the norm, whose gradient
+    is zero.
     """
 
     norm: torch.Tensor | None  # [D]
     norm_mode: Mode
     weight: torch.Tensor | None  # [V, D]
     weight_mode: Mode
+    zero: torch.Tensor | None  # [D], of a norm that is frozen beside its head
 
     @classmethod
     def of(cls, operands: Operands, attributes: Attributes, calls: Calls) -> "_Gradients":
@@ -98,7 +103,10 @@ class _Gradients:
             weight_mode = cls._mode(operands, "embedding_gradients")
             if (flat := operands.get("embedding_gradients")) is not None:
                 gradients["head"] = gradient_views(flat, tied, attributes, calls)["embedding"]
-        return cls(gradients.get("final_norm"), norm_mode, gradients.get("head"), weight_mode)
+        norm, zero = gradients.get("final_norm"), None
+        if is_frozen(attributes, FROZEN_NORM):
+            norm, zero = None, norm
+        return cls(norm, norm_mode, gradients.get("head"), weight_mode, zero)
 
     @staticmethod
     def _mode(operands: Operands, name: str) -> Mode:

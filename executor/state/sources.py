@@ -24,7 +24,7 @@ from twinstream.executor.state.training_state import (
 from twinstream.executor.weights.base_cache import BaseCache
 from twinstream.executor.weights.checkpoint_files import CheckpointFiles
 from twinstream.executor.weights.hf_folder import HfFolder
-from twinstream.executor.weights.peft_folder import PeftFolder
+from twinstream.executor.weights.peft.peft_folder import PeftFolder
 from twinstream.models.kernel_costs.scratch_sizes import code_blocks, state_bytes
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.model import AnyModel, model_of
@@ -91,8 +91,11 @@ def _read_parameters(folder: HfFolder, recipe: Recipe, group: str) -> torch.Tens
     return in_base(folder.spec, recipe, group, flat)
 
 
-def read_adapters(folder: PeftFolder) -> Iterator[tuple[str, torch.Tensor]]:
-    """The groups of a PEFT folder."""
+def read_adapters(folder: PeftFolder, base: Weights = ()) -> Iterator[tuple[str, torch.Tensor]]:
+    """The groups of a base with what a PEFT folder has of them, and the folder's adapters."""
+    for group, flat in base:
+        folder.put_saved(group, flat)
+        yield group, flat
     recipe = Recipe(lora=folder.lora)
     for group in adapter_groups(folder.spec, recipe):
         flat = torch.empty(layout_of(folder.spec, recipe, group).size_bytes, dtype=torch.uint8)

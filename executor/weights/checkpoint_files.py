@@ -11,8 +11,8 @@ from twinstream.executor.weights.durable_files import make_room, sync, write_fil
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_writer import HfOutline, write_hf_folder
 from twinstream.executor.weights.model_files import tokenizer_files
-from twinstream.executor.weights.peft_folder import BASE
-from twinstream.executor.weights.peft_writer import write_peft_folder
+from twinstream.executor.weights.peft.peft_folder import BASE
+from twinstream.executor.weights.peft.peft_writer import write_peft_folder
 from twinstream.executor.weights.traced.module_folder import ModuleOutline, write_module_folder
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.quantized_base import BaseFormat

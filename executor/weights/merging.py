@@ -13,12 +13,13 @@ from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.executor.weights.hf_writer import HfOutline, write_hf_folder
 from twinstream.executor.weights.model_files import tokenizer_files
-from twinstream.executor.weights.peft_folder import (
+from twinstream.executor.weights.peft.peft_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     BASE,
     PeftFolder,
     base_of,
+    low_rank_of,
     read_adapter,
 )
 from twinstream.executor.weights.traced.module_adapters import LORA_A, LORA_B, plain_adapters
@@ -98,6 +99,7 @@ def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> str
         nonlocal off, total
         flat = torch.empty(spec.group_layout(group).size_bytes, dtype=torch.uint8)
         base.read_group(group, flat)
+        adapters.put_saved(group, flat)
         if group.removesuffix(EXPERTS).isdigit():
             if kept is not None:
                 layout, dtype = spec.group_layout(group), DTYPES[spec.dtype]
@@ -149,7 +151,7 @@ def write_merged_module(source: Path, destination: Path, base: Path, dtype: str 
     config, stored = plain_adapters(source)
     module = loaded_module(base, dtype or "auto", "the adapter's base")
     parameters = dict(module.named_parameters())
-    scale = float(config["lora_alpha"]) / int(config["r"])
+    scale = low_rank_of(source / ADAPTER_CONFIG, config).scale
     for layer in [name.removesuffix(LORA_A) for name in stored if name.endswith(LORA_A)]:
         a, b = stored[f"{layer}{LORA_A}"].float(), stored[f"{layer}{LORA_B}"].float()
         weight = parameters.get(f"{layer}.weight")

@@ -128,6 +128,20 @@ def lora_of_layer(spec: ModelSpec, lora: Lora | None, layer: int) -> Lora | None
     return lora if adapter_sites(built, lora) or expert_sites(built, lora) else None
 
 
+def lora_there(spec: ModelSpec, lora: Lora) -> Lora | None:
+    """The same without targets that no layer has; None where none is left.
+
+    >>> from twinstream.models.presets import load_preset
+    >>> lora_there(load_preset("qwen3-30b-a3b"), Lora(rank=4, alpha=8.0)).targets
+    ('q', 'k', 'v', 'o')
+    """
+    kinds = [kind for kind, _ in spec.layer_kinds]
+    there = {t for kind in kinds for site in adapter_sites(kind, lora) for t in site.adapted}
+    there |= {"experts"} if any(expert_sites(kind, lora) for kind in kinds) else set()
+    targets = tuple(target for target in lora.targets if target in there)
+    return lora.model_copy(update={"targets": targets}) if targets else None
+
+
 def adapter_layout(spec: ModelSpec, lora: Lora) -> FlatLayout:
     """Return the layout of one block's LoRA matrices.
 

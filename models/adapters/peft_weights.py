@@ -1,5 +1,7 @@
 """Which tensor of a PEFT adapter file lies where in the flat tensors of adapters."""
 
+from dataclasses import replace
+
 from twinstream.models.adapters.adapter_layout import (
     adapter_group,
     adapter_layout,
@@ -7,10 +9,11 @@ from twinstream.models.adapters.adapter_layout import (
     expert_sites,
 )
 from twinstream.models.adapters.lora import Lora, Target
-from twinstream.models.hf_weights import HfWeight
+from twinstream.models.hf_weights import HfWeight, hf_weights_of
 from twinstream.models.spec import ModelSpec
 
-PEFT_LAYERS = "base_model.model.model.layers."
+_PEFT = "base_model.model."
+PEFT_LAYERS = f"{_PEFT}model.layers."
 EXPERT_MODULES = {  # as PEFT 0.21 wraps two parameters of one module, one about the other
     "experts_gate_up": "mlp.experts.base_layer",
     "experts_down": "mlp.experts",
@@ -37,7 +40,23 @@ def peft_weights(spec: ModelSpec, lora: Lora) -> tuple[HfWeight, ...]:
              group='lora.0', offset_bytes=6144, size_bytes=1024)
     """
     layers = range(spec.num_layers)
-    return tuple(weight for layer in layers for weight in peft_weights_of(spec, lora, layer))
+    of_layers = (weight for layer in layers for weight in peft_weights_of(spec, lora, layer))
+    return (*of_layers, *saved_weights(spec, lora))
+
+
+def saved_weights(spec: ModelSpec, lora: Lora) -> tuple[HfWeight, ...]:
+    """What is trained whole, of the groups `embedding` and `head`.
+
+    >>> from twinstream.models.presets import load_preset
+    >>> lora = Lora(rank=4, alpha=8.0, saved=("lm_head",))
+    >>> [weight.name for weight in saved_weights(load_preset("tiny"), lora)]
+    ['base_model.model.lm_head.weight']
+    """
+    weights = (w for group in lora.saved_groups for w in hf_weights_of(spec, group))
+    return tuple(
+        replace(weight, name=f"{_PEFT}{weight.name}")
+        for weight in weights if weight.name.endswith(tuple(f"{n}.weight" for n in lora.saved))
+    )  # fmt: skip
 
 
 def peft_weights_of(spec: ModelSpec, lora: Lora, layer: int) -> tuple[HfWeight, ...]:

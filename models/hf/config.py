@@ -37,6 +37,7 @@ DEFAULT_ROPE_THETA = 10_000.0
 DEFAULT_MIXTRAL_ROPE_THETA = 1e6
 DEFAULT_QWEN3_HEAD_DIM = 128
 DEFAULT_EPS = {"mixtral": 1e-5, "olmoe": 1e-5, "glm4_moe": 1e-5}  # of others 1e-6
+_OF_ADAPTERS = "adapter_config.json"
 _WINDOWED = ("mistral", "qwen2", "qwen3")  # those that leave a window of 4096 out
 _OWN_BIAS = ("qwen2", "qwen2_moe")  # Q, K and V always have one, unless qkv_bias says otherwise
 DEFAULT_WINDOW = 4096
@@ -270,8 +271,11 @@ def read_json_object(file: Path) -> dict[str, Any]:
         raw = json.loads(read_text(file, "utf-8-sig"))
     except FileNotFoundError:
         problem = "there is no such file"
-        if (file.parent / "adapter_config.json").exists():
-            problem += "; the folder is an adapter: give its base as the model, and it as --adapter"
+        if file.with_name(_OF_ADAPTERS).exists():
+            problem += (
+                f": {file.parent} has an adapter ({_OF_ADAPTERS}); give its base, and to train the "
+                "adapter further --adapter"
+            )
         raise HfConfigError(path=file, problem=problem) from None
     except OSError as error:
         raise HfConfigError(path=file, problem=f"cannot be read: {error.strerror}") from None

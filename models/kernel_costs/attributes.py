@@ -12,6 +12,7 @@ from twinstream.schedule.ops import Attribute
 Attributes = Mapping[str, Attribute]
 TEMPORARY_BYTES = "temporary_bytes"  # what a call takes of torch's allocator at most
 PLACES_A_ROUND = "places_a_round"  # of a call whose random numbers follow from its round
+FROZEN_NORM = "frozen_norm"  # of a head whose matrix alone is trained
 _EXPERTS = "experts."
 AUX_LOSS = f"{_EXPERTS}aux_loss"
 _T = TypeVar("_T", int, float, str, bool)

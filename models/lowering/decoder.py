@@ -5,6 +5,7 @@ from twinstream.models.adapters.adapter_layout import (
     lora_of_layer,
 )
 from twinstream.models.flops import model_flops_per_step
+from twinstream.models.kernel_costs.attributes import FROZEN_NORM
 from twinstream.models.layout import EXPERTS, ROUTER_BIAS
 from twinstream.models.lowering.declarations import (
     DecoderShapes,
@@ -152,6 +153,7 @@ class DecoderLowering(StepLowering):
         """The loss and its gradients; once a round with that of its load balance."""
         attributes: dict[str, Attribute] = {
             **self._head_attributes, **frozen_attribute("head" not in self.trained),
+            **({FROZEN_NORM: True} if self._saves_head else {}),
             **gradient_attribute(self.recipe, self.spec.dtype),
         }  # fmt: skip
         if with_balance and self.spec.experts is not None:
@@ -166,6 +168,11 @@ class DecoderLowering(StepLowering):
     @property
     def _row_slice(self) -> int:
         return self.recipe.row_slice(self.workload.chunk_tokens)
+
+    @property
+    def _saves_head(self) -> bool:
+        """Whether the LM head is trained beside adapters: then the norm before it is not."""
+        return self.recipe.lora is not None and "lm_head" in self.recipe.lora.saved
 
     @property
     def _head_attributes(self) -> dict[str, Attribute]:

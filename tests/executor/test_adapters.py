@@ -81,6 +81,30 @@ def test_adapters_train_as_autograd_says(family, options, chunk_tokens):
         assert_close(view, adapters[name], name)
 
 
+@pytest.mark.parametrize("saved", ["lm_head", "embed_tokens,lm_head", "embed_tokens"])
+def test_what_is_saved_trains_beside_adapters_as_autograd_says(saved):
+    """The norm before the head stays."""
+    spec, lora = tiny_spec("llama"), lora_of(f"{SOME},rslora,save={saved}")
+    recipe, model = Recipe(lora=lora), hf_model(spec)
+    state = state_of(spec, model, recipe)
+    losses, after = trained(spec, recipe, state, SEQ_LEN)
+    adapters = add_adapters(model, spec, lora, state)
+    modules = {"lm_head": model.lm_head, "embed_tokens": model.model.embed_tokens}
+    for name in lora.saved:
+        modules[name].requires_grad_(requires_grad=True)
+    assert losses == pytest.approx(torch_losses(model, tokens_of(spec), recipe, RATE), abs=1e-5)
+    for name, view in adapter_views(spec, lora, after).items():
+        expected = adapters.get(name)
+        module = modules.get(name.split(".")[-2])
+        assert_close(view, expected if module is None else module.weight, name)
+    for weight in hf_weights_of(spec, "head"):
+        before, now = (
+            each["param.head"][weight.offset_bytes : weight.end_bytes] for each in (state, after)
+        )
+        is_trained = weight.name == "lm_head.weight" and "lm_head" in lora.saved
+        assert torch.equal(before, now) != is_trained
+
+
 @pytest.mark.parametrize("chunk_tokens", [2 * SEQ_LEN, SEQ_LEN // 2])
 @pytest.mark.parametrize(
     ("family", "frozen"),

@@ -33,6 +33,10 @@ def test_what_is_left_out_has_defaults():
         rank=2, alpha=1.0, targets=("q", "v", "down")
     )
     assert lora_of("r=16,alpha=8").scale == 0.5
+    assert lora_of("r=16,rslora,alpha=8").scale == lora_of("rslora=true,alpha=8").scale == 2
+    saving = lora_of("r=4,save=lm_head,embed_tokens,targets=q,rslora")
+    assert (saving.saved, saving.targets) == (("embed_tokens", "lm_head"), ("q",))
+    assert lora_of(saving.text) == saving
 
 
 @pytest.mark.parametrize(
@@ -41,7 +45,8 @@ def test_what_is_left_out_has_defaults():
         ("", "write it as r=16"), ("16", "has no name"), ("r=0", "rank"), ("r=1.5", "rank"),
         ("r=x", "is no number"), ("alpha=-1", "alpha"), ("alpha=inf", "no number"),
         ("targets=q,z", "no target 'z'"), ("r=2,r=3", "twice"), ("rank=3", "is no option"),
-        ("targets=", "no target ''"), ("r=", "is no number"),
+        ("targets=", "no target ''"), ("r=", "is no number"), ("rslora=2", "neither true nor"),
+        ("rslora,rslora", "twice"), ("save=norm", "saved"), ("dropout=0.1", "without dropout"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_told(text, told):
@@ -57,6 +62,8 @@ def test_a_recipe_tells_of_adapters_only_where_there_are_some():
     assert Recipe.model_validate(frozen.model_dump(mode="json")) == frozen
     assert frozen.frozen == ("10", "2", "head")
     assert lora_of_attributes(LORA.attributes) == LORA
+    stable = lora_of("r=4,rslora")
+    assert lora_of_attributes(stable.attributes) == stable
     with pytest.raises(ValidationError, match="base is frozen"):
         Recipe(lora=LORA, frozen=("head",))
 

@@ -105,9 +105,14 @@ def test_a_run_begins_with_an_adapter_that_is_given(tmp_path: Path) -> None:
     more = {"adapter": first.model, "steps": 1}
     _, on = trained(options(tmp_path / "b", **given, **more))
     assert on.losses[0] < straight.losses[0]
-    for lora, why in ((None, "say with --lora"), ("r=4,alpha=8,targets=q_proj,v", "alpha = 6")):
-        with pytest.raises(TwinstreamError, match=why):
-            trained(options(tmp_path / "c", **{**given, "lora": lora}, **more))
+    wanted = options(tmp_path / "c", **{**given, "lora": None}, **more)
+    _, same = trained(wanted)  # its LoRA is that of the folder
+    assert same.losses == on.losses
+    _, rest = trained(wanted.model_copy(update={"steps": 2}), resume=True)
+    assert [step.step for step in rest.steps] == [2]
+    with pytest.raises(TwinstreamError, match="alpha=6"):
+        other = {**given, "lora": "r=4,alpha=8,targets=q_proj,v"}
+        trained(options(tmp_path / "d", **other, **more))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -127,13 +132,13 @@ def test_an_adapter_of_a_mixture_is_merged_and_another_kind_refused(tmp_path: Pa
         merged, beside = loaded(tmp_path / "merged")(IDS).logits, peft.eval()(IDS).logits
     torch.testing.assert_close(merged, beside, rtol=1e-5, atol=1e-5)
     config = json.loads((adapter / "adapter_config.json").read_text())
-    (adapter / "adapter_config.json").write_text(json.dumps(config | {"use_rslora": True}))
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
     refused = call("export", adapter, "-o", tmp_path / "other", *base)
-    assert refused.code == 2 and "use_rslora" in refused.err
+    assert refused.code == 2 and "use_dora" in refused.err
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     rows = (str(write_rows(tmp_path / "rows.jsonl")),)
     given = {"model": str(model), "data": rows, "adapter": adapter, "steps": 1}
-    with pytest.raises(TwinstreamError, match="is of other adapters"):
+    with pytest.raises(TwinstreamError, match="leave out --lora"):
         trained(options(tmp_path, lora="r=4,alpha=6,targets=q", **given))
 
 

@@ -81,7 +81,7 @@ def test_an_adapter_is_gone_on_with_as_new_weights(tmp_path: Path) -> None:
         with_lora(tmp_path, output=tmp_path / "more", adapter=first.model, lora=None)
     )
     assert after.losses[0] < seen.losses[0] - 0.05
-    with pytest.raises(TwinstreamError, match="of other adapters"):
+    with pytest.raises(TwinstreamError, match="leave out --lora"):
         trained(with_lora(tmp_path, output=tmp_path / "x", adapter=first.model, lora="r=8"))
 
 
@@ -105,6 +105,10 @@ def test_adapters_have_a_float32_tail_too(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_one_message(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=4, target_modules=["q_proj"])
+    get_peft_model(random_model("llama", torch.float32), config).save_pretrained(tmp_path / "a")
     for more, message in (
         ({"lora": "r=0"}, "r"),
         ({"lora": "r=4,targets=x"}, "x"),
@@ -112,6 +116,8 @@ def test_what_cannot_be_is_one_message(tmp_path: Path) -> None:
         ({"freeze": ("model.layers.0.mlp.*",), "lora": None}, "only in part"),
         ({"freeze": ("model.layers.0.*",)}, "leave out --freeze"),
         ({"adapter": tmp_path / "none", "lora": None}, "adapter_config.json"),
+        ({"adapter": tmp_path / "a", "lora": None, "freeze": ("*",)}, "leave out --freeze"),
+        ({"model": str(tmp_path / "a")}, "give its base, and .* --adapter"),
     ):
         with pytest.raises(TwinstreamError, match=message):
             trained(with_lora(tmp_path, **more))

@@ -16,7 +16,7 @@ from tests.training.test_adapters import adapters, with_lora
 from twinstream.executor.kernels.base_codes import levels, quantize, write_dequantized
 from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.executor.weights.merging import export_adapter
-from twinstream.executor.weights.peft_folder import BASE
+from twinstream.executor.weights.peft.peft_folder import BASE
 from twinstream.schedule.errors import TwinstreamError
 
 
@@ -35,6 +35,19 @@ def test_a_run_goes_on_with_the_base_that_it_began_with(tmp_path: Path) -> None:
     trained(wanted, stop_after=3)
     with pytest.raises(TwinstreamError, match="base"):
         trained(wanted.model_copy(update={"base": "8bit"}), resume=True)
+
+
+def test_an_adapter_is_gone_on_with_beside_a_base_in_few_bits(tmp_path: Path) -> None:
+    """With the rank and targets of its folder, to the bits of a run that is told them."""
+    lora, few = "r=3,alpha=5,rslora,targets=q,down", {"base": "nf4", "steps": 2}
+    first, before = trained(with_lora(tmp_path, lora=lora, **few))
+    more = with_lora(tmp_path, adapter=first.model, lora=None, output=tmp_path / "more", **few)
+    stopped, some = trained(more, stop_after=1)
+    result, rest = trained(more.model_copy(update={"policy": "streaming"}), resume=True)
+    whole, straight = trained(more.model_copy(update={"lora": lora, "output": tmp_path / "told"}))
+    assert some.losses[: stopped.step] + rest.losses == straight.losses
+    assert straight.losses[0] < before.losses[0] - 0.05
+    assert adapters(result.folder, 2) == adapters(whole.folder, 2)
 
 
 def test_merging_says_what_few_bits_cost(tmp_path: Path) -> None:

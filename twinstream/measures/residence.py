@@ -160,9 +160,16 @@ def checkpoint_bytes(schedule: Schedule) -> int:
 
 
 def written_names(carried: Sequence[str]) -> list[str]:
-    """Of what a run carries what a checkpoint has: all, or where there are adapters only these.
+    """Of what a run carries what a checkpoint has: all, or where there are adapters only these and
+    what is trained whole beside them.
 
     >>> written_names(["param.0", "param.lora.0", "opt.lora.0"])
     ['param.lora.0', 'opt.lora.0']
     """
-    return [name for name in carried if f".{ADAPTERS}" in name] or list(carried)
+    groups = [name.partition(".")[2] for name in carried]
+    if not any(group.startswith(ADAPTERS) for group in groups):
+        return list(carried)
+    has_state = {group for name, group in zip(carried, groups, strict=True)
+                 if not name.startswith("param.")}  # fmt: skip
+    return [name for name, group in zip(carried, groups, strict=True)
+            if group.startswith(ADAPTERS) or group in has_state]  # fmt: skip

@@ -140,10 +140,18 @@ def trained_text(recipe: Mapping[str, object]) -> str:
     'all but layers 0, 1 and head, which are frozen'
     """
     match recipe:
-        case {"lora": {"rank": rank, "alpha": alpha, "targets": [*targets]}}:
+        case {"lora": {"rank": rank, "alpha": alpha, "targets": [*targets], **more}}:
             names = ", ".join(map(str, targets)) or "every linear layer of the blocks"
             kept = f" in {recipe['base']}" if "base" in recipe else ""
-            return f"adapters of rank {rank}, alpha {alpha:g}, on {names}; the base is frozen{kept}"
+            scaled = " (rank-stabilised)" if more.get("rslora") else ""
+            told = more.get("saved", [])
+            saved = [str(name) for name in told] if isinstance(told, list | tuple) else []
+            whole = f", and {' and '.join(saved)} whole" if saved else ""
+            rest = "the rest of the base" if saved else "the base"
+            return (
+                f"adapters of rank {rank}, alpha {alpha:g}{scaled}, on {names}{whole}; {rest} is "
+                f"frozen{kept}"
+            )
         case {"frozen": [*groups]} if groups:
             told = [str(group) for group in groups if not str(group).endswith(ROUTER_BIAS)]
             layers = [group for group in told if group.isdigit()]

@@ -71,7 +71,10 @@ class TrainOptions(Node):
     output: Path = Field(description="The folder of the run.")
 
     lora: str | None = _option(
-        WHAT, "r=16,...", "Train adapters beside a frozen base: r=16,alpha=32,targets=q,k,v,o,..."
+        WHAT,
+        "r=16,...",
+        "Train adapters beside a frozen base: r=16,alpha=32,targets=q,k,v,o,...; "
+        "rslora scales by sqrt(r), save=embed_tokens,lm_head trains these whole.",
     )
     loss: str | None = _option(
         WHAT, "dpo|FILE.py:FUNCTION", "dpo[,beta=0.1,label_smoothing=0] prefers the chosen to the "

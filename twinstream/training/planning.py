@@ -18,6 +18,8 @@ from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.missing_attention import missing_attention_notes
 from twinstream.measures.residence import checkpoint_bytes
+from twinstream.models.adapters.adapter_layout import lora_there
+from twinstream.models.adapters.lora import Lora, lora_of
 from twinstream.models.lowering.settled import require_packs
 from twinstream.models.model import AnyModel, require_decoder
 from twinstream.models.recipe import KernelChoice, Recipe, dpo_of, is_dpo, recipe_of_fields
@@ -230,21 +232,10 @@ def recipe_without_kernels(options: TrainOptions, spec: AnyModel) -> Recipe:
     Raises:
         TwinstreamError: the optimizer, adapters or what is frozen are none of this model.
     """
-    trained = trained_of(spec, options.lora, options.freeze, options.base)
+    trained = trained_of(
+        spec, options.lora, options.freeze, options.base, adapter_of(options, spec)
+    )
     lora = trained.lora
-    if options.adapter is not None and isinstance(spec, TracedModel):
-        if spec.source.lora is None:
-            raise OptionsError(
-                f"adapter: '{spec.name}' runs by its own code: say with --lora what "
-                f"{options.adapter} has, r=...,alpha=...,targets=..."
-            )
-    elif options.adapter is not None:
-        from twinstream.executor.weights.peft_folder import PeftFolder
-
-        found = PeftFolder.open(options.adapter, require_decoder(spec)).lora
-        if lora is not None and lora != found:
-            raise OptionsError(f"lora: {options.adapter} is of other adapters: leave it out")
-        lora = found
     if is_dpo(options.loss):
         require_packs(spec)
     if options.base != "model" and lora is None:
@@ -266,6 +257,23 @@ def recipe_without_kernels(options: TrainOptions, spec: AnyModel) -> Recipe:
         "lora": lora, "frozen": trained.frozen, "base": options.base,
         "dpo": dpo_of(options.loss),
     })  # fmt: skip
+
+
+def adapter_of(options: TrainOptions, spec: AnyModel) -> Lora | None:
+    """The LoRA of the adapter that is gone on from; None without one, and of a traced model, whose
+    adapters are in it.
+
+    Raises:
+        TwinstreamError: it is none of this model, or not what --lora says.
+    """
+    if options.adapter is None or isinstance(spec, TracedModel):
+        return None
+    from twinstream.executor.weights.peft.peft_folder import PeftFolder
+
+    found = PeftFolder.open(options.adapter, require_decoder(spec)).lora
+    if options.lora is not None and lora_there(spec, lora_of(options.lora)) != found:
+        raise OptionsError(f"lora: {options.adapter} has {found.text}: leave out --lora")
+    return found
 
 
 def _given(value: float | None, usual: float) -> float:

@@ -46,6 +46,11 @@ if TYPE_CHECKING:
 _FRESH_RATE, _GIVEN_RATE, _LORA_RATE = 3e-4, 2e-5, 2e-4
 _DPO_RATE, _DPO_LORA_RATE = 1e-6, 1e-5  # TRL's default, and ten times it
 _MANY_EPOCHS = 20
+# Families by their own code of which PEFT 0.21 had the loss of the run, with all targets.
+TRIED_IN_PEFT = frozenset({
+    "afmoe", "cohere2_moe", "deepseek_v3", "ernie4_5_moe", "exaone_moe", "gemma3_text", "glm4_moe",
+    "hunyuan_v1_moe", "minimax_m2", "phi3", "qwen3_next",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,16 @@ class OpenedModel:
     folder: Path | None = None
     files: Path | None = None
     has_weights: bool = True
+
+    @property
+    def in_peft(self) -> str:
+        """What is known of PEFT and an adapter of this model."""
+        spec = self.spec
+        if isinstance(spec, ModelSpec) or (
+            spec.source.kind == "transformers" and spec.model_type in TRIED_IN_PEFT
+        ):
+            return "PEFT loads it as it is"
+        return f"its files are PEFT's, though of '{spec.model_type}' it was not tried there"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +149,11 @@ class Prepared:
         epochs = self.num_steps * self.tokens_per_step / max(1, self.data.epoch_tokens)
         told = (*self._model_notes, *self.data.warnings)
         found = [f"note: {line}" for line in told]
+        if dropout := _dropout_of(self.options.adapter):
+            found.append(
+                f"note: {self.options.adapter} was trained with lora_dropout = {dropout:g}; here "
+                "it is trained without"
+            )
         if epochs > _MANY_EPOCHS:
             found.append(f"note: {self.num_steps:,} steps go through the data {epochs:,.0f} times")
         free, keep = free_bytes(self.options.output), self.options.keep
@@ -256,6 +276,7 @@ def resolved(
             "learning_rate": rate,
             "tokens_per_step": plan.tokens_per_step,
             "dtype": model.spec.dtype,
+            "lora": options.lora or _lora_text(model.spec, plan.recipe, options),
             "backend": here.backend,
         }
     )
@@ -294,7 +315,7 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
     spec = find_model(
         options.model, dtype=options.dtype,
         longest=options.seq_len, packed_tokens=options.chunk_tokens, is_packed=None,
-        lora=options.lora, loss=options.loss,
+        lora=options.lora or _lora_of_adapter(options), loss=options.loss,
         trust_remote_code=options.trust_remote_code,
     )  # fmt: skip
     require_trusted(options.model, spec, Recipe(), trusts=options.trust_remote_code)
@@ -337,6 +358,34 @@ def within_positions(options: TrainOptions, spec: AnyModel, tell: Tell) -> Train
         f"sequences have up to {limit.tokens:,} tokens, not {options.seq_len:,}, since {limit.why}"
     )
     return options.model_copy(update={"seq_len": limit.tokens})
+
+
+def _dropout_of(adapter: Path | None) -> float:
+    """What an adapter that is gone on from was trained with; 0 where there is none."""
+    if adapter is None:
+        return 0.0
+    from twinstream.executor.weights.peft.peft_folder import read_adapter_config
+
+    told = read_adapter_config(adapter).get("lora_dropout")
+    return float(told) if isinstance(told, int | float) else 0.0
+
+
+def _lora_of_adapter(options: TrainOptions) -> str | None:
+    """What --lora would say of the adapter that is gone on from, should the model be traced."""
+    if options.adapter is None:
+        return None
+    from twinstream.api import require_torch
+
+    require_torch()
+    from twinstream.executor.weights.traced.module_adapters import lora_of_folder
+
+    return lora_of_folder(options.adapter).text
+
+
+def _lora_text(spec: AnyModel, recipe: Recipe, options: TrainOptions) -> str | None:
+    """What --lora would say of the adapter that is gone on from."""
+    lora = spec.source.lora if isinstance(spec, TracedModel) else recipe.lora
+    return None if lora is None or options.adapter is None else lora.text
 
 
 def base_name(model: OpenedModel) -> str | None:

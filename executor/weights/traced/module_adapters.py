@@ -9,13 +9,16 @@ import torch
 from twinstream.executor.modules.module_weights import flat_groups
 from twinstream.executor.weights.durable_files import write_file
 from twinstream.executor.weights.errors import WeightsError, some_of
-from twinstream.executor.weights.peft_folder import (
+from twinstream.executor.weights.peft.peft_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    low_rank_of,
     read_adapter_config,
     require_plain,
+    tensors_of,
 )
-from twinstream.executor.weights.peft_writer import adapter_config
+from twinstream.executor.weights.peft.peft_writer import adapter_config
+from twinstream.executor.weights.safetensors_header import read_header
 from twinstream.models.adapters.lora import ModuleLora
 from twinstream.models.layout import ADAPTERS
 from twinstream.models.traced import TracedModel
@@ -34,11 +37,11 @@ def read_module_adapters(
     """
     (config, found), lora = plain_adapters(folder), model.source.lora
     assert lora is not None, "the model has adapters"
-    if (config["r"], config["lora_alpha"]) != (lora.rank, lora.alpha):
+    told = low_rank_of(folder / ADAPTER_CONFIG, config)
+    if told.options != lora.options:
         raise WeightsError(
-            folder, f"has r = {config['r']}, alpha = {config['lora_alpha']}, and --lora says r = "
-            f"{lora.rank}, alpha = {lora.alpha:g}",
-        )  # fmt: skip
+            folder / ADAPTER_CONFIG, f"says {told.options}, and --lora says {lora.options}"
+        )
     groups = [group for group in model.groups if group.name.startswith(ADAPTERS)]
     shapes = {tensor.name: tensor.shape for group in groups for tensor in group.tensors}
     path = folder / ADAPTER_WEIGHTS
@@ -49,8 +52,26 @@ def read_module_adapters(
     yield from flat_groups(model, found, adapters=True)
 
 
+def lora_of_folder(folder: Path) -> ModuleLora:
+    """The LoRA of an adapter, whatever its base is: its targets are the names of all layers.
+
+    Whether it is a plain one is seen when it is read.
+
+    Raises:
+        WeightsError: a file is missing or broken, or it is no LoRA.
+    """
+    path = folder / ADAPTER_CONFIG
+    config = read_adapter_config(folder)
+    names = [name for name in read_header(folder / ADAPTER_WEIGHTS) if ".lora_" in name]
+    layers = {name.rpartition(".lora_")[0] for name in names}
+    targets = tuple(sorted({layer.rpartition(".")[2] for layer in layers}))
+    if not targets:
+        raise WeightsError(folder / ADAPTER_WEIGHTS, "has no LoRA matrices")
+    return ModuleLora.model_validate({**dict(low_rank_of(path, config)), "targets": targets})
+
+
 def write_module_adapters(
-    destination: Path, lora: ModuleLora, parameters: Mapping[str, torch.Tensor], base: str | None
+    destination: Path, model: TracedModel, parameters: Mapping[str, torch.Tensor], base: str | None
 ) -> None:
     """Write adapters, by the names that they have in the module, as PEFT does."""
     from safetensors.torch import save_file
@@ -58,7 +79,11 @@ def write_module_adapters(
     tensors = {f"{_PEFT}{name}": tensor.contiguous() for name, tensor in parameters.items()}
     save_file(tensors, destination / ADAPTER_WEIGHTS)
     adapted = sorted(name.removesuffix(LORA_A) for name in parameters if name.endswith(LORA_A))
-    write_file(destination / ADAPTER_CONFIG, adapter_config(lora.rank, lora.alpha, adapted, base))
+    assert model.source.lora is not None
+    names = (tensor.name for group in model.groups for tensor in group.tensors)
+    among_experts = any(".experts." in name for name in names)
+    config = adapter_config(model.source.lora, adapted, base, among_experts=among_experts)
+    write_file(destination / ADAPTER_CONFIG, config)
 
 
 def plain_adapters(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -67,13 +92,9 @@ def plain_adapters(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor
     Raises:
         WeightsError: it is another kind of adapter, or not whole.
     """
-    config, path = read_adapter_config(folder), folder / ADAPTER_WEIGHTS
-    known = {key: value for key, value in config.items() if key != "fan_in_fan_out"}
-    require_plain(folder / ADAPTER_CONFIG, known)
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float):
-        raise WeightsError(folder / ADAPTER_CONFIG, f"has r = {rank!r}, lora_alpha = {alpha!r}")
-    found = {name.removeprefix(_PEFT): one for name, one in tensors_of(path).items()}
+    config, path = _plain_config(folder), folder / ADAPTER_WEIGHTS
+    low_rank_of(folder / ADAPTER_CONFIG, config)
+    found = {name.removeprefix(_PEFT): one for name, one in tensors_of(folder).items()}
     layers = {name.removesuffix(ending) for name in found for ending in (LORA_A, LORA_B)}
     layers &= {name.rpartition(".lora_")[0] for name in found}
     whole = {f"{layer}{ending}" for layer in layers for ending in (LORA_A, LORA_B)}
@@ -82,11 +103,9 @@ def plain_adapters(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor
     return config, found
 
 
-def tensors_of(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(path, f"cannot be read: {error}") from None
+def _plain_config(folder: Path) -> dict[str, Any]:
+    """adapter_config.json of plain LoRA; whether weights are transposed is seen by their layers."""
+    config = read_adapter_config(folder)
+    known = {key: value for key, value in config.items() if key != "fan_in_fan_out"}
+    require_plain(folder / ADAPTER_CONFIG, known)
+    return config

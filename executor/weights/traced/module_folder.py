@@ -239,7 +239,7 @@ def write_module_folder(
         if model.source.lora is not None:
             groups = [group for group in model.parameter_groups if group.startswith(ADAPTERS)]
             parameters = _parameters(model, groups, read_group)
-            write_module_adapters(destination, model.source.lora, parameters, outline.base)
+            write_module_adapters(destination, model, parameters, outline.base)
         elif model.source.kind == "python":
             weights = [w for group in model.parameter_groups for w in _weights_of(model, group)]
             write_weights(destination, model.dtype, by_size(weights), read_group)

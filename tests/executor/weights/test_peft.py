@@ -13,14 +13,15 @@ from tests.front_door.command_line import call, error_of
 from tests.helpers.adapters import adapter_views, add_adapters, loss_here, state_of
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.merging import export_adapter
-from twinstream.executor.weights.peft_folder import PeftFolder
-from twinstream.executor.weights.peft_writer import write_peft_folder
+from twinstream.executor.weights.peft.peft_folder import PeftFolder
+from twinstream.executor.weights.peft.peft_writer import write_peft_folder
 from twinstream.models.adapters.adapter_layout import adapter_layout
 from twinstream.models.adapters.lora import lora_of
 from twinstream.models.recipe import Recipe
 
 NAMES = pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3_tied"])
 LORA = lora_of("r=4,alpha=10,targets=q,v,o,gate,down")
+STABLE = lora_of("r=4,alpha=10,rslora,targets=q,v,o,gate,down")
 
 
 def written(tmp_path, name="llama", lora=LORA, dtype=torch.float32):
@@ -67,10 +68,12 @@ def test_what_was_written_is_read_as_it_was(tmp_path):
         write_peft_folder(folder, spec, LORA, lambda group: state[f"param.{group}"])
 
 
-@NAMES
-def test_peft_loads_it_and_computes_the_same(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "lora"), [("llama", LORA), ("qwen2", LORA), ("qwen3_tied", LORA), ("llama", STABLE)]
+)
+def test_peft_loads_it_and_computes_the_same(name, lora, tmp_path):
     peft = pytest.importorskip("peft")
-    model, spec, state, folder = written(tmp_path, name)
+    model, spec, state, folder = written(tmp_path, name, lora)
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     theirs = peft.PeftModel.from_pretrained(base, folder).eval()
     ids = torch.randint(0, spec.vocab_size, (2, 11), generator=torch.Generator().manual_seed(0))
@@ -78,10 +81,15 @@ def test_peft_loads_it_and_computes_the_same(name, tmp_path):
     with torch.no_grad():
         their_logits = theirs(input_ids=ids).logits
     loss = torch.nn.functional.cross_entropy(their_logits.flatten(0, 1), labels.flatten())
-    assert loss_here(spec, LORA, state, ids, labels) == pytest.approx(loss.item(), rel=1e-5)
-    add_adapters(model, spec, LORA, state)
+    assert loss_here(spec, lora, state, ids, labels) == pytest.approx(loss.item(), rel=1e-5)
+    add_adapters(model, spec, lora, state)
     with torch.no_grad():
         assert torch.allclose(model(input_ids=ids).logits, their_logits, atol=1e-5)
+    assert PeftFolder.open(folder, spec).lora == lora
+    export_adapter(folder, tmp_path / "merged", None, merge=True)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    with torch.no_grad():
+        assert torch.allclose(merged(input_ids=ids).logits, their_logits, atol=1e-4)
 
 
 def test_what_peft_writes_is_read(tmp_path):
@@ -162,12 +170,12 @@ def test_a_base_in_float16_is_merged_in_a_dtype_that_is_asked_for(tmp_path):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("use_dora", True), ("use_rslora", True), ("bias", "all"), ("rank_pattern", {"q_proj": 2}),
+    [("use_dora", True), ("use_rslora", "x"), ("bias", "all"), ("rank_pattern", {"q_proj": 2}),
      ("peft_type", "IA3"), ("peft_type", None), ("r", 5), ("r", None), ("r", 0), ("r", -3),
      ("r", 10**12), ("lora_alpha", "x"), ("lora_alpha", float("nan")), ("lora_alpha", 0),
      ("init_lora_weights", "pissa"), ("init_lora_weights", "pissa_niter_4"),
      ("init_lora_weights", "olora"), ("init_lora_weights", "corda"), ("init_lora_weights", "loftq"),
-     ("init_lora_weights", "lora_ga"), ("modules_to_save", ["lm_head"]), ("lora_bias", True),
+     ("init_lora_weights", "lora_ga"), ("modules_to_save", ["norm"]), ("lora_bias", True),
      ("use_bdlora", {"nblocks": 2}), ("alora_invocation_tokens", [1]), ("a_new_variant", True),
      ("target_modules", ["zzz"]), ("target_modules", r".*layers\.0\..*"), ("target_modules", "("),
      ("exclude_modules", ["mlp.gate_proj"]), ("target_modules", 3)],

@@ -19,12 +19,19 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths if path.suffix in kinds}
 
 
-@pytest.mark.parametrize("layout", [{"pp": 2}, {"pp": 2, "pipeline": "ring", "virtual_stages": 2}])
+@pytest.mark.parametrize(
+    ("layout", "lora"),
+    [
+        ({"pp": 2}, "r=4"),
+        ({"pp": 2}, "r=4,rslora,save=embed_tokens,lm_head"),
+        ({"pp": 2, "pipeline": "ring", "virtual_stages": 2}, "r=4"),
+    ],
+)
 def test_adapters_over_stages_have_the_bits_of_one_device(
-    tmp_path: Path, layout: dict[str, Any]
+    tmp_path: Path, layout: dict[str, Any], lora: str
 ) -> None:
-    alone, seen_alone = trained(rank_options(tmp_path / "one", **LORA))
-    wanted = rank_options(tmp_path / "two", ranks=2, **layout, **LORA)
+    alone, seen_alone = trained(rank_options(tmp_path / "one", lora=lora))
+    wanted = rank_options(tmp_path / "two", ranks=2, **layout, lora=lora)
     result, seen = trained(wanted)
     assert seen.losses == seen_alone.losses
     found = files_of(result.folder)
@@ -46,9 +53,10 @@ def test_adapters_of_four_ranks_go_on_on_fewer(tmp_path: Path, ranks: int) -> No
     assert files_of(wanted.output) == files_of(alone.folder)
 
 
-def test_sharded_adapters_have_the_bits_of_whole_ones(tmp_path: Path) -> None:
-    whole, _ = trained(rank_options(tmp_path / "whole", ranks=2, dp=2, zero=0, **LORA))
-    shards, _ = trained(rank_options(tmp_path / "shards", ranks=2, dp=2, zero=3, **LORA))
+@pytest.mark.parametrize("lora", ["r=4", "r=4,save=lm_head"])
+def test_sharded_adapters_have_the_bits_of_whole_ones(tmp_path: Path, lora: str) -> None:
+    whole, _ = trained(rank_options(tmp_path / "whole", ranks=2, dp=2, zero=0, lora=lora))
+    shards, _ = trained(rank_options(tmp_path / "shards", ranks=2, dp=2, zero=3, lora=lora))
     assert files_of(shards.folder) == files_of(whole.folder)
 
 

@@ -69,7 +69,7 @@ def train(**given: Any) -> None:
             result = trainer.train()
         except RunEndedError as ended:
             result, failure = ended.result, ended
-    _report(result, as_json=as_json)
+    _report(result, prepared, as_json=as_json)
     if failure is not None:
         raise failure
     if result.signal:
@@ -166,7 +166,7 @@ class _Looking(Callback):
             )
 
 
-def _report(result: TrainResult, *, as_json: bool) -> None:
+def _report(result: TrainResult, prepared: Prepared, *, as_json: bool) -> None:
     if as_json:
         print_json(result)
         return
@@ -181,16 +181,16 @@ def _report(result: TrainResult, *, as_json: bool) -> None:
             f"Stopped after step {result.step:,}; to go on: twinstream train -o {folder} --resume"
         )
     else:
-        lines.append(_where(result.model))
+        lines.append(_where(result.model, prepared))
     lines.append(f"To see the run: twinstream report {folder}")
     curve = loss_curve([(step.step, step.loss) for step in steps])
     print_report(*trained_screen(result, curve, lines))
 
 
-def _where(model: Path | None) -> str:
+def _where(model: Path | None, prepared: Prepared) -> str:
     """What to do with what was trained."""
     if model is not None and (config := model / "adapter_config.json").exists():
-        told = f"The adapter is in {model}; PEFT loads it as it is"
+        told = f"The adapter is in {model}; {prepared.model.in_peft}"
         if json.loads(config.read_text("utf-8")).get("base_model_name_or_path") is None:
             return f"{told}, beside the random base of this run, which no folder holds."
         return f"{told}, and `twinstream export {model} -o DIR --merge` adds it to its base."

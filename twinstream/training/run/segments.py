@@ -86,7 +86,7 @@ def _weights(
     from twinstream.executor.state.sources import in_their_base, read_adapters, read_parameters
     from twinstream.executor.state.training_state import fresh_adapters, fresh_parameters
     from twinstream.executor.weights.hf_folder import HfFolder
-    from twinstream.executor.weights.peft_folder import PeftFolder
+    from twinstream.executor.weights.peft.peft_folder import PeftFolder
     from twinstream.executor.weights.traced.module_adapters import read_module_adapters
     from twinstream.executor.weights.traced.module_folder import read_module_parameters
 
@@ -105,4 +105,4 @@ def _weights(
         return chain(parameters, fresh_adapters(spec, options.seed, recipe))
     if isinstance(spec, TracedModel):
         return chain(parameters, read_module_adapters(adapter, spec))
-    return chain(parameters, read_adapters(PeftFolder.open(adapter, spec)))
+    return read_adapters(PeftFolder.open(adapter, spec), parameters)

@@ -3,27 +3,36 @@
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from pydantic import ValidationError
 
 from twinstream.executor.weights.errors import WeightsError, some_of
-from twinstream.executor.weights.hf_folder import read_weights, stored_problems
+from twinstream.executor.weights.hf_folder import (
+    STORED_DTYPES,
+    read_weights,
+    stored_problems,
+)
+from twinstream.executor.weights.peft.peft_experts import joined_experts, of_each_expert
 from twinstream.executor.weights.safetensors_header import (
     ITEMSIZE_BYTES,
     StoredTensor,
     read_header,
 )
-from twinstream.models.adapters.lora import Lora, LoraError, lora_of
+from twinstream.executor.weights.weight_file import fill_from_stored
+from twinstream.models.adapters.lora import Lora, LowRank, Saved
 from twinstream.models.adapters.peft_weights import (
     EXPERT_MODULES,
     EXPERT_PARAMETERS,
     PEFT_MODULES,
     peft_weights,
     peft_weights_of,
+    saved_weights,
 )
+from twinstream.models.hf_weights import HfWeight
 from twinstream.models.layout import layer_of
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import read_text, reason_of
@@ -32,6 +41,10 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 BASE = "twinstream_base.json"  # in how many bits the base was kept that they were trained beside
 _PREFIX = "base_model.model."
+_SAVED = "modules_to_save"
+_WHOLE: Mapping[Saved, str] = {
+    "embed_tokens": f"{_PREFIX}model.embed_tokens.weight", "lm_head": f"{_PREFIX}lm_head.weight",
+}  # fmt: skip
 _EMPTY: tuple[object, ...] = (None, False, [], {}, "")
 # What says nothing of what an adapter computes: names, and options of its training and loading.
 _HARMLESS = frozenset({
@@ -45,6 +58,7 @@ _HARMLESS = frozenset({
 _PLAIN: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
+    "use_rslora": (True,),
     # Beginnings that leave the base as it is; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change it.
     "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),
 }
@@ -56,12 +70,17 @@ _CONVERT = (
 
 @dataclass(frozen=True)
 class PeftFolder:
-    """Adapters of every layer of `spec`; nothing but headers has been read."""
+    """Adapters of every layer of `spec`; nothing but headers has been read.
+
+    `joined` are all its tensors where they had to be read, since those of each expert are made
+    those of all.
+    """
 
     path: Path
     spec: ModelSpec
     lora: Lora
     stored: Mapping[str, StoredTensor]
+    joined: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: str | Path, spec: ModelSpec) -> Self:
@@ -72,13 +91,19 @@ class PeftFolder:
                 computes what plain LoRA on whole layers does not.
         """
         folder = Path(path)
-        lora, stored = read_adapter(folder)
+        lora, stored, joined = read_adapter(folder)
+        _require_known(folder, stored)
+        if lora.saved and spec.tied_embeddings:
+            raise WeightsError(
+                folder / ADAPTER_CONFIG, f"has {_SAVED} = {[*lora.saved]}, and '{spec.name}' has "
+                "one matrix for both, of which PEFT saved a copy: merge it with PEFT"
+            )  # fmt: skip
         if problems := stored_problems(peft_weights(spec, lora), stored):
             raise WeightsError(
                 folder, f"not an adapter of '{spec.name}': {'; '.join(problems)}. Is it that of "
                 "another model?"
             )  # fmt: skip
-        return cls(folder, spec, lora, stored)
+        return cls(folder, spec, lora, stored, joined)
 
     def read_group(self, group: str, destination: torch.Tensor) -> None:
         """Fill the flat adapters of `lora.LAYER`, converted to the model's dtype.
@@ -92,7 +117,32 @@ class PeftFolder:
         layer = layer_of(group)
         assert layer is not None, f"{group} is no group of adapters"
         weights = peft_weights_of(self.spec, self.lora, layer)
-        read_weights(self.stored, weights, self.spec.dtype, destination)
+        self._read(weights, destination)
+
+    def put_saved(self, group: str, flat: torch.Tensor) -> None:
+        """Put what was trained whole into a group of the base's parameters, in place.
+
+        Raises:
+            WeightsError: the file has gone or changed since the folder was opened.
+        """
+        for weight in saved_weights(self.spec, self.lora):
+            if weight.group == group:
+                inside = flat[weight.offset_bytes : weight.end_bytes]
+                at_start = replace(weight, offset_bytes=0)
+                self._read([at_start], inside)
+
+    def _read(self, weights: Sequence[HfWeight], destination: torch.Tensor) -> None:
+        if not self.joined:
+            read_weights(self.stored, weights, self.spec.dtype, destination)
+            return
+        destination.zero_()
+        dtype = getattr(torch, self.spec.dtype)
+        for weight in weights:
+            values = self.joined[weight.name].to(dtype).view(torch.uint8).flatten()
+            if weight.axes:
+                fill_from_stored(weight, values, destination)
+            else:
+                destination[weight.offset_bytes : weight.end_bytes].copy_(values)
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
@@ -121,16 +171,28 @@ def base_of(folder: Path) -> str | None:
     return base if isinstance(base, str) and base else None
 
 
-def read_adapter(folder: Path) -> tuple[Lora, dict[str, StoredTensor]]:
+def read_adapter(
+    folder: Path,
+) -> tuple[Lora, dict[str, StoredTensor], dict[str, torch.Tensor]]:
     """The options and the tensors of a plain LoRA of decoder blocks, whatever its base is.
+
+    The last are those that had to be read: all, where each expert has its own.
 
     Raises:
         WeightsError: a file is missing or broken, it is no plain LoRA, or its tensors are not
             those that adapter_config.json says.
     """
     config, path = read_adapter_config(folder), folder / ADAPTER_CONFIG
-    require_plain(path, config)
+    require_plain(path, {name: value for name, value in config.items() if name != _SAVED})
+    saved = _saved_of(path, config)
+    low_rank = low_rank_of(path, config)
     stored = read_header(folder / ADAPTER_WEIGHTS)
+    joined: dict[str, torch.Tensor] = {}
+    if of_each_expert(stored):
+        config, joined = joined_experts(folder / ADAPTER_WEIGHTS, config, tensors_of(folder))
+        low_rank = low_rank_of(path, config)
+        stored = {name: _header_of(folder / ADAPTER_WEIGHTS, tensor)
+                  for name, tensor in joined.items()}  # fmt: skip
     modules = {n.removeprefix(_PREFIX).rpartition(".lora_")[0] for n in stored if ".lora_" in n}
     of_experts = {m for m in modules if m.endswith(tuple(EXPERT_MODULES.values()))}
     targets = [t for t, name in PEFT_MODULES.items()
@@ -139,22 +201,85 @@ def read_adapter(folder: Path) -> tuple[Lora, dict[str, StoredTensor]]:
     if not targets:
         raise WeightsError(folder / ADAPTER_WEIGHTS, "has no LoRA matrices of a decoder's blocks")
     _require_targeted(path, config, modules - of_experts)
-    if of_experts and set(config.get("target_parameters") or ()) != set(EXPERT_PARAMETERS):
+    if of_experts and (missing := [p for p in EXPERT_PARAMETERS if not _takes_in(config, p)]):
         raise WeightsError(
             path, f"has target_parameters = {config.get('target_parameters')!r:.80}, and "
-            f"{ADAPTER_WEIGHTS} adapters of experts: they are {', '.join(EXPERT_PARAMETERS)}",
+            f"{ADAPTER_WEIGHTS} adapters of experts, which are read beside both of "
+            f"{' and '.join(EXPERT_PARAMETERS)}: {missing[0]} is none of them",
         )  # fmt: skip
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    try:
-        lora = lora_of(f"r={rank},alpha={alpha},targets={','.join(targets)}")
-    except LoraError as error:
-        raise WeightsError(path, f"has r = {rank!r}, lora_alpha = {alpha!r}: {error}") from None
-    if problems := list(_problems(lora, modules, of_experts, stored)):
+    lora = Lora.model_validate({**dict(low_rank), "targets": targets, "saved": saved})
+    of_lora = {
+        name: tensor
+        for name, tensor in stored.items()
+        if name not in {_WHOLE[name] for name in saved}
+    }
+    if problems := list(_problems(lora, modules, of_experts, of_lora)):
         raise WeightsError(
-            folder / ADAPTER_WEIGHTS, f"{some_of(problems)}; {ADAPTER_CONFIG} says r = {rank}, and "
-            "a LoRA is lora_A and lora_B beside a projection",
+            folder / ADAPTER_WEIGHTS, f"{some_of(problems)}; {ADAPTER_CONFIG} says r = "
+            f"{config['r']}, and a LoRA is lora_A and lora_B beside a projection",
         )  # fmt: skip
-    return lora, stored
+    return lora, stored, joined
+
+
+def _saved_of(path: Path, config: Mapping[str, Any]) -> tuple[Saved, ...]:
+    """What was trained whole beside the adapters."""
+    names = config.get(_SAVED) or []
+    ends = {str(name).rpartition(".")[2] for name in names} if isinstance(names, list) else {"?"}
+    if others := sorted(ends - set(_WHOLE)):
+        raise WeightsError(
+            path, f"has {_SAVED} = {names!r:.80}: beside adapters {' and '.join(_WHOLE)} can be "
+            f"trained whole, and not {others[0]}"
+        )  # fmt: skip
+    return tuple(name for name in _WHOLE if name in ends)
+
+
+def low_rank_of(path: Path, config: Mapping[str, Any]) -> LowRank:
+    """Rank and scale that adapter_config.json says.
+
+    Raises:
+        WeightsError: they cannot be used.
+    """
+    rank, alpha, rslora = (config.get(name) for name in ("r", "lora_alpha", "use_rslora"))
+    try:
+        return LowRank.model_validate({"rank": rank, "alpha": alpha, "rslora": bool(rslora)})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise WeightsError(
+            path, f"has r = {rank!r}, lora_alpha = {alpha!r}: {first['loc'][0]}: {first['msg']}"
+        ) from None
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of an adapter, as they are.
+
+    Raises:
+        WeightsError: they cannot be read.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = folder / ADAPTER_WEIGHTS
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(path, f"cannot be read: {error}") from None
+
+
+def _header_of(path: Path, tensor: torch.Tensor) -> StoredTensor:
+    dtypes = {dtype: name for name, dtype in STORED_DTYPES.items()}
+    name = dtypes.get(tensor.dtype, str(tensor.dtype))
+    return StoredTensor(path, name, tuple(tensor.shape), 0, tensor.nbytes)
+
+
+def _require_known(folder: Path, stored: Iterable[str]) -> None:
+    """Refuse matrices beside what gets no adapters here, by what they are."""
+    known = (*EXPERT_MODULES.values(), *(e for name in PEFT_MODULES.values() for e in _ends(name)))
+    beside = sorted({name.rpartition(".lora_")[0] for name in stored if ".lora_" in name})
+    if others := [name for name in beside if not name.endswith(known)]:
+        raise WeightsError(
+            folder / ADAPTER_WEIGHTS, f"has adapters of {some_of(others)}: those of the linear "
+            "layers of attention and of the feed-forward network, and of routed experts, are read",
+        )  # fmt: skip
 
 
 def require_plain(path: Path, config: Mapping[str, Any]) -> None:
@@ -178,6 +303,8 @@ def _require_targeted(path: Path, config: Mapping[str, Any], modules: Iterable[s
     wanted, excluded = config.get("target_modules"), config.get("exclude_modules")
     try:
         for module in sorted(modules):
+            if _takes_in(config, f"{module}.weight"):
+                continue
             if (wanted and not _matches(wanted, module)) or _matches(excluded or [], module):
                 raise WeightsError(
                     path, f"has target_modules = {wanted!r:.80} and exclude_modules = "
@@ -185,6 +312,12 @@ def _require_targeted(path: Path, config: Mapping[str, Any], modules: Iterable[s
                 )  # fmt: skip
     except (re.error, TypeError) as error:
         raise WeightsError(path, f"its target_modules cannot be read: {error}") from None
+
+
+def _takes_in(config: Mapping[str, Any], parameter: str) -> bool:
+    """Whether target_parameters name a parameter: whole, or by the end of its name."""
+    named = config.get("target_parameters") or ()
+    return isinstance(named, list) and _matches([str(name) for name in named], parameter)
 
 
 def _matches(patterns: str | Sequence[str], module: str) -> bool:
