@@ -45,7 +45,9 @@ def test_a_loss_of_pairs_is_planned_as_plan_does(tmp_path: Path) -> None:
     rows, dpo = tmp_path / "pairs.jsonl", ("--loss", "dpo,beta=0.3")
     pair = {"prompt": "What is it?", "chosen": "A good answer. " * 9, "rejected": "A bad one. " * 9}
     rows.write_text("\n".join([json.dumps(pair)] * 50))
-    told = call("fit", "tiny", rows, "--machine", "cpu", *STEP, *dpo, "--json")
+    told = call(
+        "fit", "tiny", rows, "--tokenizer", "bytes", "--machine", "cpu", *STEP, *dpo, "--json"
+    )
     assert told.code == 0, told.err
     found = json.loads(told.out)
     cells = {(c["seq_len"], c["is_own"]): c for c in found["cells"] if c["way"] == "full"}
@@ -58,9 +60,9 @@ def test_a_loss_of_pairs_is_planned_as_plan_does(tmp_path: Path) -> None:
     assert cells[512, False]["tokens_per_s"] == pytest.approx(planned, rel=1e-9)
     assert "--loss dpo,beta=0.3 --seq-len 512" in cells[512, False]["command"]
     assert all(cell["tokens_per_s"] and cell["hours"] for cell in cells.values())
-    without = call("fit", "tiny", rows, "--machine", "cpu", *STEP)
+    without = call("fit", "tiny", rows, "--tokenizer", "bytes", "--machine", "cpu", *STEP)
     assert without.code == 2 and "--loss dpo" in without.err
-    screen = call("fit", "tiny", rows, "--machine", "cpu", *STEP, *dpo)
+    screen = call("fit", "tiny", rows, "--tokenizer", "bytes", "--machine", "cpu", *STEP, *dpo)
     assert "tiny, --loss dpo,beta=0.3" in screen.out
     assert "without the reference's forward pass" in screen.out
     wrong = call("fit", "tiny", "--machine", "cpu", *STEP, "--loss", "mine.py:loss")
@@ -87,7 +89,18 @@ def test_what_does_not_fit_lacks_what_the_bound_says() -> None:
 
 def test_data_has_hours_money_and_lengths_of_its_own(tmp_path: Path) -> None:
     rows, page = write_rows(tmp_path / "rows.jsonl", 200), tmp_path / "fit.html"
-    given = ("fit", "tiny", rows, "--machine", "cpu", *STEP, "--price", "cpu=0.5")
+    given = (
+        "fit",
+        "tiny",
+        rows,
+        "--tokenizer",
+        "bytes",
+        "--machine",
+        "cpu",
+        *STEP,
+        "--price",
+        "cpu=0.5",
+    )
     told = call(*given, "--json")
     assert told.code == 0, told.err
     found = json.loads(told.out)

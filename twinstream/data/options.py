@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from twinstream.data.data_error import DataError
+from twinstream.data.shapes import Columns
 from twinstream.schedule.errors import ArgumentError, require_whole
 
 _TEMPLATES_OWN_DATE = date(2024, 7, 26)  # what Llama's templates say where they are told none
@@ -44,6 +45,7 @@ class DataOptions:
         today: what templates that print the date are told, so that a run that goes on tomorrow
             sees the tokens of today.
         pairs: each row has a prompt with a chosen and a rejected answer, which are two documents.
+        columns: under which names columns are read, as (("prompt", "question"),).
         skip_bad_rows: how many rows that cannot be used are left out; one more is an error.
         workers: processes that tokenise beside the training; 0 does it in the caller's.
     """
@@ -53,6 +55,7 @@ class DataOptions:
     chat_template: Path | None = None
     today: date = _TEMPLATES_OWN_DATE
     pairs: bool = False
+    columns: Columns = ()
     skip_bad_rows: int = 0
     workers: int = 4
 

@@ -50,6 +50,7 @@ class _Tally:
         num_unlearned: in which nothing is learned.
         num_retold: conversations of which each turn is a document.
         left_out: of the template, by what it is, with the place of the first.
+        told: of what else was told, by what it is.
     """
 
     num_sources: int
@@ -63,6 +64,7 @@ class _Tally:
     num_unlearned: int = 0
     num_retold: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
+    told: Counter[str] = field(default_factory=Counter)
     first_places: dict[str, str] = field(default_factory=dict)
     lengths: list[Ints] = field(default_factory=list)
 
@@ -84,8 +86,9 @@ class _Tally:
                 self.num_divided += is_long and self.sides == 1 and bool(learned.all())
                 is_cut = self.sides > 1 or not learned.all()
             self.num_cut += is_long and is_learned and is_cut
-            if (what := passages[document].left_out) is not None:
-                self.left_out[what] += 1
+            left_out, told = passages[document].left_out, passages[document].told
+            for what in told if left_out is None else (left_out, *told):
+                (self.told if what in told else self.left_out)[what] += 1
                 if what not in self.first_places:
                     self.first_places[what] = document_place(block, tokens, document)
             start = end
@@ -203,6 +206,10 @@ def _changed(tally: _Tally, longest: int, refuse_long: bool) -> list[str]:
             f"{count:,} in which the chat template leaves out {what} of turns of the assistant{so} "
             f"(first: {tally.first_places[what]})"
         )
+    found += [
+        f"{count:,} {what} (first: {tally.first_places[what]})"
+        for what, count in tally.told.items()
+    ]
     return [f"of {tally.num_documents:,} sampled documents: {'; '.join(found)}"] if found else []
 
 
