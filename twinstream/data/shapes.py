@@ -7,15 +7,19 @@ from typing import Any, Literal
 from twinstream.data.data_error import DataError
 
 Kind = Literal["messages", "texts", "instruction", "text", "ids", "answers"]
+GOES_ON = "continue_final_message"  # of a row whose last turn is not at its end
 _CHAT = ("system", "tools")
+_TURNS = (*_CHAT, GOES_ON)
 _ASKED = ("history", *_CHAT)
 # Fields that are no part of any shape alone, and change what is learned where someone gives them.
 _TELLING = (
     *("system", "system_prompt", "tools", "functions", "history", "input", "context"),
-    *("label", "labels", "weight", "loss_weight", "train", "loss"),
+    *(GOES_ON, "label", "labels", "weight", "loss_weight", "train", "loss"),
     *("image", "images", "video", "videos", "audio", "audios"),
 )
-_AS_USUAL: Mapping[str, object] = {"weight": 1, "loss_weight": 1, "train": True, "loss": 1}
+_AS_USUAL: Mapping[str, object] = {
+    GOES_ON: False, "weight": 1, "loss_weight": 1, "train": True, "loss": 1
+}  # fmt: skip
 _MEDIA = _TELLING[-6:]
 
 
@@ -53,9 +57,9 @@ class Shape:
 
 
 SHAPES = (
-    Shape("messages", ("messages",), _CHAT),
-    Shape("messages", ("conversations",), _CHAT),
-    Shape("messages", ("conversation",), _CHAT),
+    Shape("messages", ("messages",), _TURNS),
+    Shape("messages", ("conversations",), _TURNS),
+    Shape("messages", ("conversation",), _TURNS),
     Shape("texts", ("prompt", "completion"), _CHAT),
     Shape("instruction", ("instruction", "output"), ("input", *_ASKED)),
     Shape("text", ("text",)),

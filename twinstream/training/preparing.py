@@ -83,6 +83,16 @@ class Prepared:
         """Of the plan."""
         return self.plan.tokens_per_step
 
+    @property
+    def is_cross_entropy(self) -> bool:
+        """Whether the loss is, of each label: neither one of pairs nor one's own."""
+        model = self.model.spec
+        if not isinstance(model, TracedModel):
+            return self.recipe.dpo is None
+        from twinstream.executor.modules.building import has_own_loss
+
+        return self.recipe.dpo is None and not has_own_loss(model.source)
+
     @cached_property
     def reference_s(self) -> float | None:
         """Time before the first step of a run for the reference of DPO, as predicted."""

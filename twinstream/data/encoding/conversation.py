@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinstream.data.data_error import DataError
+from twinstream.data.shapes import GOES_ON
 
 Message = Mapping[str, Any]
 
@@ -21,6 +22,7 @@ _NAMES = {"from": "role", "value": "content"}
 # OpenAI, Axolotl (either name), ms-swift, LLaMA-Factory
 _FLAGS = ("weight", "train", "training", "loss", "loss_weight")
 _PARTLY = ("train_detail", "training_detail")
+_OPEN = "prefix"
 CONTENT, CALLS, THOUGHTS = "the content", "the tool calls", "the thoughts"
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
@@ -32,12 +34,15 @@ class Conversation:
     Attributes:
         learned: indices of messages.
         unlearned: indices of the assistant's other messages, which the row leaves out.
+        is_open: the last turn, the assistant's, is not at its end (`prefix` of that message, as
+            Mistral's API has it, or `continue_final_message` of the row, as transformers has it).
     """
 
     messages: tuple[Message, ...]
     learned: tuple[int, ...]
     unlearned: tuple[int, ...]
     tools: object
+    is_open: bool = False
 
 
 def conversation_of(fields: Mapping[str, Any], name: str) -> Conversation:
@@ -64,6 +69,7 @@ def conversation_of(fields: Mapping[str, Any], name: str) -> Conversation:
         tuple(index for index in speaks if chosen[index]),
         tuple(index for index in speaks if not chosen[index]),
         _tools(fields),
+        bool(value[-1].get(_OPEN) or fields.get(GOES_ON)) and messages[-1]["role"] == "assistant",
     )
 
 
@@ -213,7 +219,7 @@ def _message(value: object, place: str) -> Message:
     found = {
         key: one
         for key, one in named.items()
-        if key not in _FLAGS and (one is not None or key == "content")
+        if key not in (*_FLAGS, _OPEN) and (one is not None or key == "content")
     }
     found["role"] = _ROLES.get(role, role)
     if role == "function_call":

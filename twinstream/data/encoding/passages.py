@@ -178,8 +178,10 @@ class PassageMaker:
 
         def rendered(form: list[Message]) -> list[Passage]:
             if self.loss_on == "completions" and not template.marks_generation:
-                return list(self._by_turns(form, of))
-            return [self._whole(form, of)]
+                found = list(self._by_turns(form, of))
+            else:
+                found = [self._whole(form, of)]
+            return [*found[:-1], _left_open(found[-1], form[-1])] if of.is_open else found
 
         return _in_the_best_form(of.messages, rendered)
 
@@ -320,6 +322,22 @@ def _open_turn(last: Message, first: Message) -> str | None:
         return None
     begun, more = last["content"], first["content"]
     return begun if isinstance(begun, str) and isinstance(more, str) else None
+
+
+def _left_open(passage: Passage, last: Message) -> Passage:
+    """Up to the end of the last message, as transformers' `continue_final_message` ends it."""
+    said, text = last["content"], passage.text
+    if not isinstance(said, str) or not said.strip() or said.strip() not in text:
+        raise DataError(
+            "the last message is to be gone on with, and has no text that the chat template renders"
+        )
+    at = text.rindex(said.strip())
+    keeps_space = text.startswith(said.lstrip(), at)
+    end = at + len(said.lstrip() if keeps_space else said.strip())
+    spans = None
+    if passage.learned is not None:
+        spans = tuple((start, min(stop, end)) for start, stop in passage.learned if start < end)
+    return replace(passage, text=text[:end], learned=spans)
 
 
 def _behind(opened: str | None, whole: str, start: int) -> int:
