@@ -104,7 +104,7 @@ class FileTokenizer:
         self.special = SpecialTokens(named, self._stops(named, folder))
         self.identity = text.encode() + repr((sorted(named.items()), self.special)).encode()
         self.before, self.after = self._around(named.get("eos_token"))
-        self._prepends = self._puts_a_space_first()
+        self._prepends = _prepends(json.loads(text).get("normalizer"))
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         encode = self._tokenizer.encode_batch_fast
@@ -137,15 +137,6 @@ class FileTokenizer:
         if eos_id is not None and eos_id not in after:
             after = [*after, eos_id]
         return _ids(ids[:first]), _ids(after)
-
-    def _puts_a_space_first(self) -> bool:
-        """Whether a text gets a mark of a space before it, as by Llama 2's `Prepend`."""
-
-        def ids(text: str) -> list[int]:
-            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-        whole = ids("a b")
-        return whole != ids("a") + ids(" b") and whole == ids("a") + ids("b")
 
     def _stops(self, named: dict[str, str], folder: Path) -> dict[str, int]:
         """End tokens, and other special ones at which a template may end a turn."""
@@ -202,6 +193,14 @@ def _named(settings: dict[str, Any]) -> dict[str, str]:
         if name.endswith("_token") and isinstance(content, str):
             named[name] = content
     return named
+
+
+def _prepends(normalizer: Any) -> bool:
+    """Whether a text gets a mark of a space before it, as by Llama 2's normalizer."""
+    if not isinstance(normalizer, dict):
+        return False
+    inner = normalizer.get("normalizers") or []
+    return normalizer.get("type") == "Prepend" or any(map(_prepends, inner))
 
 
 def _by_text(
