@@ -8,13 +8,15 @@ import pytest
 from rich.console import Console
 
 import twinstream as ts
+from tests.data.samples import lines_of, loaded, paragraphs, tokenizer_folder
 from tests.front_door.command_line import call
-from tests.training.small_runs import write_rows
-from twinstream.commands.fit import lengths_of, prices_of
+from tests.training.small_runs import write_config, write_rows
+from twinstream.commands.fit import FitOptions, lengths_of, prices_of
 from twinstream.schedule.document import Schedule
 from twinstream.study.fit.cells import FitCell, FitQuestion, FitTable, ways
 from twinstream.study.fit.screen import fit_screen
 
+CPU = ("--machine", "cpu", "--backend", "cpu")
 STEP = ("--tokens-per-step", 2048, "--seq-len", "512,1k", "--jobs", 1, "--effort", "quick")
 
 
@@ -113,6 +115,36 @@ def test_data_has_hours_money_and_lengths_of_its_own(tmp_path: Path) -> None:
     assert "the data's, to 256" in screen.out and str(rows) in screen.out
     text = page.read_text()
     assert "What can a card do with tiny?" in text and "--base nf4" in text
+
+
+def test_data_is_opened_as_train_opens_it(tmp_path: Path) -> None:
+    """With a tokenizer, its tokens; bytes only where they are asked for, which the screen says."""
+    rows, folder = tmp_path / "rows.jsonl", tokenizer_folder(tmp_path / "tokenizer")
+    texts = paragraphs()[:20]
+    rows.write_text(lines_of([{"body": text} for text in texts]))
+    write_config(tmp_path / "m")
+
+    def question(tokenizer: Path) -> FitQuestion:
+        how = FitOptions(["cpu"], seq_len="512", tokenizer=tokenizer, columns="text=body")
+        return how.question("tiny", [str(rows)])
+
+    refused = call("fit", "tiny", rows, "--machine", "cpu")
+    assert refused.code == 2 and "--tokenizer FOLDER" in refused.err and "bytes" in refused.err
+    refused = call("fit", tmp_path / "m", rows, "--machine", "cpu")
+    train = call("train", tmp_path / "m", rows, "-o", tmp_path / "run", "--dry-run", *CPU)
+    why = refused.err.splitlines()[-1]
+    assert "m has no tokenizer.json" in why and why == train.err.splitlines()[-1]
+    bytes_ = question(Path("bytes"))
+    assert bytes_.dataset_tokens == sum(len(text.encode()) for text in texts)
+    asked = question(folder)
+    tokens = sum(len(one.ids) + 1 for one in loaded(folder).encode_batch(texts))  # an end token
+    assert asked.dataset_tokens == tokens and not asked.counts_bytes
+    assert asked.data == f"{rows} --tokenizer {folder} --columns text=body"
+    told = FitTable(
+        model="tiny", tokens_per_step=1, dataset_tokens=9, counts_bytes=bytes_.counts_bytes,
+        cells=(), peaks={},
+    )  # fmt: skip
+    assert "data of 9 tokens, each of one byte (--tokenizer bytes)" in shown(told)
 
 
 def shown(found: FitTable) -> str:
