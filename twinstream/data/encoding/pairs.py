@@ -141,10 +141,8 @@ def _is_answered(messages: Sequence[Any]) -> bool:
 
 def _num_alike(chosen: Any, rejected: Any) -> int:
     """Messages, or characters up to a space or a line end, that both begin with."""
-    if isinstance(chosen, list):
-        alike = map(is_alike, chosen, rejected)
-    else:
-        alike = (a == b for a, b in zip(chosen, rejected, strict=False))
+    is_same = is_alike if isinstance(chosen, list) else str.__eq__
+    alike = map(is_same, chosen, rejected)
     same = next((i for i, one in enumerate(alike) if not one), min(len(chosen), len(rejected)))
     if isinstance(chosen, str):
         same = 1 + max(chosen.rfind(end, 0, same) for end in " \n")

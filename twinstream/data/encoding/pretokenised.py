@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from twinstream.data.data_error import DataError
 from twinstream.data.encoding.conversation import kind, short
-from twinstream.data.spans import NO_LABEL
+
+_IGNORED = -100  # by the losses of transformers
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ def token_row(fields: Mapping[str, Any], *, everything: bool) -> TokenRow:
     learned = np.ones(len(ids), np.bool_)
     if fields.get("labels") is not None:
         labels = _numbers(fields, "labels", len(ids))
-        learned = labels != NO_LABEL
+        learned = labels != _IGNORED
         _require_same(ids, labels, learned)
     elif fields.get("completion_mask") is not None:
         learned = _numbers(fields, "completion_mask", len(ids)) != 0
@@ -71,5 +72,5 @@ def _require_same(
         at = int(other[0])
         raise DataError(
             f"number {at + 1} of `labels` is {labels[at]}, and of `input_ids` {ids[at]}: each "
-            f"label needs to be the id at its own place, or {NO_LABEL} (the model shifts them)"
+            f"label needs to be the id at its own place, or {_IGNORED} (the model shifts them)"
         )
