@@ -1,5 +1,6 @@
 """The shapes of rows that people have, beside what transformers and TRL make of the same."""
 
+import json
 from typing import Any
 
 import pytest
@@ -219,6 +220,8 @@ def test_a_completion_that_begins_with_the_prompt_is_told(tmp_path):
         ({"system": "Brief.", "question": ASK, "answer": "No."}, None, "`system` is not used"),
         ({"messages": [user(ASK), said("No.")], "tools": TOOLS}, CHATML, "`tools` are not used"),
         ({"messages": [user(ASK), said("No.")], "tools": TOOLS}, WITH_TOOLS, ""),
+        ({"messages": [user(ASK), said("No.")], "tools": json.dumps(TOOLS)}, CHATML, "`tools` are"),
+        ({"text": "It is hot.", "system": "Brief."}, CHATML, "`system` is not used"),
         ({"prompt": ASK, "completion": "No.", "tools": TOOLS}, CHATML, "`tools` are not used"),
         ({"text": "It is hot.", "weight": 0.5}, CHATML, "`weight` is not used"),
         ({"text": "It is hot.", "loss_weight": 1.0, "train": True}, CHATML, ""),
@@ -233,6 +236,7 @@ def test_what_would_change_what_is_learned_is_used_or_told_with_its_count(
 ):
     _, _, warned = read(tmp_path, [row] * 3, template)
     assert f"3 whose {told}" in warned if told else not warned
+    assert warned.count("whose") <= 1
     assert "rows.jsonl:1" in warned or not told
 
 
@@ -270,6 +274,8 @@ def test_columns_of_other_names_are_read_as_told(tmp_path):
     for wrong in ("prompt", "prompt=", "promt=a", "prompt=a,prompt=b", "prompt=a,text=a"):
         with pytest.raises(DataError, match=f"columns '{wrong}'"):
             columns_of(wrong)
+    with pytest.raises(DataError, match="'promt' is nothing that rows have"):
+        DataOptions(columns=(("promt", "ask"),))
 
 
 def test_columns_decide_what_data_it_is(tmp_path):

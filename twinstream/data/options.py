@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from twinstream.data.data_error import DataError
-from twinstream.data.shapes import Columns
+from twinstream.data.shapes import Columns, columns_of
 from twinstream.schedule.errors import ArgumentError, require_whole
 
 _TEMPLATES_OWN_DATE = date(2024, 7, 26)  # what Llama's templates say where they are told none
@@ -62,6 +62,8 @@ class DataOptions:
     def __post_init__(self) -> None:
         require_whole("skip_bad_rows", self.skip_bad_rows, 0, 2**31 - 1)
         require_whole("workers", self.workers, 0, 1024)
+        if self.columns:
+            columns_of(",".join(f"{ours}={theirs}" for ours, theirs in self.columns))
         _require_one_of("loss_on", self.loss_on, ("completions", "all"))
         _require_one_of("long_documents", self.long_documents, ("cut", "refuse"))
 

@@ -144,8 +144,9 @@ def _said(message: Mapping[str, Any]) -> dict[str, Any]:
     return found | {"role": role_of(message), "content": _as_text(named.get("content"))}
 
 
-def undescribed(tools: object, text: str) -> bool:
-    """Whether a text lacks the name of a tool that is described."""
+def undescribed(fields: Mapping[str, Any], text: str) -> bool:
+    """Whether a text lacks the name of a tool that the row describes."""
+    tools = _tools(fields)
     found = tools if isinstance(tools, list) else [tools]
     functions = [one.get("function", one) if isinstance(one, dict) else {} for one in found]
     names = [one.get("name") if isinstance(one, dict) else None for one in functions]

@@ -81,9 +81,10 @@ class PassageMaker:
         shape = shape_of(fields, pairs=self.pairs)
         found = self._of_pair(fields, shape) if self.pairs else self._of_row(fields, shape)
         unread = [f"whose `{name}` is not used" for name in shape.unread(fields)]
-        if fields.get("system") and not any(one.is_chat for one in found):
+        counts = [name for name in shape.beside if fields.get(name)]
+        if "system" in counts and not any(one.is_chat for one in found):
             unread.append("whose `system` is not used: nothing of them is a chat")
-        if fields.get("tools") and any(undescribed(fields["tools"], one.text) for one in found):
+        if "tools" in counts and any(undescribed(fields, one.text) for one in found):
             unread.append("whose `tools` are not used: the text does not name them")
         return [replace(one, told=(*one.told, *unread)) for one in found]
 
