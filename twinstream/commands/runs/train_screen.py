@@ -45,7 +45,7 @@ def train_screen(prepared: Prepared, done: int) -> Group:
     step = f"{prepared.tokens_per_step:,} tokens: {workload_line(plan.workload)}"
     table.add_row("a step", f"{step}, {_contents(prepared)}")
     if not done and (kept := _kept_by(prepared)):
-        table.add_row("under other caps", f"the same steps with {kept}")
+        table.add_row("other caps", f"the same steps with {kept}")
     left = max(0, prepared.num_steps - done)
     of = f" of {prepared.num_steps:,}" if done else ""
     for name, text in (
