@@ -52,6 +52,13 @@ def build_module(
         return module
 
 
+def has_own_loss(source: ModuleSource) -> bool:
+    """Whether the loss is a person's own, given beside the module or by its file."""
+    if source.loss is not None or source.kind != "python":
+        return source.loss is not None
+    return getattr(build_module(source, torch.float32, None), OWN_LOSS, None) is not None
+
+
 def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None) -> nn.Module:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM

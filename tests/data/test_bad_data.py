@@ -28,7 +28,7 @@ from twinstream.schedule.errors import ArgumentError
         ("a.jsonl", b'{"text": "a"}\n' * 3, r"none of 3 sampled documents has a token to learn"),
         ("a.txt", b"caf\xe9 au lait", r"a.txt is not UTF-8 text: byte 3 is 0xe9; convert it"),
         ("a.txt", b"", r"a.txt is empty \(0 bytes\)"),
-        ("a.csv", b"text", r"a.csv is of an unknown kind, '.csv': twinstream reads .txt, .jsonl"),
+        ("a.xml", b"text", r"a.xml is of an unknown kind, '.xml': twinstream reads .txt, .jsonl"),
         ("a.parquet", b"PAR1 not really", r"a.parquet is no parquet file, or damaged"),
         ("a.bin", b"\x01\x00\x02", r"a.bin has 3 bytes, an odd number"),
     ],
@@ -42,8 +42,8 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path, name, content, message):
 def test_missing_files_and_empty_folders_are_named(tmp_path):
     with pytest.raises(DataError, match=r"cannot read .*none.txt: No such file"):
         data_of(tmp_path / "none.txt")
-    (tmp_path / "x.csv").touch()
-    with pytest.raises(DataError, match=r"has no file to train on, but others: .csv \(1\)"):
+    (tmp_path / "x.xml").touch()
+    with pytest.raises(DataError, match=r"has no file to train on, but others: .xml \(1\)"):
         data_of(tmp_path)
     with pytest.raises(DataError, match="there is no file to train on"):
         TrainingData.open([], None, longest=64, options=HERE)

@@ -120,3 +120,24 @@ def test_special_tokens_may_be_named_in_a_file_of_their_own(tmp_path):
     assert FileTokenizer(folder).after.tolist() == []
     (folder / "special_tokens_map.json").write_text('{"eos_token": {"content": "<|im_end|>"}}')
     assert FileTokenizer(folder).after.tolist() == [2]
+
+
+def test_a_mark_before_a_text_is_not_before_each_of_its_pieces(tmp_path, monkeypatch):
+    """As Llama 2's normalizer has it; beside the library, which takes the text whole."""
+    from tokenizers import Tokenizer, models, normalizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    alphabet = [chr(code) for code in range(33, 127)] + ["▁", "\n"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<unk>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(["is", "a", "word", "of", "a", "text", "in", "it"], trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = "\n\n".join(paragraphs()[:60])
+    monkeypatch.setattr(module, "_PIECE_CHARS", 500)
+    ours = FileTokenizer(tmp_path)
+    (found,), (located,) = ours.encode([text]), ours.locate([text])
+    assert found.tolist() == tokenizer.encode(text).ids == located.ids.tolist()

@@ -8,13 +8,15 @@ import pytest
 from rich.console import Console
 
 import twinstream as ts
+from tests.data.samples import lines_of, loaded, paragraphs, tokenizer_folder
 from tests.front_door.command_line import call
-from tests.training.small_runs import write_rows
-from twinstream.commands.fit import lengths_of, prices_of
+from tests.training.small_runs import write_config, write_rows
+from twinstream.commands.fit import FitOptions, lengths_of, prices_of
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.study.fit.cells import FitCell, FitQuestion, FitTable, ways
 from twinstream.study.fit.screen import fit_screen
 
+CPU = ("--machine", "cpu", "--backend", "cpu")
 STEP = ("--tokens-per-step", 2048, "--seq-len", "512,1k", "--jobs", 1, "--effort", "quick")
 
 
@@ -45,7 +47,9 @@ def test_a_loss_of_pairs_is_planned_as_plan_does(tmp_path: Path) -> None:
     rows, dpo = tmp_path / "pairs.jsonl", ("--loss", "dpo,beta=0.3")
     pair = {"prompt": "What is it?", "chosen": "A good answer. " * 9, "rejected": "A bad one. " * 9}
     rows.write_text("\n".join([json.dumps(pair)] * 50))
-    told = call("fit", "tiny", rows, "--machine", "cpu", *STEP, *dpo, "--json")
+    told = call(
+        "fit", "tiny", rows, "--tokenizer", "bytes", "--machine", "cpu", *STEP, *dpo, "--json"
+    )
     assert told.code == 0, told.err
     found = json.loads(told.out)
     cells = {(c["seq_len"], c["is_own"]): c for c in found["cells"] if c["way"] == "full"}
@@ -58,9 +62,9 @@ def test_a_loss_of_pairs_is_planned_as_plan_does(tmp_path: Path) -> None:
     assert cells[512, False]["tokens_per_s"] == pytest.approx(planned, rel=1e-9)
     assert "--loss dpo,beta=0.3 --seq-len 512" in cells[512, False]["command"]
     assert all(cell["tokens_per_s"] and cell["hours"] for cell in cells.values())
-    without = call("fit", "tiny", rows, "--machine", "cpu", *STEP)
+    without = call("fit", "tiny", rows, "--tokenizer", "bytes", "--machine", "cpu", *STEP)
     assert without.code == 2 and "--loss dpo" in without.err
-    screen = call("fit", "tiny", rows, "--machine", "cpu", *STEP, *dpo)
+    screen = call("fit", "tiny", rows, "--tokenizer", "bytes", "--machine", "cpu", *STEP, *dpo)
     assert "tiny, --loss dpo,beta=0.3" in screen.out
     assert "without the reference's forward pass" in screen.out
     wrong = call("fit", "tiny", "--machine", "cpu", *STEP, "--loss", "mine.py:loss")
@@ -87,7 +91,18 @@ def test_what_does_not_fit_lacks_what_the_bound_says() -> None:
 
 def test_data_has_hours_money_and_lengths_of_its_own(tmp_path: Path) -> None:
     rows, page = write_rows(tmp_path / "rows.jsonl", 200), tmp_path / "fit.html"
-    given = ("fit", "tiny", rows, "--machine", "cpu", *STEP, "--price", "cpu=0.5")
+    given = (
+        "fit",
+        "tiny",
+        rows,
+        "--tokenizer",
+        "bytes",
+        "--machine",
+        "cpu",
+        *STEP,
+        "--price",
+        "cpu=0.5",
+    )
     told = call(*given, "--json")
     assert told.code == 0, told.err
     found = json.loads(told.out)
@@ -100,6 +115,36 @@ def test_data_has_hours_money_and_lengths_of_its_own(tmp_path: Path) -> None:
     assert "the data's, to 256" in screen.out and str(rows) in screen.out
     text = page.read_text()
     assert "What can a card do with tiny?" in text and "--base nf4" in text
+
+
+def test_data_is_opened_as_train_opens_it(tmp_path: Path) -> None:
+    """With a tokenizer, its tokens; bytes only where they are asked for, which the screen says."""
+    rows, folder = tmp_path / "rows.jsonl", tokenizer_folder(tmp_path / "tokenizer")
+    texts = paragraphs()[:20]
+    rows.write_text(lines_of([{"body": text} for text in texts]))
+    write_config(tmp_path / "m")
+
+    def question(tokenizer: Path) -> FitQuestion:
+        how = FitOptions(["cpu"], seq_len="512", tokenizer=tokenizer, columns="text=body")
+        return how.question("tiny", [str(rows)])
+
+    refused = call("fit", "tiny", rows, "--machine", "cpu")
+    assert refused.code == 2 and "--tokenizer FOLDER" in refused.err and "bytes" in refused.err
+    refused = call("fit", tmp_path / "m", rows, "--machine", "cpu")
+    train = call("train", tmp_path / "m", rows, "-o", tmp_path / "run", "--dry-run", *CPU)
+    why = refused.err.splitlines()[-1]
+    assert "m has no tokenizer.json" in why and why == train.err.splitlines()[-1]
+    bytes_ = question(Path("bytes"))
+    assert bytes_.dataset_tokens == sum(len(text.encode()) for text in texts)
+    asked = question(folder)
+    tokens = sum(len(one.ids) + 1 for one in loaded(folder).encode_batch(texts))  # an end token
+    assert asked.dataset_tokens == tokens and not asked.counts_bytes
+    assert asked.data == f"{rows} --tokenizer {folder} --columns text=body"
+    told = FitTable(
+        model="tiny", tokens_per_step=1, dataset_tokens=9, counts_bytes=bytes_.counts_bytes,
+        cells=(), peaks={},
+    )  # fmt: skip
+    assert "data of 9 tokens, each of one byte (--tokenizer bytes)" in shown(told)
 
 
 def shown(found: FitTable) -> str:

@@ -1,6 +1,7 @@
 """A loss of a person's own: autograd's numbers through the executor, priced, or refused by name."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -199,11 +200,14 @@ def test_blocks_become_a_module_with_their_loss(tmp_path: Path, losses: Path) ->
     own.write_text(FROM_BLOCKS)
     rows = (str(write_rows(tmp_path / "rows.jsonl")),)
     given = {"data": rows, "learning_rate": 1e-2}
-    _, inside = trained(options(tmp_path / "a", model=f"{own}:build", **given))
+    held_out = {"eval_data": rows, "eval_every": 6}
+    _, inside = trained(options(tmp_path / "a", model=f"{own}:build", **given, **held_out))
     loss = f"{losses}:smoothed"
     _, beside = trained(options(tmp_path / "b", model=f"{own}:usual", loss=loss, **given))
-    _, plain = trained(options(tmp_path / "c", model=f"{own}:usual", **given))
+    _, plain = trained(options(tmp_path / "c", model=f"{own}:usual", **given, **held_out))
     assert inside.losses == beside.losses != plain.losses
+    assert inside.evals[-1].perplexity is None  # that is of cross entropy alone
+    assert plain.evals[-1].perplexity == pytest.approx(math.exp(plain.evals[-1].loss))
     for name in ("few", "none"):
         told = call("trace", f"{own}:{name}", "-o", tmp_path / "m.json")
         assert told.code == 2 and "from_blocks got" in told.err

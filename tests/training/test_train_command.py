@@ -13,6 +13,7 @@ from tests.training.small_runs import SHAPE, options, write_config, write_rows
 from twinstream.cli import app, main
 from twinstream.commands.runs import train as training
 from twinstream.executor.backends.cpu import CpuBackend
+from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
 from twinstream.training.options import read_options, write_options
 
 
@@ -175,3 +176,46 @@ def test_a_dry_run_needs_neither_weights_nor_a_folder(
     assert sorted(tmp_path.rglob("*")) == before
     with pytest.raises(ts.TwinstreamError, match="has neither"):
         ts.train(folder, rows, tmp_path / "run", seq_len=64)
+
+
+def test_columns_are_told_by_a_flag_a_table_or_a_dictionary(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    flag = asked(["tiny", "a.txt", "-o", "run", "--columns", "prompt=ask,completion=said"],
+                 monkeypatch)  # fmt: skip
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'model = "tiny"\ndata = ["a.txt"]\noutput = "run"\n'
+        '[columns]\nprompt = "ask"\ncompletion = "said"\n'
+    )
+    assert flag.columns == asked([str(file)], monkeypatch).columns == "prompt=ask,completion=said"
+    for wrong, why in (("promt=ask", "'promt' is nothing"), ("text", "is no NAME=COLUMN")):
+        with pytest.raises(ts.TwinstreamError, match=f"columns.*{why}"):
+            ts.train("tiny", "a.txt", "run", columns=wrong)
+    with pytest.raises(ts.TwinstreamError, match="the row has no `5`"):
+        rows = str(write_rows(tmp_path / "rows.jsonl"))
+        ts.train("tiny", rows, tmp_path / "run", columns={"text": 5}, machine="cpu")
+
+
+def test_other_caps_have_the_same_steps_with_the_flags_that_the_screen_names(
+    tmp_path: Path,
+) -> None:
+    """Each cap chooses another chunk otherwise, which packs other documents."""
+    model, rows = write_config(tmp_path / "m"), write_rows(tmp_path / "rows.jsonl")
+    common = ("train", model, rows, "--seq-len", "64", "--tokens-per-step", "512", "--steps", 2,
+              "--machine", "cpu", "--backend", "cpu", "--data-workers", 0)  # fmt: skip
+    wide = told(*common, "-o", tmp_path / "wide")
+    flags = " ".join(wide.split()).split("the same steps with ")[1].split()[:6]
+    assert flags[:2] == ["--tokens-per-step", "512"] and flags[2] == "--chunk-tokens"
+    caps = ("--device-mem", "3MiB", "--host-mem", "64MiB")
+    told(*common, *caps, *flags[2:], "-o", tmp_path / "same")
+    other = told(*common, *caps, "--chunk-tokens", 64, "-o", tmp_path / "other")
+    assert "other caps" in other
+    losses = {
+        name: [
+            one.loss
+            for one in events_of_kind(read_metrics(tmp_path / name / "metrics.jsonl"), StepMetrics)
+        ]
+        for name in ("wide", "same", "other")
+    }
+    assert losses["wide"] == losses["same"] != losses["other"]

@@ -20,6 +20,7 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
 from twinstream.schedule.sizes import parse_bytes, parse_number
 from twinstream.study.fit.cells import LENGTHS, LORA, TOKENS_PER_STEP, FitQuestion, OwnLengths
+from twinstream.training.options import BYTES
 
 if TYPE_CHECKING:
     from twinstream.study.fit.cells import FitTable
@@ -58,6 +59,17 @@ class FitOptions:
         int | None,
         typer.Option(min=1, max=2**60, metavar="N", help="Of the data, in place of DATA."),
     ] = None
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Of DATA: a folder, tokenizer.json, or `bytes`."),
+    ] = None
+    chat_template: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Jinja, in place of the tokenizer's own.")
+    ] = None
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="NAME=COLUMN,...", help="Columns of other names, as in `train`."),
+    ] = None
     lora: Annotated[str, typer.Option(metavar="OPTIONS", help="Of the rows with LoRA.")] = LORA
     loss: Annotated[
         str | None,
@@ -90,12 +102,45 @@ class FitOptions:
             raise FitError(f"--loss '{self.loss}': only dpo is asked about, with --loss dpo")
         lengths, own, told = lengths_of(self.seq_len), None, self.tokens
         if data:
-            own, told = _own_lengths(model, data, max(lengths), pairs=self.loss is not None)
+            own, told = self._own_lengths(model, data, max(lengths))
         return FitQuestion(
             model, machines, lengths, self.tokens_per_step, self.lora, self.device_mem,
             self.host_mem, own, told, prices_of(self.price or [], machines),
-            join(data) if data else "DATA", self.loss,
+            join([*data, *self._of_data]) if data else "DATA", self.loss,
+            counts_bytes=bool(data) and self.tokenizer == Path(BYTES),
         )  # fmt: skip
+
+    @property
+    def _of_data(self) -> list[str]:
+        """What `train` has to be told of the data, too."""
+        given = {
+            "--tokenizer": self.tokenizer,
+            "--chat-template": self.chat_template,
+            "--columns": self.columns,
+        }
+        return [str(x) for pair in given.items() if pair[1] is not None for x in pair]
+
+    def _own_lengths(self, model: str, data: list[str], longest: int) -> tuple[OwnLengths, int]:
+        """How the documents of files are long, and how many tokens they have together."""
+        from twinstream.data.options import DataOptions
+        from twinstream.data.shapes import columns_of
+        from twinstream.training.data_opening import opened, tokenizer_for
+        from twinstream.training.planning import expected_packing
+
+        path, pairs = Path(model), self.loss is not None
+        folder = path if path.is_dir() else path.parent if path.name == "config.json" else None
+        tokenizer = tokenizer_for(self.tokenizer, folder, data, is_random=False)
+        rows = DataOptions(
+            workers=0,
+            pairs=pairs,
+            chat_template=self.chat_template,
+            columns=columns_of(self.columns) if self.columns else (),
+        )
+        read = opened(data, tokenizer, rows, longest=longest)
+        found = read.lengths()
+        seq_len = min(longest, -(-int(found.max()) // _GRAIN) * _GRAIN)
+        packing = expected_packing(found, seq_len * (2 if pairs else 1))
+        return OwnLengths(seq_len, packing), read.epoch_tokens
 
 
 @grouped()
@@ -138,26 +183,6 @@ def _found(question: FitQuestion, effort: str, num_jobs: int, *, quiet: bool) ->
         return studied(
             question, effort=effort, num_jobs=num_jobs, on_table=lambda t: show(fit_screen(t))
         )
-
-
-def _own_lengths(
-    model: str, data: list[str], longest: int, *, pairs: bool
-) -> tuple[OwnLengths, int]:
-    """How the documents of files are long, and how many tokens they have together."""
-    from twinstream.data.options import DataOptions
-    from twinstream.data.training_data import TrainingData
-    from twinstream.training.amounts import source_of
-    from twinstream.training.planning import expected_packing
-
-    folder = Path(model)
-    tokenizer = folder if (folder / "tokenizer.json").exists() else None
-    sources = [source_of(name) for name in data]
-    options = DataOptions(workers=0, pairs=pairs)
-    read = TrainingData.open(sources, tokenizer, longest=longest, options=options)
-    found = read.lengths()
-    seq_len = min(longest, -(-int(found.max()) // _GRAIN) * _GRAIN)
-    packing = expected_packing(found, seq_len * (2 if pairs else 1))
-    return OwnLengths(seq_len, packing), read.epoch_tokens
 
 
 def lengths_of(text: str) -> tuple[int, ...]:

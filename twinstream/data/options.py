@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from twinstream.data.data_error import DataError
+from twinstream.data.shapes import Columns, columns_of
 from twinstream.schedule.errors import ArgumentError, require_whole
 
 _TEMPLATES_OWN_DATE = date(2024, 7, 26)  # what Llama's templates say where they are told none
@@ -44,6 +45,7 @@ class DataOptions:
         today: what templates that print the date are told, so that a run that goes on tomorrow
             sees the tokens of today.
         pairs: each row has a prompt with a chosen and a rejected answer, which are two documents.
+        columns: under which names columns are read, as (("prompt", "question"),).
         skip_bad_rows: how many rows that cannot be used are left out; one more is an error.
         workers: processes that tokenise beside the training; 0 does it in the caller's.
     """
@@ -53,12 +55,15 @@ class DataOptions:
     chat_template: Path | None = None
     today: date = _TEMPLATES_OWN_DATE
     pairs: bool = False
+    columns: Columns = ()
     skip_bad_rows: int = 0
     workers: int = 4
 
     def __post_init__(self) -> None:
         require_whole("skip_bad_rows", self.skip_bad_rows, 0, 2**31 - 1)
         require_whole("workers", self.workers, 0, 1024)
+        if self.columns:
+            columns_of(",".join(f"{ours}={theirs}" for ours, theirs in self.columns))
         _require_one_of("loss_on", self.loss_on, ("completions", "all"))
         _require_one_of("long_documents", self.long_documents, ("cut", "refuse"))
 

@@ -46,10 +46,12 @@ class _Tally:
         num_taught: of rows, in which something is learned.
         num_divided: longer ones that become several.
         num_cut: longer ones of which the first tokens are kept.
+        num_alike: pairs of which the same is left of both answers.
         num_cut_off: longer ones in which nothing is learned before the cut.
         num_unlearned: in which nothing is learned.
         num_retold: conversations of which each turn is a document.
         left_out: of the template, by what it is, with the place of the first.
+        told: of what else was told, by what it is.
     """
 
     num_sources: int
@@ -60,9 +62,11 @@ class _Tally:
     num_divided: int = 0
     num_cut: int = 0
     num_cut_off: int = 0
+    num_alike: int = 0
     num_unlearned: int = 0
     num_retold: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
+    told: Counter[str] = field(default_factory=Counter)
     first_places: dict[str, str] = field(default_factory=dict)
     lengths: list[Ints] = field(default_factory=list)
 
@@ -74,7 +78,7 @@ class _Tally:
         self, block: DataBlock, tokens: BlockTokens, passages: Sequence[Passage], longest: int
     ) -> None:
         """Count what is cut, and what is not learned."""
-        start = 0
+        start, before = 0, tokens.ids[:0]
         for document, end in enumerate(tokens.ends.tolist()):
             learned = tokens.learned[start + 1 : end]
             is_long, is_learned = end - start > longest, bool(learned[: longest - 1].any())
@@ -83,9 +87,14 @@ class _Tally:
                 self.num_cut_off += bool(learned.any()) and not is_learned
                 self.num_divided += is_long and self.sides == 1 and bool(learned.all())
                 is_cut = self.sides > 1 or not learned.all()
+                kept = tokens.ids[start:end][:longest]
+                is_second = self.sides == 2 and document % 2 == 1
+                self.num_alike += is_second and is_learned and np.array_equal(kept, before)
+                before = kept
             self.num_cut += is_long and is_learned and is_cut
-            if (what := passages[document].left_out) is not None:
-                self.left_out[what] += 1
+            left_out, told = passages[document].left_out, passages[document].told
+            for what in told if left_out is None else (left_out, *told):
+                (self.told if what in told else self.left_out)[what] += 1
                 if what not in self.first_places:
                     self.first_places[what] = document_place(block, tokens, document)
             start = end
@@ -193,6 +202,9 @@ def _changed(tally: _Tally, longest: int, refuse_long: bool) -> list[str]:
         f"left out, as the first {longest:,} tokens, to which longer ones are cut, have nothing to "
         "learn": 0 if refuse_long else tally.num_cut_off,
         "left out, as they have nothing to learn": tally.num_unlearned,
+        f"pairs left out, as their answers are the same in the first {longest:,} tokens": (
+            tally.num_alike
+        ),
         "conversations trained turn by turn, each as it is generated, because the chat template "
         "renders earlier turns differently": tally.num_retold,
     }
@@ -203,6 +215,10 @@ def _changed(tally: _Tally, longest: int, refuse_long: bool) -> list[str]:
             f"{count:,} in which the chat template leaves out {what} of turns of the assistant{so} "
             f"(first: {tally.first_places[what]})"
         )
+    found += [
+        f"{count:,} {what} (first: {tally.first_places[what]})"
+        for what, count in tally.told.items()
+    ]
     return [f"of {tally.num_documents:,} sampled documents: {'; '.join(found)}"] if found else []
 
 

@@ -47,7 +47,7 @@ def cut(tokens: BlockTokens, sizes: Sequence[int], sides: int = 1) -> Spans:
     Of a long document that is not all learned, as a conversation, only the first span is kept: in
     another one an answer would be learned without what it answers. A span in which nothing is
     learned is left out: it would cost time and change nothing. So is a pair (`sides` 2) in one of
-    whose two documents nothing is.
+    whose two documents nothing is, or of whose documents the same is left.
     """
     ends = tokens.ends
     starts = np.concatenate([ends[:1] * 0, ends[:-1]])
@@ -67,10 +67,22 @@ def cut(tokens: BlockTokens, sizes: Sequence[int], sides: int = 1) -> Spans:
     lengths = np.concatenate([lengths[~is_long], long_lengths])
     ends = starts + lengths
     teaches = counts[ends] > counts[np.minimum(starts + 1, ends)]
-    teaches = teaches.reshape(-1, sides).all(1).repeat(sides)
+    teaches = teaches.reshape(-1, sides).all(1)
+    if sides == 2:
+        teaches &= ~alike_pairs(tokens.ids, starts, ends)
+    teaches = teaches.repeat(sides)
     labels = np.full(len(tokens.ids), NO_LABEL, np.int32)
     labels[:-1] = np.where(tokens.learned[1:], tokens.ids[1:], NO_LABEL)
     return Spans(tokens.ids, labels, starts[teaches], lengths[teaches], sides)
+
+
+def alike_pairs(ids: NDArray[np.int32], starts: Ints, ends: Ints) -> NDArray[np.bool_]:
+    """Of each pair of documents [starts, ends) of the ids whether both are the same."""
+    first, second = (list(zip(starts[i::2], ends[i::2], strict=True)) for i in range(2))
+    same = [
+        np.array_equal(ids[a:b], ids[c:d]) for (a, b), (c, d) in zip(first, second, strict=True)
+    ]
+    return np.array(same, np.bool_)
 
 
 def _split_document(length: int, sizes: Sequence[int]) -> list[tuple[int, int]]:

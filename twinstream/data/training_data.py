@@ -38,9 +38,9 @@ _LAYOUT = 1  # of blocks, groups and shuffles; another one when the same data gi
 class TrainingData:
     """Files, and how they become chunks.
 
-    A row of .jsonl, .json or .parquet is a document. A .txt or .bin file is one continuous text,
-    cut into documents of the longest length and never padded; it is tokenised in blocks of about
-    512 KiB, cut at line ends.
+    A row of .jsonl, .json, .parquet or .csv is a document. A .txt or .bin file is one continuous
+    text, cut into documents of the longest length and never padded; it is tokenised in blocks of
+    about 512 KiB, cut at line ends.
 
     Attributes:
         fingerprint: of contents, tokenizer, template, longest document and options; names,
@@ -96,11 +96,14 @@ class TrainingData:
             vocab_size,
             skips_bad_rows=options.skip_bad_rows > 0,
             pairs=options.pairs,
+            columns=options.columns,
         )
         tokeniser = BlockTokeniser(encoding, cache)
         weights = tuple(source.weight for source in sources)
         found = [find_files(source) for source in sources]
-        by_source, blocks = _laid_out([one.files for one in found], longest)
+        by_source, blocks = _laid_out(
+            [one.files for one in found], longest, [theirs for _, theirs in options.columns]
+        )
         for source, its_blocks in zip(sources, blocks, strict=True):
             if not its_blocks:
                 raise DataError(f"{source.path} has no rows: there is nothing to train on")
@@ -249,7 +252,7 @@ class TrainingData:
 
 
 def _laid_out(
-    files: Sequence[Sequence[DataFile]], longest: int
+    files: Sequence[Sequence[DataFile]], longest: int, columns: Sequence[str]
 ) -> tuple[list[list[str]], tuple[tuple[DataBlock, ...], ...]]:
     """Of each source, a hash of each file, and its blocks."""
     all_files = [file for its_files in files for file in its_files]
@@ -257,7 +260,7 @@ def _laid_out(
     by_source = [[next(hashes) for _ in its_files] for its_files in files]
     block_bytes = _block_bytes(sum(file.size_bytes for file in all_files), longest)
     laid_out = [
-        split_into_blocks(its_files, its_hashes, block_bytes)
+        split_into_blocks(its_files, its_hashes, block_bytes, columns)
         for its_files, its_hashes in zip(files, by_source, strict=True)
     ]
     if are_hashed_whole(all_files):

@@ -93,7 +93,7 @@ class StepMetrics(Event):
 
 
 class EvalMetrics(Event):
-    """One evaluation, of the weights after `step` steps; of pairs there is no perplexity."""
+    """One evaluation, of the weights after `step` steps; only cross entropy has a perplexity."""
 
     kind: Literal["eval"] = "eval"
     loss: Real

@@ -144,7 +144,10 @@ class TrainingLoop:
             if reference is not None:
                 self._compute(reference, segment, evaluated, server)
             self._write_state(server, segment, *state)
-            evaluator = Evaluator(plan, evaluated, compared) if evaluated else None
+            evaluator = None
+            if evaluated:
+                known = self._prepared.is_cross_entropy
+                evaluator = Evaluator(plan, evaluated, compared, is_cross_entropy=known)
             hooks.begin()
             recorder.skip_time()
             server.resume()

@@ -10,6 +10,8 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
+from twinstream.data.data_error import DataError
+from twinstream.data.shapes import columns_of
 from twinstream.log.run_files import OPTIONS
 from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.recipe import is_dpo
@@ -103,6 +105,9 @@ class TrainOptions(Node):
     )  # fmt: skip
     seq_len: int = _option(
         DATA, "N", "Tokens of the longest document; documents are packed.", 2048, ge=2, le=2**30
+    )
+    columns: str | None = _option(
+        DATA, "NAME=COLUMN,...", "Columns of other names: prompt=question,completion=answer."
     )
     loss_on: Literal["completions", "all"] = _option(
         DATA, "WHAT", "What is learned of prompts and conversations: completions or all.",
@@ -239,6 +244,19 @@ class TrainOptions(Node):
     def _no_null_byte(cls, value: Any) -> Any:
         if "\0" in "".join(map(str, value if isinstance(value, tuple) else [value])):
             raise PydanticCustomError("null_byte", "no name has a null byte")
+        return value
+
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _columns_as_text(cls, value: Any) -> Any:
+        """A table of TOML, or a dictionary, as on the command line; names are known ones."""
+        if isinstance(value, Mapping):
+            value = ",".join(f"{ours}={theirs}" for ours, theirs in value.items())
+        if isinstance(value, str):
+            try:
+                columns_of(value)
+            except DataError as error:
+                raise PydanticCustomError("columns", "{why}", {"why": str(error)}) from None
         return value
 
     @classmethod

@@ -8,9 +8,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from twinstream.data.data_record import DataRecord
-from twinstream.data.encoding.tokenizer import DEFINITION, OF_SLOW_TOKENIZERS
 from twinstream.data.options import DataOptions
-from twinstream.data.reading.files import find_files
+from twinstream.data.shapes import columns_of
 from twinstream.data.training_data import TrainingData
 from twinstream.executor.weights.durable_files import free_bytes
 from twinstream.log.run_files import RunFiles
@@ -31,10 +30,11 @@ from twinstream.models.trained import adapter_groups
 from twinstream.schedule.files import read_document
 from twinstream.schedule.sizes import brief
 from twinstream.tracing import find_model, path_notes
-from twinstream.training.amounts import source_of, steps_of
+from twinstream.training.amounts import steps_of
 from twinstream.training.checkpoints import Checkpoint
+from twinstream.training.data_opening import opened, tokenizer_for
 from twinstream.training.machine import LocalMachine, Tell
-from twinstream.training.options import BYTES, OptionsError, TrainOptions
+from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import plan_again, plan_of, recipe_of
 from twinstream.training.ranks.planning import Plan, plan_ranks
 from twinstream.training.rates import LearningRate
@@ -104,6 +104,16 @@ class Prepared:
     def tokens_per_step(self) -> int:
         """Of the plan."""
         return self.plan.tokens_per_step
+
+    @property
+    def is_cross_entropy(self) -> bool:
+        """Whether the loss is, of each label: neither one of pairs nor one's own."""
+        model = self.model.spec
+        if not isinstance(model, TracedModel):
+            return self.recipe.dpo is None
+        from twinstream.executor.modules.building import has_own_loss
+
+        return self.recipe.dpo is None and not has_own_loss(model.source)
 
     @cached_property
     def reference_s(self) -> float | None:
@@ -401,37 +411,22 @@ def open_data(
     Raises:
         DataError: a file, a row, the tokenizer or its template cannot be used.
     """
-    tokenizer = _tokenizer(options, model)
+    tokenizer = tokenizer_for(
+        options.tokenizer, model.files, (*options.data, *options.eval_data),
+        is_random=model.folder is None,
+    )  # fmt: skip
     rows = DataOptions(
         loss_on=options.loss_on, long_documents=options.long_documents,
         chat_template=options.chat_template, workers=options.data_workers,
         skip_bad_rows=options.skip_bad_rows, pairs=is_dpo(options.loss),
+        columns=columns_of(options.columns) if options.columns else (),
     )  # fmt: skip
 
-    def opened(names: tuple[str, ...], rows: DataOptions) -> TrainingData:
-        return TrainingData.open(
-            [source_of(name) for name in names], tokenizer, longest=options.seq_len, options=rows,
+    def of(names: tuple[str, ...], rows: DataOptions) -> TrainingData:
+        return opened(
+            names, tokenizer, rows, longest=options.seq_len,
             cache=RunFiles(options.output).tokens, vocab_size=model.spec.vocab_size,
         )  # fmt: skip
 
-    data = opened(options.data, rows)
-    if not options.eval_data:
-        return data, None
-    return data, opened(options.eval_data, replace(rows, workers=0))
-
-
-def _tokenizer(options: TrainOptions, model: OpenedModel) -> Path | None:
-    """A folder or tokenizer.json; None is bytes, which given weights have only if told so."""
-    given, folder = options.tokenizer, model.files
-    if given is not None:
-        return None if given == Path(BYTES) and not given.exists() else given
-    if folder is None:
-        return None
-    if (folder / DEFINITION).exists():
-        return folder
-    is_slow = any((folder / name).exists() for name in OF_SLOW_TOKENIZERS)
-    if model.folder is None and not is_slow:
-        return None
-    names = (*options.data, *options.eval_data)
-    found = [file for name in names for file in find_files(source_of(name)).files]
-    return None if all(file.kind == "bin" for file in found) else folder
+    data = of(options.data, rows)
+    return data, of(options.eval_data, replace(rows, workers=0)) if options.eval_data else None

@@ -43,7 +43,7 @@ def train(**given: Any) -> None:
     """Train MODEL on DATA; what it will do is told first. `train run.toml` has all in a file.
 
     MODEL is a Hugging Face folder, a config.json (random weights) or a preset; DATA are files or
-    folders, .txt, .jsonl, .parquet or .bin, each with a weight if wanted: chat.jsonl=2.
+    folders, .txt, .jsonl, .parquet, .csv or .bin, each with a weight if wanted: chat.jsonl=2.
     """
     inputs, resume, dry_run = given.pop("inputs"), given.pop("resume"), given.pop("dry_run")
     as_json, output = given.pop("as_json"), given.pop("output")

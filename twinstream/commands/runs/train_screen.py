@@ -42,7 +42,10 @@ def train_screen(prepared: Prepared, done: int) -> Group:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row("data", prepared.data_line)
-    table.add_row("a step", f"{prepared.tokens_per_step:,} tokens: {workload_line(plan.workload)}")
+    step = f"{prepared.tokens_per_step:,} tokens: {workload_line(plan.workload)}"
+    table.add_row("a step", f"{step}, {_contents(prepared)}")
+    if not done and (kept := _kept_by(prepared)):
+        table.add_row("other caps", f"the same steps with {kept}")
     left = max(0, prepared.num_steps - done)
     of = f" of {prepared.num_steps:,}" if done else ""
     for name, text in (
@@ -58,6 +61,23 @@ def train_screen(prepared: Prepared, done: int) -> Group:
     if isinstance(plan, DevicePlan) and explanation is not None:
         shown.append(residence_table(explanation.residence, plan.schedule.caps))
     return Group(*shown)
+
+
+def _contents(prepared: Prepared) -> str:
+    """How many documents of the data, or pairs, a step has about."""
+    lengths, is_dpo = prepared.data.lengths(), prepared.recipe.dpo is not None
+    each = float(lengths.mean()) * (2 if is_dpo else 1)
+    return f"about {prepared.tokens_per_step / each:,.0f} {'pairs' if is_dpo else 'documents'}"
+
+
+def _kept_by(prepared: Prepared) -> str:
+    """The flags that another plan needs to pack the same documents into each step, if any."""
+    work, options = prepared.plan.workload, prepared.options
+    chosen = {"chunk_tokens": work.chunk_tokens, "chunks_per_round": work.chunks_per_round}
+    open_ones = [name for name in chosen if getattr(options, name) is None]
+    told = {"tokens_per_step": prepared.tokens_per_step} | chosen
+    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in told.items())
+    return flags if open_ones else ""
 
 
 def _reference(prepared: Prepared) -> Iterator[tuple[str, str]]:

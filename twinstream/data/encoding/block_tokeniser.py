@@ -21,9 +21,11 @@ from twinstream.data.reading.blocks import DataBlock, FileRange, digest_of, unch
 from twinstream.data.reading.files import combined_hash
 from twinstream.data.reading.ranges import text_in
 from twinstream.data.reading.rows import DataRow, rows_of
+from twinstream.data.shapes import Columns
 
 _MOST_TOLD = 300  # characters of why a row is skipped
-_FORMAT = 2  # of what the cache keeps; another one when tokens of the same content change
+_FORMAT = 2  # of the tokens of a run, which goes on only with the same
+_CACHED = 3  # of what the cache keeps; another one when tokens of the same content change
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Encoding:
     vocab_size: int | None
     skips_bad_rows: bool = False
     pairs: bool = False
+    columns: Columns = ()
 
 
 class BlockTokeniser:
@@ -48,13 +51,17 @@ class BlockTokeniser:
         template = None
         if encoding.template is not None:
             template = ChatTemplate(encoding.template, special.named, encoding.today)
-        self._maker = PassageMaker(template, encoding.loss_on, tuple(special.stops), encoding.pairs)
+        self._maker = PassageMaker(
+            template, encoding.loss_on, tuple(special.stops), encoding.pairs, encoding.columns
+        )
+        self._columns = tuple(theirs for _, theirs in encoding.columns)
         self.sides = 2 if encoding.pairs else 1  # documents of a row, where that is fixed
         self._vocab_size, self._skips = encoding.vocab_size, encoding.skips_bad_rows
         self._cache = None if cache is None else TokenCache(cache)
         self.identity = combined_hash(
             (_FORMAT, self.tokenizer.identity, encoding.template, encoding.loss_on, encoding.today,
-             *(("pairs",) if encoding.pairs else ()))
+             *(("pairs",) if encoding.pairs else ()),
+             *((("columns", encoding.columns),) if encoding.columns else ()))
         )  # fmt: skip
 
     def tokens(self, block: DataBlock) -> BlockTokens:
@@ -94,7 +101,7 @@ class BlockTokeniser:
             )
         if not block.is_continuous:
             skipped: list[str] = []
-            by_row = [self._passages(row, skipped) for row in _rows(block)]
+            by_row = [self._passages(row, skipped) for row in _rows(block, self._columns)]
             passages = list(chain.from_iterable(by_row))
             rows = [index for index, found in enumerate(by_row) for _ in found]
             tokens = self._of_passages(passages, rows)
@@ -126,11 +133,14 @@ class BlockTokeniser:
         return np.concatenate([*parts, after] if text and reaches_end else parts)
 
     def _of_passages(self, passages: Sequence[Passage], rows: Sequence[int]) -> BlockTokens:
-        located = iter(self.tokenizer.locate([p.text for p in passages if p.learned is not None]))
-        plain = iter(self.tokenizer.encode([p.text for p in passages if p.learned is None]))
+        texts = [p for p in passages if p.tokens is None]
+        located = iter(self.tokenizer.locate([p.text for p in texts if p.learned is not None]))
+        plain = iter(self.tokenizer.encode([p.text for p in texts if p.learned is None]))
         runs, masks = [], []
         for passage in passages:
-            if passage.learned is None:
+            if passage.tokens is not None:
+                ids, learned = passage.tokens.ids, passage.tokens.learned
+            elif passage.learned is None:
                 ids = next(plain)
                 learned = np.ones(len(ids), np.bool_)
             else:
@@ -150,7 +160,7 @@ class BlockTokeniser:
 
     def _key(self, block: DataBlock) -> str:
         """Of the content of its parts, and of the encoding."""
-        return combined_hash((self.identity, block.kind, *map(_content, block.parts)))
+        return combined_hash((_CACHED, self.identity, block.kind, *map(_content, block.parts)))
 
     def _check_ids(self, block: DataBlock, tokens: BlockTokens) -> None:
         if self._vocab_size is None or not len(tokens.ids):
@@ -174,8 +184,8 @@ def document_place(block: DataBlock, tokens: BlockTokens, document: int) -> str:
     return next(islice(_rows(block), row, None)).where()
 
 
-def _rows(block: DataBlock) -> Iterator[DataRow]:
-    return chain.from_iterable(rows_of(part) for part in block.parts)
+def _rows(block: DataBlock, columns: tuple[str, ...] = ()) -> Iterator[DataRow]:
+    return chain.from_iterable(rows_of(part, columns) for part in block.parts)
 
 
 def _content(part: FileRange) -> object:
@@ -183,7 +193,7 @@ def _content(part: FileRange) -> object:
     Raises:
         DataError: it is not what it was when the data was opened.
     """
-    if part.kind in ("parquet", "array"):
+    if part.kind in ("parquet", "array", "csv"):
         return part.content_hash, part.row_group, part.first, part.end
     content, start = part.content()
     digest = digest_of(content)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twinstream.data.data_error import DataError
+from twinstream.data.shapes import GOES_ON
 
 Message = Mapping[str, Any]
 
@@ -18,8 +19,10 @@ _ROLES = {
     "function_call": "assistant",
 }
 _NAMES = {"from": "role", "value": "content"}
-_FLAGS = ("weight", "train", "training", "loss")  # OpenAI, Axolotl (either name), ms-swift
+# OpenAI, Axolotl (either name), ms-swift, LLaMA-Factory
+_FLAGS = ("weight", "train", "training", "loss", "loss_weight")
 _PARTLY = ("train_detail", "training_detail")
+_OPEN = "prefix"
 CONTENT, CALLS, THOUGHTS = "the content", "the tool calls", "the thoughts"
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
@@ -31,12 +34,15 @@ class Conversation:
     Attributes:
         learned: indices of messages.
         unlearned: indices of the assistant's other messages, which the row leaves out.
+        is_open: the last turn, the assistant's, is not at its end (`prefix` of that message, as
+            Mistral's API has it, or `continue_final_message` of the row, as transformers has it).
     """
 
     messages: tuple[Message, ...]
     learned: tuple[int, ...]
     unlearned: tuple[int, ...]
     tools: object
+    is_open: bool = False
 
 
 def conversation_of(fields: Mapping[str, Any], name: str) -> Conversation:
@@ -63,89 +69,88 @@ def conversation_of(fields: Mapping[str, Any], name: str) -> Conversation:
         tuple(index for index in speaks if chosen[index]),
         tuple(index for index in speaks if not chosen[index]),
         _tools(fields),
+        bool(value[-1].get(_OPEN) or fields.get(GOES_ON)) and messages[-1]["role"] == "assistant",
     )
 
 
-def alpaca_conversation(fields: Mapping[str, Any]) -> Conversation:
-    """Of an instruction with its output, and the pairs of `history` before it."""
-    turns = [*(fields.get("history") or []), [_instruction(fields), text_of(fields, "output")]]
-    if not all(isinstance(turn, list) and len(turn) == 2 for turn in turns):
+def as_alpaca(fields: Mapping[str, Any], asked: str, answer: str | None = None) -> dict[str, Any]:
+    """An instruction under another name, with what stands beside it, as Alpaca names them."""
+    names = {"instruction": asked} | ({} if answer is None else {"output": answer})
+    found: dict[str, Any] = {ours: text_of(fields, theirs) for ours, theirs in names.items()}
+    given = [name for name in ("input", "context") if name not in names.values()]
+    context = next((name for name in given if fields.get(name)), None)
+    if context is not None:
+        found["input"] = text_of(fields, context)
+    return found | {name: fields.get(name) for name in ("history", "system", "tools")}
+
+
+def alpaca_messages(asked: Mapping[str, Any]) -> list[Message]:
+    """What was asked, behind the pairs of `history`, and what was answered, if that is there."""
+    history = asked.get("history") or []
+    if not isinstance(history, list) or not all(
+        isinstance(turn, list) and len(turn) == 2 for turn in history
+    ):
         raise DataError(
             "`history` needs to be a list of pairs, what was asked and what was answered, and is "
-            f"{short(fields['history'])}"
+            f"{short(history)}"
         )
-    messages = [
+    last = [_instruction(asked), *([asked["output"]] if "output" in asked else [])]
+    return [
         {"role": role, "content": content}
-        for turn in turns
-        for role, content in zip(("user", "assistant"), turn, strict=True)
+        for turn in [*history, last]
+        for role, content in zip(("user", "assistant"), turn, strict=False)
     ]
-    return conversation_of({**fields, "messages": messages}, "messages")
 
 
-def alpaca_prompt(fields: Mapping[str, Any]) -> str:
+def alpaca_conversation(asked: Mapping[str, Any]) -> Conversation:
+    """Of an instruction with its output, and the pairs of `history` before it."""
+    return conversation_of({**asked, "messages": alpaca_messages(asked)}, "messages")
+
+
+def alpaca_prompt(asked: Mapping[str, Any]) -> str:
     """Stanford Alpaca's own, for tokenizers without a chat template (train.py, PROMPT_DICT)."""
-    given = fields.get("input")
+    given = asked.get("input")
     context = ", paired with an input that provides further context" if given else ""
     return (
         f"Below is an instruction that describes a task{context}. Write a response that "
         "appropriately completes the request.\n\n"
-        f"### Instruction:\n{text_of(fields, 'instruction')}\n\n"
-        + (f"### Input:\n{text_of(fields, 'input')}\n\n" if given else "")
+        f"### Instruction:\n{asked['instruction']}\n\n"
+        + (f"### Input:\n{given}\n\n" if given else "")
         + "### Response:"
     )
 
 
-def pair_of(fields: Mapping[str, Any]) -> tuple[Any, tuple[Any, Any]]:
-    """The prompt of a row with `chosen` and `rejected`, and what follows it in each.
-
-    All are texts, or all are lists of messages. A text before messages is the user's, and texts
-    behind messages are the assistant's. Without a `prompt` it is what both answers begin with:
-    messages that are the same or, of texts, up to a space or a line end.
-
-    Raises:
-        DataError: an answer is no text and no messages, is empty, or is the other one; or there is
-            no prompt.
-    """
-    prompt: Any = fields.get("prompt")
-    prompt, chosen, rejected = (
-        [x] if isinstance(x, dict) else x for x in (prompt, fields["chosen"], fields["rejected"])
-    )
-    if not isinstance(chosen, str | list) or type(chosen) is not type(rejected):
-        raise DataError(
-            f"`chosen` is {kind(chosen)} and `rejected` {kind(rejected)}: both need to be text, or "
-            "lists of messages"
-        )
-    if not isinstance(prompt, str | list | None):
-        raise DataError(
-            f"`prompt` needs to be text or a list of messages, and is {kind(prompt)}: "
-            f"{short(prompt)}"
-        )
-    if empty := [name for name in ("chosen", "rejected") if not fields[name]]:
-        raise DataError(f"`{empty[0]}` is empty: a pair needs two answers")
-    if chosen == rejected:
-        raise DataError("`chosen` and `rejected` are the same: there is nothing to prefer")
-    if isinstance(prompt, list) and isinstance(chosen, str):
-        first, second = ([{"role": "assistant", "content": x}] for x in (chosen, rejected))
-        return prompt, (first, second)
-    if prompt is not None and type(prompt) is type(chosen):
-        return prompt, (chosen, rejected)
-    alike = zip(chosen, rejected, strict=False)
-    same = next((i for i, (a, b) in enumerate(alike) if a != b), min(len(chosen), len(rejected)))
-    if isinstance(chosen, str):
-        same = 1 + max(chosen.rfind(end, 0, same) for end in " \n")
-    if not same and isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}], (chosen, rejected)
-    if not 0 < same < min(len(chosen), len(rejected)):
-        raise DataError(
-            "the row has no `prompt`, and what `chosen` and `rejected` begin with is "
-            + ("nothing" if not same else "all of one of them")
-        )
-    return chosen[:same], (chosen[same:], rejected[same:])
+def _instruction(asked: Mapping[str, Any]) -> str:
+    instruction = str(asked["instruction"])
+    return f"{instruction}\n{asked['input']}" if asked.get("input") else instruction
 
 
-def _instruction(fields: Mapping[str, Any]) -> str:
-    instruction = text_of(fields, "instruction")
-    return f"{instruction}\n{text_of(fields, 'input')}" if fields.get("input") else instruction
+def role_of(message: object) -> object:
+    """Who speaks, in OpenAI's words; None where it does not say."""
+    role = message.get("role", message.get("from")) if isinstance(message, dict) else None
+    return _ROLES.get(role, role) if isinstance(role, str) else role
+
+
+def is_alike(message: object, other: object) -> bool:
+    """Whether two messages say the same, by whatever names."""
+    if not isinstance(message, dict) or not isinstance(other, dict):
+        return False
+    return _said(message) == _said(other)
+
+
+def _said(message: Mapping[str, Any]) -> dict[str, Any]:
+    named = {_NAMES.get(str(key), str(key)): one for key, one in message.items()}
+    found = {key: one for key, one in named.items() if one is not None and key not in _FLAGS}
+    return found | {"role": role_of(message), "content": _as_text(named.get("content"))}
+
+
+def undescribed(fields: Mapping[str, Any], text: str) -> bool:
+    """Whether a text lacks the name of a tool that the row describes."""
+    tools = _tools(fields)
+    found = tools if isinstance(tools, list) else [tools]
+    functions = [one.get("function", one) if isinstance(one, dict) else {} for one in found]
+    names = [one.get("name") if isinstance(one, dict) else None for one in functions]
+    return not all(name in text for name in names if isinstance(name, str))
 
 
 def forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
@@ -215,7 +220,7 @@ def _message(value: object, place: str) -> Message:
     found = {
         key: one
         for key, one in named.items()
-        if key not in _FLAGS and (one is not None or key == "content")
+        if key not in (*_FLAGS, _OPEN) and (one is not None or key == "content")
     }
     found["role"] = _ROLES.get(role, role)
     if role == "function_call":

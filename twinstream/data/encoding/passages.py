@@ -11,15 +11,18 @@ from twinstream.data.encoding.conversation import (
     Message,
     alpaca_conversation,
     alpaca_prompt,
+    as_alpaca,
     conversation_of,
     forms,
     left_out,
-    pair_of,
     text_of,
+    undescribed,
 )
+from twinstream.data.encoding.pairs import pair_of, without_repeated, without_repeated_text
+from twinstream.data.encoding.pretokenised import TokenRow, token_row
 from twinstream.data.encoding.template import ChatTemplate, Span, TemplateLimitError
-from twinstream.data.reading.parquet import ROWS
 from twinstream.data.reading.rows import DataRow
+from twinstream.data.shapes import Columns, Shape, renamed, shape_of
 
 _EVERYTHING = 'train on everything (loss_on="all")'
 
@@ -32,27 +35,33 @@ class Passage:
         learned: ranges of characters; None is everything.
         is_chat: the template has put its special tokens in, so that none go around it.
         left_out: what the assistant says and the template does not render, if anything.
+        told: what else a user should know of it; each ends a sentence that begins with a count.
+        tokens: in place of a text.
     """
 
     text: str
     learned: tuple[Span, ...] | None = None
     is_chat: bool = False
     left_out: str | None = None
+    told: tuple[str, ...] = ()
+    tokens: TokenRow | None = None
 
 
 @dataclass(frozen=True)
 class PassageMaker:
-    """Makes passages of rows, by what a row has: messages, a prompt and a completion, or text.
+    """Makes passages of rows, by their shapes (`twinstream.data.shapes`).
 
     Attributes:
         stops: the texts of the tokens at which generation stops.
         pairs: of each row two passages, what is chosen and what is rejected.
+        columns: what columns of rows are read as.
     """
 
     template: ChatTemplate | None
     loss_on: Literal["completions", "all"]
     stops: tuple[str, ...]
     pairs: bool = False
+    columns: Columns = ()
 
     def passages(self, row: DataRow) -> list[Passage]:
         """One, or one for each of the assistant's turns that the template renders differently
@@ -67,47 +76,66 @@ class PassageMaker:
         except DataError as error:
             raise DataError(f"{row.where()}: {error}") from None
 
-    def _passages(self, fields: Mapping[str, Any]) -> list[Passage]:
-        def has(*names: str) -> bool:
-            return all(fields.get(name) is not None for name in names)
+    def _passages(self, given: Mapping[str, Any]) -> list[Passage]:
+        fields = renamed(given, self.columns)
+        shape = shape_of(fields, pairs=self.pairs)
+        found = self._of_pair(fields, shape) if self.pairs else self._of_row(fields, shape)
+        unread = [f"whose `{name}` is not used" for name in shape.unread(fields)]
+        counts = [name for name in shape.beside if fields.get(name)]
+        if "system" in counts and not any(one.is_chat for one in found):
+            unread.append("whose `system` is not used: nothing of them is a chat")
+        if "tools" in counts and any(undescribed(fields, one.text) for one in found):
+            unread.append("whose `tools` are not used: the text does not name them")
+        return [replace(one, told=(*one.told, *unread)) for one in found]
 
-        if self.pairs:
-            return self._of_pair(fields)
-        if has("messages"):
-            return self._of_conversation(conversation_of(fields, "messages"))
-        if has("conversations"):
-            return self._of_conversation(conversation_of(fields, "conversations"))
-        if has("prompt", "completion"):
-            if isinstance(fields["prompt"], str):
-                return [self._answered(fields["prompt"], text_of(fields, "completion"))]
-            return self._answered_in_messages(fields)
-        if has("instruction", "output"):
-            if self.template is not None or fields.get("history"):
-                return self._of_conversation(alpaca_conversation(fields))
-            return [self._answered(alpaca_prompt(fields), text_of(fields, "output"))]
-        if has("text"):
-            return [Passage(text_of(fields, "text"))]
-        rename = "rename the one with the text"
-        if has("chosen", "rejected"):
-            rename = "pairs are trained on with `--loss dpo`"
-        raise DataError(f"the row has none of the fields {ROWS}; it has {_names(fields)}: {rename}")
+    def _of_row(self, fields: Mapping[str, Any], shape: Shape) -> list[Passage]:
+        match shape.kind:
+            case "messages":
+                return self._of_conversation(conversation_of(fields, shape.asked))
+            case "texts" if isinstance(fields["prompt"], str):
+                return [self._of_texts(fields)]
+            case "texts":
+                return self._answered_in_messages(fields)
+            case "instruction":
+                asked = as_alpaca(fields, shape.asked, shape.answer)
+                if self.template is not None or fields.get("history"):
+                    return self._of_conversation(alpaca_conversation(asked))
+                return [self._answered(alpaca_prompt(asked), asked["output"])]
+            case "ids":
+                tokens = token_row(fields, everything=self.loss_on == "all")
+                return [Passage("", None, is_chat=True, tokens=tokens)]
+            case _:
+                return [Passage(text_of(fields, "text"))]
 
-    def _of_pair(self, fields: Mapping[str, Any]) -> list[Passage]:
+    def _of_texts(self, fields: Mapping[str, Any]) -> Passage:
+        """A prompt and a completion; a chat where a system message stands beside them."""
+        prompt, completion = fields["prompt"], text_of(fields, "completion")
+        told: tuple[str, ...] = ()
+        if (apart := without_repeated_text(prompt, completion)) is not None:
+            prompt, completion = apart
+            told = ("whose completion begins with the prompt, which is there once",)
+        if self._has_system(fields, prompt):
+            messages = _in_messages(fields, prompt, completion)
+            (found,) = self._answered_in_messages(messages)
+        else:
+            found = self._answered(prompt, completion)
+        return replace(found, told=told)
+
+    def _has_system(self, fields: Mapping[str, Any], prompt: str) -> bool:
+        """Whether a text has a system message beside it, and is not rendered yet."""
+        is_rendered = any(stop in prompt for stop in self.stops)
+        return self.template is not None and "system" in fields and not is_rendered
+
+    def _of_pair(self, fields: Mapping[str, Any], shape: Shape) -> list[Passage]:
         """What is chosen, then what is rejected, each behind the prompt of both."""
-        if fields.get("chosen") is None or fields.get("rejected") is None:
-            raise DataError(
-                "the loss is of pairs (--loss dpo), and the row lacks `chosen` or `rejected`; it "
-                f"has {_names(fields)}"
-            )
-        prompt, answers = pair_of(fields)
-        if isinstance(prompt, str):
+        prompt, answers = pair_of(fields, shape, chat=self.template is not None)
+        if isinstance(prompt, str) and not self._has_system(fields, prompt):
             found = [self._answered(prompt, answer) for answer in answers]
         else:
-            told = {**fields, "prompt": prompt}
             found = [
                 one
                 for answer in answers
-                for one in self._answered_in_messages({**told, "completion": answer})
+                for one in self._answered_in_messages(_in_messages(fields, prompt, answer))
             ]
         assert len(found) == 2, "a pair is two documents"
         return found
@@ -125,9 +153,13 @@ class PassageMaker:
                 "the row has a prompt and a completion, and a message that is not to be learned: "
                 "give `messages`"
             )
-        behind = len(prompt.messages)
-        messages = (*prompt.messages, *answer.messages)
-        learned = tuple(behind + index for index in answer.learned)
+        said = answer.messages[without_repeated(prompt.messages, [answer.messages]) :]
+        opened = _open_turn(prompt.messages[-1], said[0])
+        behind = len(prompt.messages) - (opened is not None)
+        going_on = [*prompt.messages[:behind], *said]
+        if opened is not None:
+            going_on[behind] = {**said[0], "content": opened + said[0]["content"]}
+        learned = [i for i in range(behind, len(going_on)) if going_on[i]["role"] == "assistant"]
 
         def rendered(form: list[Message]) -> list[Passage]:
             template, tools = self._needed_template(), prompt.tools
@@ -136,18 +168,21 @@ class PassageMaker:
             if self.loss_on == "all":
                 return [Passage(whole, None, True, _left_out(learned_messages, whole))]
             start = self._start(form, tools, behind, whole)
-            span = self._to_the_stop(whole, start, len(whole))
-            return [Passage(whole, (span,), True, _left_out(learned_messages, whole[start:]))]
+            missing = _left_out(learned_messages, whole[start:])
+            span = self._to_the_stop(whole, _behind(opened, whole, start), len(whole))
+            return [Passage(whole, (span,), True, missing)]
 
-        return _in_the_best_form(messages, rendered)
+        return _in_the_best_form(going_on, rendered)
 
     def _of_conversation(self, of: Conversation) -> list[Passage]:
         template = self._needed_template()
 
         def rendered(form: list[Message]) -> list[Passage]:
             if self.loss_on == "completions" and not template.marks_generation:
-                return list(self._by_turns(form, of))
-            return [self._whole(form, of)]
+                found = list(self._by_turns(form, of))
+            else:
+                found = [self._whole(form, of)]
+            return [*found[:-1], _left_open(found[-1], form[-1])] if of.is_open else found
 
         return _in_the_best_form(of.messages, rendered)
 
@@ -209,9 +244,9 @@ class PassageMaker:
         That is where a prompt for it ends. A prompt may open a thought that the message does not
         have; then it is where they part.
         """
-        if not index:
-            return 0
         template = self._needed_template()
+        if not index:
+            return self._start_of_first(form, tools, after)
         before = template.render(form, tools, count=index, prompts=True).text
         if after.startswith(before):
             return len(before)
@@ -220,6 +255,21 @@ class PassageMaker:
         content_start = after.find(str(form[index]["content"] or "").strip(), len(behind))
         parted = _same_chars(before, after)
         return parted if content_start < 0 else min(parted, content_start)
+
+    def _start_of_first(self, form: list[Message], tools: object, after: str) -> int:
+        """Where a chat that the assistant begins does: behind the header of its turn.
+
+        Some templates refuse to render nothing; then it is where the content begins.
+        """
+        try:
+            before = self._needed_template().render(form, tools, count=0, prompts=True).text
+        except TemplateLimitError:
+            raise
+        except DataError:
+            before = ""
+        if before and after.startswith(before):
+            return len(before)
+        return max(0, after.find(str(form[0]["content"] or "").strip()))
 
     def _to_the_stop(self, text: str, start: int, end: int) -> Span:
         """Without the white space after the token at which generation stops."""
@@ -260,9 +310,49 @@ def _in_the_best_form(
     return best
 
 
-def _names(fields: Mapping[str, Any]) -> str:
-    found = [name if fields[name] is not None else f"{name} (null)" for name in fields]
-    return ", ".join(found) or "none"
+def _in_messages(fields: Mapping[str, Any], prompt: Any, answer: Any) -> dict[str, Any]:
+    """A row with a prompt and a completion that are messages."""
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    said = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+    return {**fields, "prompt": asked, "completion": said}
+
+
+def _open_turn(last: Message, first: Message) -> str | None:
+    """What a prompt makes the assistant begin with, for the first message to go on with."""
+    if last["role"] != "assistant" or first["role"] != "assistant" or last.get("tool_calls"):
+        return None
+    begun, more = last["content"], first["content"]
+    return begun if isinstance(begun, str) and isinstance(more, str) else None
+
+
+def _left_open(passage: Passage, last: Message) -> Passage:
+    """Up to the end of the last message, as transformers' `continue_final_message` ends it."""
+    said, text = last["content"], passage.text
+    if not isinstance(said, str) or not said.strip() or said.strip() not in text:
+        raise DataError(
+            "the last message is to be gone on with, and has no text that the chat template renders"
+        )
+    at = text.rindex(said.strip())
+    keeps_space = text.startswith(said.lstrip(), at)
+    end = at + len(said.lstrip() if keeps_space else said.strip())
+    spans = None
+    if passage.learned is not None:
+        spans = tuple((start, min(stop, end)) for start, stop in passage.learned if start < end)
+    return replace(passage, text=text[:end], learned=spans)
+
+
+def _behind(opened: str | None, whole: str, start: int) -> int:
+    """Where a turn goes on behind what it was opened with."""
+    if not opened or not opened.strip():
+        return start
+    begun = opened.lstrip()
+    at = whole.find(begun, start)
+    if at < 0:
+        raise DataError(
+            "the chat template does not show where the completion goes on with the prompt's last "
+            f"message, {begun[:40]!r}: put both into one message, or {_EVERYTHING}"
+        )
+    return at + len(begun)
 
 
 def _left_out(learned_messages: Sequence[Message], text: str) -> str | None:

@@ -20,6 +20,7 @@ OF_SLOW_TOKENIZERS = ("tokenizer.model", "vocab.json", "merges.txt", "spiece.mod
 _Taken = TypeVar("_Taken")
 _PIECE_CHARS = 1 << 18  # of a longer text
 _PIECE_END = re.compile(r"(?<=\w)\s")  # white space behind a word, where a token begins anyway
+_PIECE_SPACE = re.compile(r"(?<=\w) ")  # the only one that a prepended mark stands for
 _LOOK_CHARS = 1 << 10  # for one
 _BATCH_CHARS = 1 << 20  # at once: the library holds more than 100 bytes for each
 
@@ -103,13 +104,16 @@ class FileTokenizer:
         self.special = SpecialTokens(named, self._stops(named, folder))
         self.identity = text.encode() + repr((sorted(named.items()), self.special)).encode()
         self.before, self.after = self._around(named.get("eos_token"))
+        self._prepends = _prepends(json.loads(text).get("normalizer"))
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
-        found = _by_text(texts, self._tokenizer.encode_batch_fast, lambda one: _ids(one.ids))
+        encode = self._tokenizer.encode_batch_fast
+        found = _by_text(texts, encode, lambda one: _ids(one.ids), prepends=self._prepends)
         return [np.concatenate([ids for _, ids in pieces]) for pieces in found]
 
     def locate(self, texts: Sequence[str]) -> list[Located]:
-        found = _by_text(texts, self._tokenizer.encode_batch, _located)
+        encode = self._tokenizer.encode_batch
+        found = _by_text(texts, encode, _located, prepends=self._prepends)
         return [
             Located(
                 np.concatenate([piece.ids for _, piece in pieces]),
@@ -191,24 +195,38 @@ def _named(settings: dict[str, Any]) -> dict[str, str]:
     return named
 
 
+def _prepends(normalizer: Any) -> bool:
+    """Whether a text gets a mark of a space before it, as by Llama 2's normalizer."""
+    if not isinstance(normalizer, dict):
+        return False
+    inner = normalizer.get("normalizers") or []
+    return normalizer.get("type") == "Prepend" or any(map(_prepends, inner))
+
+
 def _by_text(
-    texts: Sequence[str], encode: Callable[..., Any], taken: Callable[[Any], _Taken]
+    texts: Sequence[str],
+    encode: Callable[..., Any],
+    taken: Callable[[Any], _Taken],
+    *,
+    prepends: bool,
 ) -> list[list[tuple[int, _Taken]]]:
     """What is taken of the encoded pieces of each text, each with its first character."""
     found: list[list[tuple[int, _Taken]]] = [[] for _ in texts]
-    for batch in _batches(texts):
+    for batch in _batches(texts, prepends=prepends):
         encoded = encode([piece for _, _, piece in batch], add_special_tokens=False)
         for (text, first, _), encoding in zip(batch, encoded, strict=True):
             found[text].append((first, taken(encoding)))
     return found
 
 
-def _batches(texts: Sequence[str]) -> Iterator[list[tuple[int, int, str]]]:
+def _batches(
+    texts: Sequence[str], *, prepends: bool = False
+) -> Iterator[list[tuple[int, int, str]]]:
     """Pieces of texts: which text, the piece's first character, and the piece."""
     batch: list[tuple[int, int, str]] = []
     chars = 0
     for index, text in enumerate(texts):
-        for first, piece in _pieces(text):
+        for first, piece in _pieces(text, prepends=prepends):
             batch.append((index, first, piece))
             chars += len(piece)
             if chars >= _BATCH_CHARS:
@@ -218,15 +236,19 @@ def _batches(texts: Sequence[str]) -> Iterator[list[tuple[int, int, str]]]:
         yield batch
 
 
-def _pieces(text: str) -> Iterator[tuple[int, str]]:
-    """Whole, or cut before white space, or anywhere if there is none near."""
-    first = 0
+def _pieces(text: str, *, prepends: bool = False) -> Iterator[tuple[int, str]]:
+    """Whole, or cut before white space, or anywhere if there is none near.
+
+    Where the tokenizer puts the mark of a space first, a piece is without the space that it
+    begins with: it would have two.
+    """
+    first, ending = 0, _PIECE_SPACE if prepends else _PIECE_END
     while len(text) - first > _PIECE_CHARS:
         end = first + _PIECE_CHARS
-        ends = _PIECE_END.finditer(text, max(first + 1, end - _LOOK_CHARS), end)
+        ends = ending.finditer(text, max(first + 1, end - _LOOK_CHARS), end)
         end = max((found.start() for found in ends), default=end)
         yield first, text[first:end]
-        first = end
+        first = end + (prepends and text[end] == " ")
     yield first, text[first:]
 
 

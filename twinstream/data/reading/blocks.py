@@ -7,12 +7,14 @@ from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from twinstream.data.data_error import DataError, unreadable
 from twinstream.data.reading.arrays import rows_within
 from twinstream.data.reading.bins import bin_layout
+from twinstream.data.reading.csvs import csv_rows_within
 from twinstream.data.reading.files import DataFile, Kind
 from twinstream.data.reading.parquet import row_groups
 from twinstream.data.reading.ranges import lines_in, text_bytes_in
@@ -26,9 +28,9 @@ class FileRange:
 
     The unit depends on the kind. Text and rows of JSON are counted in bytes, and the range has the
     lines or rows that begin in it; .bin files are counted in tokens; parquet in rows of a row
-    group, and there `size_bytes` is about the size without compression. `rows_before` (parquet and
-    arrays) is how many rows of the file come before the range. `mtime_ns` is when the file was last
-    changed before it was opened; `digest`, if known, is that of the range's content.
+    group, and there `size_bytes` is about the size without compression. `rows_before` (parquet,
+    arrays and .csv) is how many rows of the file come before the range. `mtime_ns` is when the
+    file was last changed before it was opened; `digest`, if known, is that of the range's content.
     """
 
     path: Path
@@ -138,14 +140,21 @@ def digest_of(content: bytes) -> str:
 
 
 def split_into_blocks(
-    files: Sequence[DataFile], hashes: Sequence[str], block_bytes: int
+    files: Sequence[DataFile],
+    hashes: Sequence[str],
+    block_bytes: int,
+    columns: Sequence[str] = (),
 ) -> list[DataBlock]:
-    """Split the files of a source into blocks: large ones in ranges, small ones together."""
+    """Split the files of a source into blocks: large ones in ranges, small ones together.
+
+    Args:
+        columns: of tables that are read beside those of known names.
+    """
     blocks: list[DataBlock] = []
     together: list[FileRange] = []
     held_bytes = 0
     for file, content_hash in zip(files, hashes, strict=True):
-        for part in _parts(file, content_hash, block_bytes):
+        for part in _parts(file, content_hash, block_bytes, columns):
             is_full = held_bytes + part.size_bytes > block_bytes
             if together and (is_full or together[-1].kind != part.kind):
                 blocks.append(DataBlock(tuple(together)))
@@ -157,13 +166,17 @@ def split_into_blocks(
     return blocks
 
 
-def _parts(file: DataFile, content_hash: str, block_bytes: int) -> Iterator[FileRange]:
+def _parts(
+    file: DataFile, content_hash: str, block_bytes: int, columns: Sequence[str]
+) -> Iterator[FileRange]:
     whole = FileRange(file.path, file.kind, 0, 0, 0, file.size_bytes, file.mtime_ns, content_hash)
     if file.kind == "parquet":
-        yield from _parts_of_parquet(whole, block_bytes)
+        yield from _parts_of_parquet(whole, block_bytes, columns)
         return
-    if file.kind == "array":
-        yield from _parts_of_array(whole, block_bytes)
+    if file.kind in ("array", "csv"):
+        within = rows_within if file.kind == "array" else csv_rows_within
+        rows = within(whole.path, 0, whole.file_bytes + 1)
+        yield from _parts_of_rows(whole, block_bytes, rows)
         return
     unit_bytes, units = 1, file.size_bytes
     if file.kind == "bin":
@@ -173,9 +186,11 @@ def _parts(file: DataFile, content_hash: str, block_bytes: int) -> Iterator[File
         yield replace(whole, first=first, end=end, size_bytes=(end - first) * unit_bytes)
 
 
-def _parts_of_parquet(whole: FileRange, block_bytes: int) -> Iterator[FileRange]:
+def _parts_of_parquet(
+    whole: FileRange, block_bytes: int, columns: Sequence[str]
+) -> Iterator[FileRange]:
     before = 0
-    for index, (num_rows, size_bytes) in enumerate(row_groups(whole.path)):
+    for index, (num_rows, size_bytes) in enumerate(row_groups(whole.path, columns)):
         slices = max(1, min(_SLICES_OF_A_ROW_GROUP, -(-size_bytes // block_bytes), num_rows))
         group = replace(whole, size_bytes=max(1, size_bytes // slices), row_group=index)
         for first, end in _even_ranges(num_rows, slices):
@@ -183,10 +198,12 @@ def _parts_of_parquet(whole: FileRange, block_bytes: int) -> Iterator[FileRange]
         before += num_rows
 
 
-def _parts_of_array(whole: FileRange, block_bytes: int) -> Iterator[FileRange]:
-    """Cut an array of JSON where rows begin; finding that takes reading it from the start."""
+def _parts_of_rows(
+    whole: FileRange, block_bytes: int, rows: Iterator[tuple[int, dict[str, Any]]]
+) -> Iterator[FileRange]:
+    """Cut a file where rows begin; finding that takes reading it from the start."""
     first = before = count = 0
-    for byte, _ in rows_within(whole.path, 0, whole.file_bytes + 1):
+    for byte, _ in rows:
         first = first or byte
         if byte - first >= block_bytes:
             yield replace(whole, first=first, end=byte, size_bytes=byte - first, rows_before=before)

@@ -12,15 +12,16 @@ from twinstream.data.data_error import DataError, unreadable
 from twinstream.data.options import Source
 from twinstream.data.reading.arrays import begins_an_array
 
-Kind = Literal["text", "lines", "array", "parquet", "bin"]
+Kind = Literal["text", "lines", "array", "parquet", "csv", "bin"]
 KINDS: dict[str, Kind] = {
     ".txt": "text",
     ".jsonl": "lines",
     ".json": "lines",
     ".parquet": "parquet",
+    ".csv": "csv",
     ".bin": "bin",
 }
-_READS = "twinstream reads .txt, .jsonl, .json, .parquet and .bin"
+_READS = "twinstream reads .txt, .jsonl, .json, .parquet, .csv and .bin"
 _PIECE_BYTES = 1 << 20
 _HASHED_BYTES = 4 << 30  # of all files together, so that opening takes seconds
 

@@ -1,43 +1,41 @@
 """Parquet files, by row groups; pyarrow is imported only here."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from twinstream.data.data_error import DataError, unreadable
-
-FIELDS = (
-    *("messages", "conversations", "system", "tools", "prompt", "completion", "text"),
-    *("instruction", "input", "output", "history", "chosen", "rejected"),
-)
-ROWS = (
-    "`text`, `messages` (or `conversations`), `prompt` with `completion`, `instruction` with "
-    "`output`, or, of pairs, `chosen` with `rejected`"
-)
+from twinstream.data.shapes import FIELDS, NAME_THEM, ROWS
 
 
-def row_groups(path: Path) -> list[tuple[int, int]]:
+def row_groups(path: Path, columns: Sequence[str] = ()) -> list[tuple[int, int]]:
     """Number of rows, and bytes without compression, of each row group.
+
+    Args:
+        columns: that are read beside those of known names.
 
     Raises:
         DataError: pyarrow is missing, the file is damaged, or has none of the known columns.
     """
     file = _open(path)
-    if not _known_columns(file):
+    if not _known_columns(file, columns):
         raise DataError(
             f"{path} has no column of {ROWS}; it has "
-            f"{', '.join(file.schema_arrow.names) or 'none'}: rename the one with the text"
+            f"{', '.join(file.schema_arrow.names) or 'none'}: {NAME_THEM}"
         )
     groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
     return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
-def read_rows(path: Path, row_group: int, first: int, end: int) -> list[dict[str, Any]]:
-    """Rows [first, end) of a row group, in the known columns."""
+def read_rows(
+    path: Path, row_group: int, first: int, end: int, columns: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Rows [first, end) of a row group, in the known columns and these."""
     import pyarrow
 
     file = _open(path)
     try:
-        table = file.read_row_group(row_group, columns=_known_columns(file))
+        table = file.read_row_group(row_group, columns=_known_columns(file, columns))
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"cannot read row group {row_group} of {path}: {error}") from None
     rows = cast("list[dict[str, Any]]", table.slice(first, end - first).to_pylist())
@@ -56,8 +54,8 @@ def _without_nulls(value: Any, kept: str | None = None) -> Any:
     return value
 
 
-def _known_columns(file: Any) -> list[str]:
-    return [name for name in file.schema_arrow.names if name in FIELDS]
+def _known_columns(file: Any, columns: Sequence[str]) -> list[str]:
+    return [name for name in file.schema_arrow.names if name in FIELDS or name in columns]
 
 
 def _open(path: Path) -> Any:

@@ -1,7 +1,7 @@
 """The rows in a range of a file of rows."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from twinstream.data.data_error import DataError
 from twinstream.data.reading.arrays import rows_within
 from twinstream.data.reading.blocks import FileRange
+from twinstream.data.reading.csvs import csv_rows_within
 from twinstream.data.reading.parquet import read_rows
 from twinstream.data.reading.ranges import decoded, line_number, lines_in
 
@@ -37,18 +38,22 @@ class DataRow:
         return place(self.part, self.index)
 
 
-def rows_of(part: FileRange) -> Iterator[DataRow]:
+def rows_of(part: FileRange, columns: Sequence[str] = ()) -> Iterator[DataRow]:
     """Yield the rows in order, not parsed yet.
+
+    Args:
+        columns: of a table that are read beside those of known names.
 
     Raises:
         DataError: the file cannot be read.
     """
     if part.kind == "parquet":
-        rows = read_rows(part.path, part.row_group, part.first, part.end)
+        rows = read_rows(part.path, part.row_group, part.first, part.end, columns)
         yield from (DataRow(fields, part, index) for index, fields in enumerate(rows))
         return
-    if part.kind == "array":
-        found = rows_within(part.path, part.first, part.end)
+    if part.kind in ("array", "csv"):
+        within = rows_within if part.kind == "array" else csv_rows_within
+        found = within(part.path, part.first, part.end)
         yield from (DataRow(fields, part, index) for index, (_, fields) in enumerate(found))
         return
     content, start = lines_in(part.path, part.first, part.end)

@@ -122,13 +122,15 @@ class FitTable(Node):
 
     `peaks` says by machine what MFU is a share of, and where that number is from, `caps` what
     memory plans may take; `download` how weights of a model of the hub are fetched, into the folder
-    that commands name. `loss` is that of pairs, None where it is cross entropy.
+    that commands name. `loss` is that of pairs, None where it is cross entropy. `counts_bytes`:
+    each byte of the data is a token.
     """
 
     model: str
     loss: str | None = None
     tokens_per_step: int
     dataset_tokens: int | None
+    counts_bytes: bool = False
     cells: tuple[FitCell, ...]
     peaks: Mapping[str, str]
     caps: Mapping[str, Caps]
@@ -150,7 +152,8 @@ class FitQuestion:
     """What to try, and within which memory; caps are as of `plan`, None is what `train` takes.
 
     `price_per_hour` is by machine. `data` is the name that commands are told. `loss` is `dpo` with
-    its options, of pairs of sequences; None: cross entropy.
+    its options, of pairs of sequences; None: cross entropy. `counts_bytes`: each byte of the data
+    is a token.
     """
 
     model: str
@@ -165,6 +168,7 @@ class FitQuestion:
     price_per_hour: Mapping[str, float] | None = None
     data: str = "DATA"
     loss: str | None = None
+    counts_bytes: bool = False
 
 
 @dataclass(frozen=True)
@@ -219,8 +223,8 @@ def fit(
     def table() -> FitTable:
         return FitTable(
             model=spec.name, loss=question.loss, tokens_per_step=question.tokens_per_step,
-            dataset_tokens=question.dataset_tokens, peaks=peaks, caps=caps,
-            download=download_of(question.model),
+            dataset_tokens=question.dataset_tokens, counts_bytes=question.counts_bytes, peaks=peaks,
+            caps=caps, download=download_of(question.model),
             cells=tuple(known[place] for place in order if place in known),
         )  # fmt: skip
 

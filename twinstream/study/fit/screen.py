@@ -54,6 +54,7 @@ def fit_html(found: FitTable) -> str:
 
 def _title(found: FitTable) -> str:
     data = "" if found.dataset_tokens is None else f"; data of {found.dataset_tokens:,} tokens"
+    data += ", each of one byte (--tokenizer bytes)" if found.counts_bytes else ""
     loss = "" if found.loss is None else f", --loss {found.loss}"
     return f"{found.model}{loss}, {found.tokens_per_step:,} tokens a step{data}"
 

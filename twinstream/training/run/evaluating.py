@@ -23,23 +23,30 @@ class Evaluator:
     Args:
         passes: over the data.
         reference: where the loss is of pairs.
+        is_cross_entropy: whether a loss has a perplexity, as one of one's own has not.
 
     Raises:
         TwinstreamError: the reference does not know a pair.
     """
 
     def __init__(
-        self, plan: Plan, passes: Sequence[StepData], reference: ReferenceOf | None
+        self,
+        plan: Plan,
+        passes: Sequence[StepData],
+        reference: ReferenceOf | None,
+        *,
+        is_cross_entropy: bool,
     ) -> None:
         each = plan.workload.chunks_per_round
         self._plan, self._passes, self._reference = plan, passes, reference
+        self._is_cross_entropy = is_cross_entropy
         self._batches = [
             tuple(batch_of(one, replica, each, plan, reference) for one in passes)
             for replica in range(plan.num_replicas)
         ]
 
     def evaluate(self, server: TrainerServer, step: int) -> EvalMetrics:
-        """Loss and perplexity of the weights after a step; of pairs what became of them.
+        """Loss of the weights after a step, and its perplexity; of pairs what became of them.
 
         Raises:
             TwinstreamError: a rank does not answer.
@@ -57,7 +64,7 @@ class Evaluator:
         preference = self._preference(shares)
         return EvalMetrics(
             step=step, loss=found.loss, tokens=tokens, seconds=found.seconds,
-            perplexity=found.perplexity if preference is None else None, preference=preference,
+            perplexity=found.perplexity if self._is_cross_entropy else None, preference=preference,
         )  # fmt: skip
 
     def _preference(self, shares: "Sequence[Sequence[PassLoss]]") -> PairMetrics | None:
