@@ -31,7 +31,7 @@ def row_loss(
     target = labels.reshape(-1).long()
     if own is not None:
         counts = target >= 0
-        losses = _of_rows(own, rows, target.clamp(min=0))
+        losses = losses_of_rows(own, rows, target.clamp(min=0))
         return torch.where(counts, losses, torch.zeros_like(losses)).sum() * scale
     target = target.masked_fill(target < 0, IGNORED)
     return F.cross_entropy(rows, target, ignore_index=IGNORED, reduction="sum") * scale
@@ -45,7 +45,12 @@ def row_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(rows, target, ignore_index=IGNORED, reduction="none")
 
 
-def _of_rows(own: RowLosses, rows: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def losses_of_rows(own: RowLosses, rows: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Float32 [R], by a loss of a person's own.
+
+    Raises:
+        ModuleRefusal: it fails, or does not return a floating-point loss for each row.
+    """
     name = getattr(own, "__name__", "the loss")
     try:
         losses = own(rows, target)
@@ -56,6 +61,11 @@ def _of_rows(own: RowLosses, rows: torch.Tensor, target: torch.Tensor) -> torch.
         raise ModuleRefusal(
             f"the loss {name} makes {made} of logits {tuple(rows.shape)} and labels "
             f"{tuple(target.shape)}: expected a loss for each row, {tuple(target.shape)}"
+        )
+    if not losses.is_floating_point():
+        raise ModuleRefusal(
+            f"the loss {name} makes {str(losses.dtype).removeprefix('torch.')}, which has no "
+            "gradient: expected a floating-point loss for each row"
         )
     return losses.float()
 

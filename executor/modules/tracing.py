@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from twinstream.executor.modules.adapters import is_adapter
-from twinstream.executor.modules.blocks import ModuleRefusal, told_of
+from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, told_of
 from twinstream.executor.modules.building import build_module
 from twinstream.executor.modules.calling import NoMemory, fake_batch
 from twinstream.executor.modules.capture import (
@@ -25,6 +25,7 @@ from twinstream.executor.modules.grouping import (
 )
 from twinstream.executor.modules.module_program import ChunkProgram
 from twinstream.executor.modules.operations import VECTOR, Amount, CountOperations, Key, TaskCost
+from twinstream.executor.modules.own_loss import check_own_loss
 from twinstream.executor.modules.rows_and_values import row_shape
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.models.traced_parts import (
@@ -66,6 +67,8 @@ def trace(
     module = build_module(source, getattr(torch, dtype), attention)
     sizes, low, high = measured_sizes(module, source, seq_len, is_packed)
     found = capture(module, sizes[0], is_packed)
+    if (loss := getattr(module, OWN_LOSS, None)) is not None:
+        check_own_loss(loss, found.vocab_size)
     adapters = None
     if source.lora is not None:
         adapters = {name for name, _ in module.named_parameters() if is_adapter(name)}

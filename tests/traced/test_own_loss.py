@@ -1,13 +1,14 @@
 """A loss of a person's own: autograd's numbers through the executor, priced, or refused by name."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from tests.front_door.command_line import call
+from tests.front_door.command_line import call, error_of
 from tests.training.small_runs import (
     Seen,
     options,
@@ -19,7 +20,9 @@ from tests.training.small_runs import (
 )
 from tests.training.test_against_torch import summed_loss
 from twinstream.data.packing import Chunk
+from twinstream.executor.modules.own_loss import check_own_loss
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.python_file import OwnFunction
 from twinstream.training.run.steps import StepBatches
 from twinstream.training.trainer import Trainer
 
@@ -38,6 +41,56 @@ def summed(logits, labels):
 
 def fails(logits, labels):
     return logits.nothing
+
+def hardest(logits, labels):
+    each = usual(logits, labels)
+    return each * (each >= each.detach().median())
+
+def over_rows(logits, labels):
+    return usual(logits, labels) / len(labels)
+
+def of_pairs(logits, labels):
+    each = usual(logits, labels)
+    return each + each.unflatten(0, (-1, 2)).mean(1).repeat_interleave(2)
+
+def by_counts(logits, labels):
+    return usual(logits, labels) / labels.bincount()[labels]
+
+def sure(logits, labels):
+    each = usual(logits, labels)
+    return each * (1 + (each < 0.1).sum())
+
+def by_place(logits, labels):
+    return usual(logits, labels) * torch.arange(len(labels))
+
+def of_detached(logits, labels):
+    return usual(logits.detach(), labels)
+
+def correct(logits, labels):
+    return (logits.argmax(-1) == labels)
+
+def itself(logits, labels):
+    return labels
+
+def infinite(logits, labels):
+    return usual(logits, labels) / 0
+
+def dropped(logits, labels):
+    return usual(F.dropout(logits), labels)
+
+def focal(logits, labels):
+    each = usual(logits, labels)
+    return each * (1 - (-each).exp()) ** 2
+
+def in_place(logits, labels):
+    return usual(logits.mul_(0.5), labels.clamp_(max=10))
+
+class Weighted(torch.nn.Module):
+    def forward(self, logits, labels):
+        size = logits.shape[1]
+        return usual(logits @ torch.eye(size), labels) * torch.linspace(1, 2, size)[labels]
+
+weighted = Weighted()
 """
 
 
@@ -122,6 +175,38 @@ def test_it_is_priced_and_part_of_a_traced_model(tmp_path: Path, losses: Path) -
     planned = call("plan", "--model", model, "--seq-len", 64, *step, "--json")
     direct = call("plan", "--model", config, *asked, *step, "--json")
     assert planned.json()["tokens_per_s"] == direct.json()["tokens_per_s"]
+
+
+MIXES = "mixes rows: what it makes of one may not depend on others"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("hardest", MIXES), ("over_rows", MIXES), ("of_pairs", "fails"), ("by_counts", MIXES),
+        ("sure", MIXES), ("by_place", MIXES), ("of_detached", "has no gradient"),
+        ("correct", "makes bool, which has no gradient"), ("itself", "makes int64"),
+        ("infinite", "not finite"), ("dropped", "is not the same twice"),
+        ("smoothed", None), ("focal", None), ("in_place", None), ("weighted", None),
+    ],
+)  # fmt: skip
+def test_a_loss_is_tried_on_rows_whole_in_parts_and_in_another_order(
+    losses: Path, name: str, says: str | None
+) -> None:
+    loss = OwnFunction.of(f"{losses}:{name}").load()
+    with nullcontext() if says is None else pytest.raises(TwinstreamError, match=says):
+        check_own_loss(loss, vocab_size=50)
+
+
+def test_one_that_mixes_rows_is_refused_by_every_command(tmp_path: Path, losses: Path) -> None:
+    config, loss = write_config(tmp_path / "model"), ("--loss", f"{losses}:hardest")
+    step = ("--seq-len", 64, "--tokens-per-step", 256, "--machine", "cpu")
+    for command in (
+        ("plan", "--model", config, *step), ("run", "--model", config, *step, "--backend", "cpu"),
+        ("trace", config, "--seq-len", 64),
+        ("train", config, write_rows(tmp_path / "rows.jsonl"), *step, "-o", tmp_path / "run"),
+    ):  # fmt: skip
+        assert "mixes rows" in " ".join(error_of(*command, *loss).split())
 
 
 @pytest.mark.parametrize(
