@@ -69,10 +69,10 @@ def add_gradients(
 def add_balance(operands: Operands, attributes: Attributes, calls: Calls) -> None:
     """Add the load-balancing loss of a round, where there is one."""
     if "balance" in operands:
-        experts, rows = experts_of(attributes), typed_attribute(attributes, "balance_rows", int)
+        experts = experts_of(attributes)
         assert experts is not None
         loss = operands["loss"].view(torch.float32, (1,))
-        balance = balance_sums(operands["balance"], experts, rows)
+        balance = balance_sums(operands["balance"], experts)
         calls.add(add_balance_loss, balance, loss)
 
 

@@ -19,12 +19,17 @@ class ModulePrograms:
     _made: dict[tuple[str, str], "ModuleProgram"] = field(default_factory=dict)
 
     def of(self, model: TracedModel, device: "torch.device") -> "ModuleProgram":
-        """The program of a model on a device."""
+        """The program of a model on a device; its own loss is tried as where it was traced."""
+        from twinstream.executor.modules.blocks import OWN_LOSS
         from twinstream.executor.modules.module_program import ModuleProgram
+        from twinstream.executor.modules.rows_and_values import check_own_loss
 
         key = model.ref().content_hash, str(device)
         if key not in self._made:
-            self._made[key] = ModuleProgram(model, device)
+            program = ModuleProgram(model, device)
+            if (loss := getattr(program.module, OWN_LOSS, None)) is not None:
+                check_own_loss(loss, model.vocab_size)
+            self._made[key] = program
         return self._made[key]
 
     def kernel(self, model: TracedModel, key: str) -> "Kernel":

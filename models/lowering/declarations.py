@@ -294,13 +294,10 @@ class DecoderShapes(Shapes):
         return self.spec.layer(layer).experts is not None
 
     @property
-    def balance_rows(self) -> int:
-        """Rows of a round that the load-balancing loss is over, of all layers; 0 without one."""
+    def balances(self) -> bool:
+        """Whether a step has a load-balancing loss."""
         experts = self.spec.experts
-        if experts is None or not experts.aux_loss or self.workload.forward_only:
-            return 0
-        layers = self.spec.num_layers - len(experts.dense_layers)
-        return layers * self.workload.chunks_per_round * self.workload.chunk_tokens
+        return experts is not None and experts.aux_loss > 0 and not self.workload.forward_only
 
     def hidden(self, layer: int, chunk: int) -> str:
         return f"hidden.{layer}.{chunk}"
@@ -331,7 +328,7 @@ def declare_step(builder: ChainBuilder, shapes: DecoderShapes) -> None:
             for layer in range(spec.num_layers):
                 _declare_context(builder, shapes, f"kv.{layer}.{sequence}", spec.dtype)
             _declare_context(builder, shapes, f"d_context.{sequence}", "float32")
-    if shapes.balance_rows and spec.experts:
+    if shapes.balances and spec.experts:
         sums = (2, spec.experts.count)
         builder.declare(dense_tensor("balance", "activation", "float32", sums))
     declare_results(builder, shapes)

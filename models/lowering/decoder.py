@@ -100,10 +100,11 @@ class DecoderLowering(StepLowering):
         bias = f"{layer}{ROUTER_BIAS}"
         if bias in self.spec.layer_groups(layer):
             found.append(builder.read("router_bias", self.shapes.parameters(bias)))
-        if self.shapes.balance_rows:
+        if self.shapes.balances:
             first = layer == self._first_with_experts and chunk == self._chunks()[0]
             make = builder.write if first else builder.update
             found.append(make("balance", "balance"))
+            found.append(builder.read("tokens", f"tokens.{chunk}"))
         return found
 
     @property
@@ -140,7 +141,7 @@ class DecoderLowering(StepLowering):
                 builder.accumulate("loss", "loss"),
                 self.optimizer.step_state,
             ]
-            balances = self.shapes.balance_rows > 0 and chunk == self._chunks()[-1]
+            balances = self.shapes.balances and chunk == self._chunks()[-1]
             operands += [builder.read("balance", "balance")] if balances else []
             call = self._head_call(with_balance=balances)
             if tied:
@@ -157,8 +158,7 @@ class DecoderLowering(StepLowering):
             **gradient_attribute(self.recipe, self.spec.dtype),
         }  # fmt: skip
         if with_balance and self.spec.experts is not None:
-            rows = self.shapes.balance_rows
-            attributes |= self.calls.experts_attributes(self.spec.experts, rows)
+            attributes |= self.calls.experts_attributes(self.spec.experts)
         suffix, work = ".balance" if with_balance else "", self.calls.work()
         if self.recipe.dpo is not None:
             cost = work.head_dpo(self._row_slice)
@@ -222,8 +222,9 @@ class DecoderLowering(StepLowering):
         if not self.shapes.with_experts(layer):
             return []
         found = [self.builder.read("expert_projections", f"experts.{layer}.{chunk}")]
-        if self.shapes.balance_rows:
+        if self.shapes.balances:
             found.append(self.builder.read("balance", "balance"))
+            found.append(self.builder.read("tokens", f"tokens.{chunk}"))
         return found
 
     def _block_scalars(self, layer: int, chunk: int) -> list[TaskOperand]:

@@ -89,8 +89,7 @@ class KernelCalls:
         if spec.qk_norm_rows:
             attributes["qk_norm_rows"] = True
         if spec.experts is not None:
-            rows = DecoderShapes(self.spec, self.workload, self.recipe).balance_rows
-            attributes |= self.experts_attributes(spec.experts, rows)
+            attributes |= self.experts_attributes(spec.experts)
         if spec.rope_scaling is not None:
             attributes |= {f"{ROPE_SCALING}{n}": v for n, v in spec.rope_scaling}
         if self.workload.packing is not None:
@@ -108,12 +107,12 @@ class KernelCalls:
         cost = (*cost, *work.dequantized(kernel, base, experts_base))
         return self.builder.call(call_id, self._key(kernel), attributes, cost)
 
-    def experts_attributes(self, experts: Experts, balance_rows: int) -> dict[str, Attribute]:
-        """What a call is told of experts; of the load-balancing loss of a round, which is over so
-        many rows, what it counts in the step's."""
-        share = experts.aux_loss / self.workload.rounds_per_step if balance_rows else 0.0
-        told = expert_attributes(experts.model_copy(update={"aux_loss": share}))
-        return told | ({"balance_rows": balance_rows} if balance_rows else {})
+    def experts_attributes(self, experts: Experts) -> dict[str, Attribute]:
+        """What a call is told of experts; of the load-balancing loss of a round, what it counts in
+        the step's."""
+        balances = DecoderShapes(self.spec, self.workload, self.recipe).balances
+        share = experts.aux_loss / self.workload.rounds_per_step if balances else 0.0
+        return expert_attributes(experts.model_copy(update={"aux_loss": share}))
 
     def other(
         self, kernel: str, cost: tuple[Work, ...], told: Mapping[str, Attribute] | None = None,

@@ -12,6 +12,7 @@ from twinstream.data.data_error import DataError
 from twinstream.data.encoding.block_tokens import BlockTokens
 from twinstream.data.packing import ChunkShape, chunk_of, pack
 from twinstream.data.spans import cut, sizes_for
+from twinstream.schedule.workload import PADDING_LABEL
 
 
 @st.composite
@@ -91,7 +92,7 @@ def test_each_learned_token_is_in_one_chunk_beside_its_own_document_only(tokens,
         for start, end in pairwise(edges):
             ids, labels = chunk.ids[start:end], chunk.labels[start:end]
             if start >= shape.chunk_tokens - chunk.num_padding:
-                assert (ids == 0).all() and (labels == -100).all()
+                assert (ids == 0).all() and (labels == PADDING_LABEL).all()
                 continue
             packed.append(ids.tolist())
             learned = [i + 1 if tokens.learned[i] else -100 for i in ids[:-1]]

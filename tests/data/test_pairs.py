@@ -11,6 +11,7 @@ from twinstream.data.encoding.block_tokens import BlockTokens
 from twinstream.data.options import DataOptions
 from twinstream.data.packing import ChunkShape, chunk_of, pack
 from twinstream.data.spans import cut
+from twinstream.schedule.workload import PADDING_LABEL
 
 PAIRS = DataOptions(workers=0, pairs=True)
 ASKED = {"role": "user", "content": "2 + 2?"}
@@ -150,7 +151,7 @@ def test_both_documents_of_a_pair_are_in_one_chunk_and_teach(tokens, longest, mo
         for chosen, rejected in zip(places[::2], places[1::2], strict=True):
             found.append((chunk.ids[chosen].tolist(), chunk.ids[rejected].tolist()))
             assert all((chunk.labels[place] >= 0).any() for place in (chosen, rejected))
-        assert (chunk.labels[chunk_tokens - chunk.num_padding :] == -100).all()
+        assert (chunk.labels[chunk_tokens - chunk.num_padding :] == PADDING_LABEL).all()
     starts, ends = np.concatenate([[0], tokens.ends[:-1]]), tokens.ends
     expected = []
     for i in range(0, len(ends), 2):

@@ -63,10 +63,10 @@ def summed_loss(model: torch.nn.Module, chunk: Chunk) -> torch.Tensor:
     for length in chunk.lengths:
         ids = torch.from_numpy(chunk.ids[at : at + length]).long()[None]
         labels = torch.from_numpy(chunk.labels[at : at + length]).long()
-        if (labels != NO_LABEL).any():
+        if (labels >= 0).any():
             logits = model(input_ids=ids).logits[0].float()
             total = total + torch.nn.functional.cross_entropy(
-                logits, labels, ignore_index=NO_LABEL, reduction="sum"
+                logits, labels.clamp(min=NO_LABEL), ignore_index=NO_LABEL, reduction="sum"
             )
         at += length
     return total

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from twinstream.data.data_error import DataError
 from twinstream.data.spans import NO_LABEL, Ints, Spans
+from twinstream.schedule.workload import PADDING_LABEL
 
 _PADDING_ID = 0  # any that each model has: nothing attends to it, and it has no label
 
@@ -19,7 +20,8 @@ class Chunk:
 
     Attributes:
         ids: [T].
-        labels: [T], the token that comes after each; -100 is none, as at a document's end.
+        labels: [T], the token that comes after each; -100 is none, as at a document's end, and
+            PADDING_LABEL is padding's.
         lengths: of the documents one after another, then of the padding; they add up to T.
         num_padding: tokens of padding, the last ones.
         num_pairs: where documents are the two of a pair, one behind the other, how many there are.
@@ -146,11 +148,12 @@ def chunk_of(spans: Spans, indices: Ints, shape: ChunkShape) -> Chunk:
     spans = spans.chosen(indices)
     starts, lengths = spans.starts.tolist(), spans.lengths.tolist()
     ids = np.full(shape.chunk_tokens, _PADDING_ID, np.int32)
-    labels = np.full(shape.chunk_tokens, NO_LABEL, np.int32)
+    labels = np.full(shape.chunk_tokens, PADDING_LABEL, np.int32)
     at = 0
     for start, length in zip(starts, lengths, strict=True):
         ids[at : at + length] = spans.ids[start : start + length]
         labels[at : at + length - 1] = spans.labels[start : start + length - 1]
+        labels[at + length - 1] = NO_LABEL
         at += shape.longest if shape.alone else length
     num_padding = shape.chunk_tokens - sum(lengths)
     pieces = (*lengths, *_padding(num_padding, shape.longest))

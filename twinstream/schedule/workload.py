@@ -14,6 +14,8 @@ from pydantic_core import PydanticCustomError
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 
+PADDING_LABEL = -101  # of a token that fills up a chunk; of one that has no target it is -100
+
 
 class Packing(Node):
     """Sequences of any lengths in a chunk, where each begins being data of the run.

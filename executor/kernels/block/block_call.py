@@ -42,7 +42,6 @@ class BlockCall:
 
     It packs at most `most_packed` sequences of any lengths up to `seq_len`, if that is not 0.
     `frozen` weights have no gradient, nor have `frozen_experts`; adapters, if there are any, do.
-    `balance_rows` are all rows of a round that a router chooses for, of all layers.
     """
 
     spec: ModelSpec
@@ -53,7 +52,6 @@ class BlockCall:
     most_packed: int
     frozen: bool = False
     frozen_experts: bool = False
-    balance_rows: int = 0
     lora: Lora | None = None
     base: BaseFormat = "model"
     experts_base: BaseFormat = "model"
@@ -78,7 +76,6 @@ class BlockCall:
             most_packed=most_packed(attributes),
             frozen=is_frozen(attributes),
             frozen_experts=is_frozen(attributes, "frozen_experts"),
-            balance_rows=_balance_rows(attributes),
             lora=lora_of_attributes(attributes),
             base=base_format(attributes),
             experts_base=base_format(attributes, "experts_base"),
@@ -117,11 +114,6 @@ class BlockCall:
     def dense_width(self) -> int:
         """Of the network that all tokens go through; 0 without one."""
         return dense_width(self.spec)
-
-
-def _balance_rows(attributes: Attributes) -> int:
-    has_some = "balance_rows" in attributes
-    return typed_attribute(attributes, "balance_rows", int) if has_some else 0
 
 
 def _rope_scaling(attributes: Attributes) -> dict[str, Attribute] | None:

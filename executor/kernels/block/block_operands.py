@@ -233,7 +233,8 @@ class BlockOperands:
         """The sums of the round's load-balancing loss; None where there is no such loss."""
         if not self.experts.aux_loss:
             return None
-        return balance_sums(self.operands["balance"], self.experts, self.call.balance_rows)
+        labels = self.operands["tokens"].view(torch.int32, (2, self.call.num_tokens))[1]
+        return balance_sums(self.operands["balance"], self.experts, labels)
 
     def _projection(self, columns_before: int, width: int) -> torch.Tensor:
         tokens, dtype = self.call.num_tokens, self.call.dtype

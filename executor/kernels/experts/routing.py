@@ -13,6 +13,7 @@ from twinstream.executor.kernels.operand import KernelOperand
 from twinstream.executor.kernels.vector.row_blocks import row_blocks
 from twinstream.models.kernel_costs.scratch_sizes import router_block_width
 from twinstream.models.options import Experts
+from twinstream.schedule.workload import PADDING_LABEL
 
 _TINY = 1e-20  # added to the sum that sigmoid scores are divided by, as transformers does
 
@@ -30,25 +31,36 @@ class BalanceLoss:
     """The load-balancing loss of a round: E x sum over experts of count x score / rows^2.
 
     `counts` are rows that went to each expert and `scores` sums of their scores, over all layers
-    and chunks of a round; a router's scores count as its softmax, whatever it chooses by. `rows` is
-    how many there are of them all; `coefficient` what the loss of a round counts in the step's.
+    and chunks of a round; a router's scores count as its softmax, whatever it chooses by. Rows of
+    padding, which are never in them, are those whose label says so, as transformers leaves out
+    what its attention mask does not have. `coefficient` is what a round's loss counts in the
+    step's.
     """
 
-    counts: torch.Tensor  # float32, whole numbers
-    scores: torch.Tensor  # float32
-    rows: int
+    counts: torch.Tensor  # [E], float32, whole numbers
+    scores: torch.Tensor  # [E], float32
+    experts: Experts
     coefficient: float
+    labels: torch.Tensor | None = None  # [T], int32; None where no rows are at hand
 
-    @property
-    def factor(self) -> float:
-        """What counts x scores count."""
-        return self.coefficient * self.counts.numel() / self.rows / self.rows
+    def factor(self) -> torch.Tensor:
+        """What counts x scores count; each row went to as many experts."""
+        num_rows = (self.counts.double().sum() / self.experts.per_token).clamp(min=1.0)
+        weight = self.coefficient * self.experts.count
+        return (weight / num_rows / num_rows).float()
+
+    def is_token(self, rows: slice) -> torch.Tensor:
+        """[R, 1]: whether a row is no padding."""
+        assert self.labels is not None
+        return (self.labels[rows] != PADDING_LABEL).unsqueeze(1)
 
 
-def balance_sums(operand: KernelOperand, experts: Experts, rows: int) -> BalanceLoss:
+def balance_sums(
+    operand: KernelOperand, experts: Experts, labels: torch.Tensor | None = None
+) -> BalanceLoss:
     """Those that an operand holds: counts, then scores."""
     counts, scores = operand.view(torch.float32, (2, experts.count))
-    return BalanceLoss(counts, scores, rows, experts.aux_loss)
+    return BalanceLoss(counts, scores, experts, experts.aux_loss, labels)
 
 
 def choose(
@@ -66,10 +78,11 @@ def choose(
         routes.chosen[rows].copy_(chosen)
         torch.mul(weights, experts.scale, out=routes.weights[rows])
         if balance is not None:
+            is_token = balance.is_token(rows)
             each = torch.arange(experts.count, device=chosen.device)
-            found = (chosen.reshape(-1, 1) == each).sum(0)
-            balance.counts.add_(found)
-            balance.scores.add_(torch.softmax(logits, 1).sum(0))
+            counted = chosen.masked_fill(~is_token, -1)
+            balance.counts.add_((counted.reshape(-1, 1) == each).sum(0))
+            balance.scores.add_(torch.softmax(logits, 1).masked_fill_(~is_token, 0.0).sum(0))
 
 
 def logit_gradients(  # noqa: PLR0913 - what a choice was made of, and where gradients are
@@ -94,14 +107,15 @@ def logit_gradients(  # noqa: PLR0913 - what a choice was made of, and where gra
             d_logits = _softmax_gradient(d_scores, scores)
         if balance is not None:
             shares = torch.softmax(logits, 1)
-            d_shares = (balance.counts * balance.factor).expand_as(shares)
-            d_logits = d_logits + _softmax_gradient(d_shares, shares)
+            d_shares = (balance.counts * balance.factor()).expand_as(shares)
+            d_balance = _softmax_gradient(d_shares, shares)
+            d_logits = d_logits + d_balance.masked_fill_(~balance.is_token(rows), 0.0)
         out_TE[rows].copy_(d_logits)
 
 
 def add_balance_loss(balance: BalanceLoss, loss: torch.Tensor) -> None:
     """Add a round's load-balancing loss to a loss of [1]."""
-    loss.add_(torch.dot(balance.counts, balance.scores) * balance.factor)
+    loss.add_(torch.dot(balance.counts, balance.scores) * balance.factor())
 
 
 def _logits(x_RD: torch.Tensor, router_ED: torch.Tensor, experts: Experts) -> torch.Tensor:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from twinstream.data.chunk_stream import ChunkStream
 from twinstream.data.order import Position
 from twinstream.data.packing import Chunk
-from twinstream.data.spans import NO_LABEL
 from twinstream.executor.launch.protocol import Batch
 from twinstream.log.metrics import PairMetrics, StepMetrics
 from twinstream.models.lowering.declarations import log_probs_sink
@@ -47,7 +46,7 @@ class StepData:
             chunks,
             after,
             sum(len(chunk.ids) - chunk.num_padding for chunk in chunks),
-            sum(int(np.count_nonzero(chunk.labels != NO_LABEL)) for chunk in chunks),
+            sum(int(np.count_nonzero(chunk.labels >= 0)) for chunk in chunks),
             sum(chunk.num_pairs for chunk in chunks),
         )
 
