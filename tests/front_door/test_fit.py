@@ -142,7 +142,7 @@ def test_data_is_opened_as_train_opens_it(tmp_path: Path) -> None:
     assert asked.data == f"{rows} --tokenizer {folder} --columns text=body"
     told = FitTable(
         model="tiny", tokens_per_step=1, dataset_tokens=9, counts_bytes=bytes_.counts_bytes,
-        cells=(), peaks={},
+        cells=(), peaks={}, caps={},
     )  # fmt: skip
     assert "data of 9 tokens, each of one byte (--tokenizer bytes)" in shown(told)
 

@@ -20,7 +20,6 @@ from tests.training.small_runs import (
 )
 from tests.training.test_against_torch import summed_loss
 from twinstream.data.packing import Chunk
-from twinstream.data.spans import NO_LABEL
 from twinstream.executor.modules.blocks import ModuleRefusal
 from twinstream.executor.modules.rows_and_values import check_own_loss
 from twinstream.schedule.errors import TwinstreamError
@@ -88,7 +87,7 @@ def smoothed_loss(model: torch.nn.Module, chunk: Chunk) -> torch.Tensor:
         ids = torch.from_numpy(chunk.ids[at : at + length]).long()[None]
         labels = torch.from_numpy(chunk.labels[at : at + length]).long()
         logits = model(input_ids=ids).logits[0].float()
-        valid = labels != NO_LABEL
+        valid = labels >= 0
         if valid.any():
             total = total + F.cross_entropy(
                 logits[valid], labels[valid], reduction="sum", label_smoothing=0.1
