@@ -177,7 +177,6 @@ def execute(
     require("settings", settings, RunSettings, type(None))
     require_torch()
     from twinstream.executor.kernels.availability import require_kernels
-    from twinstream.executor.kernels.updates.element_step import check_own_rule
     from twinstream.executor.program.options import RunOptions, choose_graphs, choose_nvtx
     from twinstream.executor.run.execute import choose_backend
     from twinstream.executor.run.execute import execute as run
@@ -186,11 +185,9 @@ def execute(
 
     settings = settings or RunSettings()
     backend = choose_backend(settings.backend)
-    require_kernels(schedule, backend)
-    spec = model_of(schedule.model)
-    recipe = Recipe.model_validate(schedule.recipe)
+    spec, recipe = model_of(schedule.model), Recipe.model_validate(schedule.recipe)
     require_trusted("the schedule", spec, recipe, trusts=settings.trusts_code)
-    check_own_rule(recipe.update)
+    require_kernels(schedule, backend)
     done = 0 if state is None else steps_done(state)
     batches = _batches(schedule, tokens, done, settings)
     training = Training(

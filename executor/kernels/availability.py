@@ -3,6 +3,7 @@
 import importlib.util
 
 from twinstream.executor.kernels.attention.canary import require_runnable_attention
+from twinstream.executor.kernels.updates.element_step import check_own_rule, own_rules
 from twinstream.models.kernel_costs.attention_limits import DeviceName
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -13,11 +14,12 @@ class KernelsUnavailableError(TwinstreamError):
 
 
 def require_kernels(schedule: Schedule, backend: DeviceName) -> None:
-    """Refuse a schedule whose vector kernels or attention cannot run on `backend`.
+    """Refuse a schedule whose vector kernels, attention or own rules cannot run on `backend`.
 
     Raises:
         AttentionNotAvailable: with the reason, what to install and what can run.
         KernelsUnavailableError: with the reason and what to plan with instead.
+        UpdateRuleError: an optimizer of a person's own is none.
     """
     for name in sorted({call.kernel.split("/")[-1] for call in schedule.calls.values()}):
         if reason := vector_reason(name, backend):
@@ -26,6 +28,8 @@ def require_kernels(schedule: Schedule, backend: DeviceName) -> None:
                 "(in Python: Recipe(kernels=KernelChoice(vector='eager')))"
             )
     require_runnable_attention(schedule, backend)
+    for rule in own_rules(schedule.calls.values()):
+        check_own_rule(rule)
 
 
 def vector_reason(name: str, backend: str) -> str | None:

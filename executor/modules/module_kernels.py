@@ -212,7 +212,7 @@ def _block_backward(bound: _Bound, calls: Calls) -> None:
     d_inputs, gradients = bound.contributions(call.inputs), bound.gradients(calls)
 
     def run() -> None:
-        with drawing(random):
+        with drawing(random), evaluating(chunk.module, bound.evaluates):
             of_inputs, of_parameters = chunk.block_backward(
                 index, tensors, inputs, d_outputs, gradients.keys()
             )
@@ -230,7 +230,7 @@ def _prelude_backward(bound: _Bound, calls: Calls) -> None:
     gradients = bound.gradients(calls)
 
     def run() -> None:
-        with drawing(random):
+        with drawing(random), evaluating(chunk.module, bound.evaluates):
             found = chunk.prelude_backward(tensors, fed(), d_outputs, gradients.keys())
         _take(gradients, found)
 
@@ -315,9 +315,9 @@ def _head_backward(
         total = torch.zeros_like(rows.loss.view)
         for start in rows.starts:
             of_rows = scale[start : start + rows.size] if scale.dim() else scale
-            loss, of_inputs, of_parameters = chunk.postlude_backward(
-                tensors, rows.inputs_of(start), rows.labels_of(start), of_rows, gradients.keys()
-            )
+            given = tensors, rows.inputs_of(start), rows.labels_of(start), of_rows
+            with evaluating(chunk.module, bound.evaluates):
+                loss, of_inputs, of_parameters = chunk.postlude_backward(*given, gradients.keys())
             total += loss
             for number, (place, gradient) in enumerate(zip(flat_gradients, of_inputs, strict=True)):
                 if place is not None:
@@ -332,7 +332,7 @@ def _head_backward(
 def _pair_scales(bound: _Bound, rows: _Rows) -> torch.Tensor:
     """Writes log-probabilities and loss of pairs; what each row's loss counts then, [T]."""
     losses_T = torch.empty(bound.num_tokens, device=rows.labels.device)
-    with torch.no_grad():
+    with torch.no_grad(), evaluating(bound.chunk.module, bound.evaluates):
         for start in rows.starts:
             logits = bound.chunk.postlude(bound.tensors, rows.inputs_of(start))
             losses_T[start : start + rows.size] = row_losses(logits, rows.labels_of(start))
@@ -362,12 +362,7 @@ def _head_evaluate(bound: _Bound, calls: Calls) -> None:
 
 def _head_dpo_evaluate(bound: _Bound, calls: Calls) -> None:
     rows = _Rows(bound)
-
-    def run() -> None:
-        with evaluating(bound.chunk.module, bound.evaluates):
-            _pair_scales(bound, rows)
-
-    calls.add(run)
+    calls.add(lambda: _pair_scales(bound, rows))
 
 
 _PARTS: Mapping[str, Callable[[_Bound, Calls], None]] = {

@@ -169,7 +169,9 @@ class TracedLowering(StepLowering):
             "batch": self.batch, "seq_len": self.seq_len, "dtype": self.model.dtype,
             TEMPORARY_BYTES: ceil(_TEMPORARIES * peak_bytes), **more,
         }  # fmt: skip
-        if self.workload.forward_only:
+        # Nothing is dropped where a pass is compared with the reference's (TRL: disable_dropout).
+        compared = self.recipe.dpo is not None and self.model.has_randomness
+        if self.workload.forward_only or compared:
             attributes["evaluates"] = True
         if self.workload.packing is not None:
             attributes["most_sequences"] = self.workload.packing.most_sequences

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.executor.weights.small_models import random_model, save
+from tests.traced.families import tiny_config
 from tests.training.ranks.rank_runs import rank_options
 from tests.training.small_runs import (
     WORDS,
@@ -93,6 +95,21 @@ def test_a_run_begins_at_its_reference_and_moves_away_from_it(tmp_path):
     kept = reference_file(result.folder)
     assert kept["log_probs"].shape == (60, 2)  # those held out are the first of the others
     assert (kept["log_probs"] < 0).all()
+
+
+def test_nothing_is_dropped_where_a_pass_is_compared_with_the_reference(tmp_path):
+    """TRL's `disable_dropout`, which is its default: losses are those of the model without any."""
+    losses = []
+    for rate in (0.5, 0.0):
+        config = tiny_config("gpt2", vocab_size=260) | {"pad_token_id": None}
+        config |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), rate)
+        folder = tmp_path / str(rate)
+        torch.manual_seed(3)
+        made = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+        made.float().save_pretrained(folder / "model")
+        _, seen = trained(with_dpo(folder, model=str(folder / "model"), steps=3))
+        losses.append([step.loss for step in seen.steps])
+    assert losses[0] == losses[1] and losses[0][0] == pytest.approx(LN_2, abs=1e-6)
 
 
 def test_the_reference_is_what_transformers_says_of_the_base(tmp_path):

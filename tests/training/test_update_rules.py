@@ -44,6 +44,17 @@ def forgets(parameter, gradient, state, step):
 
 def fails(parameter, gradient, state, step):
     parameter.sub_(nothing)
+
+
+def of_two(parameter, gradient):
+    parameter.sub_(gradient)
+
+
+def second(parameter, gradient, state, step):
+    state[1].add_(gradient)
+
+
+nothing_to_call = 3
 """
 
 
@@ -194,15 +205,18 @@ def test_a_matrix_comes_out_nearly_orthogonal_whatever_its_shape() -> None:
         ("mixes", "mixes elements"),
         ("forgets", "leaves state[0] as it was"),
         ("fails", "fails with NameError"),
+        ("of_two", "fails with TypeError"),
+        ("second", "fails with IndexError"),
+        ("nothing_to_call", "fails with TypeError: 'int' object is not callable"),
     ],
 )
 def test_a_rule_of_your_own_is_tried_before_the_run(tmp_path: Path, rule: str, says: str) -> None:
     (tmp_path / "own.py").write_text(OWN)
+    optim = f"{tmp_path}/own.py:{rule}"
     with pytest.raises(TwinstreamError, match=says.replace("[", r"\[")):
-        Trainer(options(tmp_path, optim=f"{tmp_path}/own.py:{rule}")).prepare()
-    run = ("run", "--model", "tiny", "--machine", "cpu", "--seq-len", 64, "--tokens-per-step", 256)
-    told = error_of(*run, "--backend", "cpu", "--optim", f"{tmp_path}/own.py:{rule}")
-    assert says in " ".join(told.split())
+        Trainer(options(tmp_path, optim=optim)).prepare()
+    step = ("--model", "tiny", "--machine", "cpu", "--seq-len", 64, "--tokens-per-step", 64)
+    assert says in " ".join(error_of("run", *step, "--backend", "cpu", "--optim", optim).split())
 
 
 def test_what_no_rule_can_be_is_refused(tmp_path: Path) -> None:

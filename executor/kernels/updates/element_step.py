@@ -1,6 +1,6 @@
 """Updates by rules that look at each element by itself: SGD, Lion, and those of a person's own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,8 @@ from twinstream.models.kernel_costs.attributes import (
     undecayed_ranges,
 )
 from twinstream.models.update_rules import OwnRule, UpdateRule, UpdateRuleError
-from twinstream.schedule.python_file import OwnFunction, split_name
+from twinstream.schedule.ops import KernelCall
+from twinstream.schedule.python_file import split_name
 
 _BLOCK_ELEMENTS = 2**18
 _CHECKED = 512  # elements on which a rule of a person's own is tried
@@ -67,18 +68,55 @@ def rule_of(attributes: Attributes) -> Rule:
     Raises:
         TwinstreamError: its file is not what it was when the step was planned.
     """
+    own = own_rule(attributes)
+    if own is not None:
+        return _own(own)
     name = typed_attribute(attributes, "rule", str)
     if name == "sgd":
         return _sgd(typed_attribute(attributes, "beta1", float))
     if name == "lion":
         betas = (typed_attribute(attributes, beta, float) for beta in ("beta1", "beta2"))
         return _lion(*betas)
-    file = split_name(name)
+    raise UpdateRuleError(f"a call names the optimizer '{name}', which there is not")
+
+
+def own_rule(attributes: Attributes) -> OwnRule | None:
+    """The rule of a person's own that a call names; None of others."""
+    file = split_name(typed_attribute(attributes, "rule", str))
     if file is None:
-        raise UpdateRuleError(f"a call names the optimizer '{name}', which there is not")
-    digest = typed_attribute(attributes, "rule_sha256", str)
-    rule: Rule = OwnFunction(path=str(file[0]), function=file[1], sha256=digest).load()
-    return rule
+        return None
+    return OwnRule(
+        path=str(file[0]),
+        function=file[1],
+        sha256=typed_attribute(attributes, "rule_sha256", str),
+        num_states=typed_attribute(attributes, "num_states", int),
+    )
+
+
+def own_rules(calls: Iterable[KernelCall]) -> list[OwnRule]:
+    """Those that any of a schedule's calls names, each once."""
+    found = [own_rule(c.attributes) for c in calls if c.kernel.split("/")[0] == "element_step"]
+    return list(dict.fromkeys(rule for rule in found if rule is not None))
+
+
+def _own(rule: OwnRule) -> Rule:
+    """The function, whose failures are told as the rule's."""
+    function = rule.load()
+
+    def update(
+        parameter: torch.Tensor, gradient: torch.Tensor, state: Sequence[torch.Tensor],
+        step: StepValues,
+    ) -> None:  # fmt: skip
+        try:
+            function(parameter, gradient, state, step)
+        except Exception as error:
+            raise UpdateRuleError(
+                f"{rule.function} of {rule.path} fails with {type(error).__name__}: {error}; it is "
+                f"called as {rule.function}(parameter, gradient, state, step), with a state of "
+                f"{rule.num_states} tensors"
+            ) from error
+
+    return update
 
 
 def _sgd(momentum: float) -> Rule:
@@ -119,7 +157,7 @@ def check_own_rule(rule: UpdateRule) -> None:
     if not isinstance(rule, OwnRule):
         return
     told = f"{rule.function} of {rule.path}"
-    function = rule.load()
+    function = _own(rule)
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(3, _CHECKED, generator=generator)
     step = StepValues(torch.tensor(1e-3), torch.tensor(0.0), torch.tensor(1))
@@ -127,15 +165,8 @@ def check_own_rule(rule: UpdateRule) -> None:
     def run(block: slice) -> torch.Tensor:
         parameter, *gradients = values[:, block].clone()
         state = torch.zeros(rule.num_states, parameter.numel()).unbind()
-        try:
-            for gradient in gradients:
-                function(parameter, gradient, state, step)
-        except Exception as error:
-            raise UpdateRuleError(
-                f"{told} fails with {type(error).__name__}: {error}; it is called as "
-                f"{rule.function}(parameter, gradient, state, step), with a state of "
-                f"{rule.num_states} tensors"
-            ) from error
+        for gradient in gradients:
+            function(parameter, gradient, state, step)
         return torch.stack([parameter, *state])
 
     whole, half = run(slice(None)), _CHECKED // 2

@@ -25,7 +25,6 @@ from twinstream.commands.schedule_inputs import ScheduleInputError, read_cluster
 from twinstream.documents import known_place_of
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.recipe import Recipe
-from twinstream.models.update_rules import OwnRule
 from twinstream.planner.planner import gc_paused
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.analysis.comparison import by_rank
@@ -98,11 +97,6 @@ def run_planned_ranks(
 
 def _run(job: _Job, how: HowToRun) -> None:
     settings, schedule = how.settings, job.schedule
-    recipe = Recipe.model_validate(next(iter(schedule.schedules.values())).recipe)
-    if isinstance(recipe.update, OwnRule):
-        from twinstream.executor.kernels.updates.element_step import check_own_rule
-
-        check_own_rule(recipe.update)
     found: ClusterRun | None
     if started_by_torchrun():
         found = join_as_rank(schedule, settings, how.tokens)
