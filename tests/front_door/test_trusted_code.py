@@ -143,7 +143,6 @@ SIZES = {
         {"model_type": "llama", "hidden_act": "zz"},
         {"model_type": "llama", "hidden_act": "\0"},
         {"model_type": "qwen3_moe", "dtype": "64"},
-        {"model_type": "llama", "quantization_config": 5},
         {"model_type": "dots1", "n_group": 1, "n_shared_experts": None},
         {"model_type": "llama", "text_config": "x"},
         {"model_type": "gemma3_text", "layer_types": 7},
