@@ -15,6 +15,7 @@ from torch import nn
 
 from twinstream.executor.modules.adapters import add_adapters
 from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, told_of
+from twinstream.executor.modules.text_part import text_config, text_module, whole_class
 from twinstream.models.traced import ModuleSource
 from twinstream.schedule.python_file import digest_of, object_of_file
 
@@ -48,9 +49,26 @@ def build_module(
         return module
 
 
-def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None) -> nn.Module:
+def build_whole(source: ModuleSource) -> Any | None:
+    """The whole model of a config with a text part, without memory; None where there is no other.
+
+    Raises:
+        ModuleRefusal: transformers has none of this config.
+    """
+    if source.kind != "transformers":
+        return None
+    config = _config_of(source)
+    if text_config(config) is config:
+        return None
+    build: Any = whole_class(config, (source.config or {}).get("architectures"))._from_config
+    with torch.device("cpu"), _parameters_on_meta():
+        return build(_config_of(source), dtype=torch.float32)
+
+
+def _config_of(source: ModuleSource) -> Any:
+    """The config of transformers' own class."""
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -62,21 +80,25 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
             "or give a Python file that builds the module (FILE.py:FUNCTION)"
         )
     try:
-        config = CONFIG_MAPPING[model_type].from_dict(given)
+        return CONFIG_MAPPING[model_type].from_dict(given)
     except (StrictDataclassError, ValueError, TypeError) as error:
         raise ModuleRefusal(
             f"transformers refuses this config of model type '{model_type}': "
             + " ".join(str(error).split())
         ) from None
+
+
+def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None) -> nn.Module:
+    config = _config_of(source)
     chosen = {} if attention is None else {"attn_implementation": attention}
     try:
-        module = AutoModelForCausalLM.from_config(config, dtype=dtype, **chosen)
+        module = text_module(text_config(config), dtype=dtype, **chosen)
     except ValueError as error:
-        hint = "its text part has a config of its own: give that" if "text_config" in given else ""
         raise ModuleRefusal(
-            f"transformers builds no causal decoder of model type '{model_type}': "
-            f"{hint or str(error).splitlines()[0]}"
+            f"transformers builds no causal decoder of model type '{config.model_type}': "
+            f"{str(error).splitlines()[0]}"
         ) from None
+    _keep_buffers_in_float32(module, dtype)
     for part in module.modules():
         if hasattr(part, "config"):
             part.config.use_cache = False
@@ -109,6 +131,15 @@ def _from_folder(source: ModuleSource, dtype: torch.dtype, attention: str | None
         raise ModuleRefusal(f"the code of {folder} builds no module: {told_of(error)}") from error
     assert isinstance(module, nn.Module)
     return module
+
+
+def _keep_buffers_in_float32(module: Any, dtype: torch.dtype) -> None:
+    """Those that transformers, when it loads weights, keeps so whatever the dtype."""
+    kept = getattr(module, "_keep_in_fp32_modules_strict", None) or ()
+    stored = module.state_dict().keys()
+    for place, key, name in buffer_slots(module) if dtype == torch.bfloat16 else ():
+        if name in stored and any(part in name for part in kept):
+            place[key] = place[key].float()
 
 
 def digest_of_code(folder: Path) -> str:

@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from typing import Self
 
 import torch
 
+from twinstream.executor.weights.carried import CarriedTensors
 from twinstream.executor.weights.durable_files import (
     make_room,
     sync,
@@ -20,6 +21,7 @@ from twinstream.executor.weights.durable_files import (
 )
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import INDEX, SINGLE, has_weights, weight_map
+from twinstream.executor.weights.hf_folder import next_token_layers, stored_tensors
 from twinstream.executor.weights.model_files import model_files
 from twinstream.executor.weights.safetensors_header import read_header
 from twinstream.executor.weights.weight_file import WeightFile
@@ -37,11 +39,13 @@ class HfOutline:
     Attributes:
         division: by file name, the weights it holds.
         files: config.json, tokenizer and so on, by name.
+        carried: tensors that are written as they are in the folder that is taken over.
     """
 
     spec: ModelSpec
     division: Mapping[str, Sequence[HfWeight]]
     files: Mapping[str, bytes]
+    carried: CarriedTensors = field(default_factory=CarriedTensors)
 
     @classmethod
     def of(
@@ -59,7 +63,11 @@ class HfOutline:
                 file of it cannot be read.
             HfConfigError: there is no `like`, and no family of transformers is like this model.
         """
-        return cls(spec, _division(spec, like, max_shard_bytes), model_files(spec, like))
+        files = model_files(spec, like)
+        if like is None or not has_weights(like):
+            return cls(spec, by_size(hf_weights(spec), max_shard_bytes), files)
+        carried = CarriedTensors.of(next_token_layers(like, spec, stored_tensors(like)))
+        return cls(spec, _division(spec, like, carried.weights()), files, carried)
 
 
 def write_hf_folder(
@@ -77,7 +85,8 @@ def write_hf_folder(
     Raises:
         WeightsError: the folder has weights already or cannot be written.
     """
-    write_weights(destination, outline.spec.dtype, outline.division, read_group, outline.files)
+    read = outline.carried.beside(read_group)
+    write_weights(destination, outline.spec.dtype, outline.division, read, outline.files)
     with writing(destination, 0):
         sync(destination)
         sync(destination.parent)
@@ -116,16 +125,14 @@ def write_weights(
 
 
 def _division(
-    spec: ModelSpec, like: Path | None, max_shard_bytes: int
+    spec: ModelSpec, like: Path, carried: Sequence[HfWeight]
 ) -> dict[str, list[HfWeight]]:
     """By file name, what it holds."""
-    if like is None or not has_weights(like):
-        return by_size(hf_weights(spec), max_shard_bytes)
     mapped = weight_map(like)
     names = read_header(like / SINGLE) if mapped is None else mapped
-    weights = hf_weights(spec, fused=has_fused_experts(spec, names))
+    weights = [*hf_weights(spec, fused=has_fused_experts(spec, names)), *carried]
     if mapped is None:
-        return {SINGLE: list(weights)}
+        return {SINGLE: weights}
     if missing := [weight.name for weight in weights if weight.name not in mapped]:
         raise WeightsError(
             like / INDEX,

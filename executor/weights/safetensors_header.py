@@ -87,7 +87,7 @@ class NewTensor:
     @property
     def size_bytes(self) -> int:
         """Without any padding: tensors follow one another directly."""
-        return prod(self.shape) * ITEMSIZE_BYTES[self.dtype]
+        return prod(self.shape) * _BITS[self.dtype] // 8
 
 
 def new_header(tensors: Iterable[NewTensor]) -> tuple[bytes, Mapping[str, int], int]:
@@ -99,7 +99,7 @@ def new_header(tensors: Iterable[NewTensor]) -> tuple[bytes, Mapping[str, int], 
     entries: dict[str, Any] = {METADATA: {"format": "pt"}}
     starts: dict[str, int] = {}
     end_bytes = 0
-    for tensor in sorted(tensors, key=lambda t: (-ITEMSIZE_BYTES[t.dtype], t.name)):
+    for tensor in sorted(tensors, key=lambda t: (-_BITS[t.dtype], t.name)):
         starts[tensor.name] = end_bytes
         end_bytes += tensor.size_bytes
         entries[tensor.name] = {

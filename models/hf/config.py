@@ -31,6 +31,7 @@ DEFAULT_ROPE_THETA = 10_000.0
 DEFAULT_MIXTRAL_ROPE_THETA = 1e6
 DEFAULT_QWEN3_HEAD_DIM = 128
 DEFAULT_EPS = {"mixtral": 1e-5, "olmoe": 1e-5, "glm4_moe": 1e-5}  # of others 1e-6
+NEXT_TOKEN_KEYS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")
 _WINDOWED = ("mistral", "qwen2", "qwen3")  # those that leave a window of 4096 out
 _OWN_BIAS = ("qwen2", "qwen2_moe")  # Q, K and V always have one, unless qkv_bias says otherwise
 DEFAULT_WINDOW = 4096
@@ -198,6 +199,12 @@ def unread_keys(path: str | Path) -> tuple[str, ...]:
         HfConfigError: the file cannot be read.
     """
     return tuple(key for key in read_json_object(hf_config_file(path)) if key not in _KNOWN)
+
+
+def next_token_count(config: Mapping[str, Any]) -> int:
+    """How many layers behind the last predict a token further on, by a config.json."""
+    told = [config.get(key) for key in NEXT_TOKEN_KEYS]
+    return sum(count for count in told if isinstance(count, int) and count > 0)
 
 
 def describe_problems(error: ValidationError) -> str:

@@ -1,5 +1,6 @@
 """A run in stretches of steps, each with a schedule of its own, and where its state begins."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from twinstream.training.preparing import OpenedModel, Prepared
 from twinstream.training.ranks.planning import Plan
 
 if TYPE_CHECKING:
+    import torch
+
     from twinstream.executor.state.sources import Optimizer, Weights
 
 
@@ -77,6 +80,24 @@ def starting_state(
         return weights, fresh_optimizer(model.spec, recipe)
     files = CheckpointFiles(checkpoint.path)
     return weights, kept_optimizer(files, model.spec, checkpoint.state.recipe, recipe)
+
+
+def starting_buffers(
+    model: OpenedModel, checkpoint: Checkpoint | None
+) -> "Mapping[str, torch.Tensor]":
+    """Of a traced model the buffers that its folder has, or the checkpoint of one without.
+
+    Raises:
+        WeightsError: a file has gone or changed.
+    """
+    from twinstream.executor.weights.traced.module_folder import read_module_buffers
+
+    spec, folder = model.spec, model.folder
+    if not isinstance(spec, TracedModel):
+        return {}
+    if folder is None and checkpoint is not None and spec.source.lora is None:
+        folder = checkpoint.path
+    return {} if folder is None else read_module_buffers(folder, spec)
 
 
 def _weights(
