@@ -26,7 +26,12 @@ from twinstream.executor.weights.hf_folder import (
     stored_tensors,
 )
 from twinstream.executor.weights.hf_writer import by_size, write_weights
-from twinstream.executor.weights.model_files import CONFIG, model_config, tokenizer_files
+from twinstream.executor.weights.model_files import (
+    CONFIG,
+    files_beside,
+    model_config,
+    tokenizer_files,
+)
 from twinstream.executor.weights.safetensors_header import StoredTensor
 from twinstream.executor.weights.traced.module_adapters import write_module_adapters
 from twinstream.executor.weights.traced.module_names import ModuleNames, stored_buffers
@@ -69,9 +74,9 @@ class ModuleOutline:
         Raises:
             WeightsError: a file of it cannot be read, or has tensors that are not the model's.
         """
-        files = tokenizer_files(like)
         if model.source.lora is not None:
-            return cls(model, files, base)
+            return cls(model, tokenizer_files(like), base)
+        files = files_beside(like)
         if like is None or not has_weights(like):
             is_whole = build_whole(model.source) is not None
             if like is not None and (like / CONFIG).exists() and not is_whole:
@@ -291,7 +296,7 @@ def _write_pretrained(
 
     quiet: Any = transformers.utils.logging
     quiet.disable_progress_bar()
-    model, is_remote = outline.model, outline.model.source.kind == "remote"
+    model = outline.model
     module: Any = build_module(model.source, getattr(torch, model.dtype), model.attention)
     stored = StoredGroups(model, outline.names or ModuleNames.as_transformers_writes(model))
     if any(buffer.is_state for buffer in model.buffers) or not stored.is_known:
@@ -306,10 +311,6 @@ def _write_pretrained(
         module.config.save_pretrained(destination)
         if module.can_generate():
             module.generation_config.save_pretrained(destination)
-    if is_remote:  # the code goes with what it computes
-        assert model.source.path is not None
-        code = sorted(Path(model.source.path).glob("*.py"))
-        write_files(destination, {path.name: path.read_bytes() for path in code})
 
 
 def _save_whole(
