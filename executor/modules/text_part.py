@@ -87,6 +87,7 @@ def _with_head(layers: Any) -> Any:
             return logits
 
     TextDecoder.__name__ = f"{layers.__name__}WithHead"
+    TextDecoder.__module__ = layers.__module__  # where transformers looks what the class can do
     return TextDecoder
 
 
