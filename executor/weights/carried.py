@@ -47,6 +47,27 @@ class CarriedTensors:
         files = {tensor.file for tensor in stored.values()}
         return cls(stored, values or {}, {file: _stamp(file) for file in files})
 
+    @property
+    def size_bytes(self) -> int:
+        """Of all of them in files."""
+        return sum(weight.size_bytes for weight in self.weights())
+
+    def require_same(self, other: Mapping[str, StoredTensor]) -> None:
+        """
+        Args:
+            other: tensors of a folder that was written with these.
+
+        Raises:
+            WeightsError: one of them has other values there.
+        """
+        for name, one in self.stored.items():
+            if name in other and not has_equal_values(one, other[name]):
+                raise WeightsError(
+                    one.file,
+                    f"has {name} with other values than {other[name].file}, and it is not trained: "
+                    "put the file back that the run began with, or start a new run",
+                )
+
     def weights(self) -> list[HfWeight]:
         """What is to be written, each a group of its own."""
         found = [

@@ -30,6 +30,7 @@ from twinstream.models.layout import ROUTER_BIAS
 from twinstream.models.spec import ModelSpec
 
 MAX_SHARD_BYTES = 5 * 10**9
+FIRST, OTHERS = "model-00001-of-00002.safetensors", "model-carried.safetensors"
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,36 @@ def write_weights(
             sync(shard.path)
     if list(division) != [SINGLE]:
         write_file(destination / INDEX, _index(division))
+
+
+def add_weights(folder: Path, carried: CarriedTensors) -> None:
+    """Add tensors to a folder that has weights: a file of their own, and an index that says so.
+
+    Raises:
+        WeightsError: they cannot be read or written.
+    """
+    weights = carried.weights()
+    if not weights:
+        return
+    mapped = weight_map(folder)
+    there = dict.fromkeys(read_header(folder / SINGLE), FIRST) if mapped is None else mapped
+    if mapped is None:
+        with writing(folder / FIRST, 0):
+            (folder / SINGLE).rename(folder / FIRST)
+    file = WeightFile.of(folder / OTHERS, "float32", weights)
+    make_room(folder, file.size_bytes)
+    file.create()
+    for weight in weights:
+        file.write([weight], carried.read(weight.name))
+    with writing(file.path, file.size_bytes):
+        sync(file.path)
+    sizes = sum(one.size_bytes for name in set(there.values())
+                for one in read_header(folder / name).values())  # fmt: skip
+    index = {
+        "metadata": {"total_size": sizes + sum(weight.size_bytes for weight in weights)},
+        "weight_map": dict(sorted({**there, **{w.name: OTHERS for w in weights}}.items())),
+    }
+    write_file(folder / INDEX, json.dumps(index, indent=2).encode() + b"\n")
 
 
 def _division(

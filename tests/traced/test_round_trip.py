@@ -10,15 +10,19 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
+from tests.front_door.command_line import call
 from tests.traced.families import FAMILIES, REFUSED, tiny_config
+from twinstream.executor.modules.building import build_module, parameter_slots, placed
+from twinstream.executor.modules.calling import run_module
 from twinstream.executor.modules.tracing import trace
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.traced.module_folder import (
     ModuleOutline,
-    read_module_buffers,
     read_module_parameters,
     write_module_folder,
 )
+from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
+from twinstream.log.run_files import RunFiles
 from twinstream.models.traced import ModuleSource, TracedModel
 
 SEQ_LEN = 32
@@ -106,18 +110,26 @@ def written_again(folder: Path, model: TracedModel, destination: Path) -> None:
     write_module_folder(destination, ModuleOutline.of(model, folder), groups.__getitem__)
 
 
-def assert_same_folder(folder: Path, written: Path, module: Any) -> None:
-    """Every tensor of the files, and the module that its own class makes of them."""
+def assert_same_tensors(folder: Path, written: Path) -> None:
     before, after = (load_file(f / "model.safetensors") for f in (folder, written))
     assert before.keys() == after.keys()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+def logits_of(module: Any) -> torch.Tensor:
+    ids = torch.arange(3, 20)[None]
+    with torch.no_grad():
+        found: torch.Tensor = module.eval()(input_ids=ids, use_cache=False).logits
+    return found
+
+
+def assert_same_folder(folder: Path, written: Path, module: Any) -> None:
+    """Every tensor of the files, and the module that its own class makes of them."""
+    assert_same_tensors(folder, written)
     kind: Any = type(module)
     loaded, about = kind.from_pretrained(written, dtype=torch.float32, output_loading_info=True)
     assert not about["missing_keys"] and not about["unexpected_keys"]
-    ids = torch.arange(3, 20)[None]
-    with torch.no_grad():
-        expected, found = (one.eval()(input_ids=ids, use_cache=False).logits for one in (module, loaded))
-    assert torch.equal(expected, found)
+    assert torch.equal(logits_of(module), logits_of(loaded))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -141,3 +153,105 @@ def test_a_whole_model_comes_back_of_which_the_text_part_is_trained(
     assert model.num_parameters == sum(sizes[name] for name in text) < sum(sizes.values())
     written_again(tmp_path / "model", model, tmp_path / "written")
     assert_same_folder(tmp_path / "model", tmp_path / "written", whole)
+    module = build_module(model.source, torch.float32, model.attention).eval()
+    slots = parameter_slots(module)
+    with placed(slots, parameters_of(tmp_path / "model", model)), torch.no_grad():
+        found = run_module(module, {"input_ids": torch.arange(3, 20)[None]})
+    torch.testing.assert_close(found, logits_of(whole), rtol=1e-5, atol=1e-5)
+
+
+def parameters_of(folder: Path, model: TracedModel) -> dict[str, torch.Tensor]:
+    found = dict[str, torch.Tensor]()
+    for group, flat in read_module_parameters(folder, model):
+        for inner in model.group_layout(group).tensors:
+            part = flat[inner.offset_bytes : inner.offset_bytes + inner.size_bytes]
+            found[inner.name] = part.view(torch.float32).view(inner.shape)
+    return found
+
+
+def more_tensors(folder: Path, more: dict[str, torch.Tensor], **config: object) -> None:
+    """Put tensors beside those of a folder, and keys into its config.json."""
+    file, told = folder / "model.safetensors", folder / "config.json"
+    save_file(load_file(file) | more, file, metadata={"format": "pt"})
+    told.write_text(json.dumps(json.loads(told.read_text()) | config))
+
+
+CARRIED: list[tuple[str, str, dict[str, object]]] = [
+    ("qwen3", "model.layers.0.self_attn.rotary_emb.inv_freq", {}),
+    ("gpt2", "transformer.h.0.attn.bias", {}),
+    ("minimax_m2", "model.layers.3.eh_proj.weight", {"num_nextn_predict_layers": 1}),
+]
+
+
+@pytest.mark.parametrize(("family", "name", "config"), CARRIED)
+def test_what_transformers_leaves_out_without_a_word_is_carried(
+    tmp_path: Path, family: str, name: str, config: dict[str, object]
+) -> None:
+    text_folder(tmp_path / "model", family)
+    layers = tiny_config(family).get("num_hidden_layers", 0)
+    name = name.replace("layers.3", f"layers.{layers}")
+    more_tensors(tmp_path / "model", {name: torch.rand(3, 5, dtype=torch.float16)}, **config)
+    model = traced_of(tmp_path / "model")
+    written_again(tmp_path / "model", model, tmp_path / "written")
+    assert_same_tensors(tmp_path / "model", tmp_path / "written")
+    outline = ModuleOutline.of(model, tmp_path / "model")
+    assert outline.carried.size_bytes >= 30
+    more_tensors(tmp_path / "model", {"model.norm.weight": torch.ones(64)})
+    with pytest.raises(WeightsError, match=r"has changed since the run began.*put the file back"):
+        outline.carried.read(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("model.layers.0.mlp.gate_proj.scale", r"does not have: model.layers.0.mlp.gate_proj"),
+        ("model.layers.9.mlp.gate_proj.weight", "do config.json and the weights belong together"),
+        ("lm_head.weight", r"other values than model.embed_tokens.weight.*tie_word_embeddings"),
+    ],
+)
+def test_what_nothing_reads_is_refused_by_name(tmp_path: Path, name: str, says: str) -> None:
+    text_folder(tmp_path / "model", "gemma2")
+    more_tensors(tmp_path / "model", {name: torch.ones(260, 64)})
+    model = traced_of(tmp_path / "model")
+    with pytest.raises(WeightsError, match=says):
+        ModuleOutline.of(model, tmp_path / "model")
+    with pytest.raises(WeightsError, match=says):
+        next(read_module_parameters(tmp_path / "model", model))
+
+
+def test_a_tied_head_that_is_equal_is_left_out(tmp_path: Path) -> None:
+    module = text_folder(tmp_path / "model", "gemma2")
+    more_tensors(tmp_path / "model", {"lm_head.weight": module.lm_head.weight.detach().clone()})
+    written_again(tmp_path / "model", traced_of(tmp_path / "model"), tmp_path / "written")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "written", dtype=torch.float32)
+    assert torch.equal(logits_of(module), logits_of(loaded))
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "minimax_m2"])
+def test_a_loss_is_that_of_the_stored_buffers_and_they_survive_a_stop(
+    tmp_path: Path, family: str
+) -> None:
+    module = text_folder(tmp_path / "model", family)
+    text = "It says what the other one has said, and no more than that."
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    run = tmp_path / "run"
+    asked = (
+        *("train", tmp_path / "model", tmp_path / "x.jsonl", "-o", run, "--tokenizer", "bytes"),
+        *("--seq-len", 64, "--tokens-per-step", 64, "--learning-rate", "1e-12", "--machine", "cpu"),
+        *("--steps", 2, "--save-every", 1, "--data-workers", 0, "--keep", 2),
+    )
+    assert call(*asked).code == 0
+    ids = torch.tensor([list(text.encode())])
+    with torch.no_grad():
+        logits = module.eval()(input_ids=ids, use_cache=False).logits[0, :-1]
+    expected = float(torch.nn.functional.cross_entropy(logits, ids[0, 1:]))
+    steps = events_of_kind(read_metrics(RunFiles(run).metrics), StepMetrics)
+    assert steps[0].loss == pytest.approx(expected, abs=1e-5)
+    kept = load_file(run / "model" / "model.safetensors")
+    for name, tensor in load_file(tmp_path / "model" / "model.safetensors").items():
+        if name.endswith("correction_bias"):
+            assert torch.equal(kept[name], tensor)
+    (run / "checkpoint-2" / "COMPLETE").unlink()
+    assert call("train", "-o", run, "--resume").code == 0
+    again = events_of_kind(read_metrics(RunFiles(run).metrics), StepMetrics)
+    assert again[-1].loss == steps[-1].loss

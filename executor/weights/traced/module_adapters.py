@@ -16,6 +16,7 @@ from twinstream.executor.weights.peft_folder import (
     require_plain,
 )
 from twinstream.executor.weights.peft_writer import adapter_config
+from twinstream.executor.weights.traced.module_names import layers_in_whole
 from twinstream.models.adapters.lora import ModuleLora
 from twinstream.models.layout import ADAPTERS
 from twinstream.models.traced import TracedModel
@@ -42,11 +43,19 @@ def read_module_adapters(
     groups = [group for group in model.groups if group.name.startswith(ADAPTERS)]
     shapes = {tensor.name: tensor.shape for group in groups for tensor in group.tensors}
     path = folder / ADAPTER_WEIGHTS
+    ours = {theirs: layer for layer, theirs in layers_in_whole(model).items()}
+    found = {renamed(name, ours): tensor for name, tensor in found.items()}
     if more := sorted(set(found) - set(shapes)):
         raise WeightsError(path, f"has {some_of(more)} besides what --lora says")
     if wrong := [n for n, shape in shapes.items() if n not in found or found[n].shape != shape]:
         raise WeightsError(path, f"lacks {some_of(wrong)}, or has another shape of it")
     yield from flat_groups(model, found, adapters=True)
+
+
+def renamed(name: str, layers: Mapping[str, str]) -> str:
+    """The name of an adapter's matrix beside layers that have other names."""
+    layer = name.rpartition(".lora_")[0]
+    return f"{layers.get(layer, layer)}{name.removeprefix(layer)}"
 
 
 def write_module_adapters(

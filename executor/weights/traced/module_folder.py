@@ -33,8 +33,12 @@ from twinstream.executor.weights.model_files import (
     tokenizer_files,
 )
 from twinstream.executor.weights.safetensors_header import StoredTensor
-from twinstream.executor.weights.traced.module_adapters import write_module_adapters
-from twinstream.executor.weights.traced.module_names import ModuleNames, stored_buffers
+from twinstream.executor.weights.traced.module_adapters import renamed, write_module_adapters
+from twinstream.executor.weights.traced.module_names import (
+    ModuleNames,
+    layers_in_whole,
+    stored_buffers,
+)
 from twinstream.executor.weights.traced.stored_groups import StoredGroups
 from twinstream.models.hf_weights import HfWeight
 from twinstream.models.layout import ADAPTERS
@@ -204,15 +208,17 @@ def _weights_of(model: TracedModel, group: str) -> tuple[HfWeight, ...]:
     )  # fmt: skip
 
 
-def loaded_module(folder: Path, dtype: str, what: str, *, trusts_code: bool = False) -> Any:
-    """The module that transformers makes of a folder; by the folder's own code where it is
-    trusted."""
+def loaded_module(
+    folder: Path, dtype: str, what: str, *, trusts_code: bool = False, kind: Any = None
+) -> Any:
+    """The module that transformers makes of a folder, of a class of it or as a causal decoder; by
+    the folder's own code where it is trusted."""
     import transformers
 
     quiet: Any = transformers.utils.logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
-    load: Any = transformers.AutoModelForCausalLM.from_pretrained
+    load: Any = (kind or transformers.AutoModelForCausalLM).from_pretrained
     chosen: dict[str, Any] = {"dtype": dtype, "use_safetensors": True}
     if trusts_code:
         chosen["trust_remote_code"] = True
@@ -251,7 +257,8 @@ def write_module_folder(
     with writing(destination, 0):
         if model.source.lora is not None:
             groups = [group for group in model.parameter_groups if group.startswith(ADAPTERS)]
-            parameters = _parameters(model, groups, read_group)
+            found, layers = _parameters(model, groups, read_group), layers_in_whole(model)
+            parameters = {renamed(name, layers): tensor for name, tensor in found.items()}
             write_module_adapters(destination, model.source.lora, parameters, outline.base)
         elif model.source.kind == "python":
             weights = [w for group in model.parameter_groups for w in _weights_of(model, group)]

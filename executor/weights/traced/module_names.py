@@ -15,7 +15,7 @@ from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.safetensors_header import StoredTensor
 from twinstream.executor.weights.traced.module_conversion import Conversion
 from twinstream.models.hf.config import next_token_count
-from twinstream.models.traced import TracedModel
+from twinstream.models.traced import ModuleSource, TracedModel
 
 _ROTARY = "rotary_emb.inv_freq"  # that old versions of transformers saved
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
@@ -92,8 +92,11 @@ class ModuleNames:
 
 def plain_module(model: TracedModel) -> Any:
     """The module without adapters and without memory."""
-    source = model.source.model_copy(update={"lora": None, "loss": None})
-    return build_module(source, getattr(torch, model.dtype), None)
+    return _plain(model.source, getattr(torch, model.dtype))
+
+
+def _plain(source: ModuleSource, dtype: torch.dtype) -> Any:
+    return build_module(source.model_copy(update={"lora": None, "loss": None}), dtype, None)
 
 
 def stored_buffers(model: TracedModel) -> dict[str, torch.Tensor]:
@@ -105,6 +108,34 @@ def stored_buffers(model: TracedModel) -> dict[str, torch.Tensor]:
         name: tensor
         for name, tensor in module.state_dict().items()
         if name not in parameters | changed
+    }
+
+
+def layers_in_whole(model: TracedModel) -> dict[str, str]:
+    """What the layers of a text part are called in the whole model; none of one that is whole."""
+    return whole_of(model.source)[1]
+
+
+def whole_of(source: ModuleSource) -> tuple[Any, dict[str, str]]:
+    """The class of the whole model of a text part, and what the part's layers are called there."""
+    whole = build_whole(source)
+    if whole is None:
+        return None, {}
+    names = names_in_whole(whole, _plain(source, torch.float32))
+    layers = {ours.rpartition(".")[0]: theirs.rpartition(".")[0] for ours, theirs in names.items()}
+    return type(whole), layers
+
+
+def left_out(
+    module: Any, stored: Mapping[str, StoredTensor], config: Mapping[str, Any]
+) -> dict[str, StoredTensor]:
+    """The tensors of files that a module of transformers leaves out without a word, and layers for
+    a token further on."""
+    ignored = _ignored(module)
+    return {
+        name: one
+        for name, one in stored.items()
+        if any(re.search(pattern, name) for pattern in ignored) or _is_next_token(name, config)
     }
 
 
