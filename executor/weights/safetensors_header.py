@@ -93,13 +93,14 @@ class NewTensor:
 def new_header(tensors: Iterable[NewTensor]) -> tuple[bytes, Mapping[str, int], int]:
     """A file's first bytes, where each tensor begins in the file, and where the file ends.
 
-    The bytes are those that the safetensors library writes, which orders tensors by the size of
-    their elements, the largest first, and by name.
+    The bytes are those that the safetensors library writes, which orders tensors by dtype, those of
+    the largest elements first, and by name.
     """
     entries: dict[str, Any] = {METADATA: {"format": "pt"}}
     starts: dict[str, int] = {}
     end_bytes = 0
-    for tensor in sorted(tensors, key=lambda t: (-_BITS[t.dtype], t.name)):
+    order = {dtype: number for number, dtype in enumerate(_BITS)}
+    for tensor in sorted(tensors, key=lambda t: (-order[t.dtype], t.name)):
         starts[tensor.name] = end_bytes
         end_bytes += tensor.size_bytes
         entries[tensor.name] = {
