@@ -15,7 +15,7 @@ from torch import nn
 
 from twinstream.executor.modules.adapters import add_adapters
 from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, told_of
-from twinstream.executor.modules.text_part import text_config, text_module, whole_class
+from twinstream.executor.modules.whole.text_part import text_config, text_module, whole_class
 from twinstream.models.traced import ModuleSource
 from twinstream.schedule.python_file import digest_of, object_of_file
 
@@ -49,20 +49,32 @@ def build_module(
         return module
 
 
+def is_text_part(source: ModuleSource) -> bool:
+    """Whether what is built is a part of what the config describes."""
+    if source.kind != "transformers":
+        return False
+    config = _config_of(source)
+    return text_config(config) is not config
+
+
 def build_whole(source: ModuleSource) -> Any | None:
     """The whole model of a config with a text part, without memory; None where there is no other.
 
     Raises:
-        ModuleRefusal: transformers has none of this config.
+        ModuleRefusal: transformers has none of this config, or cannot build it here.
     """
-    if source.kind != "transformers":
+    if not is_text_part(source):
         return None
     config = _config_of(source)
-    if text_config(config) is config:
-        return None
-    build: Any = whole_class(config, (source.config or {}).get("architectures"))._from_config
-    with torch.device("cpu"), _parameters_on_meta():
-        return build(_config_of(source), dtype=torch.float32)
+    kind: Any = whole_class(config, (source.config or {}).get("architectures"))
+    try:
+        with torch.device("cpu"), _parameters_on_meta():
+            return kind._from_config(config, dtype=torch.float32)
+    except Exception as error:
+        raise ModuleRefusal(
+            f"transformers cannot build the {kind.__name__} whose text part is trained, and whose "
+            f"tensors its files have: {told_of(error)}"
+        ) from error
 
 
 def _config_of(source: ModuleSource) -> Any:

@@ -12,7 +12,7 @@ import torch
 
 from twinstream.executor.kernels.base_codes import levels, quantized_group, write_dequantized
 from twinstream.executor.kernels.operand import DTYPES
-from twinstream.executor.weights.carried import require_tied
+from twinstream.executor.weights.carried_tensors.carried import require_tied
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import INDEX, SINGLE, weight_map
 from twinstream.executor.weights.model_files import CONFIG

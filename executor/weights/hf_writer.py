@@ -11,7 +11,7 @@ from typing import Self
 
 import torch
 
-from twinstream.executor.weights.carried import CarriedTensors
+from twinstream.executor.weights.carried_tensors.carried import CarriedTensors
 from twinstream.executor.weights.durable_files import (
     make_room,
     sync,

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from twinstream.executor.kernels.base_codes import dequantized_group, quantized_group
 from twinstream.executor.kernels.operand import DTYPES, KernelOperand
 from twinstream.executor.kernels.vector.gradients import weight_views
-from twinstream.executor.weights.carried import CarriedTensors
+from twinstream.executor.weights.carried_tensors.carried import CarriedTensors
 from twinstream.executor.weights.durable_files import whole_folder, write_file, write_files, writing
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder, stored_tensors

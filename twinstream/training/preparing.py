@@ -210,9 +210,9 @@ def outline_for(
     from twinstream.executor.weights.hf_folder import stored_tensors
 
     outline = outline_of(model.spec, model.files, recipe.lora, base_name(model), recipe.base)
-    has_adapters = isinstance(outline, AdapterOutline)
-    if checkpoint is not None and not has_adapters and outline.carried.stored:
-        outline.carried.require_same(stored_tensors(checkpoint.path))
+    carried = None if isinstance(outline, AdapterOutline) else outline.carried
+    if checkpoint is not None and carried is not None and carried.stored:
+        carried.require_same(stored_tensors(checkpoint.path))
     return outline
 
 

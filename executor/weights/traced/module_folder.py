@@ -10,12 +10,12 @@ import torch
 from twinstream.executor.modules.building import (
     buffer_slots,
     build_module,
-    build_whole,
+    is_text_part,
     parameter_slots,
     placed,
 )
 from twinstream.executor.modules.module_weights import flat_group, flat_groups
-from twinstream.executor.weights.carried import CarriedTensors, read_tensor
+from twinstream.executor.weights.carried_tensors.carried import CarriedTensors, read_tensor
 from twinstream.executor.weights.durable_files import make_room, sync, write_files, writing
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import has_weights
@@ -46,6 +46,9 @@ from twinstream.models.traced import TracedModel
 from twinstream.models.traced_parts import (
     STATE,
 )
+
+Buffers = Mapping[str, torch.Tensor]
+"""Of a module, by their names there."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,8 @@ class ModuleOutline:
             return cls(model, tokenizer_files(like), base)
         files = files_beside(like)
         if like is None or not has_weights(like):
-            is_whole = build_whole(model.source) is not None
-            if like is not None and (like / CONFIG).exists() and not is_whole:
+            is_part = is_text_part(model.source)
+            if like is not None and (like / CONFIG).exists() and not is_part:
                 files = {CONFIG: model_config(like, model.dtype)} | files
             names = ModuleNames.as_transformers_writes(model)
             return cls(model, files, base, None, names.carried_of(model, {}))
@@ -131,7 +134,7 @@ def read_module_parameters(
             yield group, flat_group(model, group, made)
 
 
-def read_module_buffers(folder: Path, model: TracedModel) -> dict[str, torch.Tensor]:
+def read_module_buffers(folder: Path, model: TracedModel) -> Buffers:
     """The buffers that a folder has and no step changes, by the module's names.
 
     Raises:

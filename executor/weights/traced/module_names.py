@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from twinstream.executor.modules.building import build_module, build_whole
-from twinstream.executor.modules.text_part import names_in_whole
-from twinstream.executor.weights.carried import CarriedTensors, require_tied
+from twinstream.executor.modules.whole.text_part import names_in_whole
+from twinstream.executor.weights.carried_tensors.carried import CarriedTensors, require_tied
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.safetensors_header import StoredTensor
 from twinstream.executor.weights.traced.module_conversion import Conversion

@@ -1,6 +1,5 @@
 """A run in stretches of steps, each with a schedule of its own, and where its state begins."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -15,9 +14,8 @@ from twinstream.training.preparing import OpenedModel, Prepared
 from twinstream.training.ranks.planning import Plan
 
 if TYPE_CHECKING:
-    import torch
-
     from twinstream.executor.state.sources import Optimizer, Weights
+    from twinstream.executor.weights.traced.module_folder import Buffers
 
 
 @dataclass(frozen=True)
@@ -82,9 +80,7 @@ def starting_state(
     return weights, kept_optimizer(files, model.spec, checkpoint.state.recipe, recipe)
 
 
-def starting_buffers(
-    model: OpenedModel, checkpoint: Checkpoint | None
-) -> "Mapping[str, torch.Tensor]":
+def starting_buffers(model: OpenedModel, checkpoint: Checkpoint | None) -> "Buffers":
     """Of a traced model the buffers that its folder has, or the checkpoint of one without.
 
     Raises:
