@@ -10,6 +10,7 @@ from twinstream.models.hf.config import (
     UnsupportedConfigError,
     hf_config_file,
     read_json_object,
+    stated_dtype,
 )
 from twinstream.models.model import AnyModel, is_traced, load_any_model
 from twinstream.models.presets import is_preset
@@ -161,7 +162,7 @@ def _source_of(
         raise CannotTraceError(f"{model} is a traced model already: give it to plan, or train it")
     file = hf_config_file(model)
     config = read_json_object(file)
-    stated = config.get("dtype") or config.get("torch_dtype")
+    stated = stated_dtype(config)
     chosen = dtype or ("bfloat16" if stated in ("bfloat16", "float16") else "float32")
     has_code = "AutoModelForCausalLM" in (config.get("auto_map") or {})
     if not trusts_code:

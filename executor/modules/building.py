@@ -15,7 +15,12 @@ from torch import nn
 
 from twinstream.executor.modules.adapters import add_adapters
 from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, told_of
-from twinstream.executor.modules.whole.text_part import text_config, text_module, whole_class
+from twinstream.executor.modules.whole.text_part import (
+    has_our_head,
+    text_config,
+    text_module,
+    whole_class,
+)
 from twinstream.models.traced import ModuleSource
 from twinstream.schedule.python_file import digest_of, object_of_file
 
@@ -55,6 +60,19 @@ def is_text_part(source: ModuleSource) -> bool:
         return False
     config = _config_of(source)
     return text_config(config) is not config
+
+
+def require_own_class(source: ModuleSource) -> None:
+    """
+    Raises:
+        ModuleRefusal: transformers has no class of what is trained, so that no folder of it could
+            be written without the rest.
+    """
+    if is_text_part(source) and has_our_head(text_config(_config_of(source))):
+        raise ModuleRefusal(
+            f"transformers has no class of the text part of '{(source.config or {})['model_type']}'"
+            " alone, so that random weights of it could not be saved: give a folder with weights"
+        )
 
 
 def build_whole(source: ModuleSource) -> Any | None:

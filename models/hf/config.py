@@ -179,8 +179,15 @@ def states_dtype(path: str | Path) -> bool:
         HfConfigError: the file cannot be read.
     """
     file = hf_config_file(path)
-    raw = read_json_object(file)
-    return any(raw.get(key) is not None for key in ("dtype", "torch_dtype"))
+    return stated_dtype(read_json_object(file)) is not None
+
+
+def stated_dtype(config: Mapping[str, Any]) -> object:
+    """In which dtype a config.json says that its parameters are; None where it does not."""
+    text = config.get("text_config")
+    parts = (config, text) if isinstance(text, dict) else (config,)
+    told = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
+    return next((dtype for dtype in told if dtype is not None), None)
 
 
 def is_own_config(path: str | Path) -> bool:

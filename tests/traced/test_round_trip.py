@@ -255,3 +255,50 @@ def test_a_loss_is_that_of_the_stored_buffers_and_they_survive_a_stop(
     assert call("train", "-o", run, "--resume").code == 0
     again = events_of_kind(read_metrics(RunFiles(run).metrics), StepMetrics)
     assert again[-1].loss == steps[-1].loss
+
+
+def test_a_run_on_a_whole_model_goes_on_and_keeps_its_tower(tmp_path: Path) -> None:
+    model, run = tmp_path / "model", tmp_path / "run"
+    whole = whole_folder(model, "gemma3")
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "What it says, and no more."}) + "\n")
+    asked = (
+        *("train", model, tmp_path / "x.jsonl", "-o", run, "--tokenizer", "bytes", "--steps", 2),
+        *("--seq-len", 32, "--tokens-per-step", 32, "--save-every", 1, "--machine", "cpu"),
+        *("--data-workers", 0, "--keep", 2),
+    )
+    assert call(*asked).code == 0
+    trained, before = (load_file(f / "model.safetensors") for f in (run / "model", model))
+    (run / "checkpoint-2" / "COMPLETE").unlink()
+    tower = next(name for name in before if name.startswith("vision_tower"))
+    more_tensors(model, {tower: before[tower] + 1})
+    told = call("train", "-o", run, "--resume")
+    assert told.code == 2 and f"has {tower} with other values" in " ".join(told.err.split())
+    more_tensors(model, {tower: before[tower]})
+    assert call("train", "-o", run, "--resume").code == 0
+    assert_same_tensors(run / "checkpoint-2", run / "model")
+    again = load_file(run / "model" / "model.safetensors")
+    changed = {name for name in again if not torch.equal(again[name], before[name])}
+    assert changed == {name for name in before if "language_model" in name}
+    assert all(torch.equal(again[name], trained[name]) for name in trained)
+    _, about = type(whole).from_pretrained(run / "model", output_loading_info=True)
+    assert not about["missing_keys"] and not about["unexpected_keys"]
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl"])
+def test_a_config_alone_becomes_a_folder_of_the_text_part(tmp_path: Path, family: str) -> None:
+    whole_folder(tmp_path / "model", family)
+    (tmp_path / "model" / "model.safetensors").unlink()
+    config = tmp_path / "model" / "config.json"
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "What it says, and no more."}) + "\n")
+    step = ("--seq-len", 32, "--tokens-per-step", 64, "--machine", "cpu")
+    assert call("plan", "--model", config, *step).code == 0
+    told = call(
+        *("train", config, tmp_path / "x.jsonl", "-o", tmp_path / "run", *step, "--steps", 1),
+        *("--tokenizer", "bytes", "--data-workers", 0),
+    )
+    if family == "qwen2_5_vl":
+        assert told.code == 2 and "give a folder with weights" in " ".join(told.err.split())
+        return
+    kind: Any = transformers.Gemma3ForCausalLM
+    _, about = kind.from_pretrained(tmp_path / "run" / "model", output_loading_info=True)
+    assert not about["missing_keys"] and not about["unexpected_keys"]

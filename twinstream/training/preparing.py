@@ -307,6 +307,10 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
     path = Path(options.model)
     if is_preset(options.model):
         return OpenedModel(spec)
+    if isinstance(spec, TracedModel) and weights and not path.is_dir():
+        from twinstream.executor.modules.building import require_own_class
+
+        require_own_class(spec.source)
     if not path.is_dir():
         return OpenedModel(spec, files=path.parent if path.name == "config.json" else None)
     from twinstream.api import require_torch
