@@ -31,7 +31,8 @@ def build_module(
     source: ModuleSource, dtype: torch.dtype, attention: str | None, *,
     with_parameters: bool = False,
 ) -> nn.Module:  # fmt: skip
-    """The module in training mode: parameters have no memory, buffers their first values.
+    """The module in training mode: parameters have no memory, buffers their first values, which are
+    the same in every process where they are drawn.
 
     Args:
         attention: eager or sdpa; None is sdpa where the class has it.
@@ -40,7 +41,7 @@ def build_module(
         ModuleRefusal: transformers has no causal decoder of this config; or it has no such
             attention; or the file is not what it was.
     """
-    with torch.device("cpu"), nullcontext() if with_parameters else _parameters_on_meta():
+    with torch.device("cpu"), nullcontext() if with_parameters else _without_parameters():
         if source.kind == "python":
             module = _from_python(source).to(dtype).train()
         elif source.kind == "remote":
@@ -258,6 +259,14 @@ def placed(slots: list[Slot], tensors: Mapping[str, torch.Tensor]) -> Iterator[N
     finally:
         for (place, key, _), tensor in zip(slots, before, strict=True):
             place[key] = tensor
+
+
+@contextmanager
+def _without_parameters() -> Iterator[None]:
+    """Parameters have no memory, and what is drawn follows from no other random numbers."""
+    with torch.random.fork_rng(devices=[]), _parameters_on_meta():
+        torch.manual_seed(0)
+        yield
 
 
 @contextmanager

@@ -12,18 +12,27 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from tests.front_door.command_line import call
 from tests.traced.families import FAMILIES, REFUSED, tiny_config
-from twinstream.executor.modules.building import build_module, parameter_slots, placed
+from twinstream.executor.modules.building import (
+    build_module,
+    parameter_slots,
+    placed,
+    python_source,
+)
 from twinstream.executor.modules.calling import run_module
+from twinstream.executor.modules.module_program import ModuleProgram
+from twinstream.executor.modules.module_weights import flat_groups
 from twinstream.executor.modules.tracing import trace
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.traced.module_folder import (
     ModuleOutline,
+    read_module_buffers,
     read_module_parameters,
     write_module_folder,
 )
 from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
 from twinstream.log.run_files import RunFiles
 from twinstream.models.traced import ModuleSource, TracedModel
+from twinstream.schedule.python_file import object_of_file
 
 SEQ_LEN = 32
 TEXT: dict[str, Any] = {
@@ -227,6 +236,21 @@ def test_a_tied_head_that_is_equal_is_left_out(tmp_path: Path) -> None:
     assert torch.equal(logits_of(module), logits_of(loaded))
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "minimax_m2"])
+def test_buffers_are_read_in_the_dtype_in_which_transformers_keeps_them(
+    tmp_path: Path, family: str
+) -> None:
+    text_folder(tmp_path / "model", family)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    model = trace(ModuleSource(config=config), dtype="bfloat16", seq_len=SEQ_LEN)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.bfloat16)
+    found, buffers = read_module_buffers(tmp_path / "model", model), dict(theirs.named_buffers())
+    assert found and all(name.endswith("e_score_correction_bias") for name in found)
+    for name, tensor in found.items():
+        assert tensor.dtype == buffers[name].dtype
+        assert torch.equal(tensor, buffers[name])
+
+
 @pytest.mark.parametrize("family", ["glm4_moe", "minimax_m2"])
 def test_a_loss_is_that_of_the_stored_buffers_and_they_survive_a_stop(
     tmp_path: Path, family: str
@@ -302,3 +326,47 @@ def test_a_config_alone_becomes_a_folder_of_the_text_part(tmp_path: Path, family
     kind: Any = transformers.Gemma3ForCausalLM
     _, about = kind.from_pretrained(tmp_path / "run" / "model", output_loading_info=True)
     assert not about["missing_keys"] and not about["unexpected_keys"]
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+        self.register_buffer("features", torch.randn(32))
+        self.register_buffer("passing", torch.ones(32), persistent=False)
+    def forward(self, x):
+        return x + torch.relu(self.linear(x * self.features)) * self.passing
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(260, 32), nn.Linear(32, 260)
+        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+    def forward(self, input_ids):
+        x = self.embed(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+"""
+
+
+def test_buffers_of_an_own_module_are_written_as_they_were_computed_with(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    model = trace(python_source(own, "Model"), dtype="float32", seq_len=SEQ_LEN)
+    torch.manual_seed(5)
+    module = object_of_file(own, "Model")()
+    groups = dict(flat_groups(model, dict(module.named_parameters())))
+    torch.manual_seed(7)  # another process
+    computed = dict(ModuleProgram(model).module.named_buffers())
+    (tmp_path / "written").mkdir()
+    write_module_folder(tmp_path / "written", ModuleOutline.of(model), groups.__getitem__)
+    written = load_file(tmp_path / "written" / "model.safetensors")
+    module.load_state_dict(written, strict=True)
+    assert all(torch.equal(x, computed[name]) for name, x in module.named_buffers())
+    again = dict(read_module_parameters(tmp_path / "written", model))
+    assert all(torch.equal(again[group], groups[group]) for group in groups)

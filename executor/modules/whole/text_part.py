@@ -94,13 +94,13 @@ def _with_head(layers: Any) -> Any:
 def whole_class(config: Any, named: object) -> Any:
     """The class of a whole model: the one that its config names, or transformers' own choice."""
     import transformers
-    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 
     for name in named if isinstance(named, list) else ():
         found = getattr(transformers, str(name), None)
         if found is not None and getattr(found, "config_class", None) is type(config):
             return found
-    for mapping in (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING):
+    for kind in ("IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM"):  # older versions lack the second
+        mapping = getattr(transformers, f"MODEL_FOR_{kind}_MAPPING", {})
         if type(config) in mapping:
             return mapping[type(config)]
     raise ModuleRefusal(
