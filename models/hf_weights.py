@@ -47,8 +47,9 @@ class HfWeight:
     """One tensor of a Hugging Face checkpoint, and its bytes inside the flat tensor of a group.
 
     `shape` is row-major; `group` is `embedding`, a layer by its number, or `head`. `dtype` is None
-    where it is the model's. With `axes` the bytes in the flat tensor are of `flat_shape`, and those
-    of the checkpoint have its axes in that order.
+    where it is the model's; of a tensor that is only carried it is safetensors' name of it. With
+    `axes` the bytes in the flat tensor are of `flat_shape`, and those of the checkpoint have its
+    axes in that order.
     """
 
     name: str

@@ -10,8 +10,8 @@ its passes are complete it says `AtBoundary`. From then on the trainer asks: `Re
 """
 
 import pickle
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -24,6 +24,8 @@ from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.document import Schedule
 
 if TYPE_CHECKING:  # who trains imports this file, and no torch with it
+    import torch
+
     from twinstream.executor.ranks.rank_run import RankInputs
     from twinstream.executor.ranks.waiting import Wait
     from twinstream.executor.ranks.world import Patience
@@ -82,6 +84,7 @@ class TrainTask:
         rate: the learning rate by step.
         max_norm: of a step's gradients; 0 is any.
         evaluation: the schedule of an evaluation, of all ranks; None where there is none.
+        buffers: of a traced model's module, where a folder has them.
     """
 
     first: int
@@ -90,6 +93,7 @@ class TrainTask:
     seed: int
     max_norm: float
     evaluation: Schedule | ClusterSchedule | None
+    buffers: "Mapping[str, torch.Tensor]" = field(default_factory=dict)
 
     @property
     def num_passes(self) -> int:

@@ -16,6 +16,12 @@ from torch import nn
 from twinstream.executor.modules.adapters import add_adapters
 from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, told_of
 from twinstream.executor.modules.calling import POSITIONS, hold_frequencies
+from twinstream.executor.modules.whole.text_part import (
+    has_our_head,
+    text_config,
+    text_module,
+    whole_class,
+)
 from twinstream.models.hf.quantization import QUANTIZATION_KEYS, without_codes
 from twinstream.models.traced import ModuleSource
 from twinstream.schedule.files import read_text
@@ -28,7 +34,8 @@ def build_module(
     source: ModuleSource, dtype: torch.dtype, attention: str | None, *,
     with_parameters: bool = False,
 ) -> nn.Module:  # fmt: skip
-    """The module in training mode: parameters have no memory, buffers their first values.
+    """The module in training mode: parameters have no memory, buffers their first values, which are
+    the same in every process where they are drawn.
 
     Args:
         attention: eager or sdpa; None is sdpa where the class has it.
@@ -37,7 +44,7 @@ def build_module(
         ModuleRefusal: transformers has no causal decoder of this config; or it has no such
             attention; or the file is not what it was.
     """
-    with torch.device("cpu"), nullcontext() if with_parameters else _parameters_on_meta():
+    with torch.device("cpu"), nullcontext() if with_parameters else _without_parameters():
         if source.kind == "python":
             module = _from_python(source).to(dtype).train()
         elif source.kind == "remote":
@@ -59,9 +66,51 @@ def has_own_loss(source: ModuleSource) -> bool:
     return getattr(build_module(source, torch.float32, None), OWN_LOSS, None) is not None
 
 
-def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None) -> nn.Module:
+def is_text_part(source: ModuleSource) -> bool:
+    """Whether what is built is a part of what the config describes."""
+    if source.kind != "transformers":
+        return False
+    config = _config_of(source)
+    return text_config(config) is not config
+
+
+def require_own_class(source: ModuleSource) -> None:
+    """
+    Raises:
+        ModuleRefusal: transformers has no class of what is trained, so that no folder of it could
+            be written without the rest.
+    """
+    if is_text_part(source) and has_our_head(text_config(_config_of(source))):
+        raise ModuleRefusal(
+            f"transformers has no class of the text part of '{(source.config or {})['model_type']}'"
+            " alone, so that random weights of it could not be saved: give a folder with weights"
+        )
+
+
+def build_whole(source: ModuleSource) -> Any | None:
+    """The whole model of a config with a text part, without memory; None where there is no other.
+
+    Raises:
+        ModuleRefusal: transformers has none of this config, or cannot build it here.
+    """
+    if not is_text_part(source):
+        return None
+    config = _config_of(source)
+    kind: Any = whole_class(config, (source.config or {}).get("architectures"))
+    try:
+        with torch.device("cpu"), _parameters_on_meta():
+            return kind._from_config(config, dtype=torch.float32)
+    except Exception as error:
+        raise ModuleRefusal(
+            f"transformers cannot build the {kind.__name__} whose text part is trained, and whose "
+            f"tensors its files have: {told_of(error)}"
+        ) from error
+
+
+def _config_of(source: ModuleSource) -> Any:
+    """The config of transformers' own class."""
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    from transformers import CONFIG_MAPPING
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -74,21 +123,26 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
             "or give a Python file that builds the module (FILE.py:FUNCTION)"
         )
     try:
-        config = CONFIG_MAPPING[model_type].from_dict(given)
+        return CONFIG_MAPPING[model_type].from_dict(given)
     except Exception as error:  # its checks, and what its classes trip over
         is_told = isinstance(error, StrictDataclassError | ValueError)
         why = " ".join(str(error).split()) if is_told else told_of(error)
         raise ModuleRefusal(
             f"transformers refuses this config of model type '{model_type}': {why}"
         ) from None
+
+
+def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None) -> nn.Module:
+    config = _config_of(source)
     chosen = {} if attention is None else {"attn_implementation": attention}
     try:
-        module = AutoModelForCausalLM.from_config(config, dtype=dtype, **chosen)
+        module = text_module(text_config(config), dtype=dtype, **chosen)
     except Exception as error:
         raise ModuleRefusal(
-            f"transformers builds no causal decoder of model type '{model_type}': "
-            f"{_what_else(given) or told_of(error)}"
+            f"transformers builds no causal decoder of model type '{config.model_type}': "
+            f"{_what_else(source.config or {}) or told_of(error)}"
         ) from None
+    _keep_buffers_in_float32(module, dtype)
     for part in module.modules():
         if hasattr(part, "config"):
             part.config.use_cache = False
@@ -188,6 +242,15 @@ def drop_codes(config: Any) -> None:
             delattr(config, key)
 
 
+def _keep_buffers_in_float32(module: Any, dtype: torch.dtype) -> None:
+    """Those that transformers, when it loads weights, keeps so whatever the dtype."""
+    kept = getattr(module, "_keep_in_fp32_modules_strict", None) or ()
+    stored = module.state_dict().keys()
+    for place, key, name in buffer_slots(module) if dtype == torch.bfloat16 else ():
+        if name in stored and any(part in name for part in kept):
+            place[key] = place[key].float()
+
+
 def digest_of_code(folder: Path) -> str:
     """Of a folder's config.json and its files of Python.
 
@@ -276,6 +339,14 @@ def placed(slots: list[Slot], tensors: Mapping[str, torch.Tensor]) -> Iterator[N
     finally:
         for (place, key, _), tensor in zip(slots, before, strict=True):
             place[key] = tensor
+
+
+@contextmanager
+def _without_parameters() -> Iterator[None]:
+    """Parameters have no memory, and what is drawn follows from no other random numbers."""
+    with torch.random.fork_rng(devices=[]), _parameters_on_meta():
+        torch.manual_seed(0)
+        yield
 
 
 @contextmanager

@@ -62,7 +62,8 @@ def _inverse(sizes: tuple[Size, ...]) -> tuple[list[int], list[list[int]], int]:
 def seq_lens_like(source: ModuleSource, seq_len: int) -> tuple[int, int | None]:
     """The lengths around S that no window, chunk or maximum of the config separates."""
     low, high = 1, None
-    for key, value in _numbers(source.config or {}):
+    config = source.config or {}
+    for key, value in _numbers(config.get("text_config") or config):
         if any(part in key for part in _THRESHOLDS) and value > 1:
             if value <= seq_len:
                 low = max(low, value)

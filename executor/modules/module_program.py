@@ -52,11 +52,14 @@ class _Reached(Exception):
 class ModuleProgram:
     """A traced model's module, with parameters on the meta device until a part of it runs.
 
-    Buffers have the values that the module's class gives them, on `device`, once. Those that a
-    training step changes (`TracedBuffer.is_state`) are among the tensors that a call is given.
+    Buffers have the values that are given, or else those of the module's class, on `device`, once.
+    Those that a training step changes (`TracedBuffer.is_state`) are among the tensors that a call
+    is given.
     """
 
-    def __init__(self, model: TracedModel, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self, model: TracedModel, device: str | torch.device = "cpu", buffers: Tensors | None = None
+    ) -> None:
         self.model = model
         self.device = torch.device(device)
         self.module = build_module(model.source, getattr(torch, model.dtype), model.attention)
@@ -68,8 +71,9 @@ class ModuleProgram:
                 f"{model.torch_version} and transformers {model.transformers_version}: trace it "
                 "again with twinstream trace"
             )
-        for place, key, _ in buffer_slots(self.module):
-            place[key] = place[key].to(self.device)
+        given = buffers or {}
+        for place, key, name in buffer_slots(self.module):
+            place[key] = given.get(name, place[key]).to(self.device)
         self._first = ChunkProgram(
             self.module, found, is_packed=model.is_packed, device=self.device
         )

@@ -76,7 +76,7 @@ def isolates_documents(source: ModuleSource, attention: str | None = None) -> Pa
     """
     small = [source]
     if source.kind == "transformers":
-        configs = [narrow_config(source.config or {}, **rule) for rule in _RULES]
+        configs = [_narrow_text(source.config or {}, **rule) for rule in _RULES]
         small = [source.model_copy(update={"config": config}) for config in configs]
     for one in small:
         with torch.random.fork_rng(devices=[]), suppress(*_UNFIT):
@@ -86,6 +86,13 @@ def isolates_documents(source: ModuleSource, attention: str | None = None) -> Pa
                 with _random_parameters(module):
                     return _answer(module)
     return "unknown"
+
+
+def _narrow_text(config: dict[str, Any], **rule: bool) -> dict[str, Any]:
+    """The same of a whole model, whose text part alone is built."""
+    if not isinstance(text := config.get("text_config"), dict):
+        return narrow_config(config, **rule)
+    return {**config, "text_config": narrow_config(text, **rule)}
 
 
 def narrow_config(config: dict[str, Any], *, keeps_widths: bool = False) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What the parts of traced modules run by: made once in a run, without torch until then."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class ModulePrograms:
-    """The programs of a run's modules, each made once; empty when it goes to another process."""
+    """The programs of a run's modules, each made once; none when it goes to another process.
 
+    Attributes:
+        buffers: values of the modules' buffers, where they are not those that the class gives them.
+    """
+
+    buffers: Mapping[str, "torch.Tensor"] = field(default_factory=dict)
     _made: dict[tuple[str, str], "ModuleProgram"] = field(default_factory=dict)
 
     def of(self, model: TracedModel, device: "torch.device") -> "ModuleProgram":
@@ -26,7 +32,7 @@ class ModulePrograms:
 
         key = model.ref().content_hash, str(device)
         if key not in self._made:
-            program = ModuleProgram(model, device)
+            program = ModuleProgram(model, device, self.buffers)
             if (loss := getattr(program.module, OWN_LOSS, None)) is not None:
                 check_own_loss(loss, model.vocab_size)
             self._made[key] = program
@@ -43,4 +49,4 @@ class ModulePrograms:
         return module_kernel(key, lambda device: self.of(model, device))
 
     def __getstate__(self) -> dict[str, object]:
-        return {"_made": {}}
+        return {"buffers": self.buffers, "_made": {}}

@@ -31,9 +31,15 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write small files by their names, as `write_file`."""
+    """Write small files by their names, as `write_file`; a name may be that of one in a folder."""
     for name, content in files.items():
-        write_file(folder / name, content)
+        path = folder / name
+        if path.parent != folder:
+            with writing(path.parent, 0):
+                path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, content)
+        if path.parent != folder:
+            sync(path.parent)
 
 
 def make_room(folder: Path, needed_bytes: int) -> None:

@@ -1,5 +1,6 @@
 """A Hugging Face folder's weights, checked by their headers and read into flat tensors."""
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 
 from twinstream.executor.kernels.base_codes import quantized_group
 from twinstream.executor.kernels.operand import DTYPES
+from twinstream.executor.weights.carried_tensors.carried import require_tied
 from twinstream.executor.weights.codes.coded_tensor import STORED_DTYPES, CodedTensor, fill
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import INDEX, SINGLE, as_values, weight_map
@@ -24,7 +26,7 @@ from twinstream.models.adapters.quantized_base import (
     SCALES,
     quantized_layout,
 )
-from twinstream.models.hf.config import codes_of
+from twinstream.models.hf.config import codes_of, next_token_count, read_json_object
 from twinstream.models.hf_weights import (
     LM_HEAD,
     HfWeight,
@@ -35,7 +37,9 @@ from twinstream.models.hf_weights import (
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import reason_of
 
+EMBEDDING = "model.embed_tokens.weight"
 _HARMLESS = ("rotary_emb.inv_freq",)  # buffers that old versions of transformers saved
+_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 _BLOCK_ELEMENTS = 2**22  # converted at a time, 8 or 16 MiB
 
 
@@ -53,8 +57,8 @@ class HfFolder:
         """Check a folder's weights against a model, from the headers of its files alone.
 
         float16, bfloat16 and float32 are taken, whatever the dtype of `spec`, and matrices that are
-        stored as codes (`stored_tensors`). The `lm_head.weight` of tied embeddings is ignored, as
-        are saved RoPE frequencies.
+        stored as codes (`stored_tensors`). The `lm_head.weight` of tied embeddings is compared with
+        them and left out, as are saved RoPE frequencies; layers for a token further on are carried.
 
         Raises:
             WeightsError: no safetensors, a file that is missing, broken or cut off, tensors that
@@ -217,12 +221,34 @@ def _check(
 ) -> None:
     """Refuse weights that are not those of the model."""
     harmless = {name for name in stored if name == LM_HEAD or name.endswith(_HARMLESS)}
+    harmless |= next_token_layers(folder, spec, stored).keys()
     weights = hf_weights(spec, fused=fused)
     if problems := stored_problems(weights, stored, harmless):
         missing = [weight.name for weight in weights if weight.name not in stored]
         raise WeightsError(
             folder, f"not the weights of '{spec.name}': {'; '.join(problems)}. {_advice(missing)}"
         )
+    if spec.tied_embeddings and LM_HEAD in stored:
+        require_tied(folder, [(LM_HEAD, EMBEDDING)], stored)
+
+
+def next_token_layers(
+    folder: Path, spec: ModelSpec, stored: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """The tensors of layers behind the last one that predict a token further on, as config.json
+    counts them: they are not trained.
+
+    Raises:
+        HfConfigError: config.json is broken.
+    """
+    config = folder / CONFIG
+    more = next_token_count(read_json_object(config)) if config.exists() else 0
+    numbers = {str(spec.num_layers + number) for number in range(more)}
+    return {
+        name: one
+        for name, one in stored.items()
+        if (match := _LAYER.match(name)) is not None and match[1] in numbers
+    }
 
 
 def stored_problems(

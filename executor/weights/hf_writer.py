@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from typing import Self
 
 import torch
 
+from twinstream.executor.weights.carried_tensors.carried import CarriedTensors
 from twinstream.executor.weights.durable_files import (
     make_room,
     sync,
@@ -20,6 +21,7 @@ from twinstream.executor.weights.durable_files import (
 )
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import INDEX, SINGLE, has_weights, weight_map
+from twinstream.executor.weights.hf_folder import next_token_layers, stored_tensors
 from twinstream.executor.weights.model_files import model_files
 from twinstream.executor.weights.safetensors_header import read_header
 from twinstream.executor.weights.weight_file import WeightFile
@@ -28,6 +30,7 @@ from twinstream.models.layout import ROUTER_BIAS
 from twinstream.models.spec import ModelSpec
 
 MAX_SHARD_BYTES = 5 * 10**9
+FIRST, OTHERS = "model-00001-of-00002.safetensors", "model-carried.safetensors"
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,13 @@ class HfOutline:
     Attributes:
         division: by file name, the weights it holds.
         files: config.json, tokenizer and so on, by name.
+        carried: tensors that are written as they are in the folder that is taken over.
     """
 
     spec: ModelSpec
     division: Mapping[str, Sequence[HfWeight]]
     files: Mapping[str, bytes]
+    carried: CarriedTensors = field(default_factory=CarriedTensors)
 
     @classmethod
     def of(
@@ -59,7 +64,11 @@ class HfOutline:
                 file of it cannot be read.
             HfConfigError: there is no `like`, and no family of transformers is like this model.
         """
-        return cls(spec, _division(spec, like, max_shard_bytes), model_files(spec, like))
+        files = model_files(spec, like)
+        if like is None or not has_weights(like):
+            return cls(spec, by_size(hf_weights(spec), max_shard_bytes), files)
+        carried = CarriedTensors.of(next_token_layers(like, spec, stored_tensors(like)))
+        return cls(spec, _division(spec, like, carried.weights()), files, carried)
 
 
 def write_hf_folder(
@@ -77,7 +86,8 @@ def write_hf_folder(
     Raises:
         WeightsError: the folder has weights already or cannot be written.
     """
-    write_weights(destination, outline.spec.dtype, outline.division, read_group, outline.files)
+    read = outline.carried.beside(read_group)
+    write_weights(destination, outline.spec.dtype, outline.division, read, outline.files)
     with writing(destination, 0):
         sync(destination)
         sync(destination.parent)
@@ -115,17 +125,45 @@ def write_weights(
         write_file(destination / INDEX, _index(division))
 
 
+def add_weights(folder: Path, carried: CarriedTensors) -> None:
+    """Add tensors to a folder that has weights: a file of their own, and an index that says so.
+
+    Raises:
+        WeightsError: they cannot be read or written.
+    """
+    weights = carried.weights()
+    if not weights:
+        return
+    mapped = weight_map(folder)
+    there = dict.fromkeys(read_header(folder / SINGLE), FIRST) if mapped is None else mapped
+    if mapped is None:
+        with writing(folder / FIRST, 0):
+            (folder / SINGLE).rename(folder / FIRST)
+    file = WeightFile.of(folder / OTHERS, "float32", weights)
+    make_room(folder, file.size_bytes)
+    file.create()
+    for weight in weights:
+        file.write([weight], carried.read(weight.name))
+    with writing(file.path, file.size_bytes):
+        sync(file.path)
+    sizes = sum(one.size_bytes for name in set(there.values())
+                for one in read_header(folder / name).values())  # fmt: skip
+    index = {
+        "metadata": {"total_size": sizes + sum(weight.size_bytes for weight in weights)},
+        "weight_map": dict(sorted({**there, **{w.name: OTHERS for w in weights}}.items())),
+    }
+    write_file(folder / INDEX, json.dumps(index, indent=2).encode() + b"\n")
+
+
 def _division(
-    spec: ModelSpec, like: Path | None, max_shard_bytes: int
+    spec: ModelSpec, like: Path, carried: Sequence[HfWeight]
 ) -> dict[str, list[HfWeight]]:
     """By file name, what it holds."""
-    if like is None or not has_weights(like):
-        return by_size(hf_weights(spec), max_shard_bytes)
     mapped = weight_map(like)
     names = read_header(like / SINGLE) if mapped is None else mapped
-    weights = hf_weights(spec, fused=has_fused_experts(spec, names))
+    weights = [*hf_weights(spec, fused=has_fused_experts(spec, names)), *carried]
     if mapped is None:
-        return {SINGLE: list(weights)}
+        return {SINGLE: weights}
     if missing := [weight.name for weight in weights if weight.name not in mapped]:
         raise WeightsError(
             like / INDEX,

@@ -8,11 +8,12 @@ from pydantic import TypeAdapter
 from twinstream.executor.kernels.base_codes import dequantized_group, quantized_group
 from twinstream.executor.kernels.operand import DTYPES, KernelOperand
 from twinstream.executor.kernels.vector.gradients import weight_views
+from twinstream.executor.weights.carried_tensors.carried import CarriedTensors
 from twinstream.executor.weights.durable_files import whole_folder, write_file, write_files, writing
 from twinstream.executor.weights.errors import WeightsError
-from twinstream.executor.weights.hf_folder import HfFolder
-from twinstream.executor.weights.hf_writer import HfOutline, write_hf_folder
-from twinstream.executor.weights.model_files import tokenizer_files
+from twinstream.executor.weights.hf_folder import HfFolder, stored_tensors
+from twinstream.executor.weights.hf_writer import HfOutline, add_weights, write_hf_folder
+from twinstream.executor.weights.model_files import CONFIG, files_beside
 from twinstream.executor.weights.peft.peft_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -24,6 +25,7 @@ from twinstream.executor.weights.peft.peft_folder import (
 )
 from twinstream.executor.weights.traced.module_adapters import LORA_A, LORA_B, plain_adapters
 from twinstream.executor.weights.traced.module_folder import loaded_module
+from twinstream.executor.weights.traced.module_names import left_out, whole_of
 from twinstream.models.adapters.adapter_layout import (
     adapter_group,
     adapter_layout,
@@ -38,11 +40,13 @@ from twinstream.models.hf.config import (
     Dtype,
     HfConfigError,
     UnsupportedConfigError,
+    read_json_object,
     stated_dtype,
 )
 from twinstream.models.hf_weights import HfWeight, hf_weights_of
 from twinstream.models.layout import EXPERTS
 from twinstream.models.spec import ModelSpec
+from twinstream.models.traced import ModuleSource
 from twinstream.schedule.files import read_bytes, reason_of
 
 
@@ -143,27 +147,34 @@ def _trained_beside(adapter: Path) -> BaseFormat | None:
 def write_merged_module(source: Path, destination: Path, base: Path, dtype: str | None) -> None:
     """Write a base with a PEFT folder's adapters added, as transformers writes it.
 
-    In float32, rounded once; all weights are held. It is there whole or not at all.
+    In float32, rounded once; all weights are held. A base that is more than its text part is
+    written as a whole, and what its class leaves out is written as it was. It is there whole or not
+    at all.
 
     Raises:
         WeightsError: a folder cannot be read or written, or the adapters are of another base.
     """
     config, stored = plain_adapters(source)
-    module = loaded_module(base, dtype or "auto", "the adapter's base")
+    raw = read_json_object(base / CONFIG)
+    whole, layers = whole_of(ModuleSource(config=raw)) if "text_config" in raw else (None, {})
+    module = loaded_module(base, dtype or "auto", "the adapter's base", kind=whole)
     parameters = dict(module.named_parameters())
     scale = low_rank_of(source / ADAPTER_CONFIG, config).scale
     for layer in [name.removesuffix(LORA_A) for name in stored if name.endswith(LORA_A)]:
         a, b = stored[f"{layer}{LORA_A}"].float(), stored[f"{layer}{LORA_B}"].float()
-        weight = parameters.get(f"{layer}.weight")
+        there = layer if f"{layer}.weight" in parameters else layers.get(layer, layer)
+        weight = parameters.get(f"{there}.weight")
         added = scale * (b @ a)
-        if weight is not None and type(module.get_submodule(layer)).__name__ == "Conv1D":
+        if weight is not None and type(module.get_submodule(there)).__name__ == "Conv1D":
             added = added.T
         if weight is None or weight.shape != added.shape:
             raise WeightsError(source, f"has adapters of {layer}, which {base} has not like that")
         weight.data.copy_(weight.float() + added)
+    carried = CarriedTensors.of(left_out(module, stored_tensors(base), raw))
     with whole_folder(destination) as folder, writing(folder, 0):
         module.save_pretrained(folder)
-        write_files(folder, tokenizer_files(base))
+        add_weights(folder, carried)
+        write_files(folder, files_beside(base))
 
 
 def copy_adapter(source: Path, destination: Path) -> None:

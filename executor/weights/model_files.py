@@ -2,6 +2,7 @@
 
 import json
 from codecs import BOM_UTF8
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,19 @@ from twinstream.models.to_hf_config import to_hf_config
 from twinstream.schedule.files import read_bytes, reason_of
 
 CONFIG = "config.json"
-COPIED = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model"),
-    *("vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja"),
-    *("chat_template.json", "generation_config.json"),
+TOKENIZER = (
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json"),
+    *("vocab.json", "vocab.txt", "merges.txt", "bpe.codes", "normalizer.json", "tekken.json"),
+    *("*.model", "*.spm", "*.tiktoken", "*.jinja", "chat_template.json"),
+    "additional_chat_templates/*.jinja",
 )
+_OTHERS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+_NAMES_CODE = (CONFIG, "tokenizer_config.json", *_OTHERS)
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
 def model_files(spec: ModelSpec, like: Path | None) -> dict[str, bytes]:
-    """config.json and what `like` has of tokenizer and generation, by name.
+    """config.json and what `like` has beside its weights, by name.
 
     The config.json is that of `like`, to the byte (but for a byte order mark) if its dtype is the
     model's, and one of its own where there is none.
@@ -34,7 +38,7 @@ def model_files(spec: ModelSpec, like: Path | None) -> dict[str, bytes]:
         config = _json(to_hf_config(spec))
     else:
         config = model_config(like, spec.dtype)
-    return {CONFIG: config} | tokenizer_files(like)
+    return {CONFIG: config} | files_beside(like)
 
 
 def model_config(like: Path, dtype: str) -> bytes:
@@ -48,13 +52,36 @@ def model_config(like: Path, dtype: str) -> bytes:
 
 
 def tokenizer_files(like: Path | None) -> dict[str, bytes]:
-    """Return a folder's files of tokenizer and generation, by name.
+    """Return a folder's files of tokenizer, chat templates and generation, by name.
 
     Raises:
         WeightsError: a file cannot be read.
     """
-    there = [] if like is None else [like / name for name in COPIED if (like / name).exists()]
-    return {path.name: _read(path) for path in there}
+    return _files(like, TOKENIZER)
+
+
+def files_beside(like: Path | None) -> dict[str, bytes]:
+    """Return all that belongs to a model beside its config and weights, by name: tokenizer, chat
+    templates, what prepares images, and the Python files that one of them names.
+
+    Raises:
+        WeightsError: a file cannot be read.
+    """
+    found = _files(like, (*TOKENIZER, *_OTHERS))
+    if like is not None and any(_names_code(like / name) for name in _NAMES_CODE):
+        found |= _files(like, ("*.py",))
+    return found
+
+
+def _files(folder: Path | None, patterns: Sequence[str]) -> dict[str, bytes]:
+    if folder is None:
+        return {}
+    paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return {str(path.relative_to(folder)): _read(path) for path in sorted(paths)}
+
+
+def _names_code(path: Path) -> bool:
+    return path.is_file() and b'"auto_map"' in _read(path)
 
 
 def _with_dtype(path: Path, content: bytes, dtype: str) -> bytes:

@@ -92,19 +92,20 @@ class NewTensor:
     @property
     def size_bytes(self) -> int:
         """Without any padding: tensors follow one another directly."""
-        return prod(self.shape) * ITEMSIZE_BYTES[self.dtype]
+        return prod(self.shape) * _BITS[self.dtype] // 8
 
 
 def new_header(tensors: Iterable[NewTensor]) -> tuple[bytes, Mapping[str, int], int]:
     """A file's first bytes, where each tensor begins in the file, and where the file ends.
 
-    The bytes are those that the safetensors library writes, which orders tensors by the size of
-    their elements, the largest first, and by name.
+    The bytes are those that the safetensors library writes, which orders tensors by dtype, those of
+    the largest elements first, and by name.
     """
     entries: dict[str, Any] = {METADATA: {"format": "pt"}}
     starts: dict[str, int] = {}
     end_bytes = 0
-    for tensor in sorted(tensors, key=lambda t: (-ITEMSIZE_BYTES[t.dtype], t.name)):
+    order = {dtype: number for number, dtype in enumerate(_BITS)}
+    for tensor in sorted(tensors, key=lambda t: (-order[t.dtype], t.name)):
         starts[tensor.name] = end_bytes
         end_bytes += tensor.size_bytes
         entries[tensor.name] = {

@@ -27,7 +27,7 @@ class WeightFile:
     def of(cls, path: Path, dtype: str, inside: Sequence[HfWeight]) -> "WeightFile":
         """One that holds these weights, of a model of `dtype`; nothing is written yet."""
         tensors = [
-            NewTensor(weight.name, DTYPES[weight.dtype or dtype], weight.shape) for weight in inside
+            NewTensor(weight.name, _code(weight.dtype or dtype), weight.shape) for weight in inside
         ]
         return cls(path, *new_header(tensors))
 
@@ -58,6 +58,11 @@ class WeightFile:
                     file.write(as_stored(weight, flat).numpy().data)
                 else:
                     file.write(content[weight.offset_bytes : weight.end_bytes])
+
+
+def _code(dtype: str) -> str:
+    """Safetensors' name of a dtype of ours; its own names are what they are."""
+    return DTYPES.get(dtype, dtype)
 
 
 def as_stored(weight: HfWeight, flat: torch.Tensor) -> torch.Tensor:

@@ -38,6 +38,7 @@ DEFAULT_MIXTRAL_ROPE_THETA = 1e6
 DEFAULT_QWEN3_HEAD_DIM = 128
 DEFAULT_EPS = {"mixtral": 1e-5, "olmoe": 1e-5, "glm4_moe": 1e-5}  # of others 1e-6
 _OF_ADAPTERS = "adapter_config.json"
+NEXT_TOKEN_KEYS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")
 _WINDOWED = ("mistral", "qwen2", "qwen3")  # those that leave a window of 4096 out
 _OWN_BIAS = ("qwen2", "qwen2_moe")  # Q, K and V always have one, unless qkv_bias says otherwise
 DEFAULT_WINDOW = 4096
@@ -211,9 +212,15 @@ def stated_dtype(path: str | Path) -> str | None:
     Raises:
         HfConfigError: the file cannot be read.
     """
-    raw = read_json_object(hf_config_file(path))
-    stated = raw.get("dtype") or raw.get("torch_dtype")
-    return None if stated is None else str(stated)
+    return _stated_dtype(read_json_object(hf_config_file(path)))
+
+
+def _stated_dtype(config: Mapping[str, Any]) -> str | None:
+    """Of a text part where the whole says none."""
+    text = config.get("text_config")
+    parts = (config, text) if isinstance(text, dict) else (config,)
+    told = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
+    return next((str(dtype) for dtype in told if dtype is not None), None)
 
 
 def is_own_config(path: str | Path) -> bool:
@@ -233,6 +240,12 @@ def unread_keys(path: str | Path) -> tuple[str, ...]:
     """
     raw = without_codes(read_json_object(hf_config_file(path)))
     return tuple(key for key in raw if key not in _KNOWN)
+
+
+def next_token_count(config: Mapping[str, Any]) -> int:
+    """How many layers behind the last predict a token further on, by a config.json."""
+    told = [config.get(key) for key in NEXT_TOKEN_KEYS]
+    return sum(count for count in told if isinstance(count, int) and count > 0)
 
 
 def describe_problems(error: ValidationError) -> str:

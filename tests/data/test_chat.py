@@ -5,6 +5,7 @@ from datetime import date
 from types import SimpleNamespace
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from tests.data.samples import (
     CHAT,
@@ -20,7 +21,7 @@ from tests.data.samples import (
     tokenizer_folder,
 )
 from twinstream.data.data_error import DataError
-from twinstream.data.encoding.template import ChatTemplate
+from twinstream.data.encoding.template import ChatTemplate, find_template
 from twinstream.data.options import DataOptions
 
 DAY = date(2025, 3, 1)
@@ -136,6 +137,46 @@ def test_what_the_assistant_says_is_learned_with_its_stop_token_and_nothing_else
     ((ids, _),) = documents(chunk)
     expected = ChatTemplate(template, {"bos_token": "<s>"}, DAY).render(CHAT).text
     assert tokenizer.decode(ids, skip_special_tokens=False) == expected
+
+
+@pytest.mark.parametrize("stored", ["files", "a list", "an object"])
+def test_a_conversation_with_tools_is_rendered_by_the_template_for_them(tmp_path, stored):
+    """As `apply_chat_template` does, of a folder as transformers 5 writes it and of older ones."""
+    folder = tokenizer_folder(tmp_path / "tokenizer", None)
+    named = {"default": CHATML, "tool_use": "{{ tools | tojson }}" + CHATML}
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), eos_token="<|endoftext|>", bos_token="<s>"
+    )
+    theirs.chat_template = named
+    if stored == "files":
+        theirs.save_pretrained(folder)
+        assert (folder / "additional_chat_templates" / "tool_use.jinja").exists()
+    else:
+        listed = [{"name": name, "template": source} for name, source in named.items()]
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        config["chat_template"] = listed if stored == "a list" else named
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    rows = [{"messages": CHAT, "tools": TOOLS}, {"messages": CHAT}]
+    (tmp_path / "rows.jsonl").write_text(lines_of(rows))
+    data = data_of(tmp_path / "rows.jsonl", folder, longest=1024)
+    (chunk,) = an_epoch(data.chunks(chunk_tokens=1024, most_documents=100, seed=0))
+    found = {loaded(folder).decode(ids, skip_special_tokens=False) for ids, _ in documents(chunk)}
+    expected = {
+        theirs.apply_chat_template(CHAT, tools=tools, tokenize=False) for tools in (TOOLS, None)
+    }
+    assert found == expected and len(found) == 2
+
+
+def test_a_processors_template_is_taken_and_one_without_a_default_refused(tmp_path):
+    folder = tokenizer_folder(tmp_path / "tokenizer", None)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": CHATML}))
+    found = find_template(folder, None)
+    assert found is not None and found.default == CHATML
+    more = folder / "additional_chat_templates"
+    more.mkdir()
+    (more / "rag.jinja").write_text(CHATML)
+    with pytest.raises(DataError, match="templates named rag but none named default"):
+        find_template(folder, None)
 
 
 def test_everything_is_learned_if_asked(tmp_path):

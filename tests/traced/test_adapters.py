@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.front_door.command_line import call
+from tests.traced.test_round_trip import logits_of, more_tensors, whole_folder
 from tests.traced.test_trained import write_model
 from tests.training.small_runs import (
     options,
@@ -81,6 +82,31 @@ def test_a_run_goes_on_to_the_same_bits_and_peft_loads_it(tmp_path: Path) -> Non
         whole_logits = loaded(merged)(IDS).logits
     assert not torch.allclose(base, adapted)
     torch.testing.assert_close(whole_logits, adapted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_adapters_of_a_text_part_are_named_as_the_whole_model_has_its_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that PEFT puts them into the class that the folder names, and a merge writes all of it."""
+    model = tmp_path / "model"
+    whole = whole_folder(model, "gemma3")
+    more_tensors(model, {"mtp.proj.weight": torch.rand(3)}, num_mtp_modules=1)
+    monkeypatch.setattr(type(whole), "_keys_to_ignore_on_load_unexpected", [r"^mtp"])
+    rows = (str(write_rows(tmp_path / "rows.jsonl")),)
+    given = {"model": str(model), "data": rows, "lora": QV, "steps": 2, "learning_rate": 0.05}
+    result, seen = trained(options(tmp_path / "a", **given))
+    assert result.model is not None
+    adapted = PeftModel.from_pretrained(type(whole).from_pretrained(model), result.model)
+    _, on = trained(options(tmp_path / "b", **given, adapter=result.model))
+    assert on.losses[0] < seen.losses[0]
+    merged = tmp_path / "merged"
+    assert call("export", result.model, "-o", merged, "--merge").code == 0
+    back, about = type(whole).from_pretrained(merged, output_loading_info=True)
+    assert not about["missing_keys"]
+    torch.testing.assert_close(logits_of(back), logits_of(adapted), rtol=1e-5, atol=1e-5)
+    assert float((logits_of(whole) - logits_of(adapted)).abs().max()) > 1e-3
+    assert "mtp.proj.weight" in (merged / "model.safetensors.index.json").read_text()
 
 
 def test_the_base_has_no_optimizer_state_and_no_gradient(tmp_path: Path) -> None:

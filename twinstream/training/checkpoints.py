@@ -280,9 +280,11 @@ def linked_copy(source: Path, destination: Path, leave_out: Sequence[str]) -> No
     """
     with whole_folder(destination, replaces=True) as folder, writing(destination, 0):
         folder.mkdir(parents=True)
-        for path in sorted(source.iterdir()):
-            if path.is_file() and path.name not in leave_out:
-                _link(path, folder / path.name)
+        for path in sorted(source.rglob("*")):
+            inside = path.relative_to(source)
+            if path.is_file() and inside.parts[0] not in leave_out:
+                (folder / inside).parent.mkdir(exist_ok=True)
+                _link(path, folder / inside)
 
 
 def _link(source: Path, destination: Path) -> None:

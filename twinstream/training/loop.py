@@ -30,7 +30,11 @@ from twinstream.training.run.evaluating import Evaluator, passes_over
 from twinstream.training.run.hooks import RunProgress, StepHooks
 from twinstream.training.run.reference import Reference, ReferencePasses, reference_of
 from twinstream.training.run.run_folder import TrainingFolder
-from twinstream.training.run.segments import TrainingSegment, starting_state
+from twinstream.training.run.segments import (
+    TrainingSegment,
+    starting_buffers,
+    starting_state,
+)
 from twinstream.training.run.steps import (
     ReferenceOf,
     StepBatches,
@@ -277,6 +281,7 @@ class TrainingLoop:
             seed=prepared.options.seed,
             max_norm=prepared.options.max_grad_norm if segment.recipe.clips else 0.0,
             evaluation=evaluation,
+            buffers=starting_buffers(prepared.model, self.hooks.checkpoint),
         )
 
     def _write_state(

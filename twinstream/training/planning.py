@@ -12,6 +12,7 @@ from twinstream.data.order import Position
 from twinstream.data.packing import ChunkShape
 from twinstream.data.training_data import TrainingData
 from twinstream.executor.launch.protocol import Ranks, TrainTask
+from twinstream.executor.program.module_programs import ModulePrograms
 from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.run_files import RunFiles
@@ -176,7 +177,8 @@ class DevicePlan(StepPlan):
         from twinstream.executor.launch.local_rank import LocalRank
 
         # of the last two passes the last is never begun: one is timed, and runs without graphs
-        options = RunOptions(backend, task.num_passes, timed_passes=2, tell=tell)
+        modules = ModulePrograms(task.buffers)
+        options = RunOptions(backend, task.num_passes, timed_passes=2, tell=tell, modules=modules)
         return LocalRank(self.schedule, task, options)
 
     def measured(self, outcomes: "list[RankOutcome]", num_steps: int) -> Timeline:

@@ -128,6 +128,15 @@ class Prepared:
         return ceil(tokens / each) * self.plan.forward_s
 
     @property
+    def carried_bytes(self) -> int:
+        """What a checkpoint has of tensors that are not trained here, and written as they were."""
+        from twinstream.executor.weights.checkpoint_files import AdapterOutline
+
+        if isinstance(self.outline, AdapterOutline):
+            return 0
+        return self.outline.carried.size_bytes
+
+    @property
     def what(self) -> str:
         """The model, and where its weights come from."""
         origin = "random weights" if self.model.folder is None else f"from {self.model.folder}"
@@ -167,7 +176,12 @@ class Prepared:
         if epochs > _MANY_EPOCHS:
             found.append(f"note: {self.num_steps:,} steps go through the data {epochs:,.0f} times")
         free, keep = free_bytes(self.options.output), self.options.keep
-        needed_bytes = (keep + 1) * self.plan.checkpoint_bytes
+        needed_bytes = (keep + 1) * (self.plan.checkpoint_bytes + self.carried_bytes)
+        if self.carried_bytes:
+            found.append(
+                f"note: {brief(self.carried_bytes)} of {self.model.folder} are no part of what is "
+                "trained (towers, buffers): they are written back as they are"
+            )
         if free is not None and free < needed_bytes:
             found.append(
                 f"note: there is room for {brief(free)} at {self.options.output}, and {keep} "
@@ -207,7 +221,7 @@ def prepare(
         checkpoint.require_parts(model.spec)
         data = gone_on_with(data, checkpoint, options)
         recipe, was = checkpoint.state.recipe, checkpoint.state.workload
-    outline = outline_for(model, recipe)
+    outline = outline_for(model, recipe, checkpoint)
     again = "" if was is None else " again"
     plan: Plan
     if (options.ranks or 1) > 1:
@@ -231,15 +245,24 @@ def prepare(
     )  # fmt: skip
 
 
-def outline_for(model: OpenedModel, recipe: Recipe) -> "Outline":
-    """Of the run's checkpoints and its DIR/model: what MODEL has of them, which may go meanwhile.
+def outline_for(
+    model: OpenedModel, recipe: Recipe, checkpoint: Checkpoint | None = None
+) -> "Outline":
+    """Of the run's checkpoints and its DIR/model: what MODEL has of them, which may go meanwhile
+    but for tensors that are carried.
 
     Raises:
-        TwinstreamError: they could not be written.
+        TwinstreamError: they could not be written, or MODEL has other tensors than the checkpoint
+            where both have what is not trained.
     """
-    from twinstream.executor.weights.checkpoint_files import outline_of
+    from twinstream.executor.weights.checkpoint_files import AdapterOutline, outline_of
+    from twinstream.executor.weights.hf_folder import stored_tensors
 
-    return outline_of(model.spec, model.files, recipe.lora, base_name(model), recipe.base)
+    outline = outline_of(model.spec, model.files, recipe.lora, base_name(model), recipe.base)
+    carried = None if isinstance(outline, AdapterOutline) else outline.carried
+    if checkpoint is not None and carried is not None and carried.stored:
+        carried.require_same(stored_tensors(checkpoint.path))
+    return outline
 
 
 def gone_on_with(data: TrainingData, checkpoint: Checkpoint, options: TrainOptions) -> TrainingData:
@@ -337,6 +360,10 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
         if weights:
             require_weights(options.model)
         return OpenedModel(spec)
+    if isinstance(spec, TracedModel) and weights and not path.is_dir():
+        from twinstream.executor.modules.building import require_own_class
+
+        require_own_class(spec.source)
     if not path.is_dir():
         return OpenedModel(spec, files=path.parent if path.name == "config.json" else None)
     from twinstream.api import require_torch

@@ -119,7 +119,7 @@ class Trainer:
         prepared, done = self.prepare(), self.steps_done
         parts = segments(prepared, done)
         plans = [prepared.plan, *(part.plan for part in parts)]
-        needed_bytes = max(plan.checkpoint_bytes for plan in plans)
+        needed_bytes = max(plan.checkpoint_bytes for plan in plans) + prepared.carried_bytes
         files = self._folder.files
         with ExitStack() as stack:
             stack.enter_context(self._folder.begun(prepared, needed_bytes))

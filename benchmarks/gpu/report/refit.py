@@ -18,7 +18,7 @@ from twinstream.executor.probe.chains import PRESETS, expert_chains, probe_chain
 from twinstream.executor.probe.cuda import link_numbers, with_general
 from twinstream.executor.probe.tasks.curves import Ceilings, CurveFit, fit_curves
 from twinstream.executor.probe.tasks.task_samples import TaskSample, listed_grouped, listed_samples
-from twinstream.executor.probe.timing.fit import fit_link
+from twinstream.executor.probe.timing.fit import Line, fit_link
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Machine, Number
 
@@ -48,13 +48,13 @@ def refit(results: Results, probed: Machine) -> tuple[Machine, CurveFit]:
 
 
 def _links(found: ProbeFound, probed: Machine, source: str) -> dict[str, Number]:
-    lines = []
-    for direction in ("h2d", "d2h"):
+    def line(direction: str) -> Line:
         rates = [one for one in found.links if one.direction == direction]
         sizes = [float(one.size_bytes) for one in rates]
-        times_ns = [one.size_bytes / one.gb_per_s for one in rates]
-        lines.append(fit_link(direction, sizes, times_ns))
-    return link_numbers(*lines, probed.number("pcie_duplex_bytes_per_s"), source)
+        return fit_link(direction, sizes, [one.size_bytes / one.gb_per_s for one in rates])
+
+    duplex = probed.number("pcie_duplex_bytes_per_s")
+    return link_numbers(line("h2d"), line("d2h"), duplex, source)
 
 
 def _samples(timed: Sequence[SampleRatio], chosen: KernelsFound) -> list[TaskSample]:

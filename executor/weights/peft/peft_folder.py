@@ -10,9 +10,9 @@ from typing import Any, Self
 import torch
 from pydantic import ValidationError
 
+from twinstream.executor.weights.codes.coded_tensor import STORED_DTYPES
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_folder import (
-    STORED_DTYPES,
     read_weights,
     stored_problems,
 )

@@ -19,6 +19,7 @@ from twinstream.executor.weights.peft.peft_folder import (
 )
 from twinstream.executor.weights.peft.peft_writer import adapter_config
 from twinstream.executor.weights.safetensors_header import read_header
+from twinstream.executor.weights.traced.module_names import layers_in_whole
 from twinstream.models.adapters.lora import ModuleLora
 from twinstream.models.layout import ADAPTERS
 from twinstream.models.traced import TracedModel
@@ -45,6 +46,8 @@ def read_module_adapters(
     groups = [group for group in model.groups if group.name.startswith(ADAPTERS)]
     shapes = {tensor.name: tensor.shape for group in groups for tensor in group.tensors}
     path = folder / ADAPTER_WEIGHTS
+    ours = {theirs: layer for layer, theirs in layers_in_whole(model).items()}
+    found = {renamed(name, ours): tensor for name, tensor in found.items()}
     if more := sorted(set(found) - set(shapes)):
         raise WeightsError(path, f"has {some_of(more)} besides what --lora says")
     if wrong := [n for n, shape in shapes.items() if n not in found or found[n].shape != shape]:
@@ -68,6 +71,12 @@ def lora_of_folder(folder: Path) -> ModuleLora:
     if not targets:
         raise WeightsError(folder / ADAPTER_WEIGHTS, "has no LoRA matrices")
     return ModuleLora.model_validate({**dict(low_rank_of(path, config)), "targets": targets})
+
+
+def renamed(name: str, layers: Mapping[str, str]) -> str:
+    """The name of an adapter's matrix beside layers that have other names."""
+    layer = name.rpartition(".lora_")[0]
+    return f"{layers.get(layer, layer)}{name.removeprefix(layer)}"
 
 
 def write_module_adapters(

@@ -1,149 +1,106 @@
-"""Weights that transformers stores as other tensors than the module has, a group at a time.
+"""Weights that transformers stores as other tensors than the module has, a few at a time.
 
 transformers itself makes all of them at once, so that a model would be there twice; it is told here
 of one group's tensors at a time, and does the same with them.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
 from inspect import signature
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from twinstream.executor.modules.building import parameter_slots, placed
-from twinstream.executor.modules.module_weights import flat_group
 from twinstream.executor.weights.codes.coded_tensor import STORED_DTYPES, CodedTensor, LazyValues
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.safetensors_header import StoredTensor
-from twinstream.models.hf_weights import HfWeight
-from twinstream.models.layout import ADAPTERS, InnerTensor
-from twinstream.models.traced import TracedModel
 
 
 class Conversion:
     """Between the tensors of a folder and a module's, as transformers' own table has it.
 
+    Args:
+        module: that the folder is of.
+        names: what tensors of the module that is trained are called in that one.
+
     Raises:
         ImportError: this version of transformers has no such table, or does not convert by it.
     """
 
-    def __init__(self, module: Any, model: TracedModel) -> None:
+    def __init__(self, module: Any, names: Mapping[str, str]) -> None:
         from transformers import conversion_mapping, core_model_loading, modeling_utils
 
-        self._module, self._model = module, model
+        self._module, self._names = module, names
+        self._ours = {theirs: name for name, theirs in names.items()}
         self._loading: Any = core_model_loading
         self._transforms: Any = conversion_mapping.get_model_conversion_mapping(module)
+        self._renamings, self._converters = (
+            [one for one in self._transforms if isinstance(one, kind)]
+            for kind in (core_model_loading.WeightRenaming, core_model_loading.WeightConverter)
+        )
+        self._expected = module.state_dict()
         self._settings: Any = modeling_utils.LoadStateDictConfig
         self._convert = self._loading.convert_and_load_state_dict_in_model
         if "tp_plan" in signature(self._convert).parameters:  # as some versions have it
             self._convert = partial(self._convert, tp_plan=None)
-        self._groups = [g for g in model.parameter_groups if not g.startswith(ADAPTERS)]
-        self._group_of = {inner.name: g for g in self._groups for inner in self._inside(g)}
 
-    def _inside(self, group: str) -> Sequence[InnerTensor]:
-        return self._model.group_layout(group).tensors
+    def target(self, name: str) -> tuple[str, bool]:
+        """What a stored tensor is called in the folder's module, and whether it is converted."""
+        told = (self._module.base_model_prefix, self._expected)
+        rename = self._loading.rename_source_key
+        to, pattern = rename(name, self._renamings, self._converters, *told)
+        if to not in self._expected and name in self._expected:
+            to, pattern = rename(name, [], [], *told)
+        return str(to), pattern is not None
 
     def read(
-        self, folder: Path, stored: Mapping[str, StoredTensor]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The flat parameters of each group of a folder that has these tensors, 1-D uint8.
+        self,
+        folder: Path,
+        wanted: Collection[str],
+        stored: Mapping[str, StoredTensor],
+        dtype: torch.dtype,
+    ) -> dict[str, torch.Tensor]:
+        """Tensors of the trained module, made of stored ones.
 
         Raises:
-            WeightsError: a tensor is missing or of another shape, or a file is broken.
+            WeightsError: a tensor is missing, of another shape or of codes, or a file is broken.
         """
-        inside = self._by_group(stored)
-        for group in self._groups:
-            yield group, self._read(folder, group, {name: stored[name] for name in inside[group]})
-
-    def _by_group(self, stored: Mapping[str, StoredTensor]) -> dict[str, list[str]]:
-        """Names of stored tensors by the group that they are made into.
-
-        Raises:
-            WeightsError: one is of codes.
-        """
-        loading, module = self._loading, self._module
-        renamings, converters = (
-            [one for one in self._transforms if isinstance(one, kind)]
-            for kind in (loading.WeightRenaming, loading.WeightConverter)
-        )
-        expected, found = module.state_dict(), defaultdict[str, list[str]](list)
-        for name in stored:
-            told = (module.base_model_prefix, expected)
-            to, _ = loading.rename_source_key(name, renamings, converters, *told)
-            if to not in expected and name in expected:
-                to, _ = loading.rename_source_key(name, [], [], *told)
-            if to in self._group_of:
-                require_values(name, stored[name], expected[to])
-                found[self._group_of[to]].append(name)
-        return found
-
-    def _read(self, folder: Path, group: str, stored: Mapping[str, StoredTensor]) -> torch.Tensor:
         from safetensors import SafetensorError
 
+        for name, one in stored.items():
+            require_values(name, one, self._expected[self.target(name)[0]])
         module, slots = self._module, parameter_slots(self._module)
         empty = dict(module.named_parameters())
-        settings = self._settings(dtype=self._dtype, weight_mapping=self._transforms)
+        settings = self._settings(dtype=dtype, weight_mapping=self._transforms)
         try:
-            lazily = lazy_tensors(stored, self._dtype)
+            lazily = lazy_tensors(stored, dtype)
             with placed(slots, empty):
                 about, _ = self._convert(model=module, state_dict=lazily, load_config=settings)
-                made = dict(module.named_parameters())
+                found = dict(module.named_parameters())
         except (OSError, SafetensorError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise WeightsError(folder, f"transformers cannot load it: {reason}") from None
-        what = f"its weights are not those of '{self._model.name}': "
+        what = f"its weights are not those of '{module.config.model_type}': "
         if failed := sorted(map(str, about.conversion_errors)):
             raise WeightsError(folder, f"{what}transformers cannot convert {some_of(failed)}")
         if wrong := sorted(name for name, *_ in about.mismatched_keys):
             raise WeightsError(folder, f"{what}{some_of(wrong)} of another shape")
-        if missing := sorted(
-            inner.name for inner in self._inside(group) if made[inner.name].is_meta
-        ):
+        made = {name: found[self._names[name]] for name in wanted}
+        if missing := sorted(name for name, tensor in made.items() if tensor.is_meta):
             raise WeightsError(folder, f"{what}{some_of(missing)} missing")
-        return flat_group(self._model, group, made)
-
-    def weights(self) -> list[HfWeight]:
-        """What is stored, group by group, in the places that `stored_flat` gives it."""
-        found = []
-        for group in self._groups:
-            shapes = {
-                inner.name: torch.empty(inner.shape, dtype=self._dtype, device="meta")
-                for inner in self._inside(group)
-            }
-            made = self._reverted(shapes)
-            sizes = [tensor.nbytes for tensor in made.values()]
-            starts = accumulate(sizes, initial=0)
-            found += [
-                HfWeight(name, tuple(tensor.shape), group, start, tensor.nbytes)
-                for (name, tensor), start in zip(made.items(), starts, strict=False)
-            ]
-        return found
-
-    def stored_flat(self, group: str, flat: torch.Tensor) -> torch.Tensor:
-        """A group's flat parameters as the bytes of what is stored of them, one after the other."""
-        views = {
-            inner.name: flat[inner.offset_bytes : inner.offset_bytes + inner.size_bytes]
-            .view(self._dtype)
-            .view(inner.shape)
-            for inner in self._inside(group)
-        }
-        made = self._reverted(views)
-        return torch.cat([one.contiguous().view(-1).view(torch.uint8) for one in made.values()])
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self._model.dtype)
-        return found
-
-    def _reverted(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        made: dict[str, torch.Tensor] = self._loading.revert_weight_conversion(
-            self._module, dict(tensors)
-        )
         return made
+
+    def stored(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What transformers stores of tensors of the trained module, by the names in files."""
+        given = {self._names[name]: tensor for name, tensor in tensors.items()}
+        made: dict[str, torch.Tensor] = self._loading.revert_weight_conversion(self._module, given)
+        return made
+
+    def ours(self, theirs: str) -> str | None:
+        """What a tensor of the folder's module is called in the trained one, if it is there."""
+        return self._ours.get(theirs)
 
 
 def require_values(name: str, stored: StoredTensor, made: torch.Tensor) -> None:

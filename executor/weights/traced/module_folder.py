@@ -1,14 +1,22 @@
 """A traced module's weights as transformers has them in a folder, both ways."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from twinstream.executor.modules.building import build_module, drop_codes, parameter_slots, placed
-from twinstream.executor.modules.module_weights import flat_groups
+from twinstream.executor.modules.building import (
+    buffer_slots,
+    build_module,
+    drop_codes,
+    is_text_part,
+    parameter_slots,
+    placed,
+)
+from twinstream.executor.modules.module_weights import flat_group, flat_groups
+from twinstream.executor.weights.carried_tensors.carried import CarriedTensors, read_tensor
 from twinstream.executor.weights.codes.coded_tensor import CodedTensor
 from twinstream.executor.weights.durable_files import make_room, sync, write_files, writing
 from twinstream.executor.weights.errors import WeightsError, some_of
@@ -20,20 +28,30 @@ from twinstream.executor.weights.hf_folder import (
     stored_tensors,
 )
 from twinstream.executor.weights.hf_writer import by_size, write_weights
-from twinstream.executor.weights.model_files import CONFIG, model_config, tokenizer_files
-from twinstream.executor.weights.safetensors_header import StoredTensor
-from twinstream.executor.weights.traced.module_adapters import write_module_adapters
-from twinstream.executor.weights.traced.module_conversion import (
-    Conversion,
-    lazy_tensors,
-    require_values,
+from twinstream.executor.weights.model_files import (
+    CONFIG,
+    files_beside,
+    model_config,
+    tokenizer_files,
 )
+from twinstream.executor.weights.safetensors_header import StoredTensor
+from twinstream.executor.weights.traced.module_adapters import renamed, write_module_adapters
+from twinstream.executor.weights.traced.module_conversion import lazy_tensors, require_values
+from twinstream.executor.weights.traced.module_names import (
+    ModuleNames,
+    layers_in_whole,
+    stored_buffers,
+)
+from twinstream.executor.weights.traced.stored_groups import StoredGroups
 from twinstream.models.hf_weights import HfWeight
 from twinstream.models.layout import ADAPTERS
 from twinstream.models.traced import TracedModel
 from twinstream.models.traced_parts import (
     STATE,
 )
+
+Buffers = Mapping[str, torch.Tensor]
+"""Of a module, by their names there."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +61,15 @@ class ModuleOutline:
     Attributes:
         files: config.json where there is one to copy, tokenizer and so on, by name.
         base: of adapters, the folder of what they stand beside.
+        names: what tensors are called in the folder that is taken over; None where none is.
+        carried: what is written as it is in the folder that is taken over, or as the module begins.
     """
 
     model: TracedModel
     files: Mapping[str, bytes]
     base: str | None = None
+    names: ModuleNames | None = None
+    carried: CarriedTensors = field(default_factory=CarriedTensors)
 
     @classmethod
     def of(
@@ -55,16 +77,27 @@ class ModuleOutline:
     ) -> "ModuleOutline":
         """
         Args:
-            like: a folder whose config.json and tokenizer are taken over; of adapters the latter.
+            like: a folder whose config.json, tokenizer, and names and other tensors of weights are
+                taken over; of adapters the tokenizer alone.
             base: of adapters, what they stand beside.
 
         Raises:
-            WeightsError: a file of it cannot be read.
+            WeightsError: a file of it cannot be read, or has tensors that are not the model's.
         """
-        config = {}
-        if like is not None and (like / CONFIG).exists() and model.source.lora is None:
-            config = {CONFIG: model_config(like, model.dtype)}
-        return cls(model, config | tokenizer_files(like), base)
+        if model.source.lora is not None:
+            return cls(model, tokenizer_files(like), base)
+        files = files_beside(like)
+        if like is None or not has_weights(like):
+            is_part = is_text_part(model.source)
+            if like is not None and (like / CONFIG).exists() and not is_part:
+                files = {CONFIG: model_config(like, model.dtype)} | files
+            names = ModuleNames.as_transformers_writes(model)
+            return cls(model, files, base, None, names.carried_of(model, {}))
+        if (like / CONFIG).exists():
+            files = {CONFIG: model_config(like, model.dtype)} | files
+        stored = stored_tensors(like)
+        names = ModuleNames.of(model, like, stored)
+        return cls(model, files, base, names, names.carried_of(model, stored))
 
 
 def read_module_parameters(
@@ -74,55 +107,98 @@ def read_module_parameters(
 
     Where files have a module's tensors as they are, each is read into its place; where transformers
     makes them of others (experts that are stored one by one), it makes those of a group: no more
-    than that is held. A model by a folder's own code or with buffers that change is made whole,
-    and is there beside the state for a while. Adapters are not among them.
+    than that is held. A model by a folder's own code that has others, or with buffers that change,
+    is made whole, and is there beside the state for a while. Adapters are not among them.
 
     Raises:
         WeightsError: a file is missing or broken, or they are not the module's.
     """
-    stored = stored_as_they_are(folder, model)
-    if stored is None:
-        if (conversion := _conversion(model)) is not None:
-            yield from conversion.read(folder, stored_tensors(folder))
-            return
+    stored, groups = stored_tensors(folder), _base_groups(model)
+    if model.source.kind == "python":
+        for group in groups:
+            yield group, _read_flat(stored_of_python(folder, model, stored), model, group)
+        return
+    names = ModuleNames.of(model, folder, stored)
+    dtype: torch.dtype = getattr(torch, model.dtype)
+    if (there := stored_as_they_are(model, names, stored)) is not None:
+        for group in groups:
+            yield group, _read_flat(there, model, group)
+    elif names.conversion is None or any(buffer.is_state for buffer in model.buffers):
         trusts = model.source.kind == "remote"
         module = loaded_module(folder, model.dtype, f"'{model.name}'", trusts_code=trusts)
         yield from flat_groups(model, dict(module.named_parameters()))
-        return
-    for group in model.parameter_groups:
-        if group.startswith(ADAPTERS):
-            continue
-        flat = torch.empty(model.group_layout(group).size_bytes, dtype=torch.uint8)
-        read_weights(stored, _weights_of(model, group), model.dtype, flat)
-        yield group, flat
+    else:
+        for group in groups:
+            wanted = [inner.name for inner in model.group_layout(group).tensors]
+            files = [one for name in wanted for one in names.converted.get(name, ())]
+            files += [names.plain[name] for name in wanted if name in names.plain]
+            inside = {name: stored[name] for name in files}
+            made = names.conversion.read(folder, wanted, inside, dtype)
+            yield group, flat_group(model, group, made)
 
 
-def stored_as_they_are(folder: Path, model: TracedModel) -> Mapping[str, StoredTensor] | None:
-    """The tensors of a folder's files by the names that they have in the module; None where
-    transformers has to make them of others.
+def read_module_buffers(folder: Path, model: TracedModel) -> Buffers:
+    """The buffers that a folder has and no step changes, by the module's names.
 
     Raises:
-        WeightsError: a file is missing or broken; of a module that is not transformers', too, where
-            they are not the module's.
+        WeightsError: a file is missing or broken, or one is of another shape.
     """
-    own, prefix = model.source.kind == "python", ""
-    if not own:
-        if _converts(model):
-            return None
-        prefix = f"{build_module(model.source, torch.float32, None).base_model_prefix}."
-    stored, found = stored_tensors(folder), dict[str, StoredTensor]()
-    weights = [w for group in model.parameter_groups for w in _weights_of(model, group)]
-    for weight in weights:
-        names = (weight.name, f"{prefix}{weight.name}", weight.name.removeprefix(prefix))
-        name = next((name for name in names if name in stored), None)
-        one = None if name is None else stored[name]
-        if one is not None and one.shape == weight.shape and has_dtype(weight, one):
-            found[weight.name] = one
-        elif not own:
-            return None
-    if problems := stored_problems(weights, stored) if own else []:
-        raise WeightsError(folder, f"not the weights of '{model.name}': {'; '.join(problems)}")
+    first = stored_buffers(model)
+    if not first or model.source.kind == "python":
+        return {}
+    stored = stored_tensors(folder)
+    names, found = ModuleNames.of(model, folder, stored), dict[str, torch.Tensor]()
+    for name in (name for name in first if name in names.plain):
+        one = stored[names.plain[name]]
+        if one.shape != tuple(first[name].shape):
+            raise WeightsError(
+                one.file,
+                f"has {names.plain[name]} of shape {list(one.shape)}, not "
+                f"{list(first[name].shape)} as the model of config.json",
+            )
+        found[name] = read_tensor(one, names.plain[name]).to(first[name].dtype)
     return found
+
+
+def _base_groups(model: TracedModel) -> list[str]:
+    return [group for group in model.parameter_groups if not group.startswith(ADAPTERS)]
+
+
+def _read_flat(stored: Mapping[str, StoredTensor], model: TracedModel, group: str) -> torch.Tensor:
+    flat = torch.empty(model.group_layout(group).size_bytes, dtype=torch.uint8)
+    read_weights(stored, _weights_of(model, group), model.dtype, flat)
+    return flat
+
+
+def stored_as_they_are(
+    model: TracedModel, names: ModuleNames, stored: Mapping[str, StoredTensor]
+) -> Mapping[str, StoredTensor] | None:
+    """The tensors of files by the names that they have in the module; None where transformers has
+    to make them of others."""
+    found = dict[str, StoredTensor]()
+    for weight in (w for group in _base_groups(model) for w in _weights_of(model, group)):
+        name = names.plain.get(weight.name)
+        if name is None or weight.name in names.converted:
+            return None
+        one = stored[name]
+        if one.shape != weight.shape or not has_dtype(weight, one):
+            return None
+        found[weight.name] = one
+    return found
+
+
+def stored_of_python(
+    folder: Path, model: TracedModel, stored: Mapping[str, StoredTensor]
+) -> Mapping[str, StoredTensor]:
+    """The tensors of a module of a person's own file.
+
+    Raises:
+        WeightsError: they are not the module's.
+    """
+    weights = [w for group in _base_groups(model) for w in _weights_of(model, group)]
+    if problems := stored_problems(weights, stored, stored_buffers(model)):
+        raise WeightsError(folder, f"not the weights of '{model.name}': {'; '.join(problems)}")
+    return stored
 
 
 def _weights_of(model: TracedModel, group: str) -> tuple[HfWeight, ...]:
@@ -138,46 +214,23 @@ def _weights_of(model: TracedModel, group: str) -> tuple[HfWeight, ...]:
     )  # fmt: skip
 
 
-def _converts(model: TracedModel) -> bool:
-    """Whether transformers makes a model's tensors of others when it reads a folder; versions that
-    do not tell are taken to."""
-    if model.source.kind == "remote":
-        return True
-    try:
-        from transformers.conversion_mapping import get_checkpoint_conversion_mapping as told
-    except ImportError:
-        return True
-    mapping: Callable[[str], object] = told
-    return mapping(model.model_type) is not None
-
-
-def _conversion(model: TracedModel) -> Conversion | None:
-    """None where all has to be made at once."""
-    if model.source.kind != "transformers" or any(b.is_state for b in model.buffers):
-        return None
-    try:
-        return Conversion(
-            build_module(model.source.model_copy(update={"lora": None}), torch.float32, None), model
-        )
-    except ImportError:
-        return None
-
-
-def loaded_module(folder: Path, dtype: str, what: str, *, trusts_code: bool = False) -> Any:
-    """The module that transformers makes of a folder; by the folder's own code where it is
-    trusted."""
+def loaded_module(
+    folder: Path, dtype: str, what: str, *, trusts_code: bool = False, kind: Any = None
+) -> Any:
+    """The module that transformers makes of a folder, of a class of it or as a causal decoder; by
+    the folder's own code where it is trusted."""
     import transformers
 
     quiet: Any = transformers.utils.logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
-    load: Any = transformers.AutoModelForCausalLM.from_pretrained
+    load: Any = (kind or transformers.AutoModelForCausalLM).from_pretrained
     chosen: dict[str, Any] = {"trust_remote_code": True} if trusts_code else {}
     stored = stored_tensors(folder)
     told = {"dtype": dtype, "output_loading_info": True}
     try:
         if any(isinstance(one, CodedTensor) for one in stored.values()):
-            module, about = _loaded_from_codes(folder, stored, told, chosen)
+            module, about = _loaded_from_codes(folder, stored, told, chosen, kind)
         else:
             module, about = load(
                 folder, use_safetensors=True, local_files_only=True, **told, **chosen
@@ -189,20 +242,21 @@ def loaded_module(folder: Path, dtype: str, what: str, *, trusts_code: bool = Fa
         for stored_name in (name, name.removeprefix(f"{module.base_model_prefix}.")):
             if stored_name in stored:
                 require_values(stored_name, stored[stored_name], made)
-    for kind in ("missing_keys", "mismatched_keys"):
-        if about.get(kind):
-            names = sorted(map(str, about[kind]))
+    for wrong in ("missing_keys", "mismatched_keys"):
+        if about.get(wrong):
+            names = sorted(map(str, about[wrong]))
             raise WeightsError(
                 folder,
                 f"its weights are not those of {what}: {some_of(names)} "
-                f"{'missing' if kind == 'missing_keys' else 'of another shape'}",
+                f"{'missing' if wrong == 'missing_keys' else 'of another shape'}",
             )
     return module
 
 
 def _loaded_from_codes(
-    folder: Path, stored: Mapping[str, StoredTensor], told: dict[str, Any], chosen: dict[str, Any]
-) -> tuple[Any, Any]:
+    folder: Path, stored: Mapping[str, StoredTensor], told: dict[str, Any],
+    chosen: dict[str, Any], kind: Any,
+) -> tuple[Any, Any]:  # fmt: skip
     """The same of a folder with codes, whose values are given as if it had these."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -210,9 +264,10 @@ def _loaded_from_codes(
     drop_codes(config)
     if told["dtype"] == "auto":
         told = told | {"dtype": config.dtype or torch.float32}
-    with torch.device("meta"):
+    if kind is None:
         build: Any = AutoModelForCausalLM.from_config
-        kind: Any = type(build(config, **chosen))
+        with torch.device("meta"):
+            kind = type(build(config, **chosen))
     dtype = getattr(torch, str(told["dtype"]).removeprefix("torch."))
     values = lazy_tensors(stored, dtype)
     found: tuple[Any, Any] = kind.from_pretrained(None, config=config, state_dict=values, **told)
@@ -238,18 +293,29 @@ def write_module_folder(
     with writing(destination, 0):
         if model.source.lora is not None:
             groups = [group for group in model.parameter_groups if group.startswith(ADAPTERS)]
-            parameters = _parameters(model, groups, read_group)
+            found, layers = _parameters(model, groups, read_group), layers_in_whole(model)
+            parameters = {renamed(name, layers): tensor for name, tensor in found.items()}
             write_module_adapters(destination, model, parameters, outline.base)
         elif model.source.kind == "python":
             weights = [w for group in model.parameter_groups for w in _weights_of(model, group)]
-            write_weights(destination, model.dtype, by_size(weights), read_group)
+            _write_divided(destination, outline, weights, read_group)
         else:
-            _write_pretrained(destination, model, read_group)
+            _write_pretrained(destination, outline, read_group)
         write_files(destination, outline.files)
         for path in destination.iterdir():
             sync(path)
         sync(destination)
         sync(destination.parent)
+
+
+def _write_divided(
+    destination: Path, outline: ModuleOutline, weights: Sequence[HfWeight],
+    read_group: Callable[[str], torch.Tensor],
+) -> None:  # fmt: skip
+    """Weights, and what is carried beside them."""
+    division = by_size([*weights, *outline.carried.weights()])
+    read = outline.carried.beside(read_group)
+    write_weights(destination, outline.model.dtype, division, read)
 
 
 def _parameters(
@@ -265,46 +331,54 @@ def _parameters(
 
 
 def _write_pretrained(
-    destination: Path, model: TracedModel, read_group: Callable[[str], torch.Tensor]
+    destination: Path, outline: ModuleOutline, read_group: Callable[[str], torch.Tensor]
 ) -> None:
-    """Weights and configuration of a module of transformers: by itself where it stores other
-    tensors than the module has, or buffers."""
+    """Weights and configuration of a module of transformers: by itself where its code is other
+    people's and stores other tensors than the module has, or a step changes its buffers."""
     import transformers
 
     quiet: Any = transformers.utils.logging
     quiet.disable_progress_bar()
+    model = outline.model
     module: Any = build_module(model.source, getattr(torch, model.dtype), model.attention)
-    buffers = {name for name, _ in module.named_buffers()} & set(module.state_dict())
-    groups = model.parameter_groups
-    converts = _converts(model)
-    conversion = _conversion(model) if converts else None
-    if buffers or (converts and conversion is None):
-        if has_weights(destination):
-            raise WeightsError(destination, "has weights already; write to another folder")
-        parameters = _parameters(model, groups, read_group)
-        make_room(destination, sum(model.group_layout(group).size_bytes for group in groups))
-        given: dict[str, torch.Tensor] = {
-            name: torch.nn.Parameter(parameters[name], requires_grad=False)
-            for _, _, name in parameter_slots(module)
-        }
-        with placed(parameter_slots(module), given):
-            module.save_pretrained(destination)
-        if model.source.kind == "remote":  # the code goes with what it computes
-            assert model.source.path is not None
-            code = sorted(Path(model.source.path).glob("*.py"))
-            write_files(destination, {path.name: path.read_bytes() for path in code})
-        return
-    if conversion is None:
-        weights = [w for group in groups for w in _weights_of(model, group)]
-        write_weights(destination, model.dtype, by_size(weights), read_group)
+    stored = StoredGroups(model, outline.names or ModuleNames.as_transformers_writes(model))
+    if any(buffer.is_state for buffer in model.buffers) or not stored.is_known:
+        _save_whole(destination, outline, module, read_group)
     else:
-        stored = conversion.weights()
-        write_weights(
-            destination, model.dtype, by_size(stored),
-            lambda group: conversion.stored_flat(group, read_group(group)),
+        _write_divided(
+            destination, outline, stored.weights(),
+            lambda group: stored.flat(group, read_group(group)),
         )  # fmt: skip
-    module.config.architectures = [type(module).__name__]
-    module.config.dtype = model.dtype
-    module.config.save_pretrained(destination)
-    if module.can_generate():
-        module.generation_config.save_pretrained(destination)
+        module.config.architectures = [type(module).__name__]
+        module.config.dtype = model.dtype
+        module.config.save_pretrained(destination)
+        if module.can_generate():
+            module.generation_config.save_pretrained(destination)
+
+
+def _save_whole(
+    destination: Path, outline: ModuleOutline, module: Any,
+    read_group: Callable[[str], torch.Tensor],
+) -> None:  # fmt: skip
+    """As the module saves itself, with all its parameters and the buffers that the folder had."""
+    model, groups = outline.model, outline.model.parameter_groups
+    if has_weights(destination):
+        raise WeightsError(destination, "has weights already; write to another folder")
+    if other := sorted(outline.names.carried if outline.names else ()):
+        raise WeightsError(
+            Path(outline.base or model.name),
+            f"has tensors that its code does not save: {some_of(other)}",
+        )
+    parameters = _parameters(model, groups, read_group)
+    make_room(destination, sum(model.group_layout(group).size_bytes for group in groups))
+    given: dict[str, torch.Tensor] = {
+        name: torch.nn.Parameter(parameters[name], requires_grad=False)
+        for _, _, name in parameter_slots(module)
+    }
+    names = outline.names.plain if outline.names else {}
+    buffers = [
+        slot for slot in buffer_slots(module) if names.get(slot[2]) in outline.carried.stored
+    ]
+    kept = {slot[2]: outline.carried.tensor(names[slot[2]]) for slot in buffers}
+    with placed(parameter_slots(module), given), placed(buffers, kept):
+        module.save_pretrained(destination)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from tests.executor.kernels.driver import Step
 from tests.executor.kernels.families import (
@@ -19,7 +20,9 @@ from tests.executor.kernels.families import (
 from tests.executor.weights.small_models import MODELS, random_model, read_flats, save
 from tests.helpers.hf_weights import flat_layouts, pack_hf_state, unpack_hf_state
 from twinstream.executor.weights import hf_folder
+from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
+from twinstream.models.spec import ModelSpec
 
 
 @pytest.fixture(scope="module")
@@ -89,16 +92,32 @@ def test_a_group_can_be_read_without_the_others(models, tmp_path):
     assert torch.equal(flat, pack_hf_state(spec, models["llama"].state_dict())["head"])
 
 
-def test_an_lm_head_of_tied_embeddings_and_old_buffers_are_ignored(models, tmp_path):
+def test_an_equal_lm_head_of_tied_embeddings_and_old_buffers_are_ignored(models, tmp_path):
     spec = save(models["llama_tied"], tmp_path)
     path = tmp_path / "model.safetensors"
     more = {
-        "lm_head.weight": torch.zeros(3),
+        "lm_head.weight": load_file(path)["model.embed_tokens.weight"].clone(),
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(6, dtype=torch.float64),
     }
     save_file(load_file(path) | more, path)
     flats = in_layers(read_flats(HfFolder.open(tmp_path, spec)))
     assert_same(flats, pack_hf_state(spec, models["llama_tied"].state_dict()))
+
+
+def test_an_lm_head_that_is_not_the_tied_embedding_is_refused(models, tmp_path):
+    spec = save(models["llama_tied"], tmp_path)
+    path = tmp_path / "model.safetensors"
+    head = load_file(path)["model.embed_tokens.weight"].clone()
+    head[-1, -1] += 1
+    save_file(load_file(path) | {"lm_head.weight": head}, path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)  # which does not tie them then
+    assert torch.equal(loaded.lm_head.weight, head)
+    says = r'lm_head.weight with other values .*write "tie_word_embeddings": false'
+    with pytest.raises(WeightsError, match=says):
+        HfFolder.open(tmp_path, spec)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    HfFolder.open(tmp_path, ModelSpec.from_hf_config(tmp_path))
 
 
 def test_one_file_wins_over_an_index_as_in_transformers(models, tmp_path):

@@ -147,16 +147,44 @@ def test_the_head_of_tied_embeddings_is_left_out_and_with_it_an_empty_shard(mode
     assert torch.equal(logits(load(written)), logits(models["llama_tied"]))
 
 
-def test_tokenizer_files_are_copied_and_nothing_else(models, tmp_path):
+def test_files_that_belong_to_a_model_are_copied_and_nothing_else(models, tmp_path):
     saved, spec, written, flats = again(models["llama"], tmp_path)
-    copied = {"tokenizer.json": b"\x01{", "merges.txt": b"a b\n", "chat_template.jinja": b"{{x}}"}
-    left = {"README.md": b"a", "optimizer.pt": b"b", "training_args.bin": b"c"}
+    copied = {
+        **{"tokenizer.json": b"\x01{", "merges.txt": b"a b\n", "chat_template.jinja": b"{{x}}"},
+        **{"additional_chat_templates/tool_use.jinja": b"{{y}}", "qwen.tiktoken": b"YQ== 0"},
+        **{"preprocessor_config.json": b'{"auto_map": {"AutoProcessor": "own.Own"}}'},
+        **{"own.py": b"x = 1", "sentencepiece.bpe.model": b"\x00"},
+    }
+    left = {"README.md": b"a", "optimizer.pt": b"b", "training_args.bin": b"c", "notes/a.py": b"d"}
     for name, content in (copied | left).items():
+        (saved / name).parent.mkdir(exist_ok=True)
         (saved / name).write_bytes(content)
     write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
     for name, content in copied.items():
         assert (written / name).read_bytes() == content
     assert not [name for name in left if (written / name).exists()]
+
+
+@SHARDINGS
+def test_layers_for_a_token_further_on_are_written_back_as_they_were(
+    models, max_shard_size, tmp_path
+):
+    saved, spec, written, flats = again(models["dots1"], tmp_path, max_shard_size)
+    config = json.loads((saved / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    (saved / "config.json").write_text(json.dumps(config))
+    path = next(iter(sorted(saved.glob("*.safetensors"))))
+    more = {f"model.layers.2.{x}.weight": torch.rand(5, 3).half() for x in ("eh_proj", "mlp.up")}
+    save_file(load_file(path) | more, path, metadata={"format": "pt"})
+    if (saved / INDEX).exists():
+        told = json.loads((saved / INDEX).read_text())
+        told["weight_map"] |= dict.fromkeys(more, path.name)
+        (saved / INDEX).write_text(json.dumps(told))
+    flats = read_flats(HfFolder.open(saved, ModelSpec.from_hf_config(saved)))
+    write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
+    assert weight_bytes(written) == weight_bytes(saved)
+    (saved / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
+    with pytest.raises(WeightsError, match=r"not part of it: model\.layers\.2\.eh_proj"):
+        HfFolder.open(saved, spec)
 
 
 def test_like_a_folder_without_weights_takes_its_config_and_own_shards(models, tmp_path):

@@ -14,7 +14,7 @@ from twinstream.data.data_error import DataError
 from twinstream.data.encoding.block_tokens import BlockTokens
 from twinstream.data.encoding.cache import TokenCache
 from twinstream.data.encoding.passages import Passage, PassageMaker
-from twinstream.data.encoding.template import ChatTemplate
+from twinstream.data.encoding.template import ChatTemplate, TemplateSources
 from twinstream.data.encoding.tokenizer import Ids, load_tokenizer, missing_affixes
 from twinstream.data.reading.bins import read_bin
 from twinstream.data.reading.blocks import DataBlock, FileRange, digest_of, unchanged
@@ -33,7 +33,7 @@ class Encoding:
     """All that decides the tokens of a content; it goes to other processes as it is."""
 
     tokenizer: Path | None
-    template: str | None
+    template: TemplateSources | None
     loss_on: Literal["completions", "all"]
     today: date
     vocab_size: int | None
@@ -48,9 +48,13 @@ class BlockTokeniser:
     def __init__(self, encoding: Encoding, cache: Path | None) -> None:
         self.tokenizer = load_tokenizer(encoding.tokenizer)
         special = self.tokenizer.special
-        template = None
-        if encoding.template is not None:
-            template = ChatTemplate(encoding.template, special.named, encoding.today)
+        template, of_tools, sources = None, None, encoding.template
+        if sources is not None and sources.for_tools is not None:
+            of_tools = ChatTemplate(sources.for_tools, special.named, encoding.today)
+        if sources is not None:
+            template = ChatTemplate(
+                sources.default, special.named, encoding.today, for_tools=of_tools
+            )
         self._maker = PassageMaker(
             template, encoding.loss_on, tuple(special.stops), encoding.pairs, encoding.columns
         )
@@ -59,9 +63,10 @@ class BlockTokeniser:
         self._vocab_size, self._skips = encoding.vocab_size, encoding.skips_bad_rows
         self._cache = None if cache is None else TokenCache(cache)
         self.identity = combined_hash(
-            (_FORMAT, self.tokenizer.identity, encoding.template, encoding.loss_on, encoding.today,
-             *(("pairs",) if encoding.pairs else ()),
-             *((("columns", encoding.columns),) if encoding.columns else ()))
+            (_FORMAT, self.tokenizer.identity, None if sources is None else sources.default,
+             encoding.loss_on, encoding.today, *(("pairs",) if encoding.pairs else ()),
+             *((("columns", encoding.columns),) if encoding.columns else ()),
+             *((sources.for_tools,) if of_tools is not None and sources is not None else ()))
         )  # fmt: skip
 
     def tokens(self, block: DataBlock) -> BlockTokens:

@@ -175,7 +175,7 @@ class PassageMaker:
         return _in_the_best_form(going_on, rendered)
 
     def _of_conversation(self, of: Conversation) -> list[Passage]:
-        template = self._needed_template()
+        template = self._needed_template().of(of.tools)
 
         def rendered(form: list[Message]) -> list[Passage]:
             if self.loss_on == "completions" and not template.marks_generation:

@@ -21,11 +21,20 @@ from twinstream.data.encoding.tokenizer import read_settings, read_utf8
 
 Span = tuple[int, int]
 
+_MORE = "additional_chat_templates"  # a folder
 _RENDERER = Path(__file__).with_name("renderer.py")
 
 
 class TemplateLimitError(DataError):
     """A template that is stopped, as it takes too much of something."""
+
+
+@dataclass(frozen=True)
+class TemplateSources:
+    """Templates as texts: that of every conversation, and another of those with tools."""
+
+    default: str
+    for_tools: str | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,8 @@ class Rendered:
 class ChatTemplate:
     """A template; `marks_generation` where it says itself what the assistant says.
 
+    `for_tools` renders conversations with tools in its place.
+
     It is somebody's program, so that it runs in a process of its own, which is started with the
     first conversation and stopped where a rendering takes more CPU time or memory than this.
     """
@@ -49,11 +60,16 @@ class ChatTemplate:
     today: date
     cpu_seconds: float = 10.0
     memory_bytes: int = 1 << 30
+    for_tools: "ChatTemplate | None" = None
     marks_generation: bool = field(init=False)
     _renderer: "_Renderer | None" = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.marks_generation = bool(re.search(r"\{%-?\+?\s*generation\b", self.source))
+
+    def of(self, tools: object) -> "ChatTemplate":
+        """The one that renders conversations with these tools."""
+        return self if tools is None or self.for_tools is None else self.for_tools
 
     def render(
         self,
@@ -68,6 +84,8 @@ class ChatTemplate:
         Raises:
             DataError: the template refuses the messages, in its own words, or is stopped.
         """
+        if (other := self.of(tools)) is not self:
+            return other.render(messages, tools, count=count, prompts=prompts)
         if self._renderer is None:
             self._renderer = _Renderer(self)
         try:
@@ -135,24 +153,59 @@ def _end(process: "subprocess.Popen[bytes]", connection: Connection) -> int:
     return process.wait()
 
 
-def find_template(tokenizer: Path | None, given: Path | None) -> str | None:
-    """Of the given file, of chat_template.jinja in the tokenizer's folder, or its config."""
+def find_template(tokenizer: Path | None, given: Path | None) -> TemplateSources | None:
+    """Of the given file, or of a tokenizer's folder as transformers reads them: its files of
+    templates, else those in its config, else the one of its processor.
+
+    Raises:
+        DataError: a file cannot be read, or there are several and none is named default.
+    """
     if given is not None:
-        return read_utf8(given)
+        return TemplateSources(read_utf8(given))
     if tokenizer is None:
         return None
     folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
-    if (path := folder / "chat_template.jinja").exists():
-        return read_utf8(path)
-    match read_settings(folder).get("chat_template"):
+    file = folder / "chat_template.jinja"
+    by_name = {path.stem: read_utf8(path) for path in sorted(folder.glob(f"{_MORE}/*.jinja"))}
+    if file.exists():
+        by_name["default"] = read_utf8(file)
+    where = folder / _MORE
+    if not by_name:
+        where = folder / "tokenizer_config.json"
+        by_name = _named(where, read_settings(folder).get("chat_template"))
+    if not by_name and (legacy := folder / "chat_template.json").exists():
+        where, by_name = legacy, _named(legacy, _read_json(legacy).get("chat_template"))
+    if not by_name:
+        return None
+    if "default" not in by_name:
+        raise DataError(
+            f"{where} has chat templates named {', '.join(by_name)} but none named default; give "
+            "one as a file (--chat-template)"
+        )
+    return TemplateSources(by_name["default"], by_name.get("tool_use"))
+
+
+def _named(where: Path, value: object) -> dict[str, str]:
+    """Templates by their names, of a config's value: one, a list or an object."""
+    match value:
+        case None | "":
+            return {}
         case str(source):
-            return source
-        case list(named):
-            by_name = {one.get("name"): one.get("template") for one in named}
-            if isinstance(default := by_name.get("default"), str):
-                return default
-            raise DataError(
-                f"{folder / 'tokenizer_config.json'} has chat templates named "
-                f"{', '.join(map(str, by_name))} but none named default; give one as a file"
-            )
-    return None
+            return {"default": source}
+        case dict(named):
+            found = named
+        case list(listed) if all(isinstance(one, dict) for one in listed):
+            found = {one.get("name"): one.get("template") for one in listed}
+        case _:
+            found = {"default": None}
+    if wrong := [name for name, source in found.items() if not isinstance(source, str)]:
+        raise DataError(f"{where} has a chat template '{wrong[0]}' that is no text")
+    return {str(name): str(source) for name, source in found.items()}
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        found = json.loads(read_utf8(path))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not valid JSON: {error}") from None
+    return found if isinstance(found, dict) else {}

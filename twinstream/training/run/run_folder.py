@@ -172,7 +172,10 @@ class TrainingFolder:
         step = 0 if checkpoint is None else checkpoint.state.step
         if checkpoint is None or step < num_steps:
             return step, None
-        linked_copy(checkpoint.path, self.files.model, leave_out=(STATE_FILE, COMPLETE))
+        from twinstream.executor.weights.checkpoint_files import OPTIMIZER
+
+        others = (STATE_FILE, COMPLETE, OPTIMIZER)
+        linked_copy(checkpoint.path, self.files.model, leave_out=others)
         return step, self.files.model
 
 

@@ -15,6 +15,7 @@ from twinstream.training.ranks.planning import Plan
 
 if TYPE_CHECKING:
     from twinstream.executor.state.sources import Optimizer, Weights
+    from twinstream.executor.weights.traced.module_folder import Buffers
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,22 @@ def starting_state(
         return weights, fresh_optimizer(model.spec, recipe)
     files = CheckpointFiles(checkpoint.path)
     return weights, kept_optimizer(files, model.spec, checkpoint.state.recipe, recipe)
+
+
+def starting_buffers(model: OpenedModel, checkpoint: Checkpoint | None) -> "Buffers":
+    """Of a traced model the buffers that its folder has, or the checkpoint of one without.
+
+    Raises:
+        WeightsError: a file has gone or changed.
+    """
+    from twinstream.executor.weights.traced.module_folder import read_module_buffers
+
+    spec, folder = model.spec, model.folder
+    if not isinstance(spec, TracedModel):
+        return {}
+    if folder is None and checkpoint is not None and spec.source.lora is None:
+        folder = checkpoint.path
+    return {} if folder is None else read_module_buffers(folder, spec)
 
 
 def _weights(

@@ -1,0 +1,208 @@
+"""Tensors of a folder that are not trained, and are written back as they were, byte by byte."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from twinstream.executor.weights.errors import WeightsError
+from twinstream.executor.weights.safetensors_header import StoredTensor
+from twinstream.models.hf_weights import HfWeight
+from twinstream.schedule.files import reason_of
+
+_GROUP = "carried."
+_BLOCK_BYTES = 2**23
+TORCH_DTYPES: Mapping[str, torch.dtype] = MappingProxyType({
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+})  # fmt: skip
+_CODES = {dtype: code for code, dtype in TORCH_DTYPES.items()}
+
+ReadGroup = Callable[[str], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class CarriedTensors:
+    """Tensors of files by their names there, and tensors that are in no file yet.
+
+    Only the former's places are held. They are read one by one when they are written, of files that
+    may not have changed since.
+    """
+
+    stored: Mapping[str, StoredTensor] = field(default_factory=dict)
+    values: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    stamps: Mapping[Path, tuple[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, stored: Mapping[str, StoredTensor], values: Mapping[str, torch.Tensor] | None = None
+    ) -> "CarriedTensors":
+        """
+        Raises:
+            WeightsError: a file cannot be read.
+        """
+        files = {tensor.file for tensor in stored.values()}
+        return cls(stored, values or {}, {file: _stamp(file) for file in files})
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all of them in files."""
+        return sum(weight.size_bytes for weight in self.weights())
+
+    def require_same(self, other: Mapping[str, StoredTensor]) -> None:
+        """
+        Args:
+            other: tensors of a folder that was written with these.
+
+        Raises:
+            WeightsError: one of them has other values there.
+        """
+        for name, one in self.stored.items():
+            if name in other and not has_equal_values(one, other[name]):
+                raise WeightsError(
+                    one.file,
+                    f"has {name} with other values than {other[name].file}, and it is not trained: "
+                    "put the file back that the run began with, or start a new run",
+                )
+
+    def weights(self) -> list[HfWeight]:
+        """What is to be written, each a group of its own."""
+        found = [
+            HfWeight(name, one.shape, f"{_GROUP}{name}", 0, one.size_bytes, one.dtype)
+            for name, one in self.stored.items()
+        ]
+        return found + [
+            HfWeight(name, tuple(x.shape), f"{_GROUP}{name}", 0, x.nbytes, _CODES[x.dtype])
+            for name, x in self.values.items()
+        ]
+
+    def beside(self, read_group: ReadGroup) -> ReadGroup:
+        """Gives the flat tensor of a carried group, too."""
+
+        def read(group: str) -> torch.Tensor:
+            name = group.removeprefix(_GROUP)
+            if name != group:
+                return self.read(name)
+            return read_group(group)
+
+        return read
+
+    def read(self, name: str) -> torch.Tensor:
+        """The bytes of one, 1-D uint8.
+
+        Raises:
+            WeightsError: its file has gone, or is not what it was when the run began.
+        """
+        if name in self.values:
+            return self.values[name].detach().contiguous().reshape(-1).view(torch.uint8)
+        one = self.stored[name]
+        if _stamp(one.file) != self.stamps[one.file]:
+            raise WeightsError(
+                one.file,
+                f"has changed since the run began, and {name}, which is not trained, is to be "
+                "written back as it was: put the file back",
+            )
+        return read_bytes_of(one, name)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One that a file has, in its own dtype.
+
+        Raises:
+            WeightsError: as `read`.
+        """
+        one = self.stored[name]
+        return self.read(name).view(TORCH_DTYPES[one.dtype]).view(one.shape)
+
+
+def read_bytes_of(stored: StoredTensor, name: str) -> torch.Tensor:
+    """The bytes of a tensor of a file, 1-D uint8.
+
+    Raises:
+        WeightsError: the file has gone or was cut off.
+    """
+    flat = torch.empty(stored.size_bytes, dtype=torch.uint8)
+    with_file(stored, name, 0, flat)
+    return flat
+
+
+def with_file(stored: StoredTensor, name: str, begin: int, flat: torch.Tensor) -> None:
+    """Fill with the bytes of a tensor from one of them on.
+
+    Raises:
+        WeightsError: the file has gone or was cut off.
+    """
+    try:
+        with stored.file.open("rb") as file:
+            file.seek(stored.start_bytes + begin)
+            count = file.readinto(flat.numpy().data)
+    except OSError as error:
+        raise WeightsError(stored.file, f"cannot be read: {reason_of(error)}") from None
+    if count != flat.numel():
+        raise WeightsError(stored.file, f"has changed: it ends before the end of {name}")
+
+
+def read_tensor(stored: StoredTensor, name: str) -> torch.Tensor:
+    """A tensor of a file in its own dtype.
+
+    Raises:
+        WeightsError: the file has gone or was cut off, or its dtype is unknown here.
+    """
+    if stored.dtype not in TORCH_DTYPES:
+        raise WeightsError(stored.file, f"has {name} as {stored.dtype}, which is not read")
+    return read_bytes_of(stored, name).view(TORCH_DTYPES[stored.dtype]).view(stored.shape)
+
+
+def has_equal_values(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two tensors of files have the same numbers; compared block by block.
+
+    Raises:
+        WeightsError: a file has gone or was cut off, or a dtype is unknown here.
+    """
+    if one.shape != other.shape:
+        return False
+    if one.dtype != other.dtype:
+        values = (read_tensor(x, "a tensor").double() for x in (one, other))
+        return torch.equal(*values)
+    for begin in range(0, one.size_bytes, _BLOCK_BYTES):
+        size = min(_BLOCK_BYTES, one.size_bytes - begin)
+        left, right = (torch.empty(size, dtype=torch.uint8) for _ in range(2))
+        with_file(one, "a tensor", begin, left)
+        with_file(other, "a tensor", begin, right)
+        if not torch.equal(left, right):
+            return False
+    return True
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    try:
+        found = file.stat()
+    except OSError as error:
+        raise WeightsError(
+            file,
+            f"cannot be read: {reason_of(error)}; tensors of it that are not trained are to be "
+            "written back",
+        ) from None
+    return found.st_size, found.st_mtime_ns
+
+
+def require_tied(
+    folder: Path, names: Iterable[tuple[str, str]], stored: Mapping[str, StoredTensor]
+) -> None:
+    """
+    Args:
+        names: of pairs of tensors that are one, as config.json says, where files have both.
+
+    Raises:
+        WeightsError: they have other values: which of them is right is not known.
+    """
+    for name, source in names:
+        if not has_equal_values(stored[name], stored[source]):
+            raise WeightsError(
+                folder,
+                f"has {name} with other values than {source}, and config.json says that they are "
+                'one (tie_word_embeddings): write "tie_word_embeddings": false there to train '
+                f"both, as transformers reads it, or leave {name} out of the files",
+            )
