@@ -56,7 +56,7 @@ families:
 		>.venv-families/constraints.txt
 	.venv-families/bin/python -m pip install --quiet --constraint .venv-families/constraints.txt \
 		'transformers$(if $(TRANSFORMERS),==$(TRANSFORMERS))' --editable '.[executor,dev]'
-	.venv-families/bin/python -m benchmarks.accuracy.families $(FAMILIES)
+	.venv-families/bin/python -m tests.traced.families_page $(FAMILIES)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pytest -m bench -o faulthandler_timeout=3600

@@ -75,13 +75,13 @@ def _flat_dictionary(held: Any) -> tuple[list[Any], Any]:
 
 def _flat_dictionary_with_keys(held: Any) -> tuple[list[tuple[Any, Any]], Any]:
     values, context = _flat_dictionary(held)
-    keys = map(pytree.MappingKey, context[0])
+    keys: list[Any] = [pytree.MappingKey(key) for key in context[0]]
     return list(zip(keys, values, strict=True)), context
 
 
-def _dictionary(kind: type, values: Iterable[Any], context: Any) -> Any:
+def _dictionary(kind: type[Any], values: Iterable[Any], context: Any) -> Any:
     keys, attributes = context
-    made = kind.__new__(kind)
+    made: Any = object.__new__(kind) if issubclass(kind, UserDict) else dict.__new__(kind)
     vars(made).update(deepcopy(attributes))
     items = dict(zip(keys, values, strict=True))
     if isinstance(made, UserDict):

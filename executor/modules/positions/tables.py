@@ -61,6 +61,8 @@ def _rows_told(name: str, table: "_Lookup") -> str:
 def _in_blocks(module: nn.Module) -> list[PositionLimit]:
     """Tables in blocks, of which only the size is seen: that of the config's longest sequence."""
     longest = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+    if not isinstance(longest, int):
+        return []
     tables = (
         (name, buffer)
         for name, buffer in blocks_of(module)[1].named_buffers()

@@ -1,8 +1,8 @@
 """The table of families of transformers' causal decoders, each run block by block as it is trained.
 
-    python -m benchmarks.accuracy.families                   # all, and docs/benchmarks/families.md
-    python -m benchmarks.accuracy.families --few             # twelve, printed
-    python -m benchmarks.accuracy.families gemma3_text phi3  # those, printed
+    python -m tests.traced.families_page                   # all, and docs/benchmarks/families.md
+    python -m tests.traced.families_page --few             # twelve, printed
+    python -m tests.traced.families_page gemma3_text phi3  # those, printed
 
 It ends with 1 where a family is not as `tests/traced/families.py` says of it. `make families` does
 it with the newest transformers that is allowed, with TRANSFORMERS=4.57.0 the oldest.
@@ -136,7 +136,7 @@ def page_of(rows: list[tuple[str, ...]]) -> str:
         f"{num_bits} of {len(rows)} families of transformers {transformers} give the loss and "
         f"every gradient of their own\nbackward to the bit, {refused} are refused. Tiny random "
         f"models, float32, CPU, torch {torch_version}, 2 x {SEQ_LEN} tokens, {date.today()};\n"
-        "`python -m benchmarks.accuracy.families` makes this page. *Kinds* of blocks; *edges*: "
+        "`python -m tests.traced.families_page` makes this page. *Kinds* of blocks; *edges*: "
         "what blocks read of others\nthan the one before; *FLOPs*: traced against the real run; "
         "*peak*: traced to measured bytes of temporaries, the\nleast and the most of all tasks; "
         "*packed*: whether documents in one row see each other (`isolated_by_mask`: not with\n"
