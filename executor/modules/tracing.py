@@ -25,8 +25,7 @@ from twinstream.executor.modules.grouping import (
 )
 from twinstream.executor.modules.module_program import ChunkProgram
 from twinstream.executor.modules.operations import VECTOR, Amount, CountOperations, Key, TaskCost
-from twinstream.executor.modules.own_loss import check_own_loss
-from twinstream.executor.modules.rows_and_values import row_shape
+from twinstream.executor.modules.rows_and_values import check_own_loss, row_shape
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.models.traced_parts import (
     Peak,

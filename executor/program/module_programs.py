@@ -22,7 +22,7 @@ class ModulePrograms:
         """The program of a model on a device; its own loss is tried as where it was traced."""
         from twinstream.executor.modules.blocks import OWN_LOSS
         from twinstream.executor.modules.module_program import ModuleProgram
-        from twinstream.executor.modules.own_loss import check_own_loss
+        from twinstream.executor.modules.rows_and_values import check_own_loss
 
         key = model.ref().content_hash, str(device)
         if key not in self._made:

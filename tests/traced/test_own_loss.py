@@ -20,7 +20,7 @@ from tests.training.small_runs import (
 )
 from tests.training.test_against_torch import summed_loss
 from twinstream.data.packing import Chunk
-from twinstream.executor.modules.own_loss import check_own_loss
+from twinstream.executor.modules.rows_and_values import check_own_loss
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.python_file import OwnFunction
 from twinstream.training.run.steps import StepBatches
