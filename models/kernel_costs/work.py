@@ -358,7 +358,8 @@ def adamw_work(
 ) -> tuple[Work, ...]:  # fmt: skip
     """One pass: reads parameter, gradient and state; writes parameter and state.
 
-    With a float32 master, which is a part of the state, the parameter is only written.
+    With a float32 master, which is a part of the state, the parameter is only written; it is
+    priced as a float32 model's update, since nothing is rounded by chance.
     """
     itemsize, gradient = ITEMSIZE_BYTES[dtype], ITEMSIZE_BYTES[gradient_dtype or dtype]
     parameter = itemsize if state == "float32_master" else 2 * itemsize
@@ -370,7 +371,7 @@ def adamw_work(
             flops=14 * num_elements,
             hbm_bytes=moved,
             launches=1,
-            dtype=dtype,
+            dtype="float32" if state == "float32_master" else dtype,
         ),
     )
 

@@ -77,8 +77,13 @@ def _keys(seed_ptr, stream):
 def _random_words(start, offsets, key_0, key_1):
     """Of the elements start + offsets, 64-bit sums whose low words carry at most once."""
     low = start.to(tl.uint32) + offsets.to(tl.uint32)
-    added = key_1 + (start >> 32).to(tl.uint32) * 0x21F0AAAD
-    return _mix(low ^ key_0) + tl.where(low < start.to(tl.uint32), added + 0x21F0AAAD, added)
+    second = key_1 + (start >> 32).to(tl.uint32) * 0x21F0AAAD
+    second = tl.where(low < start.to(tl.uint32), second + 0x21F0AAAD, second)
+    word = low + key_0
+    word = (word ^ (word >> 17) ^ second) * 0xED5AD4BB
+    word = (word ^ (word >> 11)) * 0xAC4C1B51
+    word = (word ^ (word >> 15)) * 0x31848BAB
+    return word ^ (word >> 14)
 
 
 @device_function
@@ -194,18 +199,18 @@ def _adamw_kernel(
         if HAS_MASTER:
             tl.store(master_ptr + index, parameter, mask=inside)
         if STOCHASTIC:
-            others = _random_words(first + element_offset, offsets, key_0, key_1)
-            words = _mix(others)
+            words = _random_words(first + element_offset, offsets, key_0, key_1)
         else:
-            words, others = index, index
-        _store(parameter_ptr + index, parameter, words & 0xFFFF, inside, STOCHASTIC)
+            words = index.to(tl.uint32)
+        low, high = words & 0xFFFF, words >> 16
+        _store(parameter_ptr + index, parameter, low, inside, STOCHASTIC)
         if HAS_CODES:
-            codes, scales = encoded(m, words >> 16, True, STOCHASTIC)
+            codes, scales = encoded(m, high, True, STOCHASTIC)
             tl.store(m_ptr + index, codes, mask=inside)
             tl.store(m_scale_ptr + rows, scales, mask=has_scale)
-            codes, scales = encoded(v, others & 0xFFFF, False, STOCHASTIC)
+            codes, scales = encoded(v, low ^ high, False, STOCHASTIC)
             tl.store(v_ptr + index, codes, mask=inside)
             tl.store(v_scale_ptr + rows, scales, mask=has_scale)
         else:
-            _store(m_ptr + index, m, words >> 16, inside, STOCHASTIC)
-            _store(v_ptr + index, v, others & 0xFFFF, inside, STOCHASTIC)
+            _store(m_ptr + index, m, high, inside, STOCHASTIC)
+            _store(v_ptr + index, v, low ^ high, inside, STOCHASTIC)

@@ -210,7 +210,7 @@ def _update(  # noqa: PLR0913
         for decayed in outside(undecayed, block):
             parameter[decayed].mul_(decay)
         rule(parameter, gradient, tuple(state), values)
-        random = random_16(step, stream if rounds else None, offset + start, parameter)
+        random = random_16(step, stream if rounds else None, offset + start, parameter, len(states))
         for place, now, bits in zip(stored, (parameter, *state), random, strict=False):
             place.copy_(rounded(now, place.dtype, bits))
         for place, was in zip(stored, before, strict=bool(before)):

@@ -36,9 +36,9 @@ from twinstream.models.kernel_costs.attributes import (
 )
 from twinstream.models.kernel_costs.scratch_sizes import CODE_BLOCK_ELEMENTS, code_blocks
 
-# A float32 temporary is 1 MiB, one of random numbers 2 MiB; no more than ten are alive, and four of
-# what an update that may be skipped has found.
-_BLOCK_ELEMENTS = 2**18
+# A temporary is 256 KiB, so that those of a block stay in the cache; no more than ten are alive,
+# and four of what an update that may be skipped has found.
+_BLOCK_ELEMENTS = 2**16
 
 
 def adamw_step(operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls) -> None:

@@ -1,9 +1,15 @@
 """What updates by any rule have in common: the clipping of gradients, and how results are stored.
 
 Every operation rounds each element by itself, so that any split into parts and blocks gives the
-same bits. Random numbers are counter-based, out of integer torch ops: the same on CPU and CUDA.
-They are unsigned 32-bit numbers held in int64, and multipliers are below 2**31, so that no product
-overflows. The mixing function is the best two-round one of the search cited.
+same bits. Random numbers are counter-based, out of 32-bit integer ops that wrap around: the same on
+CPU and CUDA, and in Triton.
+
+Rounding to bf16 takes 16 random bits. One 32-bit word is enough for three roundings of an element:
+its low half, its high half and their exclusive or are each uniform, and any two are independent.
+So each rounding keeps its mean, and no two of an element are correlated; only all three together
+are bound, which no update reads together. Words of two elements, steps or tensors differ by the
+index or by both keys, one of which enters within the mixing, so that no two streams are the same
+sequence, shifted. The mixing function is the three-round one of the search cited.
 
 Source: Wellons, hash-prospector, https://github.com/skeeto/hash-prospector.
 """
@@ -18,6 +24,8 @@ CLIP_EPS = 1e-6
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0x21F0AAAD, 0x735A2D97)
 _GOLDEN = 0x9E3779B9
+# Shifts to the right, and what follows each but the last: the best three rounds.
+_ROUNDS = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB), (14, 0))
 
 
 def clip_scale(max_norm: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
@@ -36,23 +44,26 @@ def outside(ranges: Sequence[tuple[int, int]], block: slice) -> Iterator[slice]:
 
 
 def random_16(
-    step_state: StepState, stream: int | None, start: int, like: torch.Tensor
+    step_state: StepState, stream: int | None, start: int, like: torch.Tensor, num_states: int = 2
 ) -> tuple[torch.Tensor | None, ...]:
-    """16 random bits for each element of a parameter and of up to three numbers of its state.
+    """16 random bits, int32, for each element of a parameter and of up to three numbers of its
+    state.
 
     They follow from the place of the element; None where nothing is rounded by chance.
     """
     if stream is None:
-        return (None,) * 4
+        return (None,) * (1 + num_states)
     step, seed = step_state.integers.unbind()
-    keys = stream_keys(seed, step, stream)
-    indices = torch.arange(start, start + like.numel(), device=like.device)
-    others, words = random_words(keys, indices)
-    return words & 0xFFFF, words >> 16, others & 0xFFFF, others >> 16
+    first, second = stream_keys(seed, step, stream)
+    words = random_words((first, second), start, like)
+    low, high = words & 0xFFFF, words.bitwise_right_shift_(16).bitwise_and_(0xFFFF)
+    if num_states < 3:
+        return low, high, low ^ high
+    return low, high, low ^ high, random_words((second, first), start, like).bitwise_and_(0xFFFF)
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype, random_16: torch.Tensor | None) -> torch.Tensor:
-    """A value that `dtype` holds, or that is rounded to nearest when it is stored."""
+    """A value that `dtype` holds, or that is rounded to nearest when it is stored; `x` is lost."""
     if random_16 is None or dtype != torch.bfloat16:
         return x
     return _rounded_down_or_up(x, random_16)
@@ -64,12 +75,18 @@ def _rounded_down_or_up(x: torch.Tensor, random_16: torch.Tensor) -> torch.Tenso
     Values that are bf16 already stay. Infinities and NaN stay; what is finite stays so.
     """
     limit = torch.finfo(torch.bfloat16).max
+    # On a CPU, where nothing waits for it, a look at the largest one saves four passes.
+    if x.device.type == "cpu" and bool((x.abs().amax() if x.numel() else x.sum()) <= limit):
+        x.view(torch.int32).add_(random_16)
+        return x.view(torch.bfloat16)[1::2]  # the upper half of each: memory is little-endian
     bits = x.clamp(-limit, limit).view(torch.int32)
-    bits.add_(random_16.to(torch.int32)).bitwise_and_(-0x10000)
+    bits.add_(random_16).bitwise_and_(-0x10000)
     return torch.where(x.isfinite(), bits.view(torch.float32), x)
 
 
-def stream_keys(seed: torch.Tensor, step: torch.Tensor, stream: int) -> tuple[torch.Tensor, ...]:
+def stream_keys(
+    seed: torch.Tensor, step: torch.Tensor, stream: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Two keys of the random numbers of (seed, step, stream), made where seed and step are.
 
     Args:
@@ -84,20 +101,34 @@ def stream_keys(seed: torch.Tensor, step: torch.Tensor, stream: int) -> tuple[to
         for word in words:
             key = _mix(((key ^ word) + _GOLDEN) & _MASK)
         keys.append(key)
-    return tuple(keys)
+    return keys[0], keys[1]
 
 
 def random_words(
-    keys: tuple[torch.Tensor, ...], indices: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two 32-bit random numbers for each index; functions of keys and index alone.
+    keys: tuple[torch.Tensor, torch.Tensor], start: int, like: torch.Tensor
+) -> torch.Tensor:
+    """32 random bits, int32, for each index from `start`; a function of keys and index alone."""
+    count, until = like.numel(), -start % 2**32 or 2**32
+    if until < count:  # the upper half of the index changes
+        before = random_words(keys, start, like.flatten()[:until])
+        return torch.cat([before, random_words(keys, start + until, like.flatten()[until:])])
+    second = (keys[1] + (start >> 32) * _MULTIPLIERS[0]) & _MASK
+    words = torch.arange(count, dtype=torch.int32, device=like.device)
+    words.add_(_signed(keys[0] + start & _MASK))
+    shifted = torch.empty_like(words)
+    for number, (shift, factor) in enumerate(_ROUNDS):
+        torch.bitwise_right_shift(words, shift, out=shifted)  # arithmetic, hence the mask
+        words.bitwise_xor_(shifted.bitwise_and_((1 << (32 - shift)) - 1))
+        if number == 0:
+            words.bitwise_xor_(_signed(second))
+        if factor:
+            words.mul_(factor - 2**32)
+    return words
 
-    The second is the first mixed once more.
-    """
-    words = _mix((indices & _MASK).bitwise_xor_(keys[0]))
-    high = (indices >> 32).bitwise_and_(_MASK).mul_(_MULTIPLIERS[0])
-    words.add_(keys[1]).add_(high).bitwise_and_(_MASK)
-    return words, _mix(words.clone())
+
+def _signed(word: torch.Tensor) -> torch.Tensor:
+    """The int32 with the bits of a 32-bit word that is held in int64."""
+    return ((word ^ 2**31) - 2**31).to(torch.int32)
 
 
 def _mix(words: torch.Tensor) -> torch.Tensor:

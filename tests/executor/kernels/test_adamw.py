@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from tests.executor.kernels.driver import run
-from twinstream.executor.kernels.step_state import packed_step_state
+from twinstream.executor.kernels.step_state import StepState, packed_step_state
+from twinstream.executor.kernels.vector.rounding import random_16, random_words
 from twinstream.models.kernel_costs import scratch_sizes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -179,6 +180,33 @@ def test_random_streams_are_independent_of_each_other():
     for name, other in others.items():
         assert abs((base == other).double().mean() - 5 / 8) <= 4 * sigma, name
     assert torch.equal(base, rounded_up(count, state))
+
+
+@pytest.mark.parametrize("seed", [7, 2**40 + 1])
+def test_the_bits_of_three_roundings_are_uniform_and_pairwise_independent(seed):
+    """Chi square of 256 cells, 255 +- 22.6; of pairs, of the cells of both; correlations."""
+    count, like = 2**18, torch.empty(2**18)
+    fields = random_16(StepState(step_state(seed=seed)), 3, 5, like)
+    cells = [(field >> 8) for field in fields] + [field & 0xFF for field in fields]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        cells.append((fields[one] >> 12) * 16 + (fields[other] >> 12))
+        cells.append(fields[one] % 16 * 16 + fields[other] % 16)
+        both = torch.stack([fields[one], fields[other]]).double()
+        assert abs(torch.corrcoef(both)[0, 1]) < 4 / count**0.5
+    expected = count / 256
+    for cell in cells:
+        squares = (torch.bincount(cell, minlength=256) - expected).double() ** 2 / expected
+        assert abs(float(squares.sum()) - 255) < 4 * math.sqrt(2 * 255)
+    for field in fields:
+        next_to = torch.stack([field[:-1], field[1:]]).double()
+        assert abs(torch.corrcoef(next_to)[0, 1]) < 4 / count**0.5
+
+
+def test_words_are_those_of_their_index_across_the_end_of_its_low_half():
+    keys = torch.tensor(2**32 - 5), torch.tensor(2**31 + 9)
+    words = random_words(keys, 2**32 - 3, torch.empty(6))
+    first = [random_words(keys, 2**32 - 3 + at, torch.empty(1)) for at in range(6)]
+    assert torch.equal(words, torch.cat(first))
 
 
 def test_not_finite_stays_and_finite_stays_finite():
