@@ -21,7 +21,7 @@ from twinstream.models.recipe import is_dpo
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.schedule.errors import TwinstreamError, require
-from twinstream.schedule.python_file import OwnFunction, note_named, split_name
+from twinstream.schedule.python_file import OwnFunction, digest_of_code, note_named, split_name
 
 DEFAULT_SEQ_LEN = 2048
 
@@ -182,7 +182,7 @@ def _source_of(
     model: str | Path, dtype: Dtype | None, *, trusts_code: bool
 ) -> tuple[ModuleSource, Dtype]:
     """What builds the module, and the dtype of its parameters."""
-    from twinstream.executor.modules.building import digest_of_code, python_source
+    from twinstream.executor.modules.building import python_source
 
     function = split_name(str(model))
     if function is not None:

@@ -5,7 +5,6 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,8 +23,13 @@ from twinstream.executor.modules.whole.text_part import (
 )
 from twinstream.models.hf.quantization import QUANTIZATION_KEYS, without_codes
 from twinstream.models.traced import ModuleSource
-from twinstream.schedule.files import read_text
-from twinstream.schedule.python_file import digest_of, note_named, object_of_file
+from twinstream.schedule.python_file import (
+    digest_of,
+    digest_of_code,
+    note_named,
+    object_of_file,
+    require_own_code,
+)
 
 Slot = tuple[dict[str, Any], str, str]  # a module's dictionary, the key in it, the tensor's name
 
@@ -195,37 +199,6 @@ def _from_folder(source: ModuleSource, dtype: torch.dtype, attention: str | None
     return module
 
 
-def require_own_code(folder: Path) -> None:
-    """Refuse a config whose code is another repository's: nobody has read that.
-
-    Raises:
-        ModuleRefusal: a class of `auto_map` is written REPOSITORY--MODULE.CLASS.
-    """
-    found = json.loads(read_text(folder / "config.json", "utf-8-sig"))
-    elsewhere = [name for name in _auto_mapped(found) if "--" in name]
-    if elsewhere:
-        raise ModuleRefusal(
-            f"{folder / 'config.json'} takes code from another repository, {elsewhere[0]}, which "
-            "--trust-remote-code does not cover: put its files into the folder, and name them "
-            "without '--'"
-        )
-
-
-def _auto_mapped(value: Any) -> Iterator[str]:
-    """Names of classes in `auto_map`, of parts of a config, too."""
-    if isinstance(value, list):
-        for one in value:
-            yield from _auto_mapped(one)
-    if not isinstance(value, dict):
-        return
-    for key, inside in value.items():
-        if key == "auto_map" and isinstance(inside, dict):
-            listed = [one if isinstance(one, list | tuple) else [one] for one in inside.values()]
-            yield from (str(name) for names in listed for name in names)
-        else:
-            yield from _auto_mapped(inside)
-
-
 @contextmanager
 def offline() -> Iterator[None]:
     """Nothing is fetched from the hub, whatever a config names."""
@@ -249,16 +222,6 @@ def _keep_buffers_in_float32(module: Any, dtype: torch.dtype) -> None:
     for place, key, name in buffer_slots(module) if dtype == torch.bfloat16 else ():
         if name in stored and any(part in name for part in kept):
             place[key] = place[key].float()
-
-
-def digest_of_code(folder: Path) -> str:
-    """Of a folder's config.json and its files of Python.
-
-    Raises:
-        DocumentError: one of them cannot be read.
-    """
-    files = [folder / "config.json", *sorted(folder.glob("**/*.py"))]
-    return sha256(" ".join(map(digest_of, files)).encode()).hexdigest()
 
 
 def with_floats(value: dict[str, Any]) -> Any:

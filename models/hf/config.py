@@ -212,11 +212,7 @@ def stated_dtype(path: str | Path) -> str | None:
     Raises:
         HfConfigError: the file cannot be read.
     """
-    return _stated_dtype(read_json_object(hf_config_file(path)))
-
-
-def _stated_dtype(config: Mapping[str, Any]) -> str | None:
-    """Of a text part where the whole says none."""
+    config = read_json_object(hf_config_file(path))
     text = config.get("text_config")
     parts = (config, text) if isinstance(text, dict) else (config,)
     told = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))

@@ -8,10 +8,11 @@ import torch
 import twinstream as ts
 from tests.front_door.command_line import call, error_of
 from twinstream.executor.modules.blocks import ModuleRefusal
-from twinstream.executor.modules.building import build_module, offline, require_own_code
+from twinstream.executor.modules.building import build_module, offline
 from twinstream.models.traced import ModuleSource
 from twinstream.schedule import python_file
 from twinstream.schedule.files import read_document
+from twinstream.schedule.python_file import require_own_code
 from twinstream.trusted_code import UntrustedCodeError
 
 MODEL = """
@@ -115,7 +116,7 @@ def test_own_code_that_ends_the_process_when_imported_is_one_message(tmp_path):
 )
 def test_code_of_another_repository_is_refused(tmp_path, config):
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModuleRefusal, match="another repository, someone/elsewhere--"):
+    with pytest.raises(ts.TwinstreamError, match="another repository, someone/elsewhere--"):
         require_own_code(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config).replace("someone/elsewhere--", ""))
     require_own_code(tmp_path)

@@ -6,13 +6,15 @@ or has said that the document is trusted (`is_named`).
 
 import hashlib
 import importlib.util
+import json
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.files import DocumentError, read_bytes
+from twinstream.schedule.files import DocumentError, read_bytes, read_text
 from twinstream.schedule.node import Node
 
 _named: set[str] = set()  # digests of what was named in this process: consent is the process's
@@ -125,3 +127,44 @@ def object_of_file(path: Path, name: str) -> Any:
     if not hasattr(module, name):
         raise TwinstreamError(f"{path} has no '{name}'")
     return getattr(module, name)
+
+
+def digest_of_code(folder: Path) -> str:
+    """Of a folder's config.json and its files of Python.
+
+    Raises:
+        DocumentError: one of them cannot be read.
+    """
+    files = [folder / "config.json", *sorted(folder.glob("**/*.py"))]
+    return hashlib.sha256(" ".join(map(digest_of, files)).encode()).hexdigest()
+
+
+def require_own_code(folder: Path) -> None:
+    """Refuse a config whose code is another repository's: nobody has read that.
+
+    Raises:
+        TwinstreamError: a class of `auto_map` is written REPOSITORY--MODULE.CLASS.
+    """
+    found = json.loads(read_text(folder / "config.json", "utf-8-sig"))
+    elsewhere = [name for name in _auto_mapped(found) if "--" in name]
+    if elsewhere:
+        raise TwinstreamError(
+            f"{folder / 'config.json'} takes code from another repository, {elsewhere[0]}, which "
+            "--trust-remote-code does not cover: put its files into the folder, and name them "
+            "without '--'"
+        )
+
+
+def _auto_mapped(value: Any) -> Iterator[str]:
+    """Names of classes in `auto_map`, of parts of a config, too."""
+    if isinstance(value, list):
+        for one in value:
+            yield from _auto_mapped(one)
+    if not isinstance(value, dict):
+        return
+    for key, inside in value.items():
+        if key == "auto_map" and isinstance(inside, dict):
+            listed = [one if isinstance(one, list | tuple) else [one] for one in inside.values()]
+            yield from (str(name) for names in listed for name in names)
+        else:
+            yield from _auto_mapped(inside)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -14,31 +13,25 @@ from twinstream.data.training_data import TrainingData
 from twinstream.executor.weights.durable_files import free_bytes
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary
-from twinstream.models.executable import require_executable
 from twinstream.models.model import (
-    AnyModel,
-    length_refusal,
-    position_limit,
     require_decoder,
-    with_aux_loss,
 )
-from twinstream.models.presets import is_preset, model_notes, require_weights
+from twinstream.models.presets import model_notes
 from twinstream.models.recipe import Recipe, is_dpo
-from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
 from twinstream.models.trained import adapter_groups
 from twinstream.schedule.files import read_document
 from twinstream.schedule.sizes import brief
-from twinstream.tracing import find_model, path_notes
+from twinstream.tracing import path_notes
 from twinstream.training.amounts import steps_of
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.data_opening import opened, tokenizer_for
 from twinstream.training.machine import LocalMachine, Tell
+from twinstream.training.model_opening import OpenedModel, base_name, dropout_of, lora_text
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import plan_again, plan_of, recipe_of
 from twinstream.training.ranks.planning import Plan, plan_ranks
 from twinstream.training.rates import LearningRate
-from twinstream.trusted_code import require_trusted
 
 if TYPE_CHECKING:
     from twinstream.executor.weights.checkpoint_files import Outline
@@ -46,37 +39,6 @@ if TYPE_CHECKING:
 _FRESH_RATE, _GIVEN_RATE, _LORA_RATE = 3e-4, 2e-5, 2e-4
 _DPO_RATE, _DPO_LORA_RATE = 1e-6, 1e-5  # TRL's default, and ten times it
 _MANY_EPOCHS = 20
-# Families by their own code of which PEFT 0.21 had the loss of the run, with all targets.
-TRIED_IN_PEFT = frozenset({
-    "afmoe", "cohere2_moe", "deepseek_v3", "ernie4_5_moe", "exaone_moe", "gemma3_text", "glm4_moe",
-    "hunyuan_v1_moe", "minimax_m2", "phi3", "qwen3_next",
-})  # fmt: skip
-
-
-@dataclass(frozen=True)
-class OpenedModel:
-    """What is trained.
-
-    Attributes:
-        folder: the Hugging Face folder that its weights come from; None where they are random.
-        files: a folder with config.json, tokenizer and so on to be copied through.
-        has_weights: whether the folder has them yet; a dry run needs none.
-    """
-
-    spec: AnyModel
-    folder: Path | None = None
-    files: Path | None = None
-    has_weights: bool = True
-
-    @property
-    def in_peft(self) -> str:
-        """What is known of PEFT and an adapter of this model."""
-        spec = self.spec
-        if isinstance(spec, ModelSpec) or (
-            spec.source.kind == "transformers" and spec.model_type in TRIED_IN_PEFT
-        ):
-            return "PEFT loads it as it is"
-        return f"its files are PEFT's, though of '{spec.model_type}' it was not tried there"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +130,7 @@ class Prepared:
         epochs = self.num_steps * self.tokens_per_step / max(1, self.data.epoch_tokens)
         told = (*self._model_notes, *self.data.warnings)
         found = [f"note: {line}" for line in told]
-        if dropout := _dropout_of(self.options.adapter):
+        if dropout := dropout_of(self.options.adapter):
             found.append(
                 f"note: {self.options.adapter} was trained with lora_dropout = {dropout:g}; here "
                 "it is trained without"
@@ -309,7 +271,7 @@ def resolved(
             "learning_rate": rate,
             "tokens_per_step": plan.tokens_per_step,
             "dtype": model.spec.dtype,
-            "lora": options.lora or _lora_text(model.spec, plan.recipe, options),
+            "lora": options.lora or lora_text(model.spec, plan.recipe, options),
             "backend": here.backend,
         }
     )
@@ -334,100 +296,6 @@ def rate_of(options: TrainOptions, num_steps: int) -> LearningRate:
         options.learning_rate, num_steps, min(warmup, num_steps - 1), options.decay, options.floor,
         cooldown, options.cooldown_shape,
     )  # fmt: skip
-
-
-def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
-    """The model, and the headers of its weights checked where it has some.
-
-    Args:
-        weights: whether those of a folder have to be there.
-
-    Raises:
-        TwinstreamError: there is no such model, or its weights are not whole.
-    """
-    spec = find_model(
-        options.model, dtype=options.dtype,
-        longest=options.seq_len, packed_tokens=options.chunk_tokens, is_packed=None,
-        lora=options.lora or _lora_of_adapter(options), loss=options.loss,
-        trust_remote_code=options.trust_remote_code,
-    )  # fmt: skip
-    require_trusted(options.model, spec, Recipe(), trusts=options.trust_remote_code)
-    spec = with_aux_loss(spec, options.aux_loss)
-    if isinstance(spec, ModelSpec):
-        require_executable(spec)
-    path = Path(options.model)
-    if is_preset(options.model):
-        if weights:
-            require_weights(options.model)
-        return OpenedModel(spec)
-    if isinstance(spec, TracedModel) and weights and not path.is_dir():
-        from twinstream.executor.modules.building import require_own_class
-
-        require_own_class(spec.source)
-    if not path.is_dir():
-        return OpenedModel(spec, files=path.parent if path.name == "config.json" else None)
-    from twinstream.api import require_torch
-
-    require_torch()
-    from twinstream.executor.weights.hf_files import has_weights
-    from twinstream.executor.weights.hf_folder import HfFolder, stored_tensors
-
-    is_there = has_weights(path)
-    if isinstance(spec, ModelSpec) and (weights or is_there):
-        HfFolder.open(path, spec)
-    elif is_there:
-        stored_tensors(path)
-    return OpenedModel(spec, folder=path, files=path, has_weights=is_there)
-
-
-def within_positions(options: TrainOptions, spec: AnyModel, tell: Tell) -> TrainOptions:
-    """The options, the length of sequences that a model has positions for where none is given.
-
-    Raises:
-        OptionsError: one is given that is longer.
-    """
-    why, limit = length_refusal(spec, options.seq_len), position_limit(spec)
-    if why is None or limit is None:
-        return options
-    if "seq_len" in options.model_fields_set:
-        raise OptionsError(why)
-    tell(
-        f"sequences have up to {limit.tokens:,} tokens, not {options.seq_len:,}, since {limit.why}"
-    )
-    return options.model_copy(update={"seq_len": limit.tokens})
-
-
-def _dropout_of(adapter: Path | None) -> float:
-    """What an adapter that is gone on from was trained with; 0 where there is none."""
-    if adapter is None:
-        return 0.0
-    from twinstream.executor.weights.peft.peft_folder import read_adapter_config
-
-    told = read_adapter_config(adapter).get("lora_dropout")
-    return float(told) if isinstance(told, int | float) else 0.0
-
-
-def _lora_of_adapter(options: TrainOptions) -> str | None:
-    """What --lora would say of the adapter that is gone on from, should the model be traced."""
-    if options.adapter is None:
-        return None
-    from twinstream.api import require_torch
-
-    require_torch()
-    from twinstream.executor.weights.traced.module_adapters import lora_of_folder
-
-    return lora_of_folder(options.adapter).text
-
-
-def _lora_text(spec: AnyModel, recipe: Recipe, options: TrainOptions) -> str | None:
-    """What --lora would say of the adapter that is gone on from."""
-    lora = spec.source.lora if isinstance(spec, TracedModel) else recipe.lora
-    return None if lora is None or options.adapter is None else lora.text
-
-
-def base_name(model: OpenedModel) -> str | None:
-    """What a PEFT folder says of its base."""
-    return None if model.folder is None else str(model.folder.resolve())
 
 
 def open_data(

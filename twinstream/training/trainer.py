@@ -14,15 +14,10 @@ from twinstream.training.amounts import every
 from twinstream.training.callbacks import Callback, RunLog
 from twinstream.training.loop import TrainingLoop
 from twinstream.training.machine import Tell, detect_machine
+from twinstream.training.model_opening import open_model, within_positions
 from twinstream.training.options import TrainOptions
 from twinstream.training.planning import recipe_without_kernels
-from twinstream.training.preparing import (
-    Prepared,
-    open_data,
-    open_model,
-    prepare,
-    within_positions,
-)
+from twinstream.training.preparing import Prepared, open_data, prepare
 from twinstream.training.ranks.planning import require_possible
 from twinstream.training.run.run_folder import TrainingFolder, TrainResult
 from twinstream.training.run.segments import TrainingSegment, segments

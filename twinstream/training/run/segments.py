@@ -8,9 +8,10 @@ from twinstream.models.recipe import Recipe
 from twinstream.models.traced import TracedModel
 from twinstream.models.trained import adapter_groups
 from twinstream.training.checkpoints import Checkpoint
+from twinstream.training.model_opening import OpenedModel
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import plan_again
-from twinstream.training.preparing import OpenedModel, Prepared
+from twinstream.training.preparing import Prepared
 from twinstream.training.ranks.planning import Plan
 
 if TYPE_CHECKING:
