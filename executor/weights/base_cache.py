@@ -1,12 +1,15 @@
 """A run's frozen blocks in few bits, kept beside the run: made once, read when it goes on.
 
 A file for each block, as it lies in memory, and `made_of.json`, written last: the source's files
-with their sizes and times, and the format. Where any of that differs, blocks are made anew.
+with their sizes and times, the format, and the digest of each block. Where any of that differs,
+blocks are made anew.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -20,6 +23,7 @@ from twinstream.schedule.files import read_text
 
 FOLDER = "base"  # of a run
 _MADE_OF = "made_of.json"
+_PART_BYTES, _THREADS = 1 << 26, 4  # of a block, hashed side by side
 
 
 class BaseCache:
@@ -28,15 +32,12 @@ class BaseCache:
     def __init__(self, run: Path, source: HfFolder, recipe: Recipe) -> None:
         self._folder = run / FOLDER
         files = sorted({file for stored in source.stored.values() for file in stored.files})
-        told = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        self._made_of = json.dumps({"base": recipe.base, "dtype": source.spec.dtype, "of": told})
+        told = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+        self._made_of = {"base": recipe.base, "dtype": source.spec.dtype, "of": told}
         groups = [g for g in source.spec.parameter_groups if recipe.base_of(g) != "model"]
         self._sizes = {g: layout_of(source.spec, recipe, g).size_bytes for g in groups}
-        self._left = set(groups)
-        found = ""
-        with suppress(OSError, UnicodeDecodeError):
-            found = read_text(self._folder / _MADE_OF)
-        self._is_whole = found == self._made_of
+        self._known = _digests_in(self._folder / _MADE_OF, self._made_of)
+        self._made: dict[str, str] = {}
 
     def of(self, group: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The flat block, 1-D uint8: from its file or, kept then, as it is made.
@@ -45,21 +46,56 @@ class BaseCache:
             WeightsError: a file cannot be read or written.
         """
         path = self._folder / f"{group}.bin"
-        if self._is_whole:
-            with suppress(OSError):
-                if path.stat().st_size == self._sizes[group]:
-                    return torch.from_file(str(path), size=self._sizes[group], dtype=torch.uint8)
+        flat = _read(path, self._sizes[group], self._known.get(group))
+        if flat is not None:
+            self._made[group] = self._known[group]
+            if len(self._made) == len(self._sizes) and not (self._folder / _MADE_OF).exists():
+                with suppress(WeightsError):
+                    self._finish()
+            return flat
         flat = make()
-        if not self._is_whole:
-            self._keep(group, path, flat)
+        self._keep(group, path, flat)
         return flat
 
     def _keep(self, group: str, path: Path, flat: torch.Tensor) -> None:
-        with suppress(WeightsError):  # a full disk costs time at the next start, nothing else
-            if len(self._left) == len(self._sizes):
-                (self._folder / _MADE_OF).unlink(missing_ok=True)
+        """On the disk; `made_of.json` follows the last of them."""
+        with suppress(WeightsError, OSError):  # it costs time at the next start, nothing else
+            if not self._made:
                 make_room(self._folder, sum(self._sizes.values()))
+            (self._folder / _MADE_OF).unlink(missing_ok=True)
             write_file(path, flat.numpy().tobytes())
-            self._left.discard(group)
-            if not self._left:
-                write_file(self._folder / _MADE_OF, self._made_of.encode())
+            self._made[group] = _digest_of(flat)
+            if len(self._made) == len(self._sizes):
+                self._finish()
+
+    def _finish(self) -> None:
+        told = json.dumps({**self._made_of, "digests": self._made})
+        write_file(self._folder / _MADE_OF, told.encode())
+
+
+def _digests_in(path: Path, made_of: Mapping[str, object]) -> dict[str, str]:
+    """Of each block that was made of this; of none where the file says otherwise, or is damaged."""
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(read_text(path))
+        if isinstance(found, dict) and isinstance(digests := found.pop("digests", None), dict):
+            return digests if found == made_of else {}
+    return {}
+
+
+def _read(path: Path, size_bytes: int, digest: str | None) -> torch.Tensor | None:
+    """The block in a file; None where it is not the one that was written."""
+    with suppress(OSError):
+        if digest is not None and path.is_file() and path.stat().st_size == size_bytes:
+            flat = torch.from_file(str(path), size=size_bytes, dtype=torch.uint8)
+            return flat if _digest_of(flat) == digest else None
+    return None
+
+
+def _digest_of(flat: torch.Tensor) -> str:
+    """SHA-256 of the digests of its parts."""
+
+    def of_part(part: torch.Tensor) -> bytes:
+        return sha256(part.numpy()).digest()
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return sha256(b"".join(threads.map(of_part, flat.split(_PART_BYTES)))).hexdigest()

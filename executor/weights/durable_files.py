@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from twinstream.executor.weights.errors import WeightsError
-from twinstream.schedule.files import DocumentError, reason_of, write_bytes
+from twinstream.schedule.files import DocumentError, neighbour, reason_of, write_bytes
 
 
 @contextmanager
@@ -72,8 +72,7 @@ def whole_folder(destination: Path, *, replaces: bool = False) -> Iterator[Path]
     """
     if destination.exists() and not replaces:
         raise WeightsError(destination, "is there already; name another folder")
-    incomplete = destination.with_name(f".{destination.name}.incomplete")
-    shutil.rmtree(incomplete, ignore_errors=True)
+    incomplete = neighbour(destination, "incomplete")
     try:
         yield incomplete
         with writing(destination, 0):

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from twinstream.log.metrics import MetricsLog
 from twinstream.schedule import files
-from twinstream.schedule.files import DocumentError, write_bytes, write_text
+from twinstream.schedule.files import DocumentError, only_writer, write_bytes, write_text
 
 GOOD = "what was there\n"
 
@@ -109,3 +110,16 @@ def test_what_can_be_no_file_is_refused(tmp_path: Path, name: str) -> None:
 def test_a_text_that_is_no_unicode_is_written(tmp_path: Path) -> None:
     files.write_text("a\udcffb", tmp_path / "text")
     assert (tmp_path / "text").read_text() == "a?b"
+
+
+def test_a_lock_and_a_log_that_are_links_leave_alone_what_they_lead_to(
+    tmp_path: Path, good: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    for name in (files.LOCK, "metrics.jsonl"):
+        (tmp_path / "run" / name).symlink_to(good)
+    with pytest.raises(DocumentError, match="symbolic link"), only_writer(tmp_path / "run"):
+        pass
+    with pytest.raises(DocumentError, match="symbolic link"):
+        MetricsLog(tmp_path / "run" / "metrics.jsonl")
+    assert good.read_text() == GOOD

@@ -1,7 +1,10 @@
 """Work beside a caller whose script has no main guard."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -29,3 +32,38 @@ def test_a_script_without_a_main_guard_begins_once(tmp_path: Path, context: str)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "the script begins\nthe work is done\n"
+
+
+POOL = """
+import os, time
+from concurrent.futures import ProcessPoolExecutor
+from twinstream.schedule.worker_processes import WorkerContext
+
+pools = [ProcessPoolExecutor(1, mp_context=WorkerContext()) for _ in range(2)]
+print(*(pool.submit(os.getpid).result() for pool in pools), flush=True)
+time.sleep(60)
+"""
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """Of several pools: each holds both ends of the pipes of those before it."""
+    script = tmp_path / "script.py"
+    script.write_text(POOL)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        workers = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.send_signal(signal.SIGKILL)
+    assert len(workers) == 2
+    until = time.monotonic() + 20
+    while (left := [pid for pid in workers if _runs(pid)]) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert left == []
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there, and no zombie that nobody waits for."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False

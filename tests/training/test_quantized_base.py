@@ -133,7 +133,7 @@ def test_a_base_that_bitsandbytes_stored_is_read(tmp_path: Path, *, double: bool
 def test_a_base_is_made_once_and_anew_where_its_source_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = with_lora(tmp_path, base="nf4", steps=9)
+    wanted = with_lora(tmp_path, base="nf4", steps=22)
     made: list[str] = []
     read = HfFolder.read_group
 
@@ -146,11 +146,18 @@ def test_a_base_is_made_once_and_anew_where_its_source_changed(
     assert made == ["embedding", "0", "1", "head"]
     trained(wanted, stop_after=6, resume=True)
     assert made[4:] == ["embedding", "head"]
+    kept = wanted.output / "base"
+    block = kept / "0.bin"
+    whole = block.read_bytes()
+    block.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    trained(wanted, stop_after=10, resume=True)
+    assert made[6:] == ["embedding", "0", "head"] and block.read_bytes() == whole
+    trained(wanted, stop_after=14, resume=True)
+    assert made[9:] == ["embedding", "head"]
     file = tmp_path / "base" / "model.safetensors"
     os.utime(file, ns=(0, file.stat().st_mtime_ns + 1))
-    result, _ = trained(wanted, resume=True)
-    assert made[6:] == ["embedding", "0", "1", "head"]
-    kept = result.folder / "base"
+    trained(wanted, resume=True)
+    assert made[11:] == ["embedding", "0", "1", "head"]
     assert sorted(path.name for path in kept.iterdir()) == ["0.bin", "1.bin", "made_of.json"]
 
 

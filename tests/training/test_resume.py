@@ -130,8 +130,18 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"model.safetensors is \d+ bytes, and was"):
         trained(wanted, resume=True)
+    (last / "COMPLETE").write_text("")
+    with pytest.raises(CheckpointError, match="COMPLETE has no longer the digest"):
+        trained(wanted, resume=True)
     (last / "COMPLETE").unlink()
+    theirs = [
+        wanted.output / name for name in ("checkpoint-notes", "checkpoint-7", "model.x.partial")
+    ]
+    for folder in theirs:
+        folder.mkdir()
+        (folder / "mine.txt").touch()
     result, seen = trained(wanted, resume=True)
+    assert all((folder / "mine.txt").exists() for folder in theirs)
     assert result.step == 6 and f"checkpoint-{seen.steps[0].step - 1}" == before.name
 
 

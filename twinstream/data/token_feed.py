@@ -13,7 +13,6 @@ from twinstream.data.encoding.block_tokens import BlockTokens
 from twinstream.data.reading.blocks import DataBlock
 from twinstream.schedule.worker_processes import (
     WorkerContext,
-    end_with_parent,
     ignore_interrupts,
 )
 
@@ -95,7 +94,6 @@ _TOKENISERS: list[BlockTokeniser] = []  # of a worker process, which gets it whe
 
 def _begin(encoding: Encoding, cache: Path | None) -> None:
     ignore_interrupts()
-    end_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core for each process
     _TOKENISERS[:] = [BlockTokeniser(encoding, cache)]
 

@@ -15,7 +15,7 @@ from pydantic import (
     ValidationError,
 )
 
-from twinstream.schedule.files import DocumentError, reason_of, write_bytes
+from twinstream.schedule.files import DocumentError, open_for_append, reason_of, write_bytes
 from twinstream.schedule.node import Node
 
 FILE = "metrics.jsonl"
@@ -145,7 +145,7 @@ class MetricsLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file = path.open("ab", buffering=0)
+            self._file = open_for_append(path)
             whole = _whole_bytes(path)
             if whole != self._file.tell():
                 self._file.truncate(whole)
@@ -191,7 +191,7 @@ class MetricsLog:
         if len(kept) != sum(1 for _ in _lines(self.path)):
             self._file.close()
             write_bytes(b"".join(kept), self.path)
-            self._file = self.path.open("ab", buffering=0)
+            self._file = open_for_append(self.path)
         return self
 
 

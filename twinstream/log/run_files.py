@@ -1,5 +1,6 @@
 """The names of the files in a run's folder."""
 
+import shutil
 from pathlib import Path
 
 from twinstream.hardware_profiles.clusters.loader import node_file
@@ -65,9 +66,11 @@ class RunFiles:
         return [p for p in sorted(self.folder.iterdir()) if p != ours and not is_leftover(p)]
 
     def remove_leftovers(self) -> None:
-        """Remove the files that were being written when a run was killed; the folder is held."""
-        for path in self.folder.glob("**/*.partial"):
-            if is_leftover(path):
+        """Remove what was being written when a run was killed; the folder is held."""
+        for path in (*self.folder.glob("**/*.partial"), *self.folder.glob("*.incomplete")):
+            if is_leftover(path) and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif is_leftover(path):
                 path.unlink(missing_ok=True)
 
     def make(self) -> None:

@@ -9,6 +9,7 @@ import stat
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, TypeVar
@@ -23,7 +24,7 @@ Document = TypeVar("Document", bound=Node)
 LOCK = ".lock"
 _MOST_BYTES = 1 << 32  # of a document; of the small files that people write themselves:
 _MOST_TEXT_BYTES = 1 << 28
-_PARTIAL = re.compile(r"\.[0-9a-f]{32}\.partial$")  # what a kill leaves of `write_bytes`
+_PARTIAL = re.compile(r"\.[0-9a-f]{32}\.(partial|incomplete)$")  # what a kill leaves of a write
 _NAME_CHARS = 40  # of a name, so that that of a neighbour is not too long
 
 
@@ -153,7 +154,7 @@ def write_bytes(content: bytes, path: str | Path) -> None:
     """
     try:
         target = Path(os.path.realpath(path))
-        partial = target.with_name(f"{target.name[:_NAME_CHARS]}.{uuid4().hex}.partial")
+        partial = neighbour(target, "partial")
         try:
             with open(partial, "xb") as file:  # noqa: PTH123 - the one place that writes files
                 if target.exists():
@@ -168,8 +169,32 @@ def write_bytes(content: bytes, path: str | Path) -> None:
         raise DocumentError(f"cannot write {path}: {reason_of(error)}") from None
 
 
+def neighbour(path: Path, kind: str) -> Path:
+    """A name beside that of a file or folder that nobody has, for what takes its place."""
+    return path.with_name(f"{path.name[:_NAME_CHARS]}.{uuid4().hex}.{kind}")
+
+
+def open_for_append(path: Path) -> FileIO:
+    """A file of this program's own: a link would lead to somebody else's, and a pipe may hang.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link: remove it", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(handle, "a+b", buffering=0)
+
+
 def is_leftover(path: Path) -> bool:
-    """Whether a kill left it of `write_bytes` or of `only_writer`."""
+    """Whether a kill left it of a file or folder being written, or of `only_writer`."""
     return path.name == LOCK or _PARTIAL.search(path.name) is not None
 
 
@@ -178,7 +203,7 @@ def require_no_writer(folder: Path) -> None:
     Raises:
         DocumentError: a process holds the folder (`only_writer`); says which.
     """
-    with suppress(OSError), (folder / LOCK).open("rb") as file:
+    with suppress(OSError), open_file(folder / LOCK) as file:
         if _is_locked(file):
             raise _held(folder, file)
 
@@ -192,13 +217,16 @@ def only_writer(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a+b")
+        file = open_for_append(folder / LOCK)
     except (FileExistsError, NotADirectoryError):
         raise DocumentError(
             f"{folder} cannot be a folder: there is a file of that name on the way; choose another"
         ) from None
     except OSError as error:
-        raise DocumentError(f"cannot make the folder {folder}: {reason_of(error)}") from None
+        problem = reason_of(error)
+        if error.filename == str(folder / LOCK):
+            raise DocumentError(f"cannot write {folder / LOCK}: {problem}") from None
+        raise DocumentError(f"cannot make the folder {folder}: {problem}") from None
     with file:
         if _is_locked(file):
             raise _held(folder, file)

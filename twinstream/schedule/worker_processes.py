@@ -42,7 +42,11 @@ def _unknown_main() -> Iterator[None]:
 
 
 class WorkerProcess(SpawnProcess):
-    """A fresh interpreter, which has no `__main__` of the caller."""
+    """A fresh interpreter, which has no `__main__` of the caller, and ends with it."""
+
+    def run(self) -> None:
+        _end_with_parent()
+        super().run()
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
@@ -90,13 +94,15 @@ def ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever."""
+def _end_with_parent() -> None:
+    """A process whose parent was killed would wait for work for ever."""
 
     def watch() -> None:
         parent = multiprocessing.parent_process()
         assert parent is not None
         parent.join()
+        if os.getpgrp() == os.getpid():  # what it has started ends with it
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -220,7 +226,6 @@ def _serve(
     theirs: Connection, work: Callable[[Any, Any], object], begin: Callable[[], object]
 ) -> None:
     """Do one piece of work after the other, as they are sent, until there is no more."""
-    end_with_parent()
     state = begin()
     while True:
         try:

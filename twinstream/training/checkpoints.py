@@ -110,6 +110,8 @@ class Checkpoint:
         """
         marks = (self.path / COMPLETE).read_text(encoding="utf-8", errors="replace").split()
         expected = {name: [digest] for name, digest in self.state.digests.items()}
+        if expected and not marks:
+            raise self._damaged(self.path / COMPLETE, "has no longer the digest that it had")
         expected |= {STATE_FILE: marks} if marks else {}
         for name, size_bytes in self.state.files.items():
             path = self.path / name
@@ -227,6 +229,10 @@ class Checkpoints:
         if (path / COMPLETE).exists():
             return Checkpoint(path)
         self._remove(partial)
+        if path.exists() and not _is_ours(path):
+            raise CheckpointError(
+                f"{path} is there, and is no checkpoint of this run: move it elsewhere"
+            )
         self._remove(path)
         try:
             write_tensors(partial)
@@ -257,12 +263,16 @@ class Checkpoints:
             if path != best:
                 with suppress(OSError):
                     (path / COMPLETE).unlink()
-                self._remove(path)
+                    self._remove(path.rename(path.with_name(path.name + _PARTIAL)))
 
     def remove_partial(self) -> None:
-        """Remove what a kill left."""
+        """Remove what a kill left; a folder that a person has put beside them stays."""
         for path in self._folders():
-            if not (path / COMPLETE).exists():
+            name = path.name.removeprefix(_PREFIX)
+            is_named_so = name.removesuffix(_PARTIAL).isdecimal()
+            if not is_named_so or (path / COMPLETE).exists():
+                continue
+            if name.endswith(_PARTIAL) or _is_ours(path):
                 self._remove(path)
 
     def _folders(self) -> list[Path]:
@@ -270,6 +280,11 @@ class Checkpoints:
 
     def _remove(self, path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_ours(path: Path) -> bool:
+    """Every folder that has the name of a checkpoint has its state, even if it lacks the mark."""
+    return (path / STATE_FILE).is_file()
 
 
 def linked_copy(source: Path, destination: Path, leave_out: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from twinstream.schedule.files import write_document
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import HOST
 from twinstream.schedule.timeline import Timeline
-from twinstream.schedule.worker_processes import WorkerContext, end_with_parent
+from twinstream.schedule.worker_processes import WorkerContext
 from twinstream.schedule.workload import Workload
 from twinstream.screens.tables import workload_line
 
@@ -178,7 +178,7 @@ class PlanPool:
         self._pending: dict[str, AsyncResult[PlannedCell | Refused]] = {}
         if num_jobs and requests:
             context = WorkerContext()
-            self._pool = context.Pool(min(num_jobs, len(requests)), end_with_parent)
+            self._pool = context.Pool(min(num_jobs, len(requests)))
             self._pending = {
                 key: self._pool.apply_async(plan_cell, (request,))
                 for key, request in self._requests.items()

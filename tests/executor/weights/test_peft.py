@@ -144,6 +144,10 @@ def test_export_gives_out_the_folder_or_the_merged_model(tmp_path):
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         assert (tmp_path / "copy" / name).read_bytes() == (folder / name).read_bytes()
     assert "is there already" in error_of("export", folder, "-o", tmp_path / "copy")
+    (tmp_path / ".other.incomplete").mkdir()
+    (tmp_path / ".other.incomplete" / "mine.txt").touch()
+    assert call("export", folder, "-o", tmp_path / "other").code == 0
+    assert (tmp_path / ".other.incomplete" / "mine.txt").exists()
     shutil.move(tmp_path / "base", tmp_path / "moved")
     asked = ("export", folder, "-o", tmp_path / "merged", "--merge")
     assert "--base FOLDER" in error_of(*asked)

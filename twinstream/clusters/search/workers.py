@@ -20,7 +20,6 @@ from twinstream.models.parallel.layout import LayoutError
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.worker_processes import (
     WorkerContext,
-    end_with_parent,
     ignore_interrupts,
     interrupts_held,
 )
@@ -96,7 +95,6 @@ def _cores() -> int:
 def _begin(cluster: Cluster, machine: Machine) -> None:
     global _pricing
     ignore_interrupts()
-    end_with_parent()
     _pricing = Pricing(cluster, machine)
 
 

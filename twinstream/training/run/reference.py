@@ -19,6 +19,7 @@ from twinstream.data.training_data import TrainingData
 from twinstream.executor.weights.durable_files import write_file
 from twinstream.log.run_files import RunFiles
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import read_bytes
 from twinstream.training.preparing import Prepared
 from twinstream.training.ranks.planning import Plan
 from twinstream.training.run.pairs import KEY_BYTES, Floats, keys_of, log_probs_of
@@ -48,14 +49,17 @@ class Reference:
         self._known: dict[bytes, tuple[float, float]] = {}
         self.covers, self.is_of_another = "", False
         try:
-            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
+            with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as found:
                 self.is_of_another = found["fingerprint"].item() != fingerprint
                 if not self.is_of_another:
                     self.covers = str(found["covers"].item())
                     keys = found["keys"].astype(np.uint8).reshape(-1, KEY_BYTES)
-                    values = found["log_probs"].astype(np.float32).reshape(-1, 2).tolist()
+                    values = found["log_probs"].astype(np.float32).reshape(-1, 2)
+                    if not np.isfinite(values).all():
+                        raise ValueError("a log-probability is no number")
                     self._known = {
-                        key.tobytes(): (a, b) for key, (a, b) in zip(keys, values, strict=True)
+                        key.tobytes(): (a, b)
+                        for key, (a, b) in zip(keys, values.tolist(), strict=True)
                     }
         except Exception:  # whatever is wrong with a file that is none, or damaged: it is not read
             self._known, self.covers = {}, ""
@@ -76,8 +80,9 @@ class Reference:
         keys = keys_of(chunk)
         if missing := sum(key not in self._known for key in keys):
             raise TwinstreamError(
-                f"the reference does not know {missing} of the {len(keys)} pairs of a chunk: the "
-                "data has changed since the run began"
+                f"the reference in {self._path} does not know {missing} of the {len(keys)} pairs "
+                "of a chunk: the data or that file has changed since the run began; remove the "
+                "file, and it is computed again"
             )
         found = np.array([self._known[key] for key in keys], np.float32)
         return np.ascontiguousarray(found.reshape(-1, 2).T)
