@@ -75,3 +75,32 @@ def test_a_layout_that_cannot_be_is_told():
     other = document.model_copy(update={"layout": {**document.layout, "dp": 3}})
     (violation,) = conforms_cluster(other)
     assert "cannot be" in str(violation)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"global_batch": 8}, "global_batch is 8, and its classes have"),
+        ({"model_flops": 12345}, "model_flops is 12,345, of its classes"),
+        ({"precision": "fp8"}, "precision is fp8"),
+        ({"attention": "unfused"}, "attention is unfused"),
+    ],
+)
+def test_what_is_told_of_the_whole_step_is_that_of_its_classes(changes, said):
+    document = lowered(job_of(4, pp=2, dp=2))
+    found = conforms_cluster(document.model_copy(update=changes))
+    assert any(said in str(violation) for violation in found), [str(one) for one in found]
+
+
+def test_a_class_of_another_model_and_an_offload_of_nothing_are_told():
+    document = lowered(job_of(4, pp=2, dp=2))
+    name = document.classes[1].schedule
+    part = document.schedules[name]
+    spec = {**part.model.spec, "norm_eps": 0.5}
+    other = part.model_copy(update={"model": part.model.model_copy(update={"spec": spec})})
+    schedules = {**document.schedules, name: other}
+    found = conforms_cluster(document.model_copy(update={"schedules": schedules}))
+    assert any("is of model" in str(one) for one in found)
+    layout = {**document.layout, "offload": True}
+    found = conforms_cluster(document.model_copy(update={"layout": layout}))
+    assert any("no class copies anything" in str(one) for one in found)

@@ -22,7 +22,7 @@ from twinstream.schedule.chain import Chain
 from twinstream.schedule.cluster.violations import ClusterViolation
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Op, Stream
+from twinstream.schedule.ops import Communicate, Label, Op, Stream
 from twinstream.schedule.proof.conforms import conforms, require_conforming
 from twinstream.schedule.proof.violations import (
     CallDiffers,
@@ -283,3 +283,16 @@ def test_kernels_may_not_take_more_beside_the_arena_than_the_caps_say() -> None:
 def test_every_part_of_a_persistent_tensor_must_be_carried() -> None:
     chain: Chain = CHAIN.model_copy(update={"persistent": ("weight", "hidden")})
     assert [v.tensor for v in conforms(SCHEDULE, chain)] == ["hidden.0", "hidden.1"]
+
+
+def test_an_exchange_of_one_device_is_no_task_of_the_chain():
+    at = next(op for op in SCHEDULE.ops if op.kind == "compute")
+    exchange = Communicate(
+        op_id="evil", stream=at.stream, collective="all_reduce", axes=("dp",), sequence=0,
+        operands=at.operands[:1], label=Label(kind="x"),
+    )  # fmt: skip
+    more = SCHEDULE.model_copy(update={"ops": (*SCHEDULE.ops, exchange)})
+    found = conforms(more, CHAIN)
+    assert any(isinstance(one, TaskUnexpected) and "exchange (all_reduce)" in one.message
+               for one in found)  # fmt: skip
+    assert not any("evil" in one.message for one in conforms(more, CHAIN, of_mesh=True))

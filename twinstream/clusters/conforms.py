@@ -64,8 +64,36 @@ def conforms_cluster(schedule: ClusterSchedule) -> list[Violation]:
             one, schedule.of(one), lower(job.shape, job.workload, job.recipe, job.layout, stage)
         )
 
-    found = _of_stages(schedule, differences)
+    found = [*_of_document(schedule, job.layout), *_of_stages(schedule, differences)]
     return [*found, *list(_uncovered(schedule, job))[:_MOST_TOLD]]
+
+
+def _of_document(schedule: ClusterSchedule, layout: Layout) -> Iterator[Violation]:
+    """What the document says of the whole step, which its classes give."""
+    first = schedule.of(schedule.classes[0])
+    replicas = layout.dp if is_executable(schedule) else 1
+    flops = first.model_flops * replicas
+    if schedule.model_flops != flops:
+        yield WorkDiffers(f"model_flops is {schedule.model_flops:,}, of its classes {flops:,}")
+    sequences = first.workload.sequences_per_step * layout.dp
+    if schedule.global_batch != sequences:
+        yield WorkDiffers(
+            f"global_batch is {schedule.global_batch:,}, and its classes have {sequences:,}"
+        )
+    usual = {"precision": "bf16", "attention": "flash"}
+    for field, value in usual.items() if first.recipe else ():
+        if getattr(schedule, field) != value:  # the recipe says it; earlier documents had no other
+            yield WorkDiffers(
+                f"{field} is {getattr(schedule, field)}, where a document with a recipe has {value}"
+            )
+    moves = any(
+        op.kind == "copy" and op.stream.queue in ("h2d", "d2h")
+        for part in schedule.schedules.values() for op in part.ops
+    )  # fmt: skip
+    if layout.offload and not moves:
+        yield WorkDiffers("the layout says that it is offloaded, and no class copies anything")
+    if not layout.sequence_parallel and layout.tp == 1:
+        yield WorkDiffers("sequence_parallel is false, where tp 1 splits no sequence")
 
 
 def require_conforming_cluster(schedule: ClusterSchedule) -> None:
@@ -170,7 +198,8 @@ def conforms_ranks(schedule: ClusterSchedule) -> list[Violation]:
         return [CallDiffers(f"the document's layout is none: {error.errors()[0]['msg']}")]
     if {"pp": layout.pp, "dp": layout.dp} != _degrees(schedule):
         return [CallDiffers("the mesh is not that of the document's layout")]
-    return _of_stages(schedule, lambda one, stage: _of_rank(schedule, one, stage, (spec, layout)))
+    found = _of_stages(schedule, lambda one, stage: _of_rank(schedule, one, stage, (spec, layout)))
+    return [*_of_document(schedule, layout), *found]
 
 
 def _degrees(schedule: ClusterSchedule) -> dict[str, int]:
@@ -199,7 +228,12 @@ def _of_rank(
 
 
 def _of_class(one: RankClass, part: Schedule, chain: Chain) -> Iterator[Violation]:
-    for violation in conforms(part, _silent(chain)):
+    if part.model != chain.model:
+        yield WorkDiffers(
+            f"class '{one.name}' is of model {part.model.name} ({part.model.content_hash}), the "
+            f"document of {chain.model.name} ({chain.model.content_hash})"
+        )
+    for violation in conforms(part, _silent(chain), of_mesh=True):
         yield type(violation)(f"class '{one.name}': {violation.message}")
     yield from _communications(one, part, chain)
 

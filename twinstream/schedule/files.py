@@ -82,6 +82,10 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise tomllib.TOMLDecodeError("arrays or tables are nested too deeply") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:  # a whole number of thousands of digits
+        raise tomllib.TOMLDecodeError(str(error).partition(";")[0]) from None
 
 
 def read_document(kind: type[Document], path: Path) -> Document:

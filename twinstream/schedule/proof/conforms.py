@@ -25,13 +25,18 @@ from twinstream.schedule.proof.violations import (
 from twinstream.schedule.tensors import Tensor
 
 
-def conforms(schedule: Schedule, chain: Chain) -> list[Violation]:
-    """Return all differences between what the schedule computes and the chain; empty is a proof."""
+def conforms(schedule: Schedule, chain: Chain, *, of_mesh: bool = False) -> list[Violation]:
+    """Return all differences between what the schedule computes and the chain; empty is a proof.
+
+    Args:
+        of_mesh: it is a rank's, whose exchanges are held against the chain elsewhere.
+    """
     require("schedule", schedule, Schedule)
     require("chain", chain, Chain)
     return [
         *_tensor_violations(schedule, chain),
         *_task_violations(schedule, chain),
+        *(() if of_mesh else _exchange_violations(schedule)),
         *_stream_violations(schedule),
         *_work_violations(schedule, chain),
         *_host_violations(schedule, chain),
@@ -100,6 +105,15 @@ def _task_violations(schedule: Schedule, chain: Chain) -> Iterator[Violation]:
         else:
             yield _unexpected(op, f"'{op.task}', which is no task of the chain")
     yield from (_missing(task, None) for task in chain.tasks[upcoming:])
+
+
+def _exchange_violations(schedule: Schedule) -> Iterator[Violation]:
+    """One device has nobody to exchange anything with."""
+    for op in schedule.ops:
+        if op.kind == "communicate":
+            what = f"an exchange ({op.collective})"
+            told = f"op '{op.op_id}' is {what}, which is no task of the chain"
+            yield TaskUnexpected(told, (op.op_id,))
 
 
 def _stream_violations(schedule: Schedule) -> Iterator[Violation]:
