@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -13,14 +14,17 @@ from twinstream.executor.probe.choosing import Tries, choose_kernels
 from twinstream.executor.probe.chosen import Chosen
 from twinstream.executor.probe.cuda import Probed, ProbeRequest, probe_cuda
 from twinstream.executor.probe.process import DeviceProcess, JobFailed, JobRefused
+from twinstream.executor.probe.tasks.task_samples import listed_grouped, listed_samples
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine
 from twinstream.models.kernel_costs.attention_limits import DeviceName
+from twinstream.schedule.chain import Chain
 from twinstream.schedule.errors import TwinstreamError
 
 # Whose datasheet a device's nominal rates are of, by a part of its name.
 _DATASHEETS = {"H200": "h200_datasheet", "H100": "h100_datasheet", "A100": "a100", "B200": "b200"}
 _PROBE_LIMIT_S = 600.0
+LOAD_S = 0.2  # some three times the 70 ms over which a power limit is kept
 
 
 class ProbeError(TwinstreamError):
@@ -69,9 +73,16 @@ def begin_device(device: DeviceName) -> DeviceName:
 
 
 def probe_device(
-    device: DeviceName, chosen: Chosen, presets: tuple[str, ...], commit: str = ""
+    device: DeviceName,
+    chosen: Chosen,
+    presets: tuple[str, ...],
+    commit: str = "",
+    samples: Path | None = None,
 ) -> Probed:
-    """The profile of the CUDA device with these kernels; on tiny presets it only tries it."""
+    """The profile of the CUDA device with these kernels; on tiny presets it only tries it.
+
+    Samples are in the file as they come, and are taken from there where a probe was cut.
+    """
     where = torch.device(device, torch.cuda.current_device())
     name, date = torch.cuda.get_device_name(where), datetime.now(UTC).date().isoformat()
     small = presets == ("tiny",)
@@ -81,17 +92,11 @@ def probe_device(
         commit=commit,
         date=date,
         warm_seconds=0.5 if small else 4.0,
-        load_seconds=0.05 if small else 0.5,
-        attention_chains=tuple(
-            chain
-            for other in chosen.others
-            for chain in probe_chains(
-                chosen.kernels.model_copy(update={"attention": other, "deterministic": False}),
-                presets,
-            )
-        ),
+        load_seconds=0.05 if small else LOAD_S,
+        attention_chains=_other_chains(chosen, presets),
         expert_chains=() if small else expert_chains(chosen.kernels),
         excess_bytes=chosen.excess_bytes,
+        samples=samples,
     )
     probed = probe_cuda(request, where)
     choice = AttentionChoice(
@@ -100,6 +105,37 @@ def probe_device(
         source=f"right and fastest on {name}, {date}, torch {torch.__version__}",
     )
     return replace(probed, machine=probed.machine.model_copy(update={"attention": choice}))
+
+
+def num_samples(chosen: Chosen, presets: tuple[str, ...]) -> int:
+    """How many a probe of these presets takes, equal work counted once."""
+    works = [
+        works
+        for chain in probe_chains(chosen.kernels, presets)
+        for _, works in listed_samples(chain)
+    ]
+    attention = [
+        (chain.recipe["kernels"], works)
+        for chain in _other_chains(chosen, presets)
+        for name, works in listed_samples(chain)
+        if name.startswith("attention")
+    ]
+    experts = [
+        works for chain in expert_chains(chosen.kernels) for _, works in listed_grouped(chain)
+    ]
+    distinct = {(str(kernels), works) for kernels, works in attention}
+    return len(set(works)) + len(distinct) + len(set(experts))
+
+
+def _other_chains(chosen: Chosen, presets: tuple[str, ...]) -> tuple[Chain, ...]:
+    """Those of which only attention is measured, which is not deterministic."""
+    return tuple(
+        chain
+        for other in chosen.others
+        for chain in probe_chains(
+            chosen.kernels.model_copy(update={"attention": other, "deterministic": False}), presets
+        )
+    )
 
 
 def datasheet_of(device_name: str) -> Machine | None:

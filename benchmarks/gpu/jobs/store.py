@@ -4,6 +4,7 @@
 |---|---|
 | results.json | all outcomes |
 | profile.toml | the probed machine |
+| samples.jsonl | what a probe that was cut had measured |
 | timelines.json.gz | one pass of every cell, compact |
 | table.md, table.json | what the results come to |
 | log.txt | what went wrong, with tracebacks |
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.gpu.jobs.campaign import Size
+from benchmarks.gpu.jobs.campaign import PROBE, Size
 from benchmarks.gpu.jobs.results import Outcome, Results, Where
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError, read_document, write_bytes, write_document
@@ -44,12 +45,18 @@ class Store:
     def profile(self) -> Path:
         return self.folder / "profile.toml"
 
+    @property
+    def samples(self) -> Path:
+        return self.folder / "samples.jsonl"
+
     def put(self, key: str, outcome: Outcome) -> None:
         self.results = self.results.with_outcome(key, outcome)
         write_document(self.results, self.folder / "results.json")
 
     def forget(self, text: str) -> None:
         """Drop the outcomes of jobs that have this text in their name."""
+        if text in PROBE:
+            self.samples.unlink(missing_ok=True)
         kept = {key: found for key, found in self.results.outcomes.items() if text not in key}
         self.results = self.results.model_copy(update={"outcomes": kept})
 
