@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from twinstream.executor.probe.timing.device_timing import Timing
 from twinstream.executor.run.device_state import DeviceState
 from twinstream.schedule.cost import Work
+from twinstream.schedule.files import write_text
 from twinstream.schedule.node import Node
 
 _NodeT = TypeVar("_NodeT", bound=Node)
@@ -33,7 +34,7 @@ class _Line(Node):
 
 class SampleLog:
     """Timings by kernel and work. A probe that was cut leaves its own in the file, a line each, and
-    the next one from the same source begins with them.
+    the next one from the same source begins with them. What is no such line is left out.
 
     Equal work is the same kernel with the same units, shapes, FLOPs and bytes, in whatever chain.
     """
@@ -43,12 +44,10 @@ class SampleLog:
         self._path = path
         self._known: dict[str, Timing] = {}
         self._taken: set[str] = set()
-        if path is None:
-            return
-        lines = _lines(path, source)
-        self._known = {line.key: Timing(line.time_ns, line.state) for line in lines}
-        kept = [_Head(source=source), *lines]  # without a line that was cut off in the middle
-        path.write_text("".join(f"{one.model_dump_json()}\n" for one in kept), encoding="utf-8")
+        self._lines: list[Node] = [_Head(source=source)]
+        for line in _lines(path, source) if path is not None else ():
+            self._known[line.key] = Timing(line.time_ns, line.state)
+            self._lines.append(line)
 
     def knows(self, kernel: str, works: Sequence[Work]) -> bool:
         """Whether there is a timing already, of this probe or of one that was cut."""
@@ -71,10 +70,12 @@ class SampleLog:
         self._taken.add(key)
         if key not in self._known:
             timing = self._known[key] = measure()
+            self._lines.append(
+                _Line(key=key, name=name, time_ns=timing.time_ns, state=timing.state)
+            )
             if self._path is not None:
-                line = _Line(key=key, name=name, time_ns=timing.time_ns, state=timing.state)
-                with self._path.open("a", encoding="utf-8") as file:
-                    file.write(f"{line.model_dump_json()}\n")
+                text = "".join(f"{line.model_dump_json()}\n" for line in self._lines)
+                write_text(text, self._path)
         return self._known[key]
 
 
