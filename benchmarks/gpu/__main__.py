@@ -120,6 +120,9 @@ def run(  # noqa: PLR0913
         list[str] | None, typer.Option(help="Only cells and peers with this in their name.")
     ] = None,
     commit: Annotated[str, typer.Option(help="Commit that is measured, for the record.")] = "",
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Set aside results of another device or size.")
+    ] = False,
 ) -> None:
     """Do the jobs that are not done yet, in order of value, and write what they find."""
     if attention != AUTO:
@@ -143,16 +146,18 @@ def run(  # noqa: PLR0913
         host_bytes=None if settings.is_tiny else parse_bytes(host_mem),
         presets=("tiny",) if settings.is_tiny else _PRESETS,
     )
-    _run(settings, Budget(60.0 * minutes - _LAST_S), _Folder(out, tuple(again or ()), commit))
+    _run(settings, Budget(60.0 * minutes - _LAST_S), _Folder(out, tuple(again or ()), commit, anew))
 
 
 @dataclass(frozen=True)
 class _Folder:
-    """Where results are, which of them are to be found again, and the commit they are of."""
+    """Where results are, which of them are to be found again, the commit they are of, and whether
+    what is there of another device is set aside."""
 
     out: Path
     again: tuple[str, ...]
     commit: str
+    begins_anew: bool
 
 
 def _run(settings: Settings, budget: Budget, folder: _Folder) -> None:
@@ -163,7 +168,9 @@ def _run(settings: Settings, budget: Budget, folder: _Folder) -> None:
         DeviceWorker(settings.backend) as peer_worker,
     ):
         where = where_is(worker, settings.backend, _command(), folder.commit)
-        store = _opened(Store(out, where, settings.size), folder.again)
+        store = _opened(
+            Store(out, where, settings.size, begins_anew=folder.begins_anew), folder.again
+        )
         plan = campaign_of(settings.size, settings.host_bytes, settings.backend)
         engine = Engine(settings, plan, store, worker, budget, _tell, peer_worker)
         try:
@@ -179,7 +186,7 @@ def _run(settings: Settings, budget: Budget, folder: _Folder) -> None:
 
 
 def _opened(store: Store, again: Sequence[str]) -> Store:
-    """Without the outcomes to be found again; says what was damaged."""
+    """Without the outcomes to be found again; says what was damaged or set aside."""
     for warning in store.warnings:
         _tell(warning)
     for text in again:
