@@ -33,7 +33,8 @@ _SMOKE = tuple(
         "after_a_refused_capture_the_device_goes_on",
     )
 )
-_PRESETS = ("8b", "1b")  # the cells': 15b has the layers of 8b
+# Whose shapes are probed, the cells': 15b has the layers of 8b.
+_PRESETS: dict[Size, tuple[str, ...]] = {"full": ("8b", "1b"), "short": ("8b",), "tiny": ("tiny",)}
 _TESTS = (
     "tests/executor/test_cuda.py",
     "tests/executor/test_cuda_training.py",
@@ -144,7 +145,7 @@ def run(  # noqa: PLR0913
     settings = replace(
         settings,
         host_bytes=None if settings.is_tiny else parse_bytes(host_mem),
-        presets=("tiny",) if settings.is_tiny else _PRESETS,
+        presets=("tiny",) if settings.is_tiny else _PRESETS[size.value],
     )
     _run(settings, Budget(60.0 * minutes - _LAST_S), _Folder(out, tuple(again or ()), commit, anew))
 

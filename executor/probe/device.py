@@ -18,12 +18,14 @@ from twinstream.executor.probe.tasks.task_samples import listed_grouped, listed_
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine
 from twinstream.models.kernel_costs.attention_limits import DeviceName
+from twinstream.models.recipe import KernelChoice
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.errors import TwinstreamError
 
 # Whose datasheet a device's nominal rates are of, by a part of its name.
 _DATASHEETS = {"H200": "h200_datasheet", "H100": "h100_datasheet", "A100": "a100", "B200": "b200"}
 _PROBE_LIMIT_S = 600.0
+_PRESETS = PRESETS[:2]  # those of 32b would be half a minute more, for the same curves
 LOAD_S = 0.2  # some three times the 70 ms over which a power limit is kept
 
 
@@ -31,7 +33,7 @@ class ProbeError(TwinstreamError):
     """A device could not be measured."""
 
 
-def probed_machine(tell: Callable[[str], None], presets: tuple[str, ...] = PRESETS) -> Machine:
+def probed_machine(tell: Callable[[str], None], presets: tuple[str, ...] = _PRESETS) -> Machine:
     """The profile of the CUDA device, which also names the attention that is right and fastest.
 
     Everything is done in a process of its own, anew after a kernel that broke it.
@@ -109,33 +111,27 @@ def probe_device(
 
 def num_samples(chosen: Chosen, presets: tuple[str, ...]) -> int:
     """How many a probe of these presets takes, equal work counted once."""
-    works = [
-        works
-        for chain in probe_chains(chosen.kernels, presets)
-        for _, works in listed_samples(chain)
-    ]
-    attention = [
-        (chain.recipe["kernels"], works)
-        for chain in _other_chains(chosen, presets)
-        for name, works in listed_samples(chain)
-        if name.startswith("attention")
-    ]
-    experts = [
-        works for chain in expert_chains(chosen.kernels) for _, works in listed_grouped(chain)
-    ]
-    distinct = {(str(kernels), works) for kernels, works in attention}
-    return len(set(works)) + len(distinct) + len(set(experts))
+    kernels = chosen.kernels
+    own = {(kernels.attention, works) for chain in probe_chains(kernels, presets)
+           for _, works in listed_samples(chain)}  # fmt: skip
+    for chain in _other_chains(chosen, presets):
+        name = KernelChoice.model_validate(chain.recipe["kernels"]).attention
+        alone = (works for text, works in listed_samples(chain) if text.startswith("attention"))
+        own |= {(name, works) for works in alone}
+    experts = {works for chain in expert_chains(kernels) for _, works in listed_grouped(chain)}
+    return len(own) + len(experts)
 
 
 def _other_chains(chosen: Chosen, presets: tuple[str, ...]) -> tuple[Chain, ...]:
-    """Those of which only attention is measured, which is not deterministic."""
-    return tuple(
-        chain
-        for other in chosen.others
-        for chain in probe_chains(
-            chosen.kernels.model_copy(update={"attention": other, "deterministic": False}), presets
-        )
-    )
+    """Those of which only attention is measured: of other presets, so that heads of 64 and of 128
+    are, and attention that is not deterministic."""
+    chains = []
+    if presets != ("tiny",):
+        chains += probe_chains(chosen.kernels, tuple(p for p in PRESETS if p not in presets))
+    for other in chosen.others:
+        kernels = chosen.kernels.model_copy(update={"attention": other, "deterministic": False})
+        chains += probe_chains(kernels, presets)
+    return tuple(chains)
 
 
 def datasheet_of(device_name: str) -> Machine | None:

@@ -67,7 +67,7 @@ def _samples(timed: Sequence[SampleRatio], chosen: KernelsFound) -> list[TaskSam
     """
     models = {sample.name.split()[0] for sample in timed}
     listed = _listed(chosen, tuple(preset for preset in (*PRESETS, "tiny") if preset in models))
-    named = dict(listed)
+    named = dict([*_listed(chosen, PRESETS), *listed])  # of other presets attention was alone
     alike: dict[str, list[tuple[Work, ...]]] = {}
     for name, works in listed:
         alike.setdefault(_earlier_name(name), []).append(works)

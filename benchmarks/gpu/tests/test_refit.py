@@ -59,6 +59,15 @@ def test_samples_that_todays_probe_does_not_take_are_refused(measured):
         refitted(*one_less, head)
 
 
+def test_attention_of_another_models_heads_is_known_by_its_name(measured):
+    probed, chosen = measured.found("probe"), measured.found("kernels")
+    assert isinstance(probed, ProbeFound) and isinstance(chosen, KernelsFound)
+    name = "attention_backward cudnn_frontend 8192/8192x2 32x64"
+    one = probed.samples[0].model_copy(update={"name": name})
+    *_, (work,) = (s.works for s in _samples([*probed.samples, one], chosen))
+    assert work.shape == (8192, 8192, 32, 64, 2)
+
+
 def test_each_sample_has_the_work_that_its_name_says(measured):
     """Products by their shape, and tasks of the longer chunk before those of the shorter."""
     probed, chosen = measured.found("probe"), measured.found("kernels")
