@@ -125,7 +125,7 @@ def num_samples(chosen: Chosen, presets: tuple[str, ...]) -> int:
 def _other_chains(chosen: Chosen, presets: tuple[str, ...]) -> tuple[Chain, ...]:
     """Those of which only attention is measured: of other presets, so that heads of 64 and of 128
     are, and attention that is not deterministic."""
-    chains = []
+    chains: list[Chain] = []
     if presets != ("tiny",):
         chains += probe_chains(chosen.kernels, tuple(p for p in PRESETS if p not in presets))
     for other in chosen.others:

@@ -19,6 +19,7 @@ from twinstream.executor.kernels.attention.trial import AttentionTrial
 from twinstream.executor.probe.cuda import matmul_load
 from twinstream.executor.probe.tasks.attention import reference_error
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
+from twinstream.models.kernel_costs.attention_limits import DeviceName
 from twinstream.models.kernel_costs.attention_shape import AttentionShape
 
 _NAMES: Mapping[Backend, tuple[str, ...]] = {
@@ -56,7 +57,7 @@ def attention_shapes(backend: Backend) -> Iterator[AttentionShape]:
 
 def checked(name: str, shape: AttentionShape, timer: DeviceTimer) -> AttentionChecked:
     """One implementation on one shape, or why it cannot be had."""
-    device = "cuda" if timer.device.type == "cuda" else "cpu"
+    device: DeviceName = "cuda" if timer.device.type == "cuda" else "cpu"
     told = {
         "name": name, "seq_len": shape.num_queries, "num_sequences": shape.num_sequences,
         "head_dim": shape.head_dim,

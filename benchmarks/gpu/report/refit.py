@@ -75,8 +75,8 @@ def _samples(timed: Sequence[SampleRatio], chosen: KernelsFound) -> list[TaskSam
     seen: Counter[str] = Counter()
     found = []
     for sample in timed:
-        works = named.get(sample.name)
-        if works is None:
+        known = named.get(sample.name)
+        if known is None:
             candidates = alike.get(sample.name, [])
             is_told = len({*candidates}) == 1 or len(candidates) == counts[sample.name]
             if not candidates or not is_told:
@@ -84,9 +84,9 @@ def _samples(timed: Sequence[SampleRatio], chosen: KernelsFound) -> list[TaskSam
                     f"the results have {counts[sample.name]} sample(s) '{sample.name}', and the "
                     f"probe now takes {len(candidates)}: it was changed; measure again"
                 )
-            works = candidates[min(seen[sample.name], len(candidates) - 1)]
+            known = candidates[min(seen[sample.name], len(candidates) - 1)]
             seen[sample.name] += 1
-        found.append(TaskSample(sample.name, works, sample.time_ns, sample.state))
+        found.append(TaskSample(sample.name, known, sample.time_ns, sample.state))
     return found
 
 
