@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ import typer
 
 from benchmarks.gpu.device.worker import DeviceWorker, where_is
 from benchmarks.gpu.exits import run_app
-from benchmarks.gpu.jobs.campaign import STAGES, campaign_of
+from benchmarks.gpu.jobs.campaign import STAGES, STAGES_OF, Size, campaign_of
 from benchmarks.gpu.jobs.store import Store, only_campaign
 from benchmarks.gpu.report.publish import write_tables
 from benchmarks.gpu.run.budget import Budget
@@ -33,7 +33,8 @@ _SMOKE = tuple(
         "after_a_refused_capture_the_device_goes_on",
     )
 )
-_PRESETS = ("8b", "1b")  # the cells': 15b has the layers of 8b
+# Whose shapes are probed, the cells': 15b has the layers of 8b.
+_PRESETS: dict[Size, tuple[str, ...]] = {"full": ("8b", "1b"), "short": ("8b",), "tiny": ("tiny",)}
 _TESTS = (
     "tests/executor/test_cuda.py",
     "tests/executor/test_cuda_training.py",
@@ -41,16 +42,32 @@ _TESTS = (
     "tests/executor/test_cuda_whole.py",
     "tests/executor/kernels",
     "tests/executor",
+    "tests/traced",
 )
+# In the order of what they tell: the same bits, resumed and capped; then what has never been there.
+_TELLING = (
+    "tests/executor/test_cuda.py",
+    "tests/executor/test_cuda_training.py",
+    "tests/executor/test_cuda_whole.py",
+    "tests/traced/test_cuda.py",
+    "tests/executor/kernels/test_triton_model.py",
+    "tests/executor/test_triton_run.py",
+    "tests/executor/test_quantized_base_cuda.py",
+    "tests/executor/kernels/test_head_dpo.py",
+)
+_SMOKE_S, _TELLING_S = 30.0, 300.0
+_FIRST_TESTS: dict[Size, tuple[str, ...]] = {"full": _SMOKE, "short": _TELLING, "tiny": _SMOKE}
 _LAST_S = 8.0  # kept for the tables and for ending the device's process
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 class SizeName(StrEnum):
-    """`full` is what a lent GPU is for; `tiny` tries every stage in two minutes or so."""
+    """`short` is for a lease of 15 minutes, `full` for longer ones; `tiny` tries every stage in two
+    minutes or so, as does `short` on a CPU."""
 
     full = "full"
+    short = "short"
     tiny = "tiny"
 
 
@@ -66,6 +83,7 @@ class StageName(StrEnum):
     """A part of the campaign."""
 
     facts = "facts"
+    check = "check"
     smoke = "smoke"
     probe = "probe"
     train = "train"
@@ -103,34 +121,44 @@ def run(  # noqa: PLR0913
         list[str] | None, typer.Option(help="Only cells and peers with this in their name.")
     ] = None,
     commit: Annotated[str, typer.Option(help="Commit that is measured, for the record.")] = "",
+    anew: Annotated[
+        bool, typer.Option("--anew", help="Set aside results of another device or size.")
+    ] = False,
 ) -> None:
     """Do the jobs that are not done yet, in order of value, and write what they find."""
     if attention != AUTO:
         attention_limits(attention)
-    is_tiny = size is SizeName.tiny
+    wanted = [one.value for one in stage] if stage else STAGES_OF[size.value]
     settings = Settings(
         backend="cuda" if backend_named(backend) == "cuda" else "cpu",
-        size="tiny" if is_tiny else "full",
-        stages=tuple(s for s in STAGES if not stage or s in [one.value for one in stage]),
-        host_bytes=None if is_tiny else parse_bytes(host_mem),
+        size=size.value,
+        stages=tuple(s for s in STAGES if s in wanted),
+        host_bytes=None,
         num_jobs=_default_jobs() if jobs is None else jobs,
         tests=tuple(tests or _TESTS),
         vector=vector.value,
         attention=attention,
         only=tuple(only or ()),
-        presets=("tiny",) if is_tiny else _PRESETS,
-        smoke=() if tests else _SMOKE,
+        smoke=() if tests else _FIRST_TESTS[size.value],
+        smoke_s=_TELLING_S if size is SizeName.short else _SMOKE_S,
     )
-    _run(settings, Budget(60.0 * minutes - _LAST_S), _Folder(out, tuple(again or ()), commit))
+    settings = replace(
+        settings,
+        host_bytes=None if settings.is_tiny else parse_bytes(host_mem),
+        presets=("tiny",) if settings.is_tiny else _PRESETS[size.value],
+    )
+    _run(settings, Budget(60.0 * minutes - _LAST_S), _Folder(out, tuple(again or ()), commit, anew))
 
 
 @dataclass(frozen=True)
 class _Folder:
-    """Where results are, which of them are to be found again, and the commit they are of."""
+    """Where results are, which of them are to be found again, the commit they are of, and whether
+    what is there of another device is set aside."""
 
     out: Path
     again: tuple[str, ...]
     commit: str
+    begins_anew: bool
 
 
 def _run(settings: Settings, budget: Budget, folder: _Folder) -> None:
@@ -141,7 +169,9 @@ def _run(settings: Settings, budget: Budget, folder: _Folder) -> None:
         DeviceWorker(settings.backend) as peer_worker,
     ):
         where = where_is(worker, settings.backend, _command(), folder.commit)
-        store = _opened(Store(out, where, settings.size), folder.again)
+        store = _opened(
+            Store(out, where, settings.size, begins_anew=folder.begins_anew), folder.again
+        )
         plan = campaign_of(settings.size, settings.host_bytes, settings.backend)
         engine = Engine(settings, plan, store, worker, budget, _tell, peer_worker)
         try:
@@ -157,7 +187,7 @@ def _run(settings: Settings, budget: Budget, folder: _Folder) -> None:
 
 
 def _opened(store: Store, again: Sequence[str]) -> Store:
-    """Without the outcomes to be found again; says what was damaged."""
+    """Without the outcomes to be found again; says what was damaged or set aside."""
     for warning in store.warnings:
         _tell(warning)
     for text in again:

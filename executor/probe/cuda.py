@@ -6,6 +6,7 @@ so that what a power limit leaves is what is measured.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter_ns
 
 import torch
@@ -14,6 +15,7 @@ from twinstream.executor.memory.device_memory import fix_library_workspaces
 from twinstream.executor.memory.host_limits import host_limits
 from twinstream.executor.probe.cuda_links import Links, measure_links
 from twinstream.executor.probe.tasks.curves import Ceilings, CurveFit, fit_curves
+from twinstream.executor.probe.tasks.sample_log import SampleLog
 from twinstream.executor.probe.tasks.task_samples import (
     TaskSample,
     attention_samples,
@@ -45,6 +47,8 @@ class ProbeRequest:
     for `load_seconds` again before each sample.
     Of `attention_chains`, which name other attentions, only these are measured, and of
     `expert_chains` only the products of experts: what both make of the fit is curves of their own.
+    Each sample is in the file `samples` before the next is taken, and those of a probe that was cut
+    are not measured again.
     `excess_bytes` are what the chosen kernels take beyond what plans count with: also reserved.
     """
 
@@ -53,10 +57,11 @@ class ProbeRequest:
     commit: str
     date: str
     warm_seconds: float = 4.0
-    load_seconds: float = 0.5
+    load_seconds: float = 0.2
     excess_bytes: int = 0
     attention_chains: Sequence[Chain] = ()
     expert_chains: Sequence[Chain] = ()
+    samples: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -93,20 +98,17 @@ def probe_cuda(request: ProbeRequest, device: torch.device) -> Probed:
         DeviceTimer(device, reader=reader), load, flops, request.warm_seconds
     )
     timer = DeviceTimer(device, load=load, load_s=request.load_seconds, reader=reader)
-    samples = list(kernel_samples(request.chains, timer))
+    log = SampleLog(request.samples, _where(request, device))
+    samples = list(kernel_samples(request.chains, timer, log))
     for chain in request.attention_chains:
-        samples += attention_samples(chain, timer)
+        samples += attention_samples(chain, timer, log)
     for chain in request.expert_chains:
-        samples += grouped_samples(chain, timer)
+        samples += grouped_samples(chain, timer, log)
     del load, timer
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     reserve = _used_bytes(device) + _RESERVE_MARGIN_BYTES + request.excess_bytes
-    where = (
-        f"probed {request.date} on {torch.cuda.get_device_name(device)}, torch "
-        f"{torch.__version__}, commit {request.commit or 'unknown'}, "
-        f"{request.load_seconds:g} s of load before each sample"
-    )
+    where = f"probed {request.date} on {_where(request, device)}"
     machine, fit = _machine(request, links, (samples, sustained), where)
     memory = {
         "device_memory_bytes": float(torch.cuda.mem_get_info(device)[1]),
@@ -117,12 +119,24 @@ def probe_cuda(request: ProbeRequest, device: torch.device) -> Probed:
     return Probed(machine.model_copy(update=numbers), links, samples, sustained, fit.ratios)
 
 
-def kernel_samples(chains: Iterable[Chain], timer: DeviceTimer) -> Iterator[TaskSample]:
-    """Matrix products, attention and whole kernels of the chains, under the timer's load."""
+def _where(request: ProbeRequest, device: torch.device) -> str:
+    """What measures, and how."""
+    return (
+        f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, commit "
+        f"{request.commit or 'unknown'}, {request.load_seconds:g} s of load before each sample"
+    )
+
+
+def kernel_samples(
+    chains: Iterable[Chain], timer: DeviceTimer, log: SampleLog | None = None
+) -> Iterator[TaskSample]:
+    """Matrix products, attention and whole kernels of the chains, under the timer's load; equal
+    work once."""
+    log = log or SampleLog()
     for chain in chains:
-        yield from matmul_samples(chain, timer)
-        yield from attention_samples(chain, timer)
-        yield from task_samples(chain, timer)
+        yield from matmul_samples(chain, timer, log)
+        yield from attention_samples(chain, timer, log)
+        yield from task_samples(chain, timer, log)
         if timer.device.type == "cuda":
             torch.cuda.empty_cache()
 

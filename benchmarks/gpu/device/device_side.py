@@ -39,6 +39,11 @@ class DeviceSide:
                 return describe(self._backend)
             case requests.NoteFacts():
                 return requests.Facts(facts_of(self._backend, request.pinned_bytes))
+            case requests.CheckDevice():
+                from benchmarks.gpu.device.check import check_device
+
+                self.close()
+                return check_device(self._backend)
             case requests.ProbeDevice():
                 self.close()
                 return probe_device(self._backend, request)
@@ -112,7 +117,9 @@ def probe_device(backend: Backend, request: requests.ProbeDevice) -> requests.Pr
         return requests.ProbedDevice(probe_cpu(), (), ())
     from twinstream.executor.probe import device
 
-    probed = device.probe_device(backend, request.chosen, request.presets, request.commit)
+    probed = device.probe_device(
+        backend, request.chosen, request.presets, request.commit, request.samples
+    )
     return requests.ProbedDevice(
         machine=probed.machine,
         links=probed.links.copies,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.gpu.jobs.campaign import Peer
-from benchmarks.gpu.jobs.results import SampleRatio
+from benchmarks.gpu.jobs.results import CheckFound, SampleRatio
 from twinstream.executor.probe.chosen import Chosen
 from twinstream.executor.run.device_state import DeviceState
 from twinstream.hardware_profiles.schema import Machine
@@ -45,12 +45,18 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class CheckDevice:
+    """Time links, and try attention in slices of queries beside the same called whole."""
+
+
+@dataclass(frozen=True)
 class ProbeDevice:
-    """Measure the device with the kernels chosen, on these presets' shapes."""
+    """Measure the device with the kernels chosen, on these presets' shapes, writing samples."""
 
     chosen: Chosen
     presets: tuple[str, ...]
     commit: str
+    samples: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -124,5 +130,7 @@ class RanPeer:
     device_used_bytes: int | None
 
 
-Request = DescribeDevice | NoteFacts | ProbeDevice | TakeHostMemory | RunSchedules | RunPeer
-Answer = DeviceDescription | Facts | ProbedDevice | Taken | RanSchedules | RanPeer
+Request = (
+    DescribeDevice | NoteFacts | CheckDevice | ProbeDevice | TakeHostMemory | RunSchedules | RunPeer
+)
+Answer = DeviceDescription | Facts | CheckFound | ProbedDevice | Taken | RanSchedules | RanPeer

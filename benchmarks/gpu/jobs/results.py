@@ -60,6 +60,33 @@ class LinkRate(Node):
     gb_per_s: float
 
 
+class AttentionChecked(Node):
+    """An attention on one shape: the same bits twice, its error, ns of a call, and its rate.
+
+    The error is the largest difference from eager attention in float32 over the largest value. The
+    rate counts what is under the causal mask. `refused` says why there is nothing.
+    """
+
+    name: str
+    seq_len: NonNegativeInt
+    num_sequences: NonNegativeInt
+    head_dim: NonNegativeInt
+    refused: str = ""
+    same_bits: bool | None = None
+    error: float | None = None
+    forward_ns: float | None = None
+    backward_ns: float | None = None
+    backward_flop_per_s: float | None = None
+
+
+class CheckFound(Node):
+    """Links, and attention in slices beside the same called whole."""
+
+    kind: Literal["check"] = "check"
+    links: tuple[LinkRate, ...] = ()
+    attention: tuple[AttentionChecked, ...] = ()
+
+
 class SampleRatio(Node):
     """A probed kernel: measured ns, over what the fitted curves say, and at what clock."""
 
@@ -165,6 +192,7 @@ class PeerFound(Node):
 
 Found = Annotated[
     FactsFound
+    | CheckFound
     | SuiteFound
     | KernelsFound
     | ProbeFound

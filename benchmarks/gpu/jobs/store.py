@@ -4,6 +4,7 @@
 |---|---|
 | results.json | all outcomes |
 | profile.toml | the probed machine |
+| samples.jsonl | what a probe that was cut had measured |
 | timelines.json.gz | one pass of every cell, compact |
 | table.md, table.json | what the results come to |
 | log.txt | what went wrong, with tracebacks |
@@ -15,15 +16,21 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
-from benchmarks.gpu.jobs.campaign import Size
+from benchmarks.gpu.jobs.campaign import PROBE, Size
 from benchmarks.gpu.jobs.results import Outcome, Results, Where
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError, read_document, write_bytes, write_document
 
 MAX_LOG_BYTES = 2 * 2**20
 MAX_TIMELINES_BYTES = 12 * 2**20
+_ASIDE = "set-aside"
+_FOUND = (
+    "results.json", "profile.toml", "samples.jsonl", "timelines.json.gz", "log.txt", "table.md",
+    "table.json", "smoke.txt", "tests.txt",
+)  # fmt: skip
 
 
 class CampaignError(TwinstreamError):
@@ -33,8 +40,12 @@ class CampaignError(TwinstreamError):
 class Store:
     """Results of one device in a folder; every change is on the disk before a call returns."""
 
-    def __init__(self, folder: Path, where: Where, size: Size) -> None:
+    def __init__(
+        self, folder: Path, where: Where, size: Size, *, begins_anew: bool = False
+    ) -> None:
+        """What is there of another device or size is refused, or with `begins_anew` set aside."""
         self.folder = folder
+        self._begins_anew = begins_anew
         self.warnings: list[str] = []
         for left in folder.glob("*.partial"):  # by a call that was killed; few files come back
             left.unlink()
@@ -44,12 +55,18 @@ class Store:
     def profile(self) -> Path:
         return self.folder / "profile.toml"
 
+    @property
+    def samples(self) -> Path:
+        return self.folder / "samples.jsonl"
+
     def put(self, key: str, outcome: Outcome) -> None:
         self.results = self.results.with_outcome(key, outcome)
         write_document(self.results, self.folder / "results.json")
 
     def forget(self, text: str) -> None:
         """Drop the outcomes of jobs that have this text in their name."""
+        if text in PROBE:
+            self.samples.unlink(missing_ok=True)
         kept = {key: found for key, found in self.results.outcomes.items() if text not in key}
         self.results = self.results.model_copy(update={"outcomes": kept})
 
@@ -94,12 +111,23 @@ class Store:
         before, now = (found.where.backend, found.where.device, found.size), (
             where.backend, where.device, size,
         )  # fmt: skip
-        if before != now:
-            raise CampaignError(
-                f"{path} has results of {' '.join(before)}, and this is {' '.join(now)}; "
-                "give another --out"
-            )
-        return found
+        if before == now:
+            return found
+        told = f"{path} has results of {' '.join(before)}, and this is {' '.join(now)}"
+        if not self._begins_anew:
+            raise CampaignError(f"{told}; give another --out")
+        aside = self._put_aside()
+        self.warnings.append(f"{told}: they are kept in {aside.name}, and all is begun anew")
+        return Results(where=where, size=size)
+
+    def _put_aside(self) -> Path:
+        """Move what was found to a folder of its own, none that is there already."""
+        numbers = (self.folder / f"{_ASIDE}-{number}" for number in count(1))
+        aside = next(folder for folder in numbers if not folder.exists())
+        aside.mkdir()
+        for path in [path for path in self.folder.iterdir() if path.name in _FOUND]:
+            path.replace(aside / path.name)
+        return aside
 
     def _set_aside(self, path: Path, problem: str) -> None:
         damaged = path.with_name(path.name + ".damaged")

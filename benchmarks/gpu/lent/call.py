@@ -6,7 +6,9 @@ the results as they are, and ends in time for them to come back.
 """
 
 import fcntl
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,7 +33,12 @@ _END_S = 12.0  # to write tables and copy, before the command's own limit
 _POLL_S = 0.5
 _COPY_EVERY_S = 20.0
 _LOG = "printed.txt"
-_KEPT = ("results.json", "profile.toml", "timelines.json.gz", "log.txt", "tests.txt", _LOG)
+# At most eight files come back, with the tables: of the last three one is there at a time.
+_KEPT = (
+    "results.json", "profile.toml", "timelines.json.gz", "log.txt", _LOG, "smoke.txt",
+    "samples.jsonl", "tests.txt",
+)  # fmt: skip
+_ARGUMENTS = "arguments"  # those of the campaign that runs
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,12 @@ class Call:
         deadline_s = self.clock() + given.call_s
         self.folder.mkdir(parents=True, exist_ok=True)
         self.to.mkdir(parents=True, exist_ok=True)
+        if self._is_running() and list(arguments) != (others := self._arguments()):
+            self.tell(
+                f"the campaign that runs was asked for `{shlex.join(others)}`: it is ended, and "
+                f"goes on as `{shlex.join(arguments)}`"
+            )
+            self.stop()
         if not self._is_running():
             self._begin(arguments, given.campaign_s)
         log, copied_s = self.folder / _LOG, self.clock()
@@ -105,8 +118,9 @@ class Call:
     def _begin(self, arguments: Sequence[str], campaign_s: float) -> None:
         if self.earlier is not None and not (self.folder / "results.json").exists():
             _copy_kept(self.earlier, self.folder)
-        command = (sys.executable, "-m", "benchmarks.gpu", "--out", str(self.folder),
+        command = (sys.executable, "-m", "benchmarks.gpu", "--out", str(self.folder), "--anew",
                    "--minutes", f"{campaign_s / 60.0:.2f}", *arguments)  # fmt: skip
+        write_text(json.dumps(list(arguments)), self.folder / _ARGUMENTS)
         with (self.folder / _LOG).open("a", encoding="utf-8") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -115,6 +129,11 @@ class Call:
         while process.poll() is None and not self._is_running():
             time.sleep(0.05)
         process.returncode = process.returncode or 0  # it may run on: that is no leak to warn of
+
+    def _arguments(self) -> list[str]:
+        path = self.folder / _ARGUMENTS
+        found: list[str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        return found
 
     def _is_running(self) -> bool:
         """Whether a campaign holds the folder."""
@@ -139,9 +158,14 @@ class Call:
 
 
 def _copy_kept(source: Path, to: Path) -> None:
+    """What there is now; of what was there before and is no more, nothing stays."""
     for name in _KEPT:
-        if (source / name).exists():
-            write_bytes((source / name).read_bytes(), to / name)
+        try:
+            content = (source / name).read_bytes()
+        except FileNotFoundError:  # a job that ended has taken it into the results
+            (to / name).unlink(missing_ok=True)
+        else:
+            write_bytes(content, to / name)
 
 
 def _command(  # noqa: PLR0913

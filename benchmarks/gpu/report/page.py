@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from benchmarks.gpu.jobs.results import Results, TrainFound
+from benchmarks.gpu.jobs.results import AttentionChecked, Results, TrainFound
 from benchmarks.gpu.report.table import CellRow, JobRow, PeerRow, Table
 from twinstream.executor.run.device_state import DeviceState
 
@@ -32,6 +32,8 @@ def markdown_of(results: Results, table: Table) -> str:
 def _probe_lines(table: Table) -> list[str]:
     lines = [f"- {name}: {told}" for name, told in table.facts.facts.items()] if table.facts else []
     lines += [""] if lines else []
+    if table.check is not None:
+        lines += [*(f"- {checked_line(found)}" for found in table.check.attention), ""]
     for what, tests in (("First tests", table.smoke), ("Tests", table.tests)):
         if tests is None:
             continue
@@ -56,6 +58,19 @@ def _probe_lines(table: Table) -> list[str]:
             rate = probe.sustained_flop_per_s / 1e12
             lines += [f"Sustained: {rate:.0f} TFLOP/s, at {_state(probe.sustained)}.", ""]
     return lines
+
+
+def checked_line(found: AttentionChecked) -> str:
+    """What an attention came to on one shape."""
+    sequences = f"{found.num_sequences} of {found.seq_len:,} tokens"
+    what = f"{found.name}, head_dim {found.head_dim}, {sequences}"
+    if found.backward_flop_per_s is None or found.forward_ns is None or found.backward_ns is None:
+        return f"{what}: {found.refused}"
+    bits = "same bits twice" if found.same_bits else "OTHER BITS THE SECOND TIME"
+    return (
+        f"{what}: {bits}, error {found.error:.1e}, forward {found.forward_ns / 1e6:.2f} ms, "
+        f"backward {found.backward_ns / 1e6:.2f} ms, {found.backward_flop_per_s / 1e12:.3g} TFLOP/s"
+    )
 
 
 def _train_lines(found: TrainFound | None) -> list[str]:

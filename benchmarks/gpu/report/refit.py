@@ -4,6 +4,7 @@ The samples of a probe are kept with the results. So another form of curve is tr
 measured, without the device.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -21,6 +22,7 @@ from twinstream.executor.probe.tasks.task_samples import TaskSample, listed_grou
 from twinstream.executor.probe.timing.fit import Line, fit_link
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Machine, Number
+from twinstream.schedule.cost import Work
 
 
 def refit(results: Results, probed: Machine) -> tuple[Machine, CurveFit]:
@@ -58,9 +60,38 @@ def _links(found: ProbeFound, probed: Machine, source: str) -> dict[str, Number]
 
 
 def _samples(timed: Sequence[SampleRatio], chosen: KernelsFound) -> list[TaskSample]:
-    """The samples with their work, which is that of today's probe in its order."""
+    """The samples with their work, which is that of today's probe of the same name.
+
+    Names used to say less: those that several of today's share are told apart by their order, if
+    there are as many.
+    """
     models = {sample.name.split()[0] for sample in timed}
-    presets = tuple(preset for preset in (*PRESETS, "tiny") if preset in models)
+    listed = _listed(chosen, tuple(preset for preset in (*PRESETS, "tiny") if preset in models))
+    named = dict([*_listed(chosen, PRESETS), *listed])  # of other presets attention was alone
+    alike: dict[str, list[tuple[Work, ...]]] = {}
+    for name, works in listed:
+        alike.setdefault(_earlier_name(name), []).append(works)
+    counts = Counter(sample.name for sample in timed)
+    seen: Counter[str] = Counter()
+    found = []
+    for sample in timed:
+        known = named.get(sample.name)
+        if known is None:
+            candidates = alike.get(sample.name, [])
+            is_told = len({*candidates}) == 1 or len(candidates) == counts[sample.name]
+            if not candidates or not is_told:
+                raise CampaignError(
+                    f"the results have {counts[sample.name]} sample(s) '{sample.name}', and the "
+                    f"probe now takes {len(candidates)}: it was changed; measure again"
+                )
+            known = candidates[min(seen[sample.name], len(candidates) - 1)]
+            seen[sample.name] += 1
+        found.append(TaskSample(sample.name, known, sample.time_ns, sample.state))
+    return found
+
+
+def _listed(chosen: KernelsFound, presets: tuple[str, ...]) -> list[tuple[str, tuple[Work, ...]]]:
+    """All that a probe of these presets could take, by name, in its order."""
     listed = [
         one for chain in probe_chains(chosen.kernels, presets) for one in listed_samples(chain)
     ]
@@ -72,23 +103,20 @@ def _samples(timed: Sequence[SampleRatio], chosen: KernelsFound) -> list[TaskSam
             for name, works in listed_samples(chain)
             if name.startswith("attention")
         ]
-    if any(sample.name.startswith("grouped_matmul") for sample in timed):
-        listed += [one for chain in expert_chains(chosen.kernels) for one in listed_grouped(chain)]
-    if len(listed) != len(timed):
-        raise CampaignError(
-            f"the results have {len(timed)} samples, and the probe now takes {len(listed)}: it was "
-            "changed; measure again"
-        )
-    for (name, _), sample in zip(listed, timed, strict=True):
-        if _what(name) != _what(sample.name):
-            raise CampaignError(
-                f"sample '{sample.name}' of the results is '{name}' of the probe now: it was "
-                "changed; measure again"
-            )
-    return [
-        TaskSample(name, works, sample.time_ns, sample.state)
-        for (name, works), sample in zip(listed, timed, strict=True)
+    return listed + [
+        one for chain in expert_chains(chosen.kernels) for one in listed_grouped(chain)
     ]
+
+
+def _earlier_name(name: str) -> str:
+    """As it was until November 2026: products without "+=", attention without heads, tasks without
+    the tokens of a chunk."""
+    if name.startswith("attention"):
+        return name.rpartition(" ")[0]
+    if name.startswith(("matmul", "grouped_matmul")):
+        return name.removesuffix("+=")
+    model, lengths, *task = name.split(" ")
+    return " ".join([model, lengths.partition("/")[0], *task])
 
 
 def _what(name: str) -> str:

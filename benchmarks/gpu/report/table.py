@@ -1,10 +1,12 @@
 """What the results come to: one row a cell, one a peer."""
 
 from benchmarks.gpu.jobs.campaign import (
+    CHECK,
     FACTS,
     KERNELS,
     PROBE,
     SMOKE,
+    STAGES_OF,
     TESTS,
     TRAIN,
     Cell,
@@ -14,6 +16,7 @@ from benchmarks.gpu.jobs.campaign import (
 )
 from benchmarks.gpu.jobs.results import (
     CellFound,
+    CheckFound,
     FactsFound,
     KernelsFound,
     KindTime,
@@ -93,6 +96,7 @@ class Table(Node):
     peers: tuple[PeerRow, ...]
     without: tuple[JobRow, ...]
     facts: FactsFound | None = None
+    check: CheckFound | None = None
     smoke: SuiteFound | None = None
     tests: SuiteFound | None = None
     kernels: KernelsFound | None = None
@@ -114,13 +118,21 @@ def table_of(results: Results, plan: Plan) -> Table:
         for peer in plan.peers
         if isinstance(found := results.found(peer.key), PeerFound)
     ]
-    whole = [WholeStep(cell).key for cell in plan.cells if cell.whole]
-    cell_keys, peer_keys = [c.key for c in plan.cells], [p.key for p in plan.peers]
-    keys = [FACTS, SMOKE, KERNELS, PROBE, TRAIN, *cell_keys, *whole, *peer_keys, TESTS]
+    stages = [s for s in STAGES_OF[results.size] if s not in ("cells", "peers", TESTS)]
+    before = [one for stage in stages for one in ((KERNELS, PROBE) if stage == PROBE else (stage,))]
+    cell_keys = [cell.key for cell in plan.cells]
+    named = [WholeStep(cell).key for cell in plan.cells if cell.whole]
+    named += [peer.key for peer in plan.peers]
+    if plan.by_name:
+        named = [key for key in named if key in results.outcomes]
     without = [
-        _job_row(key, results.outcomes.get(key)) for key in keys if results.found(key) is None
+        _job_row(key, results.outcomes.get(key))
+        for key in (*before, *cell_keys, *named, TESTS)
+        if results.found(key) is None
     ]
-    singles = {key: results.found(key) for key in (FACTS, SMOKE, KERNELS, PROBE, TRAIN, TESTS)}
+    singles = {
+        key: results.found(key) for key in (FACTS, CHECK, SMOKE, KERNELS, PROBE, TRAIN, TESTS)
+    }
     return Table.model_validate(
         {"cells": tuple(cells), "peers": tuple(peers), "without": tuple(without), **singles}
     )

@@ -20,6 +20,7 @@ from benchmarks.gpu.cells.plans import PlannedCell, PlanPool, PlanRequest, Refus
 from benchmarks.gpu.device import requests
 from benchmarks.gpu.device.worker import Worker
 from benchmarks.gpu.jobs.campaign import (
+    CHECK,
     FACTS,
     KERNELS,
     PROBE,
@@ -31,8 +32,10 @@ from benchmarks.gpu.jobs.campaign import (
     Plan,
     WholeStep,
 )
-from benchmarks.gpu.jobs.results import FactsFound, Found, PeerFound
+from benchmarks.gpu.jobs.results import CheckFound, FactsFound, Found, PeerFound
 from benchmarks.gpu.jobs.store import Store
+from benchmarks.gpu.report.page import checked_line
+from benchmarks.gpu.run import expected
 from benchmarks.gpu.run.attempts import Attempts
 from benchmarks.gpu.run.budget import Budget
 from benchmarks.gpu.run.gpu_tests import tested
@@ -41,17 +44,11 @@ from benchmarks.gpu.run.settings import Settings
 from benchmarks.gpu.run.train_job import trained
 from twinstream.executor.probe.process import JobFailed, JobRefused
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.recipe import Recipe
 from twinstream.schedule.sizes import gib
 
 _FACTS_LIMIT_S, _FACTS_PINNED_BYTES = 45.0, 8 * 2**30
-_SMOKE_LIMIT_S = 30.0
-_PROBE_S = {"full": 90.0, "tiny": 8.0}
-_TRAIN_S = {"full": 60.0, "tiny": 20.0}
 _CHOOSE_LIMIT_S = 600.0  # each try has a limit of its own
-_CHOOSE_S = {"cpu": 5.0, "cuda": 60.0}
 _HOST_MEMORY_LIMIT_S = 150.0
-_PIN_S = 60.0  # of 100 GiB, where a new process has to do it again
 _POLL_S = 0.2
 _MOST_IDLE_S = 120.0  # without a plan: a process that was killed never gives its own
 _TESTS_S = 20.0  # the least that is worth starting them
@@ -88,17 +85,19 @@ class Engine:
         stages, settings = self.settings.stages, self.settings
         if "facts" in stages:
             self.attempts.attempt(FACTS, 5.0, _FACTS_LIMIT_S, self._facts)
+        if "check" in stages:
+            self.attempts.attempt(CHECK, expected.CHECK_S, _limit_s(expected.CHECK_S), self._check)
         if "smoke" in stages and settings.smoke:
-            self._suite(SMOKE, settings.smoke, _SMOKE_LIMIT_S)
+            self._suite(SMOKE, settings.smoke, settings.smoke_s)
         if "probe" in stages:
-            expected_s = _CHOOSE_S[settings.backend]
+            expected_s = expected.CHOOSE_S[settings.backend]
             self.attempts.attempt(KERNELS, expected_s, _CHOOSE_LIMIT_S, self.known.choose)
-            expected_s = _PROBE_S[settings.size]
+            expected_s = self.known.probe_expected_s()
             if self.known.probed() is None and self.known.has_kernels():
                 self.attempts.attempt(PROBE, expected_s, _limit_s(expected_s), self.known.probe)
         if "train" in stages:
-            expected_s = _TRAIN_S[settings.size]
-            job = partial(trained, settings.size, settings.backend)
+            expected_s = expected.train_s(is_tiny=settings.is_tiny)
+            job = partial(trained, "tiny" if settings.is_tiny else "full", settings.backend)
             self._alone(TRAIN, expected_s, _limit_s(expected_s), job)
         self._cells_and_peers()
         if "tests" in stages and settings.tests:
@@ -109,6 +108,12 @@ class Engine:
         found = FactsFound(facts=self.worker.ask(wanted, requests.Facts, limit_s).facts)
         for name, fact in found.facts.items():
             self.tell(f"{name}: {fact}")
+        return found
+
+    def _check(self, limit_s: float) -> CheckFound:
+        found = self.worker.ask(requests.CheckDevice(), CheckFound, limit_s)
+        for attention in found.attention:
+            self.tell(checked_line(attention))
         return found
 
     def _suite(self, key: str, tests: tuple[str, ...], limit_s: float) -> None:
@@ -130,9 +135,9 @@ class Engine:
     def _cells_and_peers(self) -> None:
         jobs = [
             job
-            for job in self.plan.in_order()
+            for job in self.plan.asked(self.settings.only)
             if ("peers" if isinstance(job, Peer) else "cells") in self.settings.stages
-            and self._wanted(job.key)
+            and self.attempts.is_open(job.key)
         ]
         measured = [job for job in jobs if not isinstance(job, Peer)]
         machine = self._planning_machine(measured) if measured else None
@@ -174,14 +179,14 @@ class Engine:
             else:
                 if fitting is not cell and cell.key not in found:
                     self.tell(f"{cell.key}: planned for {gib(fitting.device_bytes or 0)}")
-                found[cell.key] = PlanRequest(fitting, machine, Recipe(kernels=kernels), folder)
+                found[cell.key] = PlanRequest(fitting, machine, cell.recipe(kernels), folder)
         return list(found.values())
 
     def _run_as_planned(
         self, jobs: list[Cell | WholeStep | Peer], plans: PlanPool, machine: Machine
     ) -> None:
         """Up to the next peer, the first whose plan is ready, again and again; then that peer."""
-        left = [job for job in jobs if self._wanted(job.key)]
+        left = [job for job in jobs if self.attempts.is_open(job.key)]
         idle_from_s = self.budget.clock()
         while left and self.budget.allows(_POLL_S):
             if isinstance(peer := left[0], Peer):
@@ -233,9 +238,9 @@ class Engine:
         parts: tuple[Short, ...],
         found_of: Callable[[requests.RanSchedules], Found],
     ) -> None:
-        expected = expected_s(runs, parts, self.settings.backend)
+        seconds = expected_s(runs, parts, self.settings.backend)
         if self._host_bytes and not self._is_pinned:
-            expected += _PIN_S
+            seconds += expected.PIN_S
 
         def run(limit_s: float) -> Found:
             wanted = replace(runs, host_bytes=self._host_bytes)
@@ -247,7 +252,7 @@ class Engine:
             self._is_pinned = True
             return found_of(ran)
 
-        self.attempts.attempt(key, expected, _limit_s(expected), run)
+        self.attempts.attempt(key, seconds, _limit_s(seconds), run)
 
     def _peer_between(self, peer: Peer, left: list[Cell | WholeStep | Peer]) -> None:
         """Of cells, which then find the device as it was; after them it has the whole machine."""
@@ -293,10 +298,6 @@ class Engine:
                 self._host_bytes = 0  # cells take what they need
             self.tell(f"{gib(size_bytes)} of host memory: {error}")
             self.store.log(getattr(error, "details", "") or str(error))
-
-    def _wanted(self, key: str) -> bool:
-        only = self.settings.only
-        return self.attempts.is_open(key) and (not only or any(text in key for text in only))
 
 
 def _cell_key(job: Cell | WholeStep | Peer) -> str:

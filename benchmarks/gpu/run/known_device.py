@@ -11,6 +11,7 @@ from benchmarks.gpu.device.worker import Worker
 from benchmarks.gpu.jobs.campaign import KERNELS, PROBE, Cell
 from benchmarks.gpu.jobs.results import KernelsFound, LinkRate, ProbeFound
 from benchmarks.gpu.jobs.store import Store
+from benchmarks.gpu.run import expected
 from benchmarks.gpu.run.budget import Budget
 from benchmarks.gpu.run.settings import AUTO, Settings
 from twinstream.executor.probe.process import DeviceProcess, JobFailed, JobRefused, JobTimeout
@@ -67,8 +68,16 @@ class KnownDevice:
         kernels = self.kernels()
         chosen = self.chosen() or KernelsFound(kernels=kernels)
         commit = self.store.results.where.commit
-        request = requests.ProbeDevice(chosen, self.settings.presets, commit)
+        from twinstream.executor.probe.tasks.sample_log import count_samples
+
+        samples = self.store.samples
+        if samples.exists():
+            self.tell(
+                f"{count_samples(samples)} samples of a probe that was cut are not measured again"
+            )
+        request = requests.ProbeDevice(chosen, self.settings.presets, commit, samples)
         probed = self.worker.ask(request, requests.ProbedDevice, limit_s)
+        samples.unlink(missing_ok=True)
         machine = probed.machine
         if self.chosen() is None or self.settings.attention != AUTO:
             choice = AttentionChoice(
@@ -88,6 +97,15 @@ class KnownDevice:
             sustained_flop_per_s=probed.sustained_flop_per_s,
             sustained=probed.sustained,
         )
+
+    def probe_expected_s(self) -> float:
+        """By the samples that are taken, and the load before each."""
+        if self.settings.is_tiny:
+            return expected.probe_s(0, 0.0, is_tiny=True)
+        from twinstream.executor.probe.device import LOAD_S, num_samples
+
+        chosen = self.chosen() or KernelsFound(kernels=self.kernels())
+        return expected.probe_s(num_samples(chosen, self.settings.presets), LOAD_S, is_tiny=False)
 
     def probed(self) -> Machine | None:
         """The profile of an earlier call, if it is whole."""

@@ -11,7 +11,10 @@ Vector = Literal["auto", "eager", "triton"]
 
 @dataclass(frozen=True)
 class Settings:
-    """Stages, and with which kernels (or `auto`); `presets` are those on whose shapes it probes."""
+    """Stages, and with which kernels (or `auto`); `presets` are those on whose shapes it probes.
+
+    `smoke` are the tests that come first, for so many seconds at most.
+    """
 
     backend: Backend
     size: Size
@@ -24,3 +27,9 @@ class Settings:
     only: tuple[str, ...] = ()
     presets: tuple[str, ...] = ("8b",)
     smoke: tuple[str, ...] = ()
+    smoke_s: float = 30.0
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether models are tiny, as what is short is on a CPU."""
+        return self.size == "tiny" or (self.size == "short" and self.backend == "cpu")

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.gpu.jobs.campaign import Backend, Size
+from benchmarks.gpu.jobs.campaign import Backend, ModelSize
 from benchmarks.gpu.jobs.results import TrainFound
 from benchmarks.gpu.run.gpu_tests import run_within
 from twinstream.data.text import default_text
@@ -21,7 +21,7 @@ from twinstream.log.metrics import (
 )
 
 # Model and further arguments by size; documents are of some hundred tokens, packed.
-_WHAT: dict[Size, tuple[str, ...]] = {
+_WHAT: dict[ModelSize, tuple[str, ...]] = {
     "full": ("1b", "--steps", "20", "--eval-every", "10"),
     "tiny": ("tiny", "--steps", "2", "--eval-every", "1", "--seq-len", "64",
              "--tokens-per-step", "256"),
@@ -31,7 +31,7 @@ _DATA_BYTES = {"full": 8 * 10**6, "tiny": 10_000}  # a byte is a token
 _CUDA_BF16 = ("--dtype", "bfloat16")
 
 
-def trained(size: Size, backend: Backend, limit_s: float) -> TrainFound:
+def trained(size: ModelSize, backend: Backend, limit_s: float) -> TrainFound:
     """What a short run came to, on the bytes of Python's help topics.
 
     Raises:

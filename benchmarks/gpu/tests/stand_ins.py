@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from benchmarks.gpu.device import requests
 from benchmarks.gpu.jobs.campaign import Plan, campaign_of
-from benchmarks.gpu.jobs.results import SampleRatio, Where
+from benchmarks.gpu.jobs.results import AttentionChecked, CheckFound, SampleRatio, Where
 from benchmarks.gpu.jobs.store import Store
 from benchmarks.gpu.run.budget import Budget
 from benchmarks.gpu.run.engine import Engine
@@ -69,6 +69,10 @@ class FakeDevice:
                 return requests.ProbedDevice(self.machine, (("h2d", 1024, 3.5),), (sample,))
             case requests.NoteFacts():
                 return requests.Facts({"machine": "a stand-in"})
+            case requests.CheckDevice():
+                checked = AttentionChecked(name="a", seq_len=8, num_sequences=1, head_dim=4,
+                                           refused="there is none")  # fmt: skip
+                return CheckFound(attention=(checked,))
             case requests.RunSchedules():
                 return requests.RanSchedules(
                     tuple(_run_of(read_document(Schedule, path)) for path, _ in request.runs)

@@ -94,6 +94,31 @@ def test_every_stage_runs_and_a_second_call_has_nothing_to_do(tmp_path, capsys):
     assert "..." not in capsys.readouterr().err
 
 
+def test_what_is_short_has_no_whole_steps_and_no_peers(tmp_path, capsys):
+    stages = ("check", "probe", "cells", "peers")
+    call(tmp_path, "--size", "short", *(word for stage in stages for word in ("--stage", stage)))
+    told = capsys.readouterr()
+    assert "eager, head_dim 128, 2 of 64 tokens: same bits twice" in told.err
+    outcomes = json.loads((tmp_path / "results.json").read_text())["outcomes"]
+    cells = ["tiny S64 offloading", "tiny-experts S64", "tiny S64 lora", "tiny S64 nf4 lora"]
+    assert [key for key in outcomes if "tiny" in key] == cells
+    assert {outcome["status"] for outcome in outcomes.values()} == {"done"}
+    assert "plain tiny" not in told.out
+
+
+def test_the_tests_of_a_short_lease_are_there_and_have_their_time(tmp_path, monkeypatch):
+    assert all((REPO / path).exists() for path in command._TELLING)
+    seen = []
+    monkeypatch.setattr(command, "_run", lambda settings, *_: seen.append(settings))
+    call(tmp_path, "--size", "short")
+    call(tmp_path, "--size", "tiny")
+    short, tiny = seen
+    assert (short.smoke, short.smoke_s) == (command._TELLING, 300.0)
+    assert (tiny.smoke, tiny.smoke_s) == (command._SMOKE, 30.0)
+    assert short.presets == ("tiny",) and short.host_bytes is None, "on a CPU"
+    assert "train" not in short.stages and "check" in short.stages
+
+
 def test_some_jobs_can_be_asked_for_and_again(tmp_path, capsys):
     call(tmp_path, "--stage", "peers", "--only", "plain", "--only", "fsdp")
     assert "compiled" not in capsys.readouterr().err

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.gpu.cells import plans
 from benchmarks.gpu.cells.measured_cell import expected_s, runs_of, whole_run_of
 from benchmarks.gpu.cells.plans import PlannedCell, PlanPool, PlanRequest, Refused, extended_s
+from benchmarks.gpu.device.measuring import MeasuringSession
 from benchmarks.gpu.jobs.campaign import campaign_of
 from benchmarks.gpu.tests.stand_ins import MACHINE
 from twinstream.models.recipe import KernelChoice, Recipe
@@ -106,3 +107,48 @@ def test_a_bug_met_in_planning_is_told_apart_from_a_cell_that_does_not_fit(reque
     monkeypatch.setattr(plans, "_planned", broken)
     found = plans.plan_cell(request_of(replace(CELL, key="met a bug")))
     assert found == Refused("planning broke: AssertionError: seven", broke=True)
+
+
+def test_a_short_lease_has_adapters_a_base_in_few_bits_experts_and_long_sequences():
+    plan = campaign_of("short", 100 * 2**30, "cuda")
+    kernels = KernelChoice(vector="triton", attention="cudnn_sliced")
+    recipes = {cell.key: cell.recipe(kernels) for cell in plan.cells}
+    assert list(recipes) == [
+        "8b S8192 24 GiB", "8b S1024 40 GiB", "7b_1b S4096 40 GiB", "8b S8192 24 GiB lora",
+        "8b S8192 24 GiB nf4 lora", "8b S65536 24 GiB",
+    ]  # fmt: skip
+    assert all(recipe.kernels == kernels for recipe in recipes.values())
+    assert recipes["8b S8192 24 GiB"] == Recipe(kernels=kernels)
+    adapters, few_bits = recipes["8b S8192 24 GiB lora"], recipes["8b S8192 24 GiB nf4 lora"]
+    assert adapters.lora is not None and adapters.lora.rank == 16 and adapters.base == "model"
+    assert few_bits == adapters.model_copy(update={"base": "nf4"})
+
+
+@pytest.mark.parametrize(
+    ("only", "jobs"),
+    [
+        (("8b S1024 40 GiB",), ["8b S1024 40 GiB"]),
+        (("8b S1024 40 GiB whole",), ["8b S1024 40 GiB whole"]),
+        (("fsdp", "65536"), ["8b S65536 24 GiB", "fsdp_offload 8b S8192", "fsdp_offload 8b S1024"]),
+    ],
+)
+def test_whole_steps_and_peers_of_a_short_lease_are_done_by_name(only, jobs):
+    plan = campaign_of("short", None, "cuda")
+    assert [job.key for job in plan.asked(only)] == jobs
+    assert plan.asked(()) == plan.cells
+    beside = {cell.key for cell in plan.cells}
+    assert all(peer.beside in beside for peer in plan.peers)
+
+
+@pytest.mark.parametrize("base", [None, "nf4"])
+def test_adapters_on_a_frozen_base_are_planned_filled_and_run(request_of, base):
+    """Only adapters have a state of the optimizer."""
+    cell = replace(CELL, key=f"lora {base}", lora="r=4", base=base, device_bytes=None, whole=False)
+    planned = plans.plan_cell(replace(request_of(cell), recipe=cell.recipe(KernelChoice())))
+    assert isinstance(planned, PlannedCell), planned
+    schedule = read_document(Schedule, planned.shorts[0].schedule)
+    with MeasuringSession("cpu") as session:
+        losses = session.measure(schedule, 2).losses
+    assert len(losses) == 2 and all(4.0 < loss < 7.0 for loss in losses)  # ln 256 = 5.5
+    moments = {t.tensor_id for t in schedule.tensors if t.role == "optimizer_state"}
+    assert moments and all("lora." in name for name in moments)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.gpu.jobs import store as store_module
 from benchmarks.gpu.jobs.results import Outcome
-from benchmarks.gpu.jobs.store import CampaignError, Store, only_campaign
+from benchmarks.gpu.jobs.store import CampaignError, Store, only_campaign, read_results
 from benchmarks.gpu.tests.stand_ins import WHERE
 
 DONE = Outcome(status="done", attempts=1)
@@ -36,6 +36,32 @@ def test_results_of_another_device_or_size_are_not_mixed(tmp_path, device, size)
     Store(tmp_path, WHERE, "tiny").put("probe", DONE)
     with pytest.raises(CampaignError, match="give another --out"):
         Store(tmp_path, WHERE.model_copy(update={"device": device}), size)
+
+
+@pytest.mark.parametrize(("device", "size"), [("NVIDIA H100", "tiny"), (WHERE.device, "short")])
+def test_what_another_card_found_is_set_aside_and_said(tmp_path, device, size):
+    for found, number in ((WHERE, 1), (WHERE.model_copy(update={"device": "third"}), 2)):
+        (tmp_path / "results.json").unlink(missing_ok=True)
+        earlier = Store(tmp_path, found, "tiny")
+        earlier.put("probe", DONE)
+        earlier.add_timelines({"a": [number]})
+        earlier.profile.write_text("of another card")
+        store = Store(tmp_path, WHERE.model_copy(update={"device": device}), size, begins_anew=True)
+        (warning,) = store.warnings
+        assert f"results of cpu {found.device} tiny, and this is cpu {device} {size}" in warning
+        assert f"kept in set-aside-{number}, and all is begun anew" in warning
+        assert store.results.outcomes == {} and not store.profile.exists()
+        aside = tmp_path / f"set-aside-{number}"
+        assert read_results(aside).is_done("probe")
+        assert sorted(path.name for path in aside.iterdir()) == [
+            "profile.toml", "results.json", "timelines.json.gz",
+        ]  # fmt: skip
+
+
+def test_the_same_card_goes_on_whatever_is_set_aside_else(tmp_path):
+    Store(tmp_path, WHERE, "tiny").put("probe", DONE)
+    store = Store(tmp_path, WHERE, "tiny", begins_anew=True)
+    assert store.results.is_done("probe") and store.warnings == []
 
 
 def test_forgetting_drops_the_jobs_with_a_text_in_their_name(tmp_path):

@@ -105,7 +105,7 @@ def _refusal(name: str, cases: Sequence[AttentionCase], device: DeviceName) -> s
             return reason
     tolerance = _TOLERANCES[cases[0].shape.dtype]
     for case in cases:
-        error = _error(name, reduced(case.shape), device)
+        error = reference_error(name, reduced(case.shape), device)
         if not error <= tolerance:  # or NaN
             return f"it is {error:.1e} off the reference at a reduced size, over {tolerance:.0e}"
     return None
@@ -165,7 +165,7 @@ def reduced(shape: AttentionShape) -> AttentionShape:
     )
 
 
-def _error(name: str, shape: AttentionShape, device: DeviceName) -> float:
+def reference_error(name: str, shape: AttentionShape, device: DeviceName) -> float:
     """The largest difference from eager attention in float32, over the largest value."""
     where = torch.device(device)
     trial = AttentionTrial(attention_implementation(name), shape, where)

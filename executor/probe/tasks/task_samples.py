@@ -1,7 +1,8 @@
 """Time the kernels of a task chain as a run calls them, each on what those before it computed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -11,6 +12,7 @@ from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.kernels.registry import registered_kernel, vector_ops
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.executor.probe.tasks.chain_memory import ChainMemory, in_order
+from twinstream.executor.probe.tasks.sample_log import SampleLog
 from twinstream.executor.probe.timing.device_timing import DeviceTimer, Timing
 from twinstream.executor.run.device_state import DeviceState
 from twinstream.models.kernel_costs.workspace import attention_shape
@@ -29,10 +31,6 @@ class TaskSample:
     works: tuple[Work, ...]
     time_ns: float
     state: DeviceState | None = None
-
-    @staticmethod
-    def of(name: str, works: tuple[Work, ...], timing: Timing) -> "TaskSample":
-        return TaskSample(name, works, timing.time_ns, timing.state)
 
 
 def best_matmul_flop_per_s(samples: Sequence[TaskSample]) -> float:
@@ -55,41 +53,76 @@ def listed_samples(chain: Chain) -> Iterator[tuple[str, tuple[Work, ...]]]:
         yield _task_name(chain, task), chain.calls[task.call].cost
 
 
-def task_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
-    """Every distinct call of a chain's first round and of its recomputes.
+def task_samples(
+    chain: Chain, timer: DeviceTimer, log: SampleLog | None = None
+) -> Iterator[TaskSample]:
+    """Every distinct call of a chain's first round and of its recomputes that the log lacks.
 
     The chain should have one layer: its tensors are all on the device at once. Tasks run in the
     chain's order, so that kernels are timed on activations and gradients, not on constants.
     """
+    log = log or SampleLog()
+    calls = [chain.calls[task.call] for task in _distinct_tasks(chain)]
+    if all(log.knows(call.kernel, call.cost) for call in calls):
+        yield from _known_tasks(chain, log)
+        return
     memory = ChainMemory(chain, timer.device)
-    seen: set[str] = set()
     for task in in_order(chain):
         call = chain.calls[task.call]
         run = registered_kernel(call.kernel)(memory.operands(task), call.attributes)
+        name = _task_name(chain, task)
         with torch.no_grad():
             run()
-            if task.call not in seen:
-                seen.add(task.call)
-                yield TaskSample.of(_task_name(chain, task), call.cost, timer.timed(run))
+            yield from _taken(log, name, call.kernel, call.cost, partial(timer.timed, run))
 
 
-def matmul_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
+def _known_tasks(chain: Chain, log: SampleLog) -> Iterator[TaskSample]:
+    """Of a chain whose every call is known already: nothing of it has to run."""
+
+    def measure() -> Timing:
+        raise AssertionError("the log knows it")
+
+    for task in _distinct_tasks(chain):
+        call = chain.calls[task.call]
+        yield from _taken(log, _task_name(chain, task), call.kernel, call.cost, measure)
+
+
+def _taken(
+    log: SampleLog, name: str, kernel: str, works: tuple[Work, ...], measure: Callable[[], Timing]
+) -> Iterator[TaskSample]:
+    """The sample, unless equal work was one already."""
+    if (timing := log.take(name, kernel, works, measure)) is not None:
+        yield TaskSample(name, works, timing.time_ns, timing.state)
+
+
+def matmul_samples(
+    chain: Chain, timer: DeviceTimer, log: SampleLog | None = None
+) -> Iterator[TaskSample]:
     """Each distinct matrix product of the chain's calls alone, once with random operands."""
+    log = log or SampleLog()
     for name, work in _distinct_matmuls(chain):
-        yield TaskSample.of(name, (work,), _matmul_timing(work, timer))
+        yield from _taken(log, name, "matmul", (work,), partial(_matmul_timing, work, timer))
 
 
-def grouped_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
+def grouped_samples(
+    chain: Chain, timer: DeviceTimer, log: SampleLog | None = None
+) -> Iterator[TaskSample]:
     """Each distinct product of experts' rows alone; all experts have as many, so that with rows in
     whole tiles none of a tile is empty, as pricing adds it."""
+    log = log or SampleLog()
     for name, work, vector in _distinct_grouped(chain):
-        yield TaskSample.of(name, (work,), _grouped_timing(work, vector_ops(vector), timer))
+        measure = partial(_grouped_timing, work, vector_ops(vector), timer)
+        yield from _taken(log, name, vector, (work,), measure)
 
 
-def attention_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
+def attention_samples(
+    chain: Chain, timer: DeviceTimer, log: SampleLog | None = None
+) -> Iterator[TaskSample]:
     """Attention alone, forward and backward, for each distinct place of a chunk."""
+    log = log or SampleLog()
     for call, works in _attentions(chain):
-        implementation = attention_implementation(str(call.attributes["attention"]))
+        attention = str(call.attributes["attention"])
+        implementation = attention_implementation(attention)
         shape = attention_shape(call.attributes)
         keys = next(iter(works.values())).shape[1]
         trial = AttentionTrial(implementation, shape, timer.device, seed=keys)
@@ -97,7 +130,7 @@ def attention_samples(chain: Chain, timer: DeviceTimer) -> Iterator[TaskSample]:
             for (name, work), run in zip(
                 works.items(), (trial.forward, trial.backward), strict=True
             ):
-                yield TaskSample.of(name, (work,), timer.timed(run))
+                yield from _taken(log, name, attention, (work,), partial(timer.timed, run))
 
 
 def _task_name(chain: Chain, task: Task) -> str:
@@ -162,13 +195,14 @@ def _attentions(chain: Chain) -> Iterator[tuple[KernelCall, dict[str, Work]]]:
         if not call.kernel.startswith("block_backward/") or len(works) != 1:
             continue
         (backward,) = works
-        queries, keys, _, _, sequences = backward.shape
+        queries, keys, heads, head_dim, sequences = backward.shape
         found = {}
         for unit, flops in (
             ("attention_forward", backward.flops * 4 // 10),
             ("attention_backward", backward.flops),
         ):
-            name = f"{unit} {call.attributes['attention']} {queries}/{keys}x{sequences}"
+            place = f"{queries}/{keys}x{sequences} {heads}x{head_dim}"
+            name = f"{unit} {call.attributes['attention']} {place}"
             found[name] = backward.model_copy(update={"unit": unit, "flops": flops})
         yield call, found
 

@@ -8,8 +8,16 @@ from twinstream.executor.probe import device
 from twinstream.executor.probe.choosing import attention_try, kernels_fault
 from twinstream.executor.probe.chosen import Chosen
 from twinstream.executor.probe.cuda import Probed, ProbeRequest, Sustained
-from twinstream.executor.probe.device import ProbeError, datasheet_of, probe_device, probed_machine
+from twinstream.executor.probe.device import (
+    LOAD_S,
+    ProbeError,
+    datasheet_of,
+    num_samples,
+    probe_device,
+    probed_machine,
+)
 from twinstream.executor.probe.process import JobFailed
+from twinstream.executor.probe.tasks.task_samples import listed_grouped, listed_samples
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.recipe import KernelChoice
 
@@ -117,3 +125,29 @@ def test_a_cuda_device_is_measured_where_there_is_one_and_takes_no_dtype(monkeyp
     assert load_machine(tmp_path / "mine.toml").name == "h200"
     with pytest.raises(command.DtypeError, match="leave out --dtype"):
         command.probe(dtype=[command.Dtype.float32])
+
+
+@pytest.mark.parametrize("presets", [("8b",), ("8b", "1b")])
+def test_a_probe_takes_each_work_once_and_both_sizes_of_heads(requests, monkeypatch, presets):
+    """Counted from what the chains list, before anything is measured."""
+    probe_device("cuda", CHOSEN, presets)
+    (request,) = requests
+    taken, heads = set(), set()
+    for chains, part in ((request.chains, ""), (request.attention_chains, "attention")):
+        for chain in chains:
+            for name, works in listed_samples(chain):
+                if name.startswith(part):
+                    taken.add((chain.recipe["kernels"]["attention"], works))
+                if name.startswith("attention"):
+                    heads.add(works[0].shape[3])
+    experts = {w for chain in request.expert_chains for _, w in listed_grouped(chain)}
+    assert heads == {64, 128}
+    assert num_samples(CHOSEN, presets) == len(taken) + len(experts)
+    listed = sum(len([*listed_samples(chain)]) for chain in request.chains)
+    assert len(taken) < listed
+
+
+def test_a_probe_of_all_shapes_is_about_a_minute():
+    """By the H200's 152 samples in 117 s, of which each was loaded for 0.5 s."""
+    for presets, most_s in ((("8b",), 60), (("8b", "1b"), 80)):
+        assert 10 + num_samples(CHOSEN, presets) * ((117 - 10) / 152 - 0.5 + LOAD_S) < most_s

@@ -5,14 +5,17 @@ import os
 import pytest
 import torch
 
-from benchmarks.gpu.device import device_side, facts, requests
+from benchmarks.gpu.device import check, device_side, facts, requests
 from benchmarks.gpu.device.device_side import DeviceSide
 from benchmarks.gpu.device.measuring import MeasuringSession
+from benchmarks.gpu.jobs.results import AttentionChecked, CheckFound
+from benchmarks.gpu.report import page
 from tests.helpers.fake_cudart import FakeCudart
 from twinstream.executor.memory import arena_memory
 from twinstream.executor.memory.host_limits import AvailableMemoryError, HostMemoryError
 from twinstream.executor.memory.pinned import Pinning
 from twinstream.executor.probe import device as probed_device
+from twinstream.executor.probe.timing.device_timing import DeviceTimer
 from twinstream.executor.run.execute import NoCudaError
 
 
@@ -66,6 +69,37 @@ def test_facts_are_noted_and_what_cannot_be_found_out_is_said(tmp_path, monkeypa
     told = facts.facts_of("cpu", 0)
     assert told["huge pages"] == "enabled always [madvise] never"
     assert told["cgroup"] == f"nothing in {tmp_path / 'nowhere'}"
+
+
+def test_attention_is_checked_before_it_is_relied_on():
+    found = DeviceSide("cpu").answer(requests.CheckDevice())
+    assert isinstance(found, CheckFound) and found.links == ()
+    places = [(one.name, one.head_dim, one.seq_len) for one in found.attention]
+    assert places == [
+        (name, dim, n) for dim in (128, 64) for n in (64, 128) for name in ("eager", "sdpa_cpu")
+    ]
+    for one in found.attention:
+        assert one.same_bits and one.error is not None and one.error < 1e-4
+        assert one.num_sequences * one.seq_len == 128
+        seen = one.num_sequences * sum(range(1, one.seq_len + 1))  # pairs under the mask
+        assert one.backward_ns and one.backward_flop_per_s == pytest.approx(
+            10 * 32 * one.head_dim * seen / one.backward_ns * 1e9
+        )
+
+
+def test_attention_that_is_not_here_or_wrong_is_said(monkeypatch):
+    shape = next(check.attention_shapes("cuda"))
+    timer = DeviceTimer(torch.device("cpu"))
+    found = check.checked("cudnn_sliced", shape, timer)
+    assert found.same_bits is None and "cudnn_sliced" in page.checked_line(found)
+    wrong = AttentionChecked(
+        name="x", seq_len=8192, num_sequences=2, head_dim=128, same_bits=False, error=0.5,
+        forward_ns=1e6, backward_ns=4e6, backward_flop_per_s=4.4e14,
+    )  # fmt: skip
+    assert page.checked_line(wrong) == (
+        "x, head_dim 128, 2 of 8,192 tokens: OTHER BITS THE SECOND TIME, error 5.0e-01, forward "
+        "1.00 ms, backward 4.00 ms, 440 TFLOP/s"
+    )
 
 
 def test_pinning_is_timed_and_a_driver_that_refuses_is_a_fact(monkeypatch):

@@ -54,7 +54,7 @@ def call(tmp_path, monkeypatch, told):
 
 def test_a_call_returns_in_time_and_the_next_finds_the_same_campaign(call, told):
     call.run(["--jobs", "4"], Times(call_s=1.0, campaign_s=90.0))
-    assert told[0] == f"begun with --out {call.folder} --minutes 1.50 --jobs 4"
+    assert told[0] == f"begun with --out {call.folder} --anew --minutes 1.50 --jobs 4"
     assert told[-1] == "the campaign runs on: call again, at once"
     pid = (call.folder / "pid").read_text()
     assert os.getsid(int(pid)) == int(pid), "or it would be killed with the call"
@@ -63,7 +63,7 @@ def test_a_call_returns_in_time_and_the_next_finds_the_same_campaign(call, told)
     told.clear()
     soon = threading.Timer(0.5, (call.folder / "end").touch)
     soon.start()
-    call.run([], Times(call_s=60.0, campaign_s=90.0))
+    call.run(["--jobs", "4"], Times(call_s=60.0, campaign_s=90.0))
     soon.join()
     assert told[-1] == "the campaign has ended"
     assert sum(line.startswith("begun") for line in told) == 1, "the first one's, told again"
@@ -98,6 +98,36 @@ def test_a_campaign_can_be_ended_for_one_with_other_code(call, told):
     told.clear()
     call.run([], Times(call_s=0.5, campaign_s=90.0))
     assert int((call.folder / "pid").read_text()) != pid
+
+
+def test_other_arguments_are_heard(call, told):
+    call.run(["--stage", "facts"], Times(call_s=0.5, campaign_s=90.0))
+    pid = (call.folder / "pid").read_text()
+    store = Store(call.folder, WHERE, "tiny")
+    store.put("facts", Outcome(status="done", attempts=1))
+    told.clear()
+    call.run(["--stage", "cells"], Times(call_s=0.5, campaign_s=90.0))
+    assert told[0] == (
+        "the campaign that runs was asked for `--stage facts`: it is ended, and goes on as "
+        "`--stage cells`"
+    )
+    assert any(line.endswith("--minutes 1.50 --stage cells") for line in told)
+    assert (call.folder / "pid").read_text() != pid
+    assert read_results(call.folder).is_done("facts")
+
+
+def test_what_comes_back_is_what_there_is_now(call):
+    """Of files of jobs in flight none stays that has ended: eight come back at most."""
+    for name in ("results.json", "profile.toml", "timelines.json.gz", "log.txt", "printed.txt"):
+        call.folder.mkdir(exist_ok=True)
+        (call.folder / name).write_text(name)
+    call.to.mkdir()
+    for name in ("smoke.txt", "samples.jsonl", "tests.txt"):
+        (call.folder / name).write_text(name)
+        call_module._copy_kept(call.folder, call.to)
+        assert (call.to / name).read_text() == name
+        assert len(list(call.to.iterdir())) == 6, "and two tables"
+        (call.folder / name).unlink()
 
 
 def test_a_campaign_that_cannot_begin_says_why(call, told):
