@@ -80,7 +80,7 @@ def test_a_layout_that_cannot_be_is_told():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"global_batch": 8}, "global_batch is 8, and its classes have"),
+        ({"global_batch": 4}, "global_batch is 4, and its classes have"),
         ({"model_flops": 12345}, "model_flops is 12,345, of its classes"),
         ({"precision": "fp8"}, "precision is fp8"),
         ({"attention": "unfused"}, "attention is unfused"),
