@@ -21,6 +21,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
 _ANEW = "fetch the folder again, or give the one that is not quantised"
+_LONGEST_NAME = 255  # bytes, of file systems
 _BLOCKS, _SCALES = "_blocks", "_scales"  # of MXFP4
 # What a scale beside NAME or STEM.weight is called.
 _OF_NAME, _OF_STEM = ("_scale_inv", "_scale"), (".SCB", ".scale")
@@ -74,11 +75,18 @@ def _read_index(path: Path) -> dict[str, str]:
             path, "has no 'weight_map', which says which file has which tensor; fetch it again"
         )
     for name, file in found.items():
-        if not isinstance(file, str) or Path(file).name != file:
+        if not _is_file_name(file):
             raise WeightsError(
                 path, f"weight_map names {file!r:.80} for {name}; it needs a file of this folder"
             )
     return found
+
+
+def _is_file_name(file: object) -> bool:
+    """Whether a folder can have a file of this name: one part, of at most 255 bytes."""
+    if not isinstance(file, str) or "\0" in file or Path(file).name != file:
+        return False
+    return len(file.encode("utf-8", "replace")) <= _LONGEST_NAME
 
 
 def _nothing_there(folder: Path) -> str:

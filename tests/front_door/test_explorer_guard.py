@@ -98,11 +98,22 @@ BROKEN = [
     {"state": [1]}, {"state": None}, {"changedPropIds": 3}, {"changedPropIds": [{}]},
     {"inputs": [url_of(3), {"id": "poll", "property": "n_intervals"}]},
 ]  # fmt: skip
+DEEP = b"[" * 200_000 + b"]" * 200_000
 
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"null", b"[]", b"3", b"{}", b"\xff", *(json.dumps(asked(**b)) for b in BROKEN)],
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b"3",
+        b"{}",
+        b"\xff",
+        DEEP,
+        *(json.dumps(asked(**b)) for b in BROKEN),
+    ],
 )
 def test_a_broken_callback_is_refused_and_no_traceback_is_left(client, body, capsys, caplog):
     answer = client.post(CALLBACKS, data=body, content_type="application/json")

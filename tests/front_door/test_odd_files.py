@@ -59,6 +59,8 @@ def test_words_that_no_file_can_have(tmp_path: Path, capsys: pytest.CaptureFixtu
     (run / "run.toml").write_text("a = " + "[" * 5000)
     for given in (["-o", run, "--resume"], [run / "run.toml"]):
         assert "is not valid TOML: arrays or tables are nested" in error_of(capsys, "train", *given)
+    (run / "run.toml").write_text("a = " + "9" * 5000)
+    assert "is not valid TOML: Exceeds the limit" in error_of(capsys, "train", run / "run.toml")
 
 
 def test_ids_that_need_more_than_31_bits_are_refused(tmp_path: Path) -> None:

@@ -99,6 +99,13 @@ def test_an_index_that_points_out_of_the_folder(sharded, file):
     assert_says(refusal(folder, spec), INDEX, repr(file), Q_PROJ)
 
 
+@pytest.mark.parametrize("file", ["a" * 300, "a\0b"])
+def test_an_index_with_a_name_that_no_file_can_have(sharded, file):
+    folder, spec = sharded
+    (folder / INDEX).write_text(json.dumps({"weight_map": {Q_PROJ: file}}))
+    assert_says(refusal(folder, spec), INDEX, "it needs a file of this folder", Q_PROJ)
+
+
 def test_a_missing_shard(sharded):
     folder, spec = sharded
     shard = sorted(folder.glob("model-00002-*"))[0]

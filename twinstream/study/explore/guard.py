@@ -33,9 +33,7 @@ def guard(app: Dash, host: str) -> None:
             return _refused(403, f"'{request.host[:80]}' is no name of this machine")
         if _is_of_another_site():
             return _refused(403, "a page of another site asks")
-        if request.path == _CALLBACKS and not _is_callback(
-            request.get_json(silent=True), app.callback_map
-        ):
+        if request.path == _CALLBACKS and not _is_callback(_asked(), app.callback_map):
             return _refused(400, "this is no callback of the page")
         return None
 
@@ -50,6 +48,14 @@ def guard(app: Dash, host: str) -> None:
     app.server.after_request(unframed)
     app.server.register_error_handler(TwinstreamError, broken)
     app.server.register_error_handler(DashException, broken)
+
+
+def _asked() -> Any:
+    """The request's JSON; None of what is none, or is nested deeper than Python reads."""
+    try:
+        return request.get_json(silent=True)
+    except RecursionError:
+        return None
 
 
 def _refused(status: int, why: str) -> Response:
