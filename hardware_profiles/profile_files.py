@@ -13,7 +13,7 @@ from pydantic import Field
 
 from twinstream.hardware_profiles.errors import ProfileError
 from twinstream.schedule.errors import did_you_mean, require
-from twinstream.schedule.files import parse_toml, read_text
+from twinstream.schedule.files import parse_toml, read_text, real_path
 from twinstream.schedule.node import Node
 
 Text = Annotated[str, Field(pattern=r"\S")]
@@ -134,14 +134,14 @@ class ProfileLoader(Generic[ProfileT]):
 
     def _load_file(self, path: Path, loading: tuple[Path, ...]) -> ProfileT:
         text = _read(path, loading)
-        return self.load_text(text, str(path), path.parent, (*loading, path.resolve()))
+        return self.load_text(text, str(path), path.parent, (*loading, real_path(path)))
 
 
 def _read(path: Path, loading: tuple[Path, ...]) -> str:
     """The text of a profile; `loading` are files of which each is the base of the one before."""
     if "\0" in str(path):
         raise ProfileError(f"cannot read profile {path}: no path holds a null byte")
-    if path.resolve() in loading:
+    if real_path(path) in loading:
         names = [one.name for one in (*loading, path)]
         raise ProfileError(f"profiles inherit in a circle: {' -> '.join(names)}")
     try:

@@ -36,6 +36,9 @@ RATE_FIELDS = (
 # Which curve, where a profile states it, turns a peak into what the board's power limit sustains.
 SUSTAINED_OF_PEAK = dict.fromkeys(("peak_bf16_flop_per_s", *NARROW_PEAKS), "sustained")
 CAPACITY_FIELDS = ("device_memory_bytes", "host_memory_bytes")
+_UNIFIED = "unified_memory_bytes"
+DEVICE_SHARE = 0.75  # of one memory, where nothing says how device and host divide it
+_NO_PART_OF_PLANS = ("compute_capability", "expected_error", "one_gpu_profile", _UNIFIED)
 # Costs may be zero and are never unconstrained: a machine without the cost states 0.
 COST_FIELDS = (
     "device_reserve_bytes",
@@ -166,6 +169,9 @@ class Machine(Profile):
     an implementation first: `attention_forward/flash3/head_dim_64`. What the host CPU computes has
     units of its own, as fractions of the host DRAM rate: `host_adamw`, `host_vector`.
 
+    `unified_memory_bytes` is the one memory of a machine whose GPU has none of its own: the two
+    capacities are shares of it (a profile is refused where they are more than it has).
+
     `one_gpu_profile` names the profile of the same device in runs of one, where this one's
     constants were fitted to training steps of many.
     """
@@ -183,6 +189,7 @@ class Machine(Profile):
     host_dram_bytes_per_s: Number | None = None
     device_memory_bytes: Number | None = None
     host_memory_bytes: Number | None = None
+    unified_memory_bytes: Number | None = None
     device_reserve_bytes: Number | None = None
     launch_latency_ns: Number | None = None
     copy_latency_ns: Number | None = None
@@ -193,7 +200,7 @@ class Machine(Profile):
     expected_error: ExpectedError | None = None
     efficiency: dict[str, Efficiency] = Field(default_factory=dict)
 
-    @field_validator(*NUMBER_FIELDS)
+    @field_validator(*NUMBER_FIELDS, _UNIFIED)
     @classmethod
     def _numbers_are_possible(cls, number: Number | None, info: ValidationInfo) -> Number | None:
         if number is not None and (fault := _number_fault(str(info.field_name), number.value)):
@@ -212,6 +219,29 @@ class Machine(Profile):
     def _both_directions_fit_each(self) -> Self:
         if fault := link_fault(self.link_rates()):
             raise PydanticCustomError("link", fault)
+        return self
+
+    @model_validator(mode="after")
+    def _memories_are_there(self) -> Self:
+        has = self.unified_memory_bytes
+        if has is None or has.value is None:
+            return self
+        shares = {field: getattr(self, field) for field in CAPACITY_FIELDS}
+        unknown = [field for field, share in shares.items() if share is None or share.value is None]
+        if unknown:
+            raise PydanticCustomError(
+                "unified_shares",
+                "{field} is unknown: of one memory, state the shares of device and host",
+                {"field": unknown[0]},
+            )
+        both = sum(share.value for share in shares.values())
+        if both > has.value:
+            raise PydanticCustomError(
+                "unified_twice",
+                "device_memory_bytes and host_memory_bytes are {both} together, of one memory of "
+                "{has}: divide it, as three quarters and one",
+                {"both": f"{both:.0f}", "has": f"{has.value:.0f}"},
+            )
         return self
 
     def link_rates(self) -> dict[str, float]:
@@ -266,7 +296,7 @@ class Machine(Profile):
     def content_hash(self) -> str:
         """16 hex digits that change with any number, source or text that a plan follows from."""
         document: dict[str, Any] = self.model_dump(mode="json")
-        for field in ("compute_capability", "expected_error", "one_gpu_profile", *NARROW_PEAKS):
+        for field in (*_NO_PART_OF_PLANS, *NARROW_PEAKS):
             del document[field]  # nothing that a plan follows from, which is of bf16 or float32
         if self.attention is None:  # as before profiles could state one
             del document["attention"]
@@ -299,7 +329,7 @@ def _number_fault(field: str, value: float | None) -> tuple[str, str] | None:
     if value == 0:
         return "value_zero", "0 is not positive; drop an unknown number"
     least, most, unit = _LEAST_RATE, _MOST_RATE, "bytes a second"
-    if field in CAPACITY_FIELDS:
+    if field in (*CAPACITY_FIELDS, _UNIFIED):
         least, most, unit = _LEAST_CAPACITY, _MOST_CAPACITY, "bytes"
         usual = f"{value:g} GiB are {value * 2**30:.0f}"
     else:

@@ -11,6 +11,8 @@ from twinstream.schedule.numbers import PositiveCount
 ROPE_SCALING = "rope_scaling."  # prefix of its fields among the attributes of a kernel call
 
 PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+MOST_LAYERS = 10_000  # a slip beyond: the deepest that are published have some hundred
+Depth = Annotated[int, Field(gt=0, le=MOST_LAYERS)]
 Width = Annotated[int, Field(gt=0, le=2**22)]
 
 

@@ -29,7 +29,7 @@ from twinstream.models.layout import (
     padded_vocab,
     rank_heads,
 )
-from twinstream.models.options import Experts, PositiveFinite, RopeScaling, Width
+from twinstream.models.options import Depth, Experts, PositiveFinite, RopeScaling, Width
 from twinstream.schedule.node import Node
 from twinstream.schedule.workload import ModelRef
 
@@ -70,7 +70,7 @@ class ModelSpec(Node):
     """
 
     name: Annotated[str, Field(min_length=1)]
-    num_layers: Annotated[int, Field(gt=0, le=2**20)]
+    num_layers: Depth
     d_model: Width
     num_heads: Width
     num_kv_heads: Width

@@ -21,6 +21,7 @@ from twinstream.models.recipe import is_dpo
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.schedule.errors import TwinstreamError, require
+from twinstream.schedule.files import real_path
 from twinstream.schedule.python_file import OwnFunction, digest_of_code, note_named, split_name
 
 DEFAULT_SEQ_LEN = 2048
@@ -204,7 +205,7 @@ def _source_of(
         raise CannotTraceError(
             f"{file} names no code of its own (auto_map): leave out --trust-remote-code"
         )
-    folder = file.parent.resolve()
+    folder = real_path(file.parent)
     digest = digest_of_code(folder)
     note_named(digest)
     found = ModuleSource(kind="remote", path=str(folder), sha256=digest)

@@ -22,7 +22,9 @@ from twinstream.executor.modules.whole.text_part import (
     whole_class,
 )
 from twinstream.models.hf.quantization import QUANTIZATION_KEYS, without_codes
+from twinstream.models.options import MOST_LAYERS
 from twinstream.models.traced import ModuleSource
+from twinstream.schedule.files import real_path
 from twinstream.schedule.python_file import (
     digest_of,
     digest_of_code,
@@ -138,6 +140,7 @@ def _config_of(source: ModuleSource) -> Any:
 
 def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None) -> nn.Module:
     config = _config_of(source)
+    _require_buildable(text_config(config))
     chosen = {} if attention is None else {"attn_implementation": attention}
     try:
         module = text_module(text_config(config), dtype=dtype, **chosen)
@@ -157,6 +160,13 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
         module.set_experts_implementation("grouped_mm")
     assert isinstance(module, nn.Module)
     return module
+
+
+def _require_buildable(config: Any) -> None:
+    """Before a module is built, which takes milliseconds a layer."""
+    count = getattr(config, "num_hidden_layers", None)
+    if isinstance(count, int) and not 0 < count <= MOST_LAYERS:
+        raise ModuleRefusal(f"num_hidden_layers is {count:,}; it is from 1 to {MOST_LAYERS:,}")
 
 
 def _what_else(config: dict[str, Any]) -> str:
@@ -189,10 +199,13 @@ def _from_folder(source: ModuleSource, dtype: torch.dtype, attention: str | None
             config = AutoConfig.from_pretrained(
                 folder, trust_remote_code=True, local_files_only=True
             )
+            _require_buildable(config)
             config.use_cache = False
             drop_codes(config)
             build: Any = AutoModelForCausalLM.from_config
             module = build(config, dtype=dtype, trust_remote_code=True, **chosen)
+    except ModuleRefusal:
+        raise
     except Exception as error:
         raise ModuleRefusal(f"the code of {folder} builds no module: {told_of(error)}") from error
     assert isinstance(module, nn.Module)
@@ -257,7 +270,7 @@ def _from_python(source: ModuleSource) -> nn.Module:
 
 def python_source(path: Path, function: str) -> ModuleSource:
     """The source of a module that a function of a file builds."""
-    path = path.resolve()
+    path = real_path(path)
     digest = digest_of(path)
     note_named(digest)
     return ModuleSource(kind="python", path=str(path), function=function, sha256=digest)

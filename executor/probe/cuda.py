@@ -28,7 +28,13 @@ from twinstream.executor.probe.timing.device_timing import DeviceTimer
 from twinstream.executor.probe.timing.fit import Line
 from twinstream.executor.run.device_state import DeviceState, StateWatch, cuda_reader
 from twinstream.hardware_profiles.curve_choice import implementation_in
-from twinstream.hardware_profiles.schema import ComputeCapability, Efficiency, Machine, Number
+from twinstream.hardware_profiles.schema import (
+    DEVICE_SHARE,
+    ComputeCapability,
+    Efficiency,
+    Machine,
+    Number,
+)
 from twinstream.schedule.chain import Chain
 
 _RESERVE_MARGIN_BYTES = 256 * 2**20  # of streams, events and graphs of a run, and rounding
@@ -111,10 +117,12 @@ def probe_cuda(request: ProbeRequest, device: torch.device) -> Probed:
     where = f"probed {request.date} on {_where(request, device)}"
     machine, fit = _machine(request, links, (samples, sustained), where)
     memory = {
-        "device_memory_bytes": float(torch.cuda.mem_get_info(device)[1]),
         "device_reserve_bytes": float(max(reserve, before)),
-        **_host_bytes(),
-    }
+        **memory_bytes(
+            torch.cuda.mem_get_info(device)[1], _free_host_bytes(),
+            is_unified=bool(torch.cuda.get_device_properties(device).is_integrated),
+        ),
+    }  # fmt: skip
     numbers = {name: _measured(value, where) for name, value in memory.items()}
     return Probed(machine.model_copy(update=numbers), links, samples, sustained, fit.ratios)
 
@@ -254,7 +262,23 @@ def _used_bytes(device: torch.device) -> int:
     return int(total - free)
 
 
-def _host_bytes() -> dict[str, float]:
+def memory_bytes(
+    device_bytes: int, host_bytes: int | None, *, is_unified: bool
+) -> dict[str, float]:
+    """Capacities of a profile; of a GPU that uses the host's memory, shares of what is free."""
+    if not is_unified:
+        host = {} if host_bytes is None else {"host_memory_bytes": float(host_bytes)}
+        return {"device_memory_bytes": float(device_bytes), **host}
+    pool = device_bytes if host_bytes is None else min(device_bytes, host_bytes)
+    device = int(DEVICE_SHARE * pool)
+    return {
+        "device_memory_bytes": float(device),
+        "host_memory_bytes": float(pool - device),
+        "unified_memory_bytes": float(pool),
+    }
+
+
+def _free_host_bytes() -> int | None:
     limits = host_limits()
     known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
-    return {"host_memory_bytes": float(min(known))} if known else {}
+    return min(known) if known else None

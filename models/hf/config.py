@@ -28,9 +28,9 @@ from twinstream.models.hf.quantization import (
     without_codes,
 )
 from twinstream.models.hf.rope import RopeKeys, rope_refusals
-from twinstream.models.options import PositiveFinite, RopeScaling
+from twinstream.models.options import Depth, PositiveFinite, RopeScaling
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.files import read_text
+from twinstream.schedule.files import read_text, real_path
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", *EXPERT_MODEL_TYPES)
 DEFAULT_ROPE_THETA = 10_000.0
@@ -81,7 +81,7 @@ class _Config(ExpertKeys, RopeKeys):
 
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
-    num_hidden_layers: PositiveInt
+    num_hidden_layers: Depth
     num_attention_heads: PositiveInt
     num_key_value_heads: PositiveInt | None = None
     head_dim: PositiveInt | None = None
@@ -267,7 +267,7 @@ def hf_config_file(path: str | Path) -> Path:
 def config_name(file: Path, model_type: str) -> str:
     """What a model is called whose config.json this is: as its folder, or as the file."""
     is_named_by_folder = file.name == "config.json"
-    return (file.parent.resolve().name if is_named_by_folder else file.stem) or model_type
+    return (real_path(file.parent).name if is_named_by_folder else file.stem) or model_type
 
 
 def read_json_object(file: Path) -> dict[str, Any]:

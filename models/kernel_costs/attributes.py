@@ -14,7 +14,6 @@ TEMPORARY_BYTES = "temporary_bytes"  # what a call takes of torch's allocator at
 PLACES_A_ROUND = "places_a_round"  # of a call whose random numbers follow from its round
 FROZEN_NORM = "frozen_norm"  # of a head whose matrix alone is trained
 _EXPERTS = "experts."
-AUX_LOSS = f"{_EXPERTS}aux_loss"
 _T = TypeVar("_T", int, float, str, bool)
 
 

@@ -85,9 +85,11 @@ def test_a_template_reaches_nothing_outside(tmp_path):
         ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", r"nests too deeply"),
         ("{% if 1 %}" * 1500 + "{% endif %}" * 1500, r"nests too deeply"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", r"nests too deeply"),
+        ("{{ 'ab ' * (9 * 10**6) }}", r"writes 27,000,002 characters .* allowed: take another"),
+        ("{{ strftime_now('%Y' * 10**6) }}", r"writes 4,000,002 characters"),
         ("{% generation %}\ufdd0{% endgeneration %}", r"has .*U\+FDD0.*take them out"),
     ],
-    ids=["time", "memory", "parentheses", "blocks", "recursion", "marks"],
+    ids=["time", "memory", "parentheses", "blocks", "recursion", "text", "date", "marks"],
 )  # fmt: skip
 def test_a_template_that_takes_too_much_is_stopped_and_told(source, message):
     source = (

@@ -279,3 +279,17 @@ def test_layouts_say_how_far_off_they_may_be_on_the_screen_and_in_json(tmp_path)
     page = tmp_path / "uncertain_layout.html"
     call("report", str(path), "-o", str(page))
     assert "predicted, +/- " in page.read_text("utf-8")
+
+
+def test_a_profile_that_may_count_one_memory_twice_is_told_of():
+    gib = 2.0**30
+    machine = load_machine("h100")
+    number = machine.device_memory_bytes.model_copy(update={"value": 119 * gib, "kind": "measured"})
+    both = {"device_memory_bytes": number, "host_memory_bytes": number}
+    twice = machine.model_copy(update=both)
+    (usual,) = rate_notes(planned_with("flash3"), machine)
+    assert usual.startswith("Attention flash3")
+    told, same = rate_notes(planned_with("flash3"), twice)
+    assert same == usual and "equally large" in told and "unified_memory_bytes" in told
+    one = both | {"unified_memory_bytes": number.model_copy(update={"value": 238 * gib})}
+    assert rate_notes(planned_with("flash3"), machine.model_copy(update=one)) == [usual]

@@ -175,3 +175,16 @@ def test_a_slip_in_the_unit_is_told_what_was_meant(field, value, told):
             toy_machine().model_dump() | {field: number(value).model_dump()}
         )
     assert told in str(caught.value)
+
+
+def test_one_memory_is_not_counted_twice():
+    gib = 2.0**30
+    shares = {"device_memory_bytes": number(90 * gib), "host_memory_bytes": number(29 * gib)}
+    pool = {"unified_memory_bytes": number(119 * gib)}
+    document = toy_machine().model_dump()
+    assert Machine.model_validate(document | shares | pool).number("host_memory_bytes") == 29 * gib
+    twice = shares | {"host_memory_bytes": number(119 * gib)}
+    with pytest.raises(ValidationError, match="together, of one memory of 127775277056: divide it"):
+        Machine.model_validate(document | twice | pool)
+    with pytest.raises(ValidationError, match="host_memory_bytes is unknown: of one memory, state"):
+        Machine.model_validate(document | shares | {"host_memory_bytes": None} | pool)

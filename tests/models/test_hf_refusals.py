@@ -150,6 +150,7 @@ def test_a_missing_key_is_named(model_type: str, key: str, tmp_path: Path) -> No
         ("hidden_size", 4096.0, "hidden_size = 4096.0: Input should be a valid integer"),
         ("vocab_size", True, "vocab_size = True: Input should be a valid integer"),
         ("num_hidden_layers", 0, "num_hidden_layers = 0: Input should be greater than 0"),
+        ("num_hidden_layers", 10**6, "num_hidden_layers = 1000000: Input should be less than or"),
         ("rms_norm_eps", "1e-5", "rms_norm_eps = '1e-5': Input should be a valid number"),
         ("rms_norm_eps", float("nan"), "rms_norm_eps = nan: Input should be a finite number"),
         ("tie_word_embeddings", "no", "tie_word_embeddings = 'no': Input should be a valid bool"),

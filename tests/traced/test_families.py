@@ -63,6 +63,14 @@ def test_a_family_that_cannot_be_planned_is_refused_with_the_reason(family):
         traced(family)
 
 
+@pytest.mark.parametrize("key", ["n_layer", "num_hidden_layers"])
+def test_a_million_layers_are_refused_before_they_are_built(key):
+    family = "gpt2" if key == "n_layer" else "gemma3_text"
+    config = {**tiny_config(family), key: 10**6, "layer_types": None}
+    with pytest.raises(ModuleRefusal, match="1,000,000; it is from 1 to 10,000"):
+        trace(ModuleSource(config=config), dtype="float32", seq_len=SEQ_LEN)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_document_is_read_as_it_was_written_and_buffers_are_the_models_own(tmp_path):
     document = traced("gemma3_text")

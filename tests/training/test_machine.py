@@ -5,9 +5,11 @@ import torch
 
 import twinstream.api
 from tests.training.small_runs import write_rows
+from twinstream.executor.memory import host_limits
+from twinstream.executor.memory.host_limits import HostLimits
 from twinstream.executor.probe import cpu, device, known_gpu
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.hardware_profiles.schema import AttentionChoice, Machine
+from twinstream.hardware_profiles.schema import AttentionChoice, Machine, Number
 from twinstream.models.kernel_costs import attention_limits
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice
@@ -18,6 +20,7 @@ from twinstream.training.options import TrainOptions
 from twinstream.training.planning import recipe_of
 from twinstream.training.trainer import Trainer
 
+GIB = 2**30
 OPTIONS = TrainOptions(model="8b", data=("d",), output="o")
 
 
@@ -151,3 +154,19 @@ def test_files_and_options_are_looked_at_before_the_machine_is_measured(
         Trainer(TrainOptions.of(given | options, "")).prepare()
     with pytest.raises(AssertionError):
         Trainer(TrainOptions.of(given, "")).prepare()
+
+
+def test_caps_of_one_memory_are_shares_of_what_is_free(monkeypatch):
+    free = HostLimits(None, None, 100 * GIB)
+    monkeypatch.setattr(host_limits, "host_limits", lambda: free)
+    monkeypatch.setattr(training_machine, "_free_on_gpu", lambda: 119 * GIB)
+    two = load_machine("rtx5090")
+    found = training_machine._free(OPTIONS, two, "cuda", None)
+    assert found[1] == 80 * GIB
+    numbers = {
+        name: Number(value=x * 2.0**30, kind="assumed", source="a test")
+        for name, x in {"device_memory_bytes": 90, "host_memory_bytes": 29,
+                        "unified_memory_bytes": 119}.items()
+    }  # fmt: skip
+    one = two.model_copy(update=numbers)
+    assert training_machine._free(OPTIONS, one, "cuda", None) == (60 * GIB, 20 * GIB)

@@ -248,7 +248,8 @@ def rate_notes(schedule: Schedule, machine: Machine) -> list[str]:
             ratios = found.setdefault((work.implementation, chosen.of), {})
             ratios[work.unit.removeprefix("attention_")] = chosen.ratio
     told = [_rate_note(name, of, ratios, machine.name) for (name, of), ratios in found.items()]
-    return [*_profile_note(machine), *_usual_note(schedule, machine), *told]
+    notes = (*_profile_note(machine), *_memory_note(machine), *_usual_note(schedule, machine))
+    return [*notes, *told]
 
 
 def _profile_note(machine: Machine) -> list[str]:
@@ -259,6 +260,20 @@ def _profile_note(machine: Machine) -> list[str]:
     return [
         f"{machine.name} has constants that were fitted to training steps of many GPUs; the same "
         f"GPU by itself, fitted to runs of one, is --machine {alone}, and predicted faster."
+    ]
+
+
+def _memory_note(machine: Machine) -> list[str]:
+    """Of a profile that may count one memory twice."""
+    device, host = machine.device_memory_bytes, machine.host_memory_bytes
+    if machine.unified_memory_bytes is not None or device is None or host is None:
+        return []
+    if device.value is None or device.value != host.value or "assumed" in (device.kind, host.kind):
+        return []
+    return [
+        f"Device and host memory of {machine.name} are equally large: where both are one (DGX "
+        "Spark, Strix Halo, Jetson), it is counted twice. State unified_memory_bytes, and divide "
+        "it between the two."
     ]
 
 

@@ -23,6 +23,7 @@ from twinstream.report.run_folder import RunFolder, RunSummary, run_summary
 from twinstream.report.share_figures import traffic_figure
 from twinstream.schedule.analysis.comparison import Comparison, Pair
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.files import real_path
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
 from twinstream.screens.live import duration
@@ -59,7 +60,7 @@ def run_html(
         sections.append(_compared(run.comparison))
     if run.options is not None:
         sections.append(Section("Options", f"As {OPTIONS} has them.", Text(run.options)))
-    name, model = run.path.resolve().name, schedule.model.name if schedule else None
+    name, model = real_path(run.path).name, schedule.model.name if schedule else None
     if ranks is not None:
         model = str(ranks.schedule.model["name"])
     return html_of(

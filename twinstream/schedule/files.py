@@ -32,6 +32,14 @@ class DocumentError(TwinstreamError):
     """A file is missing, unreadable, or not the document it should be."""
 
 
+def real_path(path: str | Path) -> Path:
+    """Absolute and without links; a link that leads to itself stays, for who opens it to tell of.
+
+    `Path.resolve` raises a RuntimeError at such a one before Python 3.13.
+    """
+    return Path(os.path.realpath(path))
+
+
 def open_file(path: str | Path) -> BinaryIO:
     """A regular file, for reading: a pipe, a terminal or a device may have no end.
 

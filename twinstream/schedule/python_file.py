@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.files import DocumentError, read_bytes, read_text
+from twinstream.schedule.files import DocumentError, read_bytes, read_text, real_path
 from twinstream.schedule.node import Node
 
 _named: set[str] = set()  # digests of what was named in this process: consent is the process's
@@ -61,7 +61,7 @@ class OwnFunction(Node):
         found = split_name(text)
         if found is None:
             raise TwinstreamError(f"'{text}' names no function of a file: write FILE.py:FUNCTION")
-        path = found[0].resolve()
+        path = real_path(found[0])
         digest = digest_of(path)
         note_named(digest)
         return cls(path=str(path), function=found[1], sha256=digest, **more)
@@ -115,7 +115,7 @@ def object_of_file(path: Path, name: str) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    folder = str(path.resolve().parent)  # whose other files it may import, as a script may
+    folder = str(real_path(path).parent)  # whose other files it may import, as a script may
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from twinstream.hardware_profiles.errors import ProfileError
 from twinstream.hardware_profiles.loader import load_machine, machine_names, save_machine
-from twinstream.hardware_profiles.schema import Machine
+from twinstream.hardware_profiles.schema import DEVICE_SHARE, Machine
 from twinstream.log.run_files import MACHINE
 from twinstream.models.kernel_costs.attention_limits import attention_limits, attention_names
 from twinstream.planner.request import HOST_SHARE
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 """Takes a line about what is going on."""
 _MUCH_FASTER = 1.4  # a CPU than when it was measured
-_DEVICE_SHARE_OF_CPU = 0.75  # of that, where both memories are the host's
 
 
 @dataclass(frozen=True)
@@ -217,10 +216,10 @@ def _free(
     limits = host_limits()
     known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
     free_host = int(HOST_SHARE * min(known)) if known else None
-    if backend == "cuda":
+    if backend == "cuda" and machine.unified_memory_bytes is None:
         free_device: int | None = _free_on_gpu() if gpus is None else gpus.free_bytes
-    else:
-        free_device = None if free_host is None else int(_DEVICE_SHARE_OF_CPU * free_host)
+    else:  # both are the host's
+        free_device = None if free_host is None else int(DEVICE_SHARE * free_host)
         free_host = None if free_host is None or free_device is None else free_host - free_device
     return (
         _least(options.device_mem, free_device, machine, "device_memory_bytes"),

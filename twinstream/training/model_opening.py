@@ -9,6 +9,7 @@ from twinstream.models.presets import is_preset, require_weights
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
+from twinstream.schedule.files import real_path
 from twinstream.tracing import find_model
 from twinstream.training.machine import Tell
 from twinstream.training.options import OptionsError, TrainOptions
@@ -138,4 +139,4 @@ def lora_text(spec: AnyModel, recipe: Recipe, options: TrainOptions) -> str | No
 
 def base_name(model: OpenedModel) -> str | None:
     """What a PEFT folder says of its base."""
-    return None if model.folder is None else str(model.folder.resolve())
+    return None if model.folder is None else str(real_path(model.folder))

@@ -17,7 +17,7 @@ from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.recipe import is_dpo
 from twinstream.models.update_rules import RULES
 from twinstream.schedule.errors import ArgumentError, did_you_mean
-from twinstream.schedule.files import parse_toml, read_text, reason_of, write_text
+from twinstream.schedule.files import parse_toml, read_text, real_path, reason_of, write_text
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Reduction
 from twinstream.training.rates import Cooldown, Decay
@@ -317,7 +317,7 @@ def require_same(wanted: TrainOptions, before: TrainOptions) -> None:
         OptionsError: one that decides the bits of the run is another now.
     """
     pairs = {name: (getattr(wanted, name), getattr(before, name)) for name in FIXED}
-    pairs["model"] = Path(wanted.model).resolve(), Path(before.model).resolve()
+    pairs["model"] = real_path(wanted.model), real_path(before.model)
     for name, (now, then) in pairs.items():
         if now != then and now is not None:
             raise OptionsError(

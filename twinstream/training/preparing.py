@@ -13,9 +13,7 @@ from twinstream.data.training_data import TrainingData
 from twinstream.executor.weights.durable_files import free_bytes
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary
-from twinstream.models.model import (
-    require_decoder,
-)
+from twinstream.models.model import require_decoder
 from twinstream.models.presets import model_notes
 from twinstream.models.recipe import Recipe, is_dpo
 from twinstream.models.traced import TracedModel

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.pool import AsyncResult, Pool
 from pathlib import Path
 from typing import Self
@@ -124,15 +124,10 @@ def _plan_cell(request: PlanRequest, start_s: float) -> PlannedCell:
     whole, predicted = _planned(request, cell)
     workload = whole.workload
     assert whole.bound is not None, "plans have bounds"
-    shorts = []
-    for rounds in cell.short_rounds:
-        tokens = workload.chunk_tokens * workload.chunks_per_round * rounds
-        short = replace(
-            cell, tokens_per_step=tokens, chunk_tokens=workload.chunk_tokens,
-            chunks_per_round=workload.chunks_per_round,
-        )  # fmt: skip
-        shorts.append(_written(request, *_planned(request, short)))
-    first, second = shorts
+    first, second = (
+        _written(request, *_planned(request, cell.shortened(workload, rounds)))
+        for rounds in cell.short_rounds
+    )
     return PlannedCell(
         workload=workload,
         workload_line=workload_line(workload),

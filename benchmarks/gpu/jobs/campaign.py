@@ -10,6 +10,7 @@ from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.trained import trained_of
 from twinstream.planner.request import TrainingStep
+from twinstream.schedule.workload import Workload
 
 Backend = Literal["cpu", "cuda"]
 ModelSize = Literal["full", "tiny"]
@@ -74,6 +75,14 @@ class Cell:
         """What is trained, with these kernels."""
         trained = trained_of(self.spec, self.lora, (), self.base)
         return trained.model_copy(update={"kernels": kernels})
+
+    def shortened(self, work: Workload, rounds: int) -> "Cell":
+        """The same cut into chunks and rounds as the whole step, of so many rounds."""
+        tokens = work.chunk_tokens * work.chunks_per_round * rounds
+        return replace(
+            self, tokens_per_step=tokens, chunk_tokens=work.chunk_tokens,
+            chunks_per_round=work.chunks_per_round,
+        )  # fmt: skip
 
     def step(self, recipe: Recipe) -> TrainingStep:
         return TrainingStep(

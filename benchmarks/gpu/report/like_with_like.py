@@ -6,7 +6,7 @@ and no other plan is predicted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Annotated
@@ -83,16 +83,10 @@ def _compared(
     machines: Sequence[Machine],
 ) -> Compared:  # fmt: skip
     whole = _plan(cell, recipe, planned_on)
-    work, shorts = whole.workload, []
-    for rounds in measured.rounds_measured:
-        tokens = work.chunk_tokens * work.chunks_per_round * rounds
-        short = replace(
-            cell, tokens_per_step=tokens, chunk_tokens=work.chunk_tokens,
-            chunks_per_round=work.chunks_per_round,
-        )  # fmt: skip
-        shorts.append(_plan(short, recipe, planned_on))
+    work, few_more = whole.workload, measured.rounds_measured
+    shorts = [_plan(cell.shortened(work, rounds), recipe, planned_on) for rounds in few_more]
     own_s = [simulate(schedule, planned_on).step_ns / 1e9 for schedule in (whole, *shorts)]
-    few, more = measured.rounds_measured
+    few, more = few_more
     extended = extended_s(work.rounds_per_step, (few, more), (own_s[1], own_s[2]))
     last = shorts[-1]
     return Compared(

@@ -330,3 +330,11 @@ def test_right_kernels_are_near_the_eager_ones_and_wrong_ones_are_not(monkeypatc
     torch.set_num_threads(threads)
     assert found.tensor == "grad.1"
     assert math.isnan(found.relative)
+
+
+def test_a_gpu_that_uses_the_hosts_memory_has_a_share_of_what_is_free():
+    own = {"device_memory_bytes": 100.0, "host_memory_bytes": 80.0}
+    assert cuda.memory_bytes(100, 80, is_unified=False) == own
+    found = cuda.memory_bytes(100, 80, is_unified=True)
+    one = {"device_memory_bytes": 60.0, "host_memory_bytes": 20.0, "unified_memory_bytes": 80.0}
+    assert found == one

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from twinstream.schedule.files import DocumentError
+from twinstream.schedule.files import DocumentError, real_path
 
 _OUTPUTS = {"output": "-o", "html": "--html"}
 
@@ -59,7 +59,7 @@ def require_own_outputs(given: Mapping[str, object]) -> None:
                 f"cannot write {path}: the command reads it, and what is in it would be lost; name "
                 f"another file with {flag}"
             )
-        if any(one.resolve() == path.resolve() for one in written):
+        if any(real_path(one) == real_path(path) for one in written):
             raise DocumentError(f"cannot write {path} twice; name another file with {flag}")
         written.append(path)
 

@@ -32,6 +32,8 @@ import jinja2.sandbox
 # A conversation of 40 MB may take longer and more than others.
 _CPU_SECONDS_PER_BYTE = 1e-6
 _MEMORY_BYTES_PER_BYTE = 64
+# A template that writes more has lost count: tokenising it would take minutes a conversation.
+_CHARACTERS, _CHARACTERS_PER_BYTE = 1 << 20, 64
 
 # Two code points that Unicode keeps free for uses inside a program; they mark what is generated.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
@@ -60,6 +62,7 @@ def serve(connection: Connection) -> None:
             if template is None:
                 template = _compile(source, today)
             answer = _rendered(template, named, messages[:count], tools, prompts)
+            _require_length(answer[0], size_bytes)
             content = json.dumps(answer).encode()
         except Exception as error:  # a template is a program: it raises whatever it likes
             content = json.dumps([_problem(error, limits[1])]).encode()
@@ -74,6 +77,15 @@ def _limit(size_bytes: int, cpu_s: float, memory_bytes: int) -> None:
     for kind, limit in ((resource.RLIMIT_CPU, ceil(cpu_s)), (resource.RLIMIT_AS, memory_bytes)):
         hard = resource.getrlimit(kind)[1]
         resource.setrlimit(kind, (limit if hard < 0 else min(limit, hard), hard))
+
+
+def _require_length(text: str, size_bytes: int) -> None:
+    most = _CHARACTERS + size_bytes * _CHARACTERS_PER_BYTE
+    if len(text) > most:
+        raise _Refused(
+            f"writes {len(text):,} characters for a conversation of {size_bytes:,} bytes, of which "
+            f"{most:,} are allowed: take another (--chat-template)"
+        )
 
 
 def _problem(error: Exception, memory_bytes: int) -> str:
@@ -91,13 +103,13 @@ def _problem(error: Exception, memory_bytes: int) -> str:
 
 def _rendered(
     template: Any, named: Mapping[str, str], messages: list[Any], tools: object, prompts: bool
-) -> list[object]:
+) -> tuple[str, list[tuple[int, int]]]:
     """A text, and the characters inside `{% generation %}`."""
     marked = template.render(
         messages=messages, tools=tools, documents=None, add_generation_prompt=prompts, **named
     )
     if _OPEN not in marked and _CLOSE not in marked:
-        return [marked, []]
+        return marked, []
     pieces = re.split(f"({_OPEN}|{_CLOSE})", marked)
     texts, marks = pieces[::2], pieces[1::2]
     if marks != [_OPEN, _CLOSE] * (len(marks) // 2):
@@ -109,7 +121,7 @@ def _rendered(
     for text in texts[:-1]:
         length += len(text)
         edges.append(length)
-    return ["".join(texts), list(zip(edges[::2], edges[1::2], strict=True))]
+    return "".join(texts), list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _compile(source: str, today: date) -> Any:
