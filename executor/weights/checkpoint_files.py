@@ -19,7 +19,7 @@ from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.model import AnyModel
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
-from twinstream.schedule.files import reason_of
+from twinstream.schedule.files import open_file, reason_of
 
 OPTIMIZER = "optimizer"
 _SUFFIX = ".bin"
@@ -41,7 +41,7 @@ class CheckpointFiles:
         try:
             size_bytes = path.stat().st_size
             flat = torch.empty(size_bytes, dtype=torch.uint8)
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 read_bytes = file.readinto(flat.numpy().data)
         except OSError as error:
             raise WeightsError(path, f"cannot be read: {reason_of(error)}") from None

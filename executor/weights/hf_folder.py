@@ -35,7 +35,7 @@ from twinstream.models.hf_weights import (
     hf_weights_of,
 )
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.files import reason_of
+from twinstream.schedule.files import open_file, reason_of
 
 EMBEDDING = "model.embed_tokens.weight"
 _HARMLESS = ("rotary_emb.inv_freq",)  # buffers that old versions of transformers saved
@@ -167,7 +167,7 @@ def read_weights(
     destination[end_bytes:].zero_()
     for path, weights in by_file.items():
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 for weight in weights:
                     flat = destination[weight.offset_bytes : weight.end_bytes]
                     if weight.axes:

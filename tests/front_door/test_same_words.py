@@ -1,11 +1,14 @@
 """Numbers as people write them, and names of options, are the same in every command."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.front_door.command_line import call, error_of
 from twinstream.schedule.sizes import parse_number
+from twinstream.study.query import StudyError
+from twinstream.study.sweep.config import config_of
 
 COST = ("cost", "work", "--num-layers", 80, "--d-model", 8192, "--json")
 PLAN = ("plan", "--model", "tiny", "--machine", "cpu", "--effort", "quick", "--json")
@@ -65,3 +68,15 @@ def test_a_model_is_given_in_either_way():
 )
 def test_what_is_wrong_is_said_in_a_sentence(given, says):
     assert says in " ".join(error_of(*given).replace("\u2502", " ").split())
+
+
+def test_a_sweep_reads_numbers_as_flags_do_and_texts_as_they_are():
+    document = {
+        "fixed": {"model": "8b", "machine": "h100", "seq_len": "2k", "price_per_gpu_hour": "$2.50"},
+        "axes": {"tokens_per_step": ["16k", 32768], "device_mem": ["24GiB"]},
+    }
+    found = config_of(document, source="a test", folder=Path())
+    assert found.fixed == document["fixed"] | {"seq_len": 2048, "price_per_gpu_hour": 2.5}
+    assert found.axes == {"tokens_per_step": (16384, 32768), "device_mem": ("24GiB",)}
+    with pytest.raises(StudyError, match=r"fixed.seq_len needs a positive whole number, got '2x'"):
+        config_of({"fixed": document["fixed"] | {"seq_len": "2x"}}, source="a test", folder=Path())

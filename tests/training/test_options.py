@@ -77,3 +77,12 @@ def test_expected_lengths_fill_a_chunk_as_the_data_does(longest: int) -> None:
     attention = (found**2).sum() / found.sum()
     assert attention == pytest.approx((lengths**2).sum() / lengths.sum(), rel=0.5)
     assert packing.most_sequences >= len(packing.expected_lengths)
+
+
+def test_numbers_of_a_file_are_read_as_those_of_flags() -> None:
+    given = {"model": "1e3", "data": ("d",), "output": "o", "seq_len": "2k", "steps": "1e3"}
+    found = TrainOptions.of(given | {"learning_rate": "1e-4", "warmup": "0.1"})
+    assert (found.seq_len, found.steps, found.learning_rate) == (2048, 1000, 1e-4)
+    assert (found.model, found.warmup) == ("1e3", "0.1")
+    with pytest.raises(OptionsError, match="seq_len is '2x'"):
+        TrainOptions.of(given | {"seq_len": "2x"})

@@ -11,17 +11,18 @@ from dataclasses import replace
 from twinstream.data.reading.blocks import DataBlock, FileRange
 from twinstream.data.reading.files import DataFile
 from twinstream.schedule.node import Node
+from twinstream.schedule.numbers import Size
 
 
 class PartRecord(Node):
     """A part of a block, as `FileRange`, of file number `file` of its source."""
 
-    file: int
-    first: int
-    end: int
-    size_bytes: int
-    row_group: int
-    rows_before: int
+    file: Size
+    first: Size
+    end: Size
+    size_bytes: Size
+    row_group: Size
+    rows_before: Size
     digest: str
 
     def part(self, file: DataFile, content_hash: str) -> FileRange:
@@ -36,7 +37,7 @@ class FileRecord(Node):
     """A file, wherever it lies."""
 
     kind: str
-    size_bytes: int
+    size_bytes: Size
     content_hash: str
 
 

@@ -15,7 +15,13 @@ from pydantic import (
     ValidationError,
 )
 
-from twinstream.schedule.files import DocumentError, open_for_append, reason_of, write_bytes
+from twinstream.schedule.files import (
+    DocumentError,
+    open_file,
+    open_for_append,
+    reason_of,
+    write_bytes,
+)
 from twinstream.schedule.node import Node
 
 FILE = "metrics.jsonl"
@@ -211,7 +217,7 @@ def events_of_kind(events: list[AnyEvent], kind: type[_Kind]) -> list[_Kind]:
 
 def _lines(path: Path) -> Iterator[tuple[bytes, AnyEvent]]:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             for number, line in enumerate(file, start=1):
                 if line.endswith(b"\n"):
                     yield line, _event(line, f"{path}:{number}")
@@ -233,7 +239,7 @@ def _event(line: bytes, place: str) -> AnyEvent:
 
 def _whole_bytes(path: Path) -> int:
     """Bytes up to the end of the last whole line."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
             start = max(0, end - 2**16)

@@ -19,7 +19,7 @@ from twinstream.log.metrics import (
 )
 from twinstream.log.run_files import CLUSTER, COMPARISON, OPTIONS, PLAN
 from twinstream.schedule.analysis.comparison import Comparison
-from twinstream.schedule.files import DocumentError, read_document, reason_of
+from twinstream.schedule.files import DocumentError, read_bytes, read_document, reason_of
 from twinstream.schedule.node import Node
 
 _NUM_NAMED = 8
@@ -112,7 +112,7 @@ def run_summary(run: RunFolder) -> RunSummary:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_bytes(path).decode(errors="replace")
     except OSError as error:
         raise DocumentError(f"cannot read {path}: {reason_of(error)}") from None
 

@@ -9,7 +9,7 @@ import stat
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, TypeVar
@@ -40,7 +40,7 @@ def real_path(path: str | Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def open_file(path: str | Path) -> BinaryIO:
+def open_file(path: str | Path) -> BufferedReader:
     """A regular file, for reading: a pipe, a terminal or a device may have no end.
 
     Raises:

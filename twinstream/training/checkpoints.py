@@ -18,7 +18,15 @@ from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
 from twinstream.models.traced import TracedModel
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.files import read_document, reason_of, write_document, write_text
+from twinstream.schedule.files import (
+    open_file,
+    read_bytes,
+    read_document,
+    read_text,
+    reason_of,
+    write_document,
+    write_text,
+)
 from twinstream.schedule.node import Node
 from twinstream.schedule.workload import Workload
 from twinstream.training.options import OptionsError, TrainOptions, fixed_options
@@ -99,7 +107,7 @@ class Checkpoint:
         self.state = self.state.model_copy(update={"eval_loss": loss})
         write_document(self.state, new)
         (mark,) = _digests(self.path, [new.name]).values()
-        known = (self.path / COMPLETE).read_text(encoding="utf-8").split()
+        known = read_text(self.path / COMPLETE).split()
         write_text("\n".join([*known, mark, ""]), self.path / COMPLETE)  # whole before and after
         new.replace(self.path / STATE_FILE)
 
@@ -108,7 +116,7 @@ class Checkpoint:
         Raises:
             CheckpointError: a file has gone or is another than when it was written.
         """
-        marks = (self.path / COMPLETE).read_text(encoding="utf-8", errors="replace").split()
+        marks = read_bytes(self.path / COMPLETE).decode(errors="replace").split()
         expected = {name: [digest] for name, digest in self.state.digests.items()}
         if expected and not marks:
             raise self._damaged(self.path / COMPLETE, "has no longer the digest that it had")
@@ -320,7 +328,7 @@ def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """SHA-256 of files, several at a time."""
 
     def digest(name: str) -> str:
-        with (folder / name).open("rb") as file:
+        with open_file(folder / name) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     names = list(names)

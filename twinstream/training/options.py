@@ -4,9 +4,9 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator
+from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
@@ -20,6 +20,7 @@ from twinstream.schedule.errors import ArgumentError, did_you_mean
 from twinstream.schedule.files import parse_toml, read_text, real_path, reason_of, write_text
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Reduction
+from twinstream.schedule.sizes import parse_number
 from twinstream.training.rates import Cooldown, Decay
 
 _SHOWN = 3
@@ -238,6 +239,17 @@ class TrainOptions(Node):
     )  # fmt: skip
     keep: int = _option(KEEP, "N", "Checkpoints to keep, the last ones and the best.", 2, ge=1)
     tensorboard: bool = _option(KEEP, "", "Log for TensorBoard, too.", False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers_as_written(cls, value: Any, info: ValidationInfo) -> Any:
+        """`2k` of a number, as flags are read."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        kinds = {kind, *get_args(kind)}
+        if not isinstance(value, str) or not kinds & {int, float} or kinds & {str, Path}:
+            return value
+        number = parse_number(value)
+        return value if number is None else number
 
     @field_validator("*")
     @classmethod

@@ -10,7 +10,7 @@ import torch
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.safetensors_header import StoredTensor
 from twinstream.models.hf_weights import HfWeight
-from twinstream.schedule.files import reason_of
+from twinstream.schedule.files import open_file, reason_of
 
 _GROUP = "carried."
 _BLOCK_BYTES = 2**23
@@ -135,7 +135,7 @@ def with_file(stored: StoredTensor, name: str, begin: int, flat: torch.Tensor) -
         WeightsError: the file has gone or was cut off.
     """
     try:
-        with stored.file.open("rb") as file:
+        with open_file(stored.file) as file:
             file.seek(stored.start_bytes + begin)
             count = file.readinto(flat.numpy().data)
     except OSError as error:

@@ -10,7 +10,7 @@ import torch
 
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.safetensors_header import StoredTensor
-from twinstream.schedule.files import reason_of
+from twinstream.schedule.files import open_file, reason_of
 
 VALUES = "F32"  # what decoded values are, before they are rounded once
 AT_A_TIME = 2**20  # codes, of which temporaries are some 4 MiB each
@@ -77,7 +77,7 @@ def read_bytes(
     """
     made = torch.empty(stored.size_bytes if count is None else count, dtype=torch.uint8)
     try:
-        with stored.file.open("rb") as file:
+        with open_file(stored.file) as file:
             file.seek(stored.start_bytes + start)
             fill(file, made, name)
     except OSError as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from twinstream.data.data_error import unreadable
 from twinstream.data.encoding.block_tokens import BlockTokens
-from twinstream.schedule.files import DocumentError, write_bytes
+from twinstream.schedule.files import DocumentError, read_bytes, write_bytes
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class TokenCache:
     def get(self, key: str) -> BlockTokens | None:
         path = self._path(key)
         try:
-            return BlockTokens.from_bytes(path.read_bytes())
+            return BlockTokens.from_bytes(read_bytes(path))
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from twinstream.data.data_error import DataError, unreadable
+from twinstream.schedule.files import open_file
 
 _READ_BYTES = 1 << 20
 _SPACE = " \t\r\n"
@@ -15,7 +16,7 @@ _MARK = "\ufeff"  # which some programs put before UTF-8 text
 
 def begins_an_array(path: Path) -> bool:
     """Whether the first character of a file, after white space, is a bracket."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 
@@ -28,7 +29,7 @@ def rows_within(path: Path, first: int, end: int) -> Iterator[tuple[int, dict[st
         DataError: the file cannot be read, is no JSON, or has something else than objects.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file.seek(first)
             text = _Text(file, path, first)
             if first == 0:

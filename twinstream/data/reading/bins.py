@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.data.data_error import DataError, unreadable
+from twinstream.schedule.files import open_file
 
 _HEADER_BYTES = 256 * 4
 _LLMC: dict[int, tuple[int, str]] = {20240520: (1, "<u2"), 20240801: (7, "<u4")}
@@ -45,7 +46,7 @@ def bin_layout(path: Path) -> BinLayout:
     """
     index = path.with_suffix(".idx")
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             look = file.read(_LOOK_BYTES)
         size_bytes = path.stat().st_size
         if index.exists():
@@ -89,7 +90,7 @@ def _dtype_of(look: bytes) -> str:
 
 
 def _with_index(path: Path, index: Path, size_bytes: int) -> BinLayout:
-    with index.open("rb") as file:
+    with open_file(index) as file:
         header = file.read(_INDEX.size)
         if len(header) < _INDEX.size or not header.startswith(_INDEX_MAGIC):
             raise DataError(

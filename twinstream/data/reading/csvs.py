@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from twinstream.data.data_error import DataError, unreadable
+from twinstream.schedule.files import open_file
 
 _MOST_CHARS = 1 << 28  # of a cell; Python's own limit is below what documents have
 _MARK = b"\xef\xbb\xbf"  # which some programs put before UTF-8 text
@@ -22,7 +23,7 @@ def csv_rows_within(path: Path, first: int, end: int) -> Iterator[tuple[int, dic
     """
     csv.field_size_limit(_MOST_CHARS)
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             lines = _Lines(file, path)
             names = next(_rows(lines, path), [])
             _require_names(names, path)

@@ -11,6 +11,7 @@ from typing import Literal
 from twinstream.data.data_error import DataError, unreadable
 from twinstream.data.options import Source
 from twinstream.data.reading.arrays import begins_an_array
+from twinstream.schedule.files import open_file
 
 Kind = Literal["text", "lines", "array", "parquet", "csv", "bin"]
 KINDS: dict[str, Kind] = {
@@ -123,7 +124,7 @@ def _content_hash(file: DataFile, every: int) -> str:
     digest = blake2b(str(file.size_bytes).encode(), digest_size=16)
     last = (file.size_bytes - 1) // _PIECE_BYTES
     try:
-        with file.path.open("rb") as opened:
+        with open_file(file.path) as opened:
             for piece in sorted({*range(0, last + 1, every), last}):
                 opened.seek(piece * _PIECE_BYTES)
                 digest.update(opened.read(_PIECE_BYTES))

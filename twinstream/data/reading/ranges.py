@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from twinstream.data.data_error import DataError, unreadable
+from twinstream.schedule.files import open_file
 
 _LOOK_BYTES = 1 << 16  # for a line's end; a text that has none for so long is cut at a space
 _MARK = b"\xef\xbb\xbf"  # which some programs put before UTF-8 text
@@ -12,7 +13,7 @@ _MARK = b"\xef\xbb\xbf"  # which some programs put before UTF-8 text
 def lines_in(path: Path, first: int, end: int) -> tuple[bytes, int]:
     """The whole lines that begin in [first, end), and the byte at which they do."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             start = _line_start(file, first, end)
             file.seek(start)
             content = file.read(max(0, end - start))
@@ -38,7 +39,7 @@ def text_in(path: Path, first: int, end: int) -> tuple[str, int]:
 def text_bytes_in(path: Path, first: int, end: int) -> tuple[bytes, int]:
     """Return the bytes of what `text_in` returns, not decoded yet."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             start, stop = _text_cut(file, first), _text_cut(file, end)
             file.seek(start)
             content = file.read(stop - start)
@@ -60,7 +61,7 @@ def decoded(content: bytes, path: Path, first_byte: int) -> str:
 def line_number(path: Path, byte: int) -> int:
     """Return the number of the line that begins at a byte, from 1."""
     lines, left = 1, byte
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while left and (content := file.read(min(left, 1 << 20))):
             lines += content.count(b"\n")
             left -= len(content)

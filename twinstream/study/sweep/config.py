@@ -9,6 +9,7 @@ from typing import Any
 
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import parse_toml, read_text
+from twinstream.schedule.sizes import parse_number
 from twinstream.study.query import Loader, Query, StudyError, Value
 from twinstream.study.sweep.cells import Cell
 from twinstream.study.values import PRICE, fault_of, kind_of, missing_of
@@ -89,12 +90,19 @@ def config_of(document: Mapping[str, Any], *, source: str, folder: Path) -> Swee
         if not isinstance(table, dict):
             raise StudyError(f"{source}: '{name}' needs to be a table")
     fixed, axes = (_flat(table) for table in tables.values())
+    kind = kind_of({**fixed, **axes})
+    fixed = {name: _understood(kind, name, value) for name, value in fixed.items()}
+    axes = {
+        name: [_understood(kind, name, value) for value in values]
+        if isinstance(values, list)
+        else values
+        for name, values in axes.items()
+    }
     given = {**fixed, **axes}
     if {"machine", "cluster"} <= given.keys():
         raise StudyError(
             f"{source}: a sweep is of machines or of clusters: leave out 'machine' or 'cluster'"
         )
-    kind = kind_of(given)
     places = axes.get("cluster", axes.get("machine", [fixed.get("cluster", fixed.get("machine"))]))
     priced = [name.removeprefix(f"{PRICE}.") for name in given if name.startswith(f"{PRICE}.")]
     if unknown := [name for name in priced if name not in places]:
@@ -133,6 +141,14 @@ def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[name] = value
     return found
+
+
+def _understood(kind: type[Query], name: str, value: Any) -> Any:
+    """A number as people write it (`"2k"`), where no text is meant."""
+    number = parse_number(value) if isinstance(value, str) else None
+    if number is None or fault_of(kind, name, value) is None:
+        return value
+    return value if fault_of(kind, name, number) else number
 
 
 def _check(kind: type[Query], name: str, value: object, where: str) -> None:

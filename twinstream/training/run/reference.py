@@ -19,7 +19,7 @@ from twinstream.data.training_data import TrainingData
 from twinstream.executor.weights.durable_files import write_file
 from twinstream.log.run_files import RunFiles
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.files import read_bytes
+from twinstream.schedule.files import open_file, read_bytes
 from twinstream.training.preparing import Prepared
 from twinstream.training.ranks.planning import Plan
 from twinstream.training.run.pairs import KEY_BYTES, Floats, keys_of, log_probs_of
@@ -133,7 +133,7 @@ def fingerprint_of(prepared: Prepared) -> str:
 
 def _some_bytes_hash(path: Path) -> str:
     digest, size = blake2b(digest_size=KEY_BYTES), path.stat().st_size
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for part in range(_PARTS):
             file.seek(part * max(0, size - _PART_BYTES) // (_PARTS - 1))
             digest.update(file.read(_PART_BYTES))
