@@ -3,7 +3,7 @@ for a router, whose operations are torch's).
 
 Matmuls and attention are the eager implementation's. Every tensor counts once for each time that
 a kernel reads or writes it in HBM; what a kernel reads again soon enough to find it in the L2
-cache counts once. docs/benchmarks/kernels.md has the table. Legend as in `work`.
+cache counts once. docs/record/kernels.md has the table. Legend as in `work`.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """The table of families of transformers' causal decoders, each run block by block as it is trained.
 
-    python -m tests.traced.families_page                   # all, and docs/benchmarks/families.md
+    python -m tests.traced.families_page                   # all, and docs/record/families.md
     python -m tests.traced.families_page --few             # twelve, printed
     python -m tests.traced.families_page gemma3_text phi3  # those, printed
 
@@ -31,7 +31,7 @@ from twinstream.executor.modules.tracing import trace
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.schedule.files import write_text
 
-PAGE = Path("docs/benchmarks/families.md")
+PAGE = Path("docs/record/families.md")
 HEAD = ("family", "loss and gradients", "kinds", "edges", "FLOPs", "peak", "packed")
 _CLOSE = 1e-4  # of a family whose sums are in another order
 ABSENT = "not of this version"
