@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from twinstream.models.adapters.lora import module_lora_of
+from twinstream.models.adapters.lora import has_dropout, module_lora_of
 from twinstream.models.executable import executor_refusal
 from twinstream.models.hf.config import (
     TRAINED_AS,
@@ -74,7 +74,7 @@ def find_model(  # noqa: PLR0913
     if loss is not None and is_preset(model):
         _require_no_loss(loss, str(model))
     if split_name(str(model)) is None and loss is None and not trust_remote_code:
-        own = _own_or_why(model, dtype, longest)
+        own = _own_or_why(model, dtype, longest, lora)
         if not isinstance(own, str):
             return own
         _require_tracing(model, own)
@@ -84,27 +84,36 @@ def find_model(  # noqa: PLR0913
     )  # fmt: skip
 
 
-def _own_or_why(model: str | Path, dtype: Dtype | None, longest: int | None) -> AnyModel | str:
-    """The model, or why twinstream's kernels do not compute it."""
+def _own_or_why(
+    model: str | Path, dtype: Dtype | None, longest: int | None, lora: str | None
+) -> AnyModel | str:
+    """The model, or why twinstream's kernels do not compute it, or its adapters."""
     try:
         found = load_any_model(model, dtype=dtype, longest=longest)
     except UnsupportedConfigError as error:
         return str(error)
     refusal = executor_refusal(found) if isinstance(found, ModelSpec) else None
-    if refusal is None or is_preset(model):
+    if is_preset(model):
+        return found
+    if refusal is None and has_dropout(lora):
+        return f"{model}: twinstream's own kernels have no dropout, which --lora asks for"
+    if refusal is None:
         return found
     return f"{model}: twinstream's own kernels do not compute it: {refusal}"
 
 
-def path_notes(model: str | Path, dtype: Dtype | None, longest: int | None) -> list[str]:
+def path_notes(
+    model: str | Path, dtype: Dtype | None, longest: int | None, lora: str | None = None
+) -> list[str]:
     """Why a config.json is traced, in a line; none where twinstream's kernels compute it.
 
     Args:
         longest: tokens of the longest sequence.
+        lora: adapters, as `find_model` takes them.
     """
     if split_name(str(model)) is not None or is_traced(model):
         return []
-    own = _own_or_why(model, dtype, longest)
+    own = _own_or_why(model, dtype, longest, lora)
     if not isinstance(own, str):
         return []
     if not is_own_config(model):

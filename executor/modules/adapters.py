@@ -58,6 +58,7 @@ def _adapt(layer: Any, lora: ModuleLora) -> None:
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         found = plain.forward(self, x)  # first, as PEFT: autograd adds in this order
+        x = nn.functional.dropout(x, lora.dropout, self.training and lora.dropout > 0)
         adapted: torch.Tensor = found + getattr(self, _B)(getattr(self, _A)(x)) * lora.scale
         return adapted
 

@@ -24,8 +24,9 @@ DEFAULT_RANK = 16
 _EXAMPLE = f"r={DEFAULT_RANK},alpha={2 * DEFAULT_RANK},targets={','.join(LINEAR)}"
 _ATTRIBUTES = ("lora_rank", "lora_alpha", "lora_targets")
 _RSLORA = "lora_rslora"  # told only where it is so
-_OPTIONS = ("r", "alpha", "rslora", "targets", "save")
+_OPTIONS = ("r", "alpha", "dropout", "rslora", "targets", "save")
 _LISTS = ("targets", "save")
+_NUMBERS = ("r", "alpha", "dropout")
 _YES = {"": True, "true": True, "false": False}
 
 
@@ -35,7 +36,8 @@ class LoraError(TwinstreamError):
 
 class LowRank(Node):
     """Two matrices of a rank, whose product counts alpha / rank times, or rank-stabilised alpha /
-    sqrt(rank) times.
+    sqrt(rank) times. With `dropout` that share of their inputs is dropped in training, as PEFT's
+    `lora_dropout` does.
 
     Source: Kalajdzievski, A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA,
     arXiv:2312.03732.
@@ -44,6 +46,7 @@ class LowRank(Node):
     rank: Annotated[int, Field(gt=0, le=2**16)]
     alpha: Annotated[float, Field(gt=0, le=1e6)]
     rslora: bool = False
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @property
     def scale(self) -> float:
@@ -63,7 +66,7 @@ class LowRank(Node):
     def _without_what_is_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Documents, and what is known by their hash, only tell of what is not usual."""
         document: dict[str, object] = serialize(self)
-        for name in ("rslora", "saved"):
+        for name in ("rslora", "dropout", "saved"):
             if not document.get(name):
                 document.pop(name, None)
         return document
@@ -124,7 +127,9 @@ class ModuleLora(LowRank):
     @property
     def text(self) -> str:
         """What `module_lora_of` reads."""
-        return self.options + (f",targets={','.join(self.targets)}" if self.targets else "")
+        dropout = f",dropout={self.dropout!r}" if self.dropout else ""
+        targets = f",targets={','.join(self.targets)}" if self.targets else ""
+        return self.options + dropout + targets
 
     def covers(self, name: str) -> bool:
         """Whether the layer of that name, or of that last part of a name, is a target."""
@@ -160,7 +165,21 @@ def lora_of(text: str) -> Lora:
     Lora(rank=8, alpha=16.0, rslora=False, targets=('q', 'v'), saved=())
     """
     fields, targets = _read(text)
+    if fields.pop("dropout"):
+        raise LoraError(
+            f"--lora '{text}': twinstream's kernels have no dropout: with it a model runs by its "
+            "own code, of which a config.json or a folder is needed, and no --base; or leave it out"
+        )
     return _made(fields, targets or list(LINEAR), f"--lora '{text}'")
+
+
+def has_dropout(text: str | None) -> bool:
+    """Whether a text such as `r=16,dropout=0.05` asks for dropout.
+
+    Raises:
+        LoraError: the text cannot be read.
+    """
+    return text is not None and bool(_read(text)[0]["dropout"])
 
 
 def module_lora_of(text: str) -> ModuleLora:
@@ -198,14 +217,9 @@ def _read(text: str) -> tuple[dict[str, object], list[str]]:
         elif not is_named and key not in _LISTS:
             raise _unreadable(text, f"'{part.strip()}' has no name")
         found.setdefault(name if is_named else key, []).append(value if is_named else name)
-    if "dropout" in found:
-        raise LoraError(
-            f"--lora '{text}': adapters are trained without dropout: leave it out; weight decay "
-            "(--weight-decay) is what holds them small here"
-        )
     if unknown := [name for name in found if name not in _OPTIONS]:
         raise _unreadable(text, f"'{unknown[0]}' is no option of it")
-    numbers = {name: _number(text, found[name][0]) for name in ("r", "alpha") if name in found}
+    numbers = {name: _number(text, found[name][0]) for name in _NUMBERS if name in found}
     said = found.get("rslora", ["false"])[0].lower()
     if said not in _YES:
         raise _unreadable(text, f"rslora is '{said}', neither true nor false")
@@ -213,6 +227,7 @@ def _read(text: str) -> tuple[dict[str, object], list[str]]:
     whole = int(rank) if rank == int(rank) else rank
     fields: dict[str, object] = {
         "rank": whole, "alpha": numbers.get("alpha", 2.0 * rank), "rslora": _YES[said],
+        "dropout": numbers.get("dropout", 0.0),
         "saved": found.get("save", []),
     }  # fmt: skip
     return fields, found.get("targets", [])

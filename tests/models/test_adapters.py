@@ -46,7 +46,8 @@ def test_what_is_left_out_has_defaults():
         ("r=x", "is no number"), ("alpha=-1", "alpha"), ("alpha=inf", "no number"),
         ("targets=q,z", "no target 'z'"), ("r=2,r=3", "twice"), ("rank=3", "is no option"),
         ("targets=", "no target ''"), ("r=", "is no number"), ("rslora=2", "neither true nor"),
-        ("rslora,rslora", "twice"), ("save=norm", "saved"), ("dropout=0.1", "without dropout"),
+        ("rslora,rslora", "twice"), ("save=norm", "saved"), ("dropout=1", "have no dropout"),
+        ("dropout=0.1", "have no dropout: with it a model runs by its own code"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_told(text, told):

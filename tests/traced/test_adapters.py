@@ -22,7 +22,7 @@ from tests.training.small_runs import (
 from twinstream.executor.modules.adapters import add_adapters, is_adapter
 from twinstream.models.adapters.lora import ModuleLora
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.tracing import trace_model
+from twinstream.tracing import path_notes, trace_model
 
 QV = "r=4,alpha=6,targets=q_proj,v"
 IDS = torch.arange(40).view(2, 20)
@@ -35,17 +35,26 @@ def loaded(folder: Path, adapters: Path | None = None) -> torch.nn.Module:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("family", "targets"),
-    [("gemma3_text", ("q_proj", "v_proj")), ("gpt2", ()), ("qwen3_moe", ("o_proj", "k_proj"))],
+    ("family", "targets", "dropout"),
+    [
+        ("gemma3_text", ("q_proj", "v_proj"), 0.0),
+        ("gpt2", (), 0.0),
+        ("qwen3_moe", ("o_proj", "k_proj"), 0.0),
+        ("gemma3_text", (), 0.3),
+    ],
 )
-def test_adapters_compute_what_pefts_do(tmp_path: Path, family: str, targets: tuple) -> None:
+def test_adapters_compute_what_pefts_do(
+    tmp_path: Path, family: str, targets: tuple, dropout: float
+) -> None:
     folder = write_model(tmp_path / "model", family, weights=True)
     ours, theirs = loaded(folder), loaded(folder)
-    lora = ModuleLora(rank=4, alpha=6.0, targets=targets)
+    lora = ModuleLora(rank=4, alpha=6.0, targets=targets, dropout=dropout)
     add_adapters(ours, lora)
     names = sorted({n.split(".lora_A.")[0] for n, _ in ours.named_parameters() if is_adapter(n)})
     assert len(names) >= 6
-    config = LoraConfig(r=4, lora_alpha=6, target_modules=names, task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=4, lora_alpha=6, target_modules=names, task_type="CAUSAL_LM", lora_dropout=dropout
+    )
     peft = get_peft_model(theirs, config)
     with torch.no_grad():
         for name, parameter in ours.named_parameters():
@@ -53,16 +62,44 @@ def test_adapters_compute_what_pefts_do(tmp_path: Path, family: str, targets: tu
                 parameter.normal_(std=0.1)
                 place = "base_model.model." + name.replace(".weight", ".default.weight")
                 peft.get_parameter(place).copy_(parameter)
+    losses = []
     for model in (ours, peft):
-        model.eval()
-        model(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
-    assert torch.equal(ours(IDS).logits, peft(IDS).logits)
+        model.train(dropout > 0)
+        torch.manual_seed(1)
+        losses.append(model(input_ids=IDS, labels=IDS, use_cache=False).loss)
+        losses[-1].backward()
+    assert torch.equal(*losses)
+    assert (ours.eval()(input_ids=IDS, labels=IDS).loss == losses[0]) == (dropout == 0)
+    assert torch.equal(ours.eval()(IDS).logits, peft.eval()(IDS).logits)
     for name, parameter in ours.named_parameters():
         if is_adapter(name):
             place = "base_model.model." + name.replace(".weight", ".default.weight")
             assert torch.equal(parameter.grad, peft.get_parameter(place).grad)
         else:
             assert parameter.grad is None
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_adapters_with_dropout_have_the_same_bits_under_every_cap(tmp_path: Path) -> None:
+    """Of a family of our kernels, which have no dropout: it runs by its own code, and says so."""
+    model = write_model(tmp_path / "model", "llama", weights=True)
+    rows = (str(write_rows(tmp_path / "rows.jsonl")),)
+    again = {"policy": "streaming", "host_mem": "1GiB"}
+    given = {"model": str(model), "data": rows, "lora": "r=4,dropout=0.2,targets=q,v"}
+    result = same_bits_after_a_stop(tmp_path, again, **given)
+    assert result.model is not None
+    config = json.loads((result.model / "adapter_config.json").read_text())
+    assert (config["lora_dropout"], config["target_modules"][-1][-6:]) == (0.2, "v_proj")
+    losses = [
+        trained(options(tmp_path / str(p), **given | {"lora": f"r=4,dropout={p},targets=q,v"}))[1]
+        for p in (0, 0.2)
+    ]
+    assert losses[0].losses != losses[1].losses
+    (note,) = path_notes(model, None, 64, given["lora"])
+    assert "own kernels have no dropout, which --lora asks for" in note
+    for wanted in ({"model": "tiny", "tokenizer": "bytes"}, {"base": "nf4"}):
+        with pytest.raises(TwinstreamError, match=r"dropout|own code|its own"):
+            trained(options(tmp_path / "refused", **given | wanted))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -13,6 +13,7 @@ from twinstream.data.training_data import TrainingData
 from twinstream.executor.weights.durable_files import free_bytes
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary
+from twinstream.models.adapters.lora import has_dropout
 from twinstream.models.model import require_decoder
 from twinstream.models.presets import model_notes
 from twinstream.models.recipe import Recipe, is_dpo
@@ -120,7 +121,7 @@ class Prepared:
         notes = model_notes(wanted.model, wanted.dtype)
         if (wanted.loss is not None and not is_dpo(wanted.loss)) or wanted.trust_remote_code:
             return notes
-        return notes + path_notes(wanted.model, wanted.dtype, wanted.seq_len)
+        return notes + path_notes(wanted.model, wanted.dtype, wanted.seq_len, wanted.lora)
 
     @property
     def notes(self) -> list[str]:
@@ -128,10 +129,11 @@ class Prepared:
         epochs = self.num_steps * self.tokens_per_step / max(1, self.data.epoch_tokens)
         told = (*self._model_notes, *self.data.warnings)
         found = [f"note: {line}" for line in told]
-        if dropout := dropout_of(self.options.adapter):
+        dropout = dropout_of(self.options.adapter)
+        if dropout and not has_dropout(self.options.lora):
             found.append(
                 f"note: {self.options.adapter} was trained with lora_dropout = {dropout:g}; here "
-                "it is trained without"
+                f"it is trained without (--lora r=...,dropout={dropout:g} keeps it)"
             )
         if epochs > _MANY_EPOCHS:
             found.append(f"note: {self.num_steps:,} steps go through the data {epochs:,.0f} times")

@@ -103,7 +103,7 @@ def adapter_config(
         "inference_mode": True,
         "init_lora_weights": True,
         "lora_alpha": int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": lora.dropout,
         "modules_to_save": [*saved] or None,
         "peft_type": "LORA",
         "r": lora.rank,

@@ -118,7 +118,7 @@ def notes_of(wanted: PlanOptions) -> list[str]:
         return notes
     dtype = None if wanted.dtype is None else DTYPES[wanted.dtype]
     longest = None if wanted.seq_len is None else max(lengths_of(wanted.seq_len))
-    return notes + path_notes(wanted.model, dtype, longest)
+    return notes + path_notes(wanted.model, dtype, longest, wanted.lora)
 
 
 def recipe_of(
