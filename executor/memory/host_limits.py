@@ -48,6 +48,15 @@ def host_limits(root: Path = Path("/")) -> HostLimits:
     )
 
 
+def process_bytes() -> tuple[int | None, int]:
+    """Resident memory of this process now, where Linux tells it, and at its peak so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+        return pages * resource.getpagesize(), peak
+    return None, peak
+
+
 def check_host_memory(size_bytes: int, limits: HostLimits) -> None:
     """Raise HostMemoryError when the arena cannot be had; nothing has been touched yet.
 

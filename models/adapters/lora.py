@@ -162,7 +162,7 @@ def lora_of(text: str) -> Lora:
         LoraError: the text cannot be read; says what it should look like.
 
     >>> lora_of("r=8,targets=q,v")
-    Lora(rank=8, alpha=16.0, rslora=False, targets=('q', 'v'), saved=())
+    Lora(rank=8, alpha=16.0, rslora=False, dropout=0.0, targets=('q', 'v'), saved=())
     """
     fields, targets = _read(text)
     if fields.pop("dropout"):
@@ -189,7 +189,7 @@ def module_lora_of(text: str) -> ModuleLora:
         LoraError: the text cannot be read; says what it should look like.
 
     >>> module_lora_of("r=8,rslora,targets=q_proj,v_proj")
-    ModuleLora(rank=8, alpha=16.0, rslora=True, targets=('q_proj', 'v_proj'))
+    ModuleLora(rank=8, alpha=16.0, rslora=True, dropout=0.0, targets=('q_proj', 'v_proj'))
     """
     fields, targets = _read(text)
     if fields.pop("saved"):

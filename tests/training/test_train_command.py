@@ -1,6 +1,7 @@
 """`twinstream train` as people call it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -14,6 +15,7 @@ from twinstream.cli import app, main
 from twinstream.commands.runs import train as training
 from twinstream.executor.backends.cpu import CpuBackend
 from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
+from twinstream.schedule.sizes import parse_bytes
 from twinstream.training.options import read_options, write_options
 
 
@@ -43,6 +45,12 @@ def test_it_says_what_it_will_do_trains_and_says_what_it_came_to(
     page = tmp_path / "page.html"
     told("report", tmp_path / "run", "-o", page)
     assert "learning rate" in page.read_text().lower() and busy in page.read_text()
+    words = " ".join(after.split())
+    assert re.search(r"beside its arenas this process takes \d+ MiB for the interpreter", words)
+    found = re.search(r"process took (\S+) (\w+) of the host's .* (\S+) (\w+) of it in", words)
+    assert found is not None
+    took, planned = parse_bytes(found[1] + found[2]), parse_bytes(found[3] + found[4])
+    assert took > planned > 0
 
 
 def test_a_file_says_the_same_and_flags_override_it(tmp_path: Path) -> None:

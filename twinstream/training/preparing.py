@@ -150,6 +150,8 @@ class Prepared:
                 f"checkpoints with one that is being written take {brief(needed_bytes)}"
             )
         model = self.model.spec
+        if self.here.backend == "cpu" and self.here.is_here and (self.options.ranks or 1) == 1:
+            found.append(_beside_caps())
         if self.here.backend == "cuda" and isinstance(model, TracedModel):
             found.append("note: other people's modules have not yet been run on a GPU")
         if isinstance(model, TracedModel) and model.unread_told is not None:
@@ -160,6 +162,21 @@ class Prepared:
                 "sequence of its own, filled up with padding"
             )
         return [*found, *self.plan.notes]
+
+
+def _beside_caps() -> str:
+    """What a run on a CPU takes of the host beside its arenas.
+
+    A fifth: 0.4 GiB of arenas of 1.97, measured on a run of 111 M parameters with evaluations.
+    """
+    from twinstream.executor.memory.host_limits import process_bytes
+
+    now, _ = process_bytes()
+    taken = "memory" if now is None else brief(now)
+    return (
+        f"note: beside its arenas this process takes {taken} for the interpreter and torch, and up "
+        "to a fifth of them more while it computes and saves; no cap counts that"
+    )
 
 
 def prepare(

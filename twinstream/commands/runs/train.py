@@ -14,6 +14,7 @@ from twinstream.commands.arguments import options
 from twinstream.commands.arguments.outputs import check_folder
 from twinstream.commands.output import print_json, print_report, screen
 from twinstream.commands.runs.train_screen import predicted_json, train_screen, trained_screen
+from twinstream.executor.memory.host_limits import process_bytes
 from twinstream.log.metrics import (
     CheckpointMetrics,
     EvalMetrics,
@@ -23,6 +24,7 @@ from twinstream.log.metrics import (
 )
 from twinstream.log.run_files import OPTIONS, RunFiles
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.sizes import brief
 from twinstream.screens.live import LiveLine, loss_curve
 from twinstream.training.callbacks import Callback
 from twinstream.training.options import ALIASES, LAYOUT, TrainOptions, read_options
@@ -174,6 +176,12 @@ def _report(result: TrainResult, prepared: Prepared, *, as_json: bool) -> None:
     log = RunFiles(folder).metrics  # which is gone where someone has removed the folder
     steps = events_of_kind(read_metrics(log), StepMetrics) if log.exists() else []
     lines = [f"fill {result.fill:.1%}; steps waited {result.waited_s:.2f} s for data"]
+    if prepared.here.backend == "cpu" and (prepared.options.ranks or 1) == 1:
+        planned = result.predicted.device_peak_bytes + result.predicted.host_peak_bytes
+        lines.append(
+            f"the process took {brief(process_bytes()[1])} of the host's memory at its peak, "
+            f"{brief(planned)} of it in what was planned"
+        )
     if result.skipped:
         lines.append(f"{len(result.skipped):,} rows were skipped; the first: {result.skipped[0]}")
     if result.stopped:
