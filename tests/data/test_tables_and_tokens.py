@@ -7,6 +7,7 @@ import pytest
 from tests.data.samples import data_of, documents, lines_of
 from tests.data.test_shapes import read
 from twinstream.data.data_error import DataError
+from twinstream.data.reading.csvs import csv_rows_within
 
 
 def test_tables_of_commas_are_read_as_the_library_reads_them(tmp_path):
@@ -43,6 +44,16 @@ def test_a_large_table_is_divided_where_its_rows_begin(tmp_path):
     with path.open(newline="") as file:
         assert [row.fields for row in rows] == list(csv.DictReader(file))
     assert [row.where() for row in rows] == [f"{path}, row {n + 1}" for n in range(200)]
+
+
+def test_the_longest_cell_of_a_process_stays_what_it_was(tmp_path):
+    """Other tables of this process are read with Python's own limit."""
+    limit = csv.field_size_limit()
+    path = tmp_path / "rows.csv"
+    path.write_text("text\n" + "a" * (limit + 1) + "\nb\n")
+    for _, row in csv_rows_within(path, 0, path.stat().st_size):
+        assert row["text"] and csv.field_size_limit() == limit
+    assert csv.field_size_limit() == limit
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_it_says_what_it_will_do_trains_and_says_what_it_came_to(
     told("report", tmp_path / "run", "-o", page)
     assert "learning rate" in page.read_text().lower() and busy in page.read_text()
     words = " ".join(after.split())
-    assert re.search(r"beside its arenas this process takes \d+ MiB for the interpreter", words)
+    assert re.search(r"beside its arenas this process takes [\d.]+ [MG]iB for the", words)
     found = re.search(r"process took (\S+) (\w+) of the host's .* (\S+) (\w+) of it in", words)
     assert found is not None
     took, planned = parse_bytes(found[1] + found[2]), parse_bytes(found[3] + found[4])

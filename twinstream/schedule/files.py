@@ -48,13 +48,16 @@ def open_file(path: str | Path) -> BufferedReader:
     """
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "no path has a null byte", str(path).replace("\0", "\\0"))
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(mode := os.fstat(handle).st_mode):
-        os.close(handle)
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    file = FileIO(path, "rb", opener=_open_at_once)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
-    return os.fdopen(handle, "rb")
+    return BufferedReader(file)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A pipe that nobody writes to is opened too, instead of waiting."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_bytes(path: str | Path, most_bytes: int = _MOST_BYTES) -> bytes:

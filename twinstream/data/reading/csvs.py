@@ -21,7 +21,6 @@ def csv_rows_within(path: Path, first: int, end: int) -> Iterator[tuple[int, dic
         DataError: the file cannot be read, is no UTF-8 or no CSV, or a row has more or fewer cells
             than the first line.
     """
-    csv.field_size_limit(_MOST_CHARS)
     try:
         with open_file(path) as file:
             lines = _Lines(file, path)
@@ -70,6 +69,7 @@ def _rows(lines: _Lines, path: Path) -> Iterator[list[str]]:
     reader = csv.reader(lines, strict=True)
     while True:
         lines.row_byte = lines.byte
+        limit = csv.field_size_limit(_MOST_CHARS)  # of the whole process, so it is put back
         try:
             cells = next(reader)
         except StopIteration:
@@ -78,6 +78,8 @@ def _rows(lines: _Lines, path: Path) -> Iterator[list[str]]:
             raise DataError(
                 f"{path}, byte {lines.row_byte}: no CSV from here on: {error}"
             ) from None
+        finally:
+            csv.field_size_limit(limit)
         if cells:
             yield cells
 
