@@ -24,6 +24,7 @@ from twinstream.schedule.numbers import PositiveCount
 OptimizerPlace = Literal[
     "device", "device_after_backward", "device_before_next_use", "host", "host_after_backward"
 ]
+GradientDtype = Literal["model", "float32"]
 OptimizerState = Literal["model", "float32_master", "8bit"]
 KernelSet = Literal["eager", "triton", "megatron"]
 BEFORE_NEXT_USE: OptimizerPlace = "device_before_next_use"
@@ -133,7 +134,7 @@ class Recipe(Node):
     max_row_slice: PositiveCount = 1024
     update: UpdateRule = "adamw"
     optimizer: OptimizerPlace = "device"
-    gradients: Literal["model", "float32"] = "model"
+    gradients: GradientDtype = "model"
     optimizer_state: OptimizerState = "model"
     clips: bool = False
     kernels: KernelChoice | None = None
@@ -289,7 +290,7 @@ MATMULS_OF_PRECISION: Mapping[str, Literal["model", "fp8", "fp4"]] = {
 
 def megatron_recipe(
     attention: str = "flash", precision: str = "bf16",
-    gradients: Literal["model", "float32"] = "float32",
+    gradients: GradientDtype = "float32",
 ) -> Recipe:  # fmt: skip
     """How Megatron-LM trains by default, as published measurements were made.
 

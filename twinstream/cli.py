@@ -71,9 +71,22 @@ class _Command(TyperCommand):
     """A command whose outputs are not among its inputs, and that takes a model in either way."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from twinstream.commands.arguments.help_text import HELP_ALL
         from twinstream.commands.arguments.understood import model_where_it_is_read
 
+        if HELP_ALL in args:
+            typer.echo(self._help(ctx, whole=True))
+            raise typer.Exit
         return super().parse_args(ctx, model_where_it_is_read(self.params, args))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(self._help(ctx, whole=False))
+
+    def _help(self, ctx: Any, *, whole: bool) -> str:
+        from twinstream.commands.arguments.help_text import help_text
+
+        takes = self.collect_usage_pieces(ctx)
+        return help_text(self, ctx.command_path, takes, whole=whole)
 
     def invoke(self, ctx: Any) -> Any:
         from twinstream.commands.arguments.outputs import require_own_outputs

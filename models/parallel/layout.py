@@ -1,6 +1,6 @@
 """How a model and its batch are laid out over the ranks of a cluster, and which layouts can be."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -10,6 +10,7 @@ from twinstream.schedule.numbers import Count, PositiveCount
 from twinstream.schedule.ops import Reduction
 
 Pipeline = Literal["gpipe", "1f1b", "interleaved", "ring", "zero_bubble"]
+RUN_PIPELINES = tuple(name for name in get_args(Pipeline) if name != "zero_bubble")  # by ranks here
 Recompute = Literal["auto", "none", "selective", "mlp", "experts", "attention", "full"]
 
 

@@ -62,7 +62,7 @@ def test_a_model_is_given_in_either_way():
     [
         ((*PLAN, "--seq-len", "128", "--tokens-per-step", "some"), "'some' is no number"),
         ((*PLAN, "--seq-len", "128", "--tokens-per-step", "1.5"), "'1.5' is no whole number"),
-        ((*PLAN, "--seq-len", "128", "--tokens-per-step", "0"), "'0' is not at least 1"),
+        ((*PLAN, "--seq-len", "128", "--tokens-per-step", "0"), "needs to be at least 1, got 0"),
         (("train", "tiny", "d.jsonl", "-o", "o", "--seq-len", "64,128"), "several lengths"),
     ],
 )

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -28,9 +27,10 @@ from twinstream.commands.plan_screens import (
 from twinstream.measures.policies_compared import ALL, NoPolicyFits, compare_policies
 from twinstream.measures.uncertainty import uncertainty_of
 from twinstream.models.parallel.layout import LayoutError
+from twinstream.options.option_group import MEMORY, WHERE
 from twinstream.planner.choices import OPEN, ChoiceError
 from twinstream.planner.policies import compared_names, policy_named
-from twinstream.planner.request import PlanRequest
+from twinstream.planner.request import DEFAULT_POLICY, PlanRequest
 from twinstream.planner.warm_start import WarmStartError
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
@@ -50,7 +50,7 @@ Ranks = Annotated[
         metavar="N",
         help="Plan a pipeline (--pp) and replicas of it (--dp) that so many processes run "
         "(`run`); caps are of one of them, tokens per step of all.",
-        rich_help_panel="On a cluster",
+        rich_help_panel=WHERE,
     ),
 ]
 
@@ -67,7 +67,8 @@ def plan(  # noqa: PLR0913
             help="A schedule of the same step, for less memory or a slower machine, that is the "
             "answer where nothing faster is found: without it more memory may give a slower plan, "
             "by at most the gap that is printed. May be given again.",
-            rich_help_panel="What to plan",
+            rich_help_panel=MEMORY,
+            hidden=True,
         ),
     ] = None,
     ranks: Ranks = None,
@@ -79,9 +80,10 @@ def plan(  # noqa: PLR0913
     On one device of a --machine or --cluster, or on --gpus N of them: with --cluster all layouts
     are searched, with --machine (or --ranks N) those that twinstream runs.
     """
-    first, *own = (wanted.policy or "").split(",")
+    first, *own = wanted.policy.split(",")
     is_compared = first == ALL and ranks is None and asked.is_of_one_device(wanted)
-    query = query_of(replace(wanted, policy=None) if is_compared else wanted, asked, ranks)
+    by_one = wanted.model_copy(update={"policy": DEFAULT_POLICY}) if is_compared else wanted
+    query = query_of(by_one, asked, ranks)
     charged.require_possible()
     if warm_start and not isinstance(query, DeviceQuery):
         raise LayoutError("--warm-start is of one device; leave it out")

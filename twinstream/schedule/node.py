@@ -103,8 +103,18 @@ def from_options(
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
         flag = (called or {}).get(field) or flags_of(kind, field)[0]
-        reason = first["msg"].replace("Input should be", "needs to be")
-        raise ArgumentError(f"{flag} {reason}, got {first['input']!r:.60}") from None
+        raise ArgumentError(f"{flag} {_why(first)}") from None
+
+
+def _why(error: Any) -> str:
+    """What is wrong with a value."""
+    if error["type"] == "literal_error":
+        known = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+        return f"{error['input']!r:.60} is unknown; known: {known}"
+    told = error["msg"].replace("Input should be", "needs to be")
+    told = told.replace("greater than or equal to", "at least")
+    told = told.replace("less than or equal to", "at most")
+    return f"{told}, got {error['input']!r:.60}"
 
 
 def facts_html(title: str, facts: Mapping[str, object]) -> str:

@@ -13,9 +13,8 @@ from twinstream.hardware_profiles.profile_files import nearest
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.model import AnyModel
-from twinstream.models.recipe import Recipe, dpo_of, is_dpo, recipe_of_fields
-from twinstream.models.trained import require_few_bits, trained_of
-from twinstream.models.update_rules import BETAS, OwnRule, update_rule
+from twinstream.models.recipe import Recipe, is_dpo, recipe_of_fields
+from twinstream.options.recipe_options import RecipeOptions
 from twinstream.planner.choices import EFFORTS
 from twinstream.planner.kernel_choice import KernelsOption, kernels_named
 from twinstream.planner.planner import Planner
@@ -51,12 +50,11 @@ def _policy_content(name: str) -> str:
     return name if own is None else f"{own[1]} {digest_of(own[0])}"
 
 
-_RECIPE: Mapping[str, tuple[str, ...]] = {
-    name: get_args(Recipe.model_fields[name].annotation)
-    for name in ("optimizer_state", "gradients", "base")
-}
+_CHOSEN = ("optimizer_state", "gradients", "base")
+_OF_RECIPE = (*_CHOSEN, "lora", "freeze", "optim", "loss")
 KNOWN: Mapping[str, tuple[str, ...]] = {
-    "policy": (*policy_names(),), "effort": EFFORTS, **_RECIPE,
+    "policy": (*policy_names(),), "effort": EFFORTS,
+    **{name: get_args(RecipeOptions.model_fields[name].annotation) for name in _CHOSEN},
     "kernels": get_args(KernelsOption), "attention": ("auto", *attention_names()),
 }  # fmt: skip
 _NOT_ASKED = "none"
@@ -70,8 +68,7 @@ class DeviceQuery(Query):
 
     request: PlanRequest
 
-    names = ("model", "machine", *STEP_COUNTS, *MEMORY_CAPS, *KNOWN, "lora", "freeze", "optim",
-             "loss")  # fmt: skip
+    names = ("model", "machine", *STEP_COUNTS, *MEMORY_CAPS, *KNOWN, *_OF_RECIPE[len(_CHOSEN) :])
     required = ("model", "machine", "seq_len")
     columns = (
         "tokens_per_s", "model_tflop_per_s", "mfu", "hfu", "step_time_s", "lower_bound_s", "gap",
@@ -320,20 +317,12 @@ def _caps(was: PlanRequest, machine: Machine, values: Values) -> Caps:
 
 def _recipe(was: Recipe, spec: AnyModel, machine: Machine, values: Values) -> Recipe:
     """The recipe with what is given of it; patterns have commas in between, or are `none`."""
-    changes: dict[str, Any] = {name: values[name] for name in _RECIPE if name in values}
-    require_few_bits(spec, str(values.get("base", "model")))
-    if "optim" in values:
-        rule = update_rule(str(values["optim"]))
-        changes["update"] = rule
-        if not isinstance(rule, OwnRule):
-            changes |= dict(zip(("beta1", "beta2"), BETAS[rule], strict=True))
-    if "loss" in values:
-        changes["dpo"] = dpo_of(str(values["loss"]))
-    if "lora" in values or "freeze" in values:
-        lora, freeze = (str(values.get(name, _NOT_ASKED)) for name in ("lora", "freeze"))
-        patterns = [] if freeze == _NOT_ASKED else freeze.split(",")
-        trained = trained_of(spec, None if lora == _NOT_ASKED else lora, patterns)
-        changes |= {"lora": trained.lora, "frozen": trained.frozen}
+    given: dict[str, Any] = {name: values[name] for name in _OF_RECIPE if name in values}
+    if given.get("lora") == _NOT_ASKED:
+        given["lora"] = None
+    if "freeze" in given:
+        given["freeze"] = () if given["freeze"] == _NOT_ASKED else given["freeze"].split(",")
+    changes = RecipeOptions.model_validate(given).given_recipe_fields(spec) if given else {}
     if "kernels" in values or "attention" in values:
         kernels, attention = (
             str(values[n]) if n in values else None for n in ("kernels", "attention")

@@ -18,7 +18,7 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty
-from twinstream.models.parallel.layout import Layout, LayoutError
+from twinstream.models.parallel.layout import RUN_PIPELINES, Layout, LayoutError
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.planner import gc_paused
@@ -39,7 +39,6 @@ from twinstream.study.query import (
     Values,
 )
 
-PIPELINES = ("gpipe", "1f1b", "interleaved", "ring")  # that ranks run
 _LAYOUT = ("pp", "dp", "virtual_stages", "zero", "reduction", "pipeline", "recompute")
 _PLACE = ("model", "machine", "cluster", "ranks")
 _OF_DEVICE = (
@@ -157,7 +156,7 @@ class RanksQuery(ChoiceOfLayouts[RanksStep]):
             several = isinstance(value, int) and not isinstance(value, bool) and value >= 2
             return None if several else f"needs a whole number from 2, got {value!r}"
         if name == "pipeline":
-            return None if value in PIPELINES else f"needs one of {', '.join(PIPELINES)}"
+            return None if value in RUN_PIPELINES else f"needs one of {', '.join(RUN_PIPELINES)}"
         if name in _LAYOUT:
             return value_fault(name, value)
         if name == "cluster":

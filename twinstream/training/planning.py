@@ -23,10 +23,9 @@ from twinstream.models.adapters.adapter_layout import lora_there
 from twinstream.models.adapters.lora import Lora, lora_of
 from twinstream.models.lowering.settled import require_packs
 from twinstream.models.model import AnyModel, require_decoder
-from twinstream.models.recipe import KernelChoice, Recipe, dpo_of, is_dpo, recipe_of_fields
+from twinstream.models.recipe import KernelChoice, Recipe, is_dpo, recipe_of_fields
 from twinstream.models.traced import TracedModel
-from twinstream.models.trained import trained_of
-from twinstream.models.update_rules import BETAS, OwnRule, update_rule
+from twinstream.models.update_rules import OwnRule
 from twinstream.planner.choices import Choices, recompute_level
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.planner.infeasible import InfeasiblePlan
@@ -234,31 +233,25 @@ def recipe_without_kernels(options: TrainOptions, spec: AnyModel) -> Recipe:
     Raises:
         TwinstreamError: the optimizer, adapters or what is frozen are none of this model.
     """
-    trained = trained_of(
-        spec, options.lora, options.freeze, options.base, adapter_of(options, spec)
-    )
-    lora = trained.lora
+    fields = options.recipe_fields(spec, adapter_of(options, spec))
     if is_dpo(options.loss):
         require_packs(spec)
-    if options.base != "model" and lora is None:
+    if options.base != "model" and fields["lora"] is None:
         raise OptionsError(
             f"base: one in {options.base} is only read, and a run without adapters writes all "
             "weights: train adapters beside it, --lora r=16, or leave out --base"
         )
-    rule = update_rule(options.optim)
-    usual = BETAS["adamw"] if isinstance(rule, OwnRule) else BETAS[rule]
-    if isinstance(rule, OwnRule):
+    if isinstance(fields["update"], OwnRule):
         from twinstream.executor.kernels.updates.element_step import check_own_rule
 
-        check_own_rule(rule)
-    return recipe_of_fields({
-        "update": rule, "beta1": _given(options.beta1, usual[0]),
-        "beta2": _given(options.beta2, usual[1]), "eps": options.eps,
-        "weight_decay": options.weight_decay, "gradients": options.gradients,
-        "optimizer_state": options.optimizer_state, "clips": options.max_grad_norm > 0,
-        "lora": lora, "frozen": trained.frozen, "base": options.base,
-        "dpo": dpo_of(options.loss),
-    })  # fmt: skip
+        check_own_rule(fields["update"])
+    betas = {"beta1": options.beta1, "beta2": options.beta2}
+    given = {name: beta for name, beta in betas.items() if beta is not None}
+    own = {
+        "eps": options.eps, "weight_decay": options.weight_decay,
+        "clips": options.max_grad_norm > 0,
+    }  # fmt: skip
+    return recipe_of_fields(fields | given | own)
 
 
 def adapter_of(options: TrainOptions, spec: AnyModel) -> Lora | None:
@@ -276,10 +269,6 @@ def adapter_of(options: TrainOptions, spec: AnyModel) -> Lora | None:
     if options.lora is not None and lora_there(spec, lora_of(options.lora)) != found:
         raise OptionsError(f"lora: {options.adapter} has {found.text}: leave out --lora")
     return found
-
-
-def _given(value: float | None, usual: float) -> float:
-    return usual if value is None else value
 
 
 def plan_of(

@@ -1,7 +1,5 @@
 """Which backend runs, and which machine's profile goes with it."""
 
-from dataclasses import replace
-
 from twinstream.api import require_torch
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.hardware_profiles.loader import load_machine, machine_names
@@ -51,7 +49,8 @@ def with_kernels_of(backend: str, wanted: PlanOptions) -> PlanOptions:
     """What to plan to be run here: a CPU has eager kernels, whatever device is planned for."""
     if backend != "cpu":
         return wanted
-    return replace(wanted, kernels=wanted.kernels or "eager", attention=wanted.attention or "eager")
+    own = {"kernels": wanted.kernels or "eager", "attention": wanted.attention or "eager"}
+    return wanted.model_copy(update=own)
 
 
 def peak_machine(schedule: Schedule, given: str | None, backend: str) -> Machine | None:

@@ -1,9 +1,6 @@
 """The options of the command line that lay a model out on a cluster."""
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, get_args
-
-import typer
+from typing import Any, get_args
 
 from twinstream.clusters.search.question import KEPT, LayoutSearch, with_caps
 from twinstream.clusters.shared_machine import cores_here, place_here
@@ -17,118 +14,58 @@ from twinstream.models.executable import executor_refusal
 from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.model import require_decoder
 from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout, LayoutError, Pipeline, Recompute
+from twinstream.models.parallel.layout import Layout, LayoutError, Recompute
 from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice, KernelSet
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
+from twinstream.options.option_group import SEVERAL, STEPS, WHERE, flag
+from twinstream.options.step_options import RankOptions
 from twinstream.planner.choices import KINDS, recompute_word
 from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.request import DEFAULT_POLICY
-from twinstream.schedule.ops import Reduction
-
-_PANEL, _FIXED = "On a cluster", "What to fix of a layout"
-_PIPELINES = ", ".join(get_args(Pipeline))
 
 
-def _option(panel: str, metavar: str, what: str, **more: Any) -> Any:
-    return typer.Option(metavar=metavar, help=what, rich_help_panel=panel, **more)
+def _degree(what: str, *, rare: bool = False) -> Any:
+    return flag(SEVERAL, "N", what, rare=rare, ge=1)
 
 
-def _degree(what: str) -> Any:
-    return _option(_FIXED, "N", what, min=1)
-
-
-@dataclass(frozen=True)
-class RanksOptions:
-    """How ranks that run are laid out; None where it is left open."""
-
-    pp: Annotated[int | None, _degree("Pipeline stages.")] = None
-    dp: Annotated[int | None, _degree("Data parallel replicas.")] = None
-    virtual_stages: Annotated[int | None, _degree("Virtual stages of a rank.")] = None
-    pipeline: Annotated[
-        str | None, _option(_FIXED, "NAME", f"Order of the pipeline: {_PIPELINES}.")
-    ] = None
-    zero: Annotated[
-        int | None,
-        _option(
-            _FIXED, "STAGE", "Sharded over replicas: 0 nothing, 1 state, 2 gradients too, 3 all.",
-            min=0, max=3,
-        ),
-    ] = None  # fmt: skip
-
-    reduction: Annotated[
-        str | None,
-        _option(
-            _FIXED, "NAME", "How ranks that run sum gradients of replicas: rank_order (the same "
-            "bits on any transport; the default) or library (the transport's own sums).",
-        ),
-    ] = None  # fmt: skip
-
-    def given(self) -> list[str]:
-        """The flags that are set."""
-        names = [name for name, value in vars(self).items() if value not in (None, False)]
-        return [f"--{name.replace('_', '-')}" for name in names]
-
-
-@dataclass(frozen=True)
-class ClusterOptions(RanksOptions):
+class ClusterOptions(RankOptions):
     """What to lay out on how many GPUs, and what is not left open; None where one is not given."""
 
-    cluster: Annotated[
-        str | None,
-        _option(
-            _PANEL,
-            "NAME|FILE",
-            "GPUs of this cluster (`twinstream clusters`), or a TOML file; instead of --machine.",
-        ),
-    ] = None
-    gpus: Annotated[
-        int | None,
-        _option(
-            _PANEL,
-            "N",
-            "GPUs, by default 1. With --cluster all layouts are searched, with --machine those "
-            "that run here, unless others are asked for (--tp, --cp, --ep, --kernels megatron).",
-            min=1,
-        ),
-    ] = None
-    global_batch: Annotated[
-        int | None,
-        _option(
-            _PANEL, "N", "Sequences of a training step: --tokens-per-step in sequences.", min=1
-        ),
-    ] = None
-    precision: Annotated[
-        str | None,
-        _option(
-            _PANEL,
-            "NAME",
-            "bf16 (the default), fp16, fp8 or fp4, of linear layers; the last two are of the "
-            "kernel set megatron.",
-        ),
-    ] = None
-    offload: Annotated[
-        bool | None,
-        typer.Option(
-            "--offload/--no-offload",
-            help="Whether what has no room on the device may be in host memory; by default of "
-            "several GPUs only where nothing fits without.",
-            rich_help_panel=_PANEL,
-        ),
-    ] = None
-    keep: Annotated[
-        int | None,
-        _option(
-            _PANEL, "N", f"How many of the best layouts are shown, by default {KEPT}.", min=1,
-            max=20,
-        ),
-    ] = None  # fmt: skip
-    tp: Annotated[int | None, _degree("Tensor parallel ranks.")] = None
-    cp: Annotated[int | None, _degree("Context parallel ranks.")] = None
-    ep: Annotated[int | None, _degree("Replicas that share the routed experts.")] = None
-    micro_batch: Annotated[
-        int | None, _degree("Sequences of a microbatch: --chunk-tokens in sequences.")
-    ] = None
+    cluster: str | None = flag(
+        WHERE, "NAME|FILE",
+        "GPUs of this cluster (`twinstream clusters`), or a TOML file; instead of --machine.",
+    )  # fmt: skip
+    gpus: int | None = flag(
+        WHERE, "N",
+        "GPUs, by default 1. With --cluster all layouts are searched, with --machine those that "
+        "run here, unless others are asked for (--tp, --cp, --ep, --kernels megatron).", ge=1,
+    )  # fmt: skip
+    global_batch: int | None = flag(
+        STEPS, "N", "Sequences of a training step: --tokens-per-step in sequences.", ge=1
+    )
+    precision: str | None = flag(
+        SEVERAL, "NAME", "bf16 (the default), fp16, fp8 or fp4, of linear layers; the last two are "
+        "of the kernel set megatron.",
+    )  # fmt: skip
+    offload: bool | None = flag(
+        SEVERAL, "", "Whether what has no room on the device may be in host memory; by default of "
+        "several GPUs only where nothing fits without.", rare=True,
+    )  # fmt: skip
+    keep: int | None = flag(
+        SEVERAL,
+        "N",
+        f"How many of the best layouts are shown, by default {KEPT}.",
+        ge=1,
+        le=20,
+        rare=True,
+    )
+    tp: int | None = _degree("Tensor parallel ranks.")
+    cp: int | None = _degree("Context parallel ranks.", rare=True)
+    ep: int | None = _degree("Replicas that share the routed experts.", rare=True)
+    micro_batch: int | None = _degree(
+        "Sequences of a microbatch: --chunk-tokens in sequences.", rare=True
+    )
 
     def given(self) -> list[str]:
         """The flags that are set."""
@@ -160,10 +97,11 @@ class ClusterOptions(RanksOptions):
         """What is asked of every device: with tokens where sequences are given, and homes where
         nothing may be offloaded."""
         tokens, chunk = self._tokens_per_step(wanted), self._chunk_tokens(wanted)
-        homes = list(wanted.home or [])
+        homes = wanted.home
         if self.offload is False:
-            homes = [*(f"{kind}=device" for kind in KINDS), *homes]
-        return replace(wanted, tokens_per_step=tokens, chunk_tokens=chunk, home=homes or None)
+            homes = (*(f"{kind}=device" for kind in KINDS), *homes)
+        changes = {"tokens_per_step": tokens, "chunk_tokens": chunk, "home": homes}
+        return wanted.model_copy(update=changes)
 
     def one_device(self, wanted: PlanOptions) -> tuple[PlanOptions, Machine]:
         """What is asked of one device, a node's where a cluster is given.
@@ -221,14 +159,10 @@ class ClusterOptions(RanksOptions):
         Raises:
             LayoutError: there is no such pipeline, or no such recomputation.
         """
-        names = ("tp", "cp", "pp", "dp", "ep", "virtual_stages", "pipeline", "zero")
-        found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.reduction is not None:
-            found["reduction"] = self.reduction
+        split = {name: getattr(self, name) for name in ("tp", "cp", "ep")}
+        found = self.layout_fields() | {name: n for name, n in split.items() if n is not None}
         recompute = None if wanted.recompute is None else recompute_word(wanted.recompute)
-        require_known("--pipeline", self.pipeline, get_args(Pipeline))
         require_known("--recompute", recompute, get_args(Recompute))
-        require_known("--reduction", self.reduction, get_args(Reduction))
         if recompute is not None:
             found["recompute"] = recompute
         if (chunk := self._chunk_tokens(wanted)) is not None:
@@ -279,9 +213,11 @@ class ClusterOptions(RanksOptions):
             known = (*attention_names(), "flash", "unfused")
             require_known("--attention", wanted.attention, known)
             return KernelChoice(
-                vector="megatron", attention=wanted.attention or "flash", matmuls=matmuls,
+                vector="megatron",
+                attention=wanted.attention or "flash",
+                matmuls=matmuls,
                 deterministic=False,
-            )  # fmt: skip
+            )
         if matmuls != "model":
             raise LayoutError(
                 f"--precision {self.precision} is of the kernel set megatron, not of "
@@ -295,11 +231,14 @@ class ClusterOptions(RanksOptions):
                 )
             if wanted.attention is None:
                 return None
-            return self._kernels(replace(wanted, kernels="megatron"), spec, cluster)
+            return self._kernels(wanted.model_copy(update={"kernels": "megatron"}), spec, cluster)
         return kernels_named(
-            machine_of(cluster), spec, wanted.kernels, wanted.attention,
+            machine_of(cluster),
+            spec,
+            wanted.kernels,
+            wanted.attention,
             nondeterministic=wanted.nondeterministic,
-        )  # fmt: skip
+        )
 
     def _tokens_per_step(self, wanted: PlanOptions) -> int | None:
         return _once(wanted, "--global-batch", self.global_batch, wanted.tokens_per_step)
@@ -339,6 +278,11 @@ def _seq_len(wanted: PlanOptions) -> int:
 
 
 _OF_ONE_DEVICE = (
-    "--policy", "--home", "--prefetch", "--effort", "--optimizer-overhead", "--chunks-per-round",
+    "--policy",
+    "--home",
+    "--prefetch",
+    "--effort",
+    "--optimizer-overhead",
+    "--chunks-per-round",
     "--optimizer",
-)  # fmt: skip
+)

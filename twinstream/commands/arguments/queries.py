@@ -1,21 +1,21 @@
 """From the options of `plan`, `whatif` and `run` to the one query that they all ask."""
 
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any, get_args
+from typing import Any
 
 from twinstream.clusters.search.question import KEPT
-from twinstream.commands.arguments.cluster_options import ClusterOptions, RanksOptions
+from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.requests import request_of, require_known
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.models.parallel.layout import LayoutError
+from twinstream.options.option_group import flag_of
+from twinstream.options.step_options import RankOptions
 from twinstream.planner.choices import RECOMPUTE_LEVELS, recompute_word
-from twinstream.schedule.ops import Reduction
 from twinstream.study.many_gpus import LayoutQuery
 from twinstream.study.one_device import DeviceQuery
 from twinstream.study.query import Query
-from twinstream.study.several_ranks import PIPELINES, RanksQuery
+from twinstream.study.several_ranks import RanksQuery
 
 _NOT_OF_RANKS = ("--policy", "--prefetch", "--effort", "--optimizer-overhead")
 
@@ -43,7 +43,7 @@ def query_of(wanted: PlanOptions, asked: ClusterOptions, num_ranks: int | None =
 
 
 def query_of_ranks(
-    num_ranks: int, wanted: PlanOptions, asked: RanksOptions, where: str | None
+    num_ranks: int, wanted: PlanOptions, asked: RankOptions, where: str | None
 ) -> RanksQuery:
     """Of ranks on the nodes of a cluster, by default on one machine, whose links are assumed.
 
@@ -69,7 +69,7 @@ def query_of_ranks(
 
 def _not_of_ranks(asked: ClusterOptions) -> list[str]:
     """What only layouts have that are predicted."""
-    ours = {f"--{field.name.replace('_', '-')}" for field in fields(RanksOptions)}
+    ours = {flag_of(name) for name in RankOptions.model_fields}
     ours |= {"--cluster", "--gpus", "--global-batch", "--micro-batch", "--no-offload"}
     if asked.precision == "bf16":
         ours.add("--precision")
@@ -81,16 +81,10 @@ def _refusal(flags: Sequence[str]) -> LayoutError:
     return LayoutError(f"{', '.join(flags)} is not of ranks that run: leave it out")
 
 
-def _fixed(asked: RanksOptions, wanted: PlanOptions) -> dict[str, Any]:
+def _fixed(asked: RankOptions, wanted: PlanOptions) -> dict[str, Any]:
     """Fields of the layout that are given."""
-    if asked.pipeline is not None and asked.pipeline not in PIPELINES:
-        raise LayoutError(
-            f"--pipeline '{asked.pipeline}' is none that ranks run; these are: "
-            f"{', '.join(PIPELINES)}"
-        )
-    require_known("--reduction", asked.reduction, get_args(Reduction))
-    names = ("pp", "dp", "virtual_stages", "zero", "reduction", "pipeline")
-    found = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
+    asked.require_run()
+    found = asked.layout_fields()
     if wanted.recompute is not None:
         require_known("--recompute", word := recompute_word(wanted.recompute), (*RECOMPUTE_LEVELS,))
         found["recompute"] = word

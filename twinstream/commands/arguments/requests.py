@@ -2,22 +2,18 @@
 
 from dataclasses import replace
 from math import nan
-from typing import Any, get_args
+from typing import Any
 
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.adapters.quantized_base import BaseFormat
-from twinstream.models.hf.config import DTYPES
 from twinstream.models.model import AnyModel, with_aux_loss
 from twinstream.models.presets import model_notes
-from twinstream.models.recipe import KernelChoice, Recipe, dpo_of, is_dpo, recipe_of_fields
-from twinstream.models.trained import trained_of
-from twinstream.models.update_rules import BETAS, OwnRule, update_rule
+from twinstream.models.recipe import KernelChoice, Recipe, is_dpo, recipe_of_fields
 from twinstream.planner.choices import ChoiceError, Choices, recompute_level
 from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.policies import ON_DEVICE, optimizer_places
-from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
+from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import SizeError, parse_number
 from twinstream.schedule.workload import Packing
@@ -26,8 +22,6 @@ from twinstream.tracing import find_model, path_notes
 _LONGEST_SIZE = 40
 _MOST_LENGTHS = 4096
 _TOO_LONG = 10**9
-_GRADIENTS: tuple[str, ...] = get_args(Recipe.model_fields["gradients"].annotation)
-_STATES: tuple[str, ...] = get_args(Recipe.model_fields["optimizer_state"].annotation)
 
 
 class ShareError(TwinstreamError):
@@ -56,7 +50,7 @@ def request_of(wanted: PlanOptions, machine: Machine | None = None) -> PlanReque
             raise SizeError(
                 f"'{size[:_LONGEST_SIZE]}...' is no size; write it as 24GiB, 80% or bytes"
             )
-    policy, lengths = wanted.policy or DEFAULT_POLICY, lengths_of(wanted.seq_len)
+    policy, lengths = wanted.policy, lengths_of(wanted.seq_len)
     choices, overhead = _choices(wanted), wanted.optimizer_overhead
     if overhead is not None and wanted.tokens_per_step is not None:
         raise ShareError(
@@ -83,7 +77,7 @@ def request_of(wanted: PlanOptions, machine: Machine | None = None) -> PlanReque
 
 def _choices(wanted: PlanOptions) -> Choices:
     homes: dict[str, Any] = {}
-    for text in wanted.home or []:
+    for text in wanted.home:
         kind, found, where = text.partition("=")
         if not found or kind in homes:
             wrong = "twice" if found else "without a place"
@@ -91,19 +85,16 @@ def _choices(wanted: PlanOptions) -> Choices:
                 f"--home '{text}' names '{kind}' {wrong}; write each kind once, as parameter=host"
             )
         homes[kind] = where
-    effort: Any = wanted.effort or "normal"
     level = None if wanted.recompute is None else recompute_level(wanted.recompute)
-    return Choices(homes, level, wanted.prefetch, effort)
+    return Choices(homes, level, wanted.prefetch, wanted.effort)
 
 
 def spec_of(wanted: PlanOptions) -> AnyModel:
     """The model, in the dtype asked for."""
     assert wanted.model is not None and wanted.seq_len is not None
-    require_known("--dtype", wanted.dtype, tuple(DTYPES))
-    dtype = None if wanted.dtype is None else DTYPES[wanted.dtype]
     longest = max(lengths_of(wanted.seq_len))
     found = find_model(
-        wanted.model, dtype=dtype, longest=longest, lora=wanted.lora, loss=wanted.loss,
+        wanted.model, dtype=wanted.dtype, longest=longest, lora=wanted.lora, loss=wanted.loss,
         trust_remote_code=wanted.trust_remote_code,
     )  # fmt: skip
     return with_aux_loss(found, wanted.aux_loss)
@@ -116,17 +107,14 @@ def notes_of(wanted: PlanOptions) -> list[str]:
     notes = model_notes(wanted.model, wanted.dtype)
     if (wanted.loss is not None and not is_dpo(wanted.loss)) or wanted.trust_remote_code:
         return notes
-    dtype = None if wanted.dtype is None else DTYPES[wanted.dtype]
     longest = None if wanted.seq_len is None else max(lengths_of(wanted.seq_len))
-    return notes + path_notes(wanted.model, dtype, longest, wanted.lora)
+    return notes + path_notes(wanted.model, wanted.dtype, longest, wanted.lora)
 
 
 def recipe_of(
     wanted: PlanOptions, policy: str, kernels: KernelChoice | None, spec: AnyModel
 ) -> Recipe:
     """What the options say of how the model is trained."""
-    require_known("--gradients", wanted.gradients, _GRADIENTS)
-    require_known("--optimizer-state", wanted.optimizer_state, _STATES)
     require_known("--optimizer", wanted.optimizer, ON_DEVICE)
     places = optimizer_places(policy)
     if wanted.optimizer is not None and wanted.optimizer not in places:
@@ -134,22 +122,9 @@ def recipe_of(
             f"policy '{policy}' has the optimizer '{places[0]}', not {wanted.optimizer}: leave out "
             "--optimizer"
         )
-    require_known("--base", wanted.base, get_args(BaseFormat))
-    trained = trained_of(spec, wanted.lora, wanted.freeze or (), wanted.base)
-    rule = update_rule(wanted.optim or "adamw")
-    beta1, beta2 = BETAS["adamw"] if isinstance(rule, OwnRule) else BETAS[rule]
-    return recipe_of_fields(
-        {
-            "update": rule, "beta1": beta1, "beta2": beta2,
-            "kernels": kernels, "lora": trained.lora, "frozen": trained.frozen,
-            "base": trained.base,
-            "optimizer": wanted.optimizer or ON_DEVICE[0],
-            "clips": wanted.clips,
-            "gradients": wanted.gradients or _GRADIENTS[0],
-            "optimizer_state": wanted.optimizer_state or _STATES[0],
-            "dpo": dpo_of(wanted.loss),
-        }
-    )  # fmt: skip
+    optimizer = wanted.optimizer or ON_DEVICE[0]
+    own = {"kernels": kernels, "optimizer": optimizer, "clips": wanted.clips}
+    return recipe_of_fields(wanted.recipe_fields(spec) | own)
 
 
 def require_known(flag: str, name: str | None, known: tuple[str, ...]) -> None:

@@ -18,7 +18,6 @@ from twinstream.commands.arguments.backends import (
     planning_machine,
     with_kernels_of,
 )
-from twinstream.commands.arguments.cluster_options import RanksOptions
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule
 from twinstream.commands.arguments.outputs import output_option
@@ -36,6 +35,7 @@ from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
 from twinstream.models.model import model_of
 from twinstream.models.recipe import Recipe
+from twinstream.options.step_options import RankOptions
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
@@ -113,7 +113,7 @@ class RunOptions:
 def run(  # noqa: PLR0913
     wanted: PlanOptions,
     how: RunOptions,
-    layout: RanksOptions,
+    layout: RankOptions,
     schedule: Annotated[
         Path | None, typer.Argument(metavar="SCHEDULE", help="A schedule's JSON.")
     ] = None,
@@ -171,7 +171,7 @@ def _run_ranks(
     schedule: Path | None,
     how: RunOptions,
     wanted: PlanOptions,
-    layout: RanksOptions,
+    layout: RankOptions,
     on_ranks: HowToRun,
 ) -> None:
     """By the cluster's schedule in a file, or by one planned now for `how.ranks`."""
@@ -182,7 +182,8 @@ def _run_ranks(
     backend = on_ranks.settings.backend
     wanted = with_kernels_of(backend, wanted)
     if on_ranks.cluster is None:
-        wanted = replace(wanted, machine=planning_machine(wanted.machine, backend))
+        machine = planning_machine(wanted.machine, backend)
+        wanted = wanted.model_copy(update={"machine": machine})
     assert how.ranks is not None
     run_planned_ranks(how.ranks, wanted, layout, on_ranks)
 
@@ -216,7 +217,7 @@ def _schedule(
         return checked_schedule(path), None
     _require_model(wanted)
     machine = planning_machine(wanted.machine, backend)
-    here = replace(with_kernels_of(backend, wanted), machine=machine)
+    here = with_kernels_of(backend, wanted).model_copy(update={"machine": machine})
     answer, seconds = answered(DeviceQuery(request_of(here)), {}, quiet=quiet)
     assert isinstance(answer, PlannedStep)
     return answer.schedule, seconds

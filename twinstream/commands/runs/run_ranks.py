@@ -16,7 +16,6 @@ from twinstream.clusters.running.run_ranks import (
 )
 from twinstream.clusters.shared_machine import Place
 from twinstream.commands.arguments.backends import UNKNOWN_PEAK
-from twinstream.commands.arguments.cluster_options import RanksOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.queries import query_of_ranks
 from twinstream.commands.output import print_json, print_report, progress
@@ -25,6 +24,7 @@ from twinstream.commands.schedule_inputs import ScheduleInputError, read_cluster
 from twinstream.documents import known_place_of
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.recipe import Recipe
+from twinstream.options.step_options import RankOptions
 from twinstream.planner.planner import gc_paused
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.analysis.comparison import by_rank
@@ -81,7 +81,7 @@ def run_cluster_file(path: Path, num_ranks: int | None, how: HowToRun) -> None:
 
 
 def run_planned_ranks(
-    num_ranks: int, wanted: PlanOptions, asked: RanksOptions, how: HowToRun
+    num_ranks: int, wanted: PlanOptions, asked: RankOptions, how: HowToRun
 ) -> None:
     """Plan for so many ranks, as `plan --ranks` does, and train at once.
 

@@ -4,13 +4,13 @@ import json
 import os
 from inspect import Parameter, Signature
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, get_args
 
 import typer
 
 from twinstream.api import require_torch
 from twinstream.commands.arguments import options
+from twinstream.commands.arguments.grouped import options_of
 from twinstream.commands.arguments.outputs import check_folder
 from twinstream.commands.output import print_json, print_report, screen
 from twinstream.commands.runs.train_screen import predicted_json, train_screen, trained_screen
@@ -33,7 +33,6 @@ from twinstream.training.ranks.planning import on_all_gpus
 from twinstream.training.run.run_folder import RunEndedError, TrainResult
 from twinstream.training.trainer import Trainer
 
-_POSITIONAL = ("model", "data", "output")
 _OF_SIGNAL = 128
 
 
@@ -208,37 +207,13 @@ def _where(model: Path | None, prepared: Prepared) -> str:
 
 
 def _flags() -> list[Parameter]:
-    """A flag for each field of `TrainOptions`, with its description as help."""
+    """A flag for each option, by all its names."""
     found = []
-    for name, field in TrainOptions.model_fields.items():
-        if name in _POSITIONAL:
-            continue
-        extra: Any = field.json_schema_extra
-        kind, flag = _flag_type(field.annotation), f"--{name.replace('_', '-')}"
-        default = field.default
-        shown = "" if default in (None, (), False) else f" Default: {default}."
-        names = [f"{flag}/--no-{flag[2:]}" if kind is bool else flag]
-        names += [f"--{alias}" for alias, of in ALIASES.items() if of == name]
-        option = typer.Option(
-            *names, help=f"{field.description}{shown}", rich_help_panel=extra["panel"],
-            metavar=None if kind is bool else extra["metavar"], show_default=False,
-        )  # fmt: skip
-        found.append(_parameter(name, Annotated[kind | None, option], None))
+    for name, default, hint in options_of(TrainOptions):
+        kind, option = get_args(hint)
+        option.param_decls += tuple(f"--{alias}" for alias, of in ALIASES.items() if of == name)
+        found.append(_parameter(name, Annotated[kind, option], default))
     return found
-
-
-def _flag_type(annotation: Any) -> Any:
-    """What Typer reads: whole numbers, numbers, truth values, texts and lists of them."""
-    if annotation in (bool, int, float):
-        return annotation
-    if annotation == tuple[str, ...]:
-        return list[str]
-    inside = [kind for kind in get_args(annotation) if kind is not NoneType]
-    if len(inside) == 1 and inside[0] in (int, float):
-        return inside[0]
-    literals = [kind for kind in (annotation, *inside) if get_origin(kind) is Literal]
-    values = [value for kind in literals for value in get_args(kind)]
-    return int if values and all(isinstance(value, int) for value in values) else str
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> Parameter:

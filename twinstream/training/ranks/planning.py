@@ -256,19 +256,13 @@ def planned_for_ranks(
     assert options.ranks is not None
     place = place_here(here.machine, options.ranks, cores_here(), here.nvlink)
     question = RanksQuestion(
-        spec, recipe, workloads, options.ranks, _fixed(options), place.cluster, place.machine,
-        _caps(options, here),
+        spec, recipe, workloads, options.ranks, options.layout_fields(), place.cluster,
+        place.machine, _caps(options, here),
     )  # fmt: skip
     found = question.answer()
     return RanksPlan(
         found.schedule, found.predicted, found.layout, found.workload, found.candidates, place
     )
-
-
-def _fixed(options: TrainOptions) -> dict[str, object]:
-    """What of the layout is not open."""
-    names = ("pp", "dp", "zero", "virtual_stages", "pipeline", "reduction")
-    return {name: getattr(options, name) for name in names}
 
 
 def _caps(options: TrainOptions, here: LocalMachine) -> Caps:

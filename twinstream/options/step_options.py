@@ -1,0 +1,144 @@
+"""How a step is cut, planned and computed, as options, and the layout of ranks that run it."""
+
+from typing import Any, Literal, get_args
+
+from twinstream.models.kernel_costs.attention_limits import attention_names
+from twinstream.models.parallel.layout import RUN_PIPELINES, LayoutError, Pipeline
+from twinstream.options.option_group import MEMORY, SEVERAL, STEPS, OptionGroup, flag
+from twinstream.planner.policies import policy_names
+from twinstream.planner.request import DEFAULT_POLICY
+from twinstream.schedule.ops import Reduction
+
+
+class StepOptions(OptionGroup):
+    """The step of one device, its memories, and the kernels that compute it."""
+
+    tokens_per_step: int | None = flag(
+        STEPS,
+        "N",
+        "Tokens of an optimizer step; by default as few as leave the optimizer 1 % of it (of a "
+        "run also as leave 20 steps).",
+        ge=1,
+    )
+    chunk_tokens: int | None = flag(
+        STEPS,
+        "N",
+        "Tokens of a chunk: packed sequences, or a slice of one.",
+        ge=1,
+        rare=True,
+    )
+    chunks_per_round: int | None = flag(
+        STEPS,
+        "N",
+        "Chunks of a round of gradient accumulation; with ranks a round is a microbatch.",
+        ge=1,
+        rare=True,
+    )
+    device_mem: str | None = flag(
+        MEMORY,
+        "SIZE",
+        "Cap of the memory of a device, or rank: 24GiB, 80% or bytes; by default all (that is "
+        "free, where it runs).",
+    )
+    host_mem: str | None = flag(
+        MEMORY,
+        "SIZE",
+        "Cap of pinned host memory, of each rank: 75GiB, 80% or bytes; by default 80% (of what is "
+        "free, where it runs).",
+    )
+    policy: str = flag(
+        MEMORY,
+        "NAME",
+        f"One of: {', '.join(policy_names())}, or FILE.py:NAME of your own.",
+        DEFAULT_POLICY,
+    )
+    recompute: str | None = flag(
+        MEMORY,
+        "NAME",
+        "none; full (every block from its input); attention (all but attention); experts; of the "
+        "kernel set megatron also selective (attention's core) and mlp. By default as little as "
+        "fits.",
+        rare=True,
+    )
+    kernels: str | None = flag(
+        MEMORY,
+        "NAME",
+        "auto (Triton for a CUDA machine, torch's ops for a CPU; Megatron's for layouts that "
+        "these do not compute), eager, triton, or megatron (priced, not run).",
+        rare=True,
+    )
+    attention: str | None = flag(
+        MEMORY,
+        "NAME",
+        "auto (what the machine's profile names as usual on its card, else sdpa_flash on CUDA and "
+        "eager on a CPU; a run takes what is installed), or one of: "
+        f"{', '.join(attention_names())}.",
+        rare=True,
+    )
+    nondeterministic: bool = flag(
+        MEMORY,
+        "",
+        "Allow an --attention that does not give the same bits from run to run.",
+        False,
+        rare=True,
+    )
+
+
+class RankOptions(OptionGroup):
+    """How ranks that run are laid out; None where it is left open."""
+
+    pp: int | None = flag(
+        SEVERAL,
+        "N",
+        "Pipeline stages; by default what is predicted to be fastest.",
+        ge=1,
+    )
+    dp: int | None = flag(
+        SEVERAL,
+        "N",
+        "Data parallel replicas; by default what is predicted to be fastest.",
+        ge=1,
+    )
+    zero: Literal[0, 1, 2, 3] | None = flag(
+        SEVERAL,
+        "STAGE",
+        "What replicas shard, by ZeRO: 0 nothing, 1 state, 2 gradients too, 3 all; by default "
+        "what is needed to fit, or is faster.",
+    )
+    virtual_stages: int | None = flag(
+        SEVERAL,
+        "N",
+        "Virtual stages of a rank, with the pipelines interleaved and ring; by default 1.",
+        ge=1,
+        rare=True,
+    )
+    pipeline: Pipeline | None = flag(
+        SEVERAL,
+        "NAME",
+        f"Order of the pipeline: {', '.join(get_args(Pipeline))} (the last is priced, not run); "
+        "by default 1f1b.",
+        rare=True,
+    )
+    reduction: Reduction | None = flag(
+        SEVERAL,
+        "NAME",
+        "How ranks that run sum gradients of replicas: rank_order (the same bits on any transport; "
+        "the default) or library (the transport's own sums).",
+        rare=True,
+    )
+
+    def layout_fields(self) -> dict[str, Any]:
+        """Fields of the layout that are given."""
+        names = RankOptions.model_fields
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def require_run(self) -> None:
+        """
+        Raises:
+            LayoutError: the pipeline is none that ranks run.
+        """
+        if self.pipeline is not None and self.pipeline not in RUN_PIPELINES:
+            raise LayoutError(
+                f"--pipeline '{self.pipeline}' is none that ranks run; these are: "
+                f"{', '.join(RUN_PIPELINES)}"
+            )
