@@ -74,6 +74,23 @@ class Layout(Node):
         return self.tp * self.cp * self.pp * self.dp
 
     @property
+    def text(self) -> str:
+        """The layout in a few words: what differs from one GPU, and how replicas are sharded.
+
+        >>> Layout(tp=8, pp=4, dp=16, virtual_stages=5, pipeline="interleaved").text
+        'tp8 pp4x5 dp16 interleaved zero1'
+        """
+        stages = f"pp{self.pp}" + (f"x{self.virtual_stages}" if self.virtual_stages > 1 else "")
+        words = {
+            f"tp{self.tp}": self.tp > 1, f"cp{self.cp}": self.cp > 1, stages: self.pp > 1,
+            f"dp{self.dp}": self.dp > 1 or self.num_gpus == 1, f"ep{self.ep}": self.ep > 1,
+            f"mb{self.micro_batch}": self.micro_batch > 1, self.pipeline: self.pp > 1,
+            f"zero{self.zero}": self.dp * self.cp > 1,
+            f"recompute-{self.recompute}": self.recompute not in ("auto", "none"),
+        }  # fmt: skip
+        return " ".join(word for word, is_told in words.items() if is_told)
+
+    @property
     def shards(self) -> int:
         """Over how many ranks ZeRO shards."""
         return self.shard or self.dp * self.cp

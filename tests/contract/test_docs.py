@@ -12,6 +12,7 @@ import typer
 
 from tests.contract.package_tree import REPO
 from twinstream.cli import app
+from twinstream.commands.arguments.help_text import HELP_ALL
 
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 PAGES = [*(REPO / name for name in TOP), *sorted((REPO / "docs").rglob("*.md"))]
@@ -69,7 +70,7 @@ def options_by_command() -> dict[str, set[str]]:
 
     def visit(command: Any, name: str) -> None:
         names = [{*param.opts, *param.secondary_opts} for param in command.params]
-        found[name] = {"--help"}.union(*names)
+        found[name] = {"--help", HELP_ALL}.union(*names)
         if hasattr(command, "list_commands"):  # a group, of typer's own click
             context = click.Context(command)
             for each in command.list_commands(context):

@@ -163,7 +163,7 @@ def test_a_chip_of_ones_own_is_a_file(tmp_path: Path):
         (("--chip", "h100"), "did you mean 'H100'?"),
         (("--chip", "none.toml"), "No such file"),
         (("--network-bandwidth", -1), "--network-bandwidth needs to be more than 0"),
-        (("--base-utilization", 60), "--base-utilization needs to be less than or equal to 1"),
+        (("--base-utilization", 60), "--base-utilization needs to be at most 1"),
         (("--base-utilization", 0), "greater than 0"),
         (("--chip", "gb200"), "there are A100_40GB, H100, H100_x64_pod, RTX4090, and files"),
         (("--d-internal-ratio", 1e-4), "--d-internal-ratio 0.0001 leaves no channel of 2,048"),

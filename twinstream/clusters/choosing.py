@@ -39,19 +39,10 @@ class Candidate:
     tokens_per_s: float | None
     why_not: str = ""
 
-    @property
-    def name(self) -> str:
-        """The layout in words."""
-        layout = self.layout
-        virtual = f" x {layout.virtual_stages} virtual" if layout.virtual_stages > 1 else ""
-        name = f"pp {layout.pp}{virtual} x dp {layout.dp}"
-        name += f", ZeRO {layout.zero}" if layout.zero else ""
-        return name + (f" ({layout.pipeline})" if layout.pp > 1 else "")
-
     def __str__(self) -> str:
         if self.tokens_per_s is None:
-            return f"{self.name}: {self.why_not}"
-        return f"{self.name}: {self.tokens_per_s:,.0f} tokens/s"
+            return f"{self.layout.text}: {self.why_not}"
+        return f"{self.layout.text}: {self.tokens_per_s:,.0f} tokens/s"
 
 
 @dataclass(frozen=True)
@@ -118,7 +109,7 @@ class RanksQuestion:
             if is_open and not self._why_not(layout, first):
                 wanted += [layout.model_copy(update={"zero": zero}) for zero in _TO_FIT]
             for each in wanted:
-                progress(f"planning pp {each.pp} x dp {each.dp}, ZeRO {each.zero}")
+                progress(f"planning {each.text}")
                 made = self._planned(each, first)
                 if isinstance(made, ChosenLayout):
                     found.append(made)
@@ -142,9 +133,9 @@ class RanksQuestion:
         layout = found.layout
         if self.fixed.get("zero") is not None or layout.dp == 1 or layout.zero:
             return found
-        progress(f"planning pp {layout.pp} x dp {layout.dp}, ZeRO 1")
-        workload = found.workload
-        made = self._planned(layout.model_copy(update={"zero": 1}), workload)
+        sharded = layout.model_copy(update={"zero": 1})
+        progress(f"planning {sharded.text}")
+        made = self._planned(sharded, found.workload)
         if isinstance(made, Candidate) or made.step_s >= found.step_s:
             return found
         return self._with_best_chunks(made, progress)
@@ -299,5 +290,5 @@ def _reasons(seen: Sequence[Candidate]) -> str:
     """Every reason once, with the layouts it is of."""
     layouts: dict[str, list[str]] = {}
     for one in seen:
-        layouts.setdefault(one.why_not, []).append(one.name)
+        layouts.setdefault(one.why_not, []).append(one.layout.text)
     return "; ".join(f"{' and '.join(names)}: {why}" for why, names in layouts.items())

@@ -9,7 +9,6 @@ from rich.constrain import Constrain
 from twinstream.clusters.kernel_sets import recipe_text, why_not_here, why_schedule_not_here
 from twinstream.clusters.predict import document_of
 from twinstream.clusters.search.search import RankedLayout, SearchResult
-from twinstream.clusters.search.space import told
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.output import print_json, print_report
 from twinstream.cost.bill import Bill
@@ -93,7 +92,7 @@ def tell_ranks(answer: RanksStep, seconds: float, charged: RunOptions, *, as_jso
     if bill is not None:
         print_report(
             bills_screen(
-                [told(chosen.layout)], [bill], [answer.uncertainty.mean], charged.num_tokens
+                [chosen.layout.text], [bill], [answer.uncertainty.mean], charged.num_tokens
             )
         )
     if place.assumed:
@@ -117,7 +116,7 @@ def tell_layouts(
         return
     print_report(layouts_screen(job, cluster, found, errors, seconds))
     if charged.is_charged:
-        names = [told(one.layout) for one in found.best]
+        names = [one.layout.text for one in found.best]
         charges = [bill for bill in bills if bill is not None]
         print_report(
             bills_screen(names, charges, [error.mean for error in errors], charged.num_tokens)
@@ -150,7 +149,7 @@ def _layout_json(one: RankedLayout) -> dict[str, Any]:
         "has_kernels": one.job.is_own,
         "runs_here": (why := why_not_here(one.job.shape, one.job.recipe, one.layout)) is None,
         "why_not_here": why,
-        "told": told(one.layout),
+        "layout_text": one.layout.text,
         "step_s": prediction.step_s,
         "bound_s": one.bound_s,
         "tokens_per_s": prediction.tokens_per_s,
@@ -161,7 +160,7 @@ def _layout_json(one: RankedLayout) -> dict[str, Any]:
         "shares": {
             "bubble": 0.0,
             **prediction.shares,
-            "talk": exposed_communication(prediction.shares),
+            "communication": exposed_communication(prediction.shares),
         },
     }
 

@@ -7,7 +7,6 @@ from rich.console import Group
 
 from twinstream.clusters.kernel_sets import recipe_text, why_not_here
 from twinstream.clusters.search.search import RankedLayout, SearchResult
-from twinstream.clusters.search.space import told
 from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.measures.uncertainty import Uncertainty
@@ -67,7 +66,7 @@ def layouts_screen(
         f"Recipe: {recipe_text(found.best[0].job.shape, found.best[0].job.recipe)}.",
         "Layouts, fastest first:",
         *(
-            f"{number}  {told(one.layout)} [{one.job.recipe.implementations.vector}]"
+            f"{number}  {one.layout.text} [{one.job.recipe.implementations.vector}]"
             for number, one in enumerate(found.best, 1)
         ),
         table,
@@ -87,7 +86,7 @@ def runs_here_line(found: SearchResult) -> str:
     if best.job.is_own:
         return f"twinstream runs the first layout, but not here: {why}."
     own = next((one for one in others if one.job.is_own), None)
-    alternative = "" if own is None else f" The fastest shown that it runs: {told(own.layout)}."
+    alternative = "" if own is None else f" The fastest shown that it runs: {own.layout.text}."
     return f"twinstream does not run the first layout: {why}.{alternative}"
 
 

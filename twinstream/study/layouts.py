@@ -32,7 +32,7 @@ class LayoutAnswer(Answer):
         """Figures of any layout, and these fields of it."""
         uncertainty = self.uncertainty
         return {
-            "layout": self.told,
+            "layout": self.layout_text,
             "step_s": self.step_s,
             "tokens_per_s": self.tokens_per_s,
             "tokens_per_s_per_gpu": self.tokens_per_s / self.num_gpus,
@@ -42,7 +42,7 @@ class LayoutAnswer(Answer):
             "bound_s": self.bound_s,
             "gap": self.gap,
             "compute_share": self.shares["compute"],
-            "talk_share": exposed_communication(self.shares),
+            "communication_share": exposed_communication(self.shares),
             "bubble_share": self.shares.get("bubble", 0.0),
             "expected_error_mean": uncertainty.mean,
             "expected_error_kind": uncertainty.kind,

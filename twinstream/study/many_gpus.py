@@ -18,7 +18,6 @@ from twinstream.clusters.search.question import (
     with_caps,
 )
 from twinstream.clusters.search.search import SearchResult
-from twinstream.clusters.search.space import told
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of_job
@@ -68,7 +67,7 @@ class LaidOutStep(LayoutAnswer):
             device_bytes=found.memory_bytes, host_bytes=found.host_bytes,
             room_bytes=(found.room_bytes, None), num_gpus=found.num_gpus, bound_s=least_s,
             gap=found.step_s / least_s - 1 if least_s else None, shares=dict(found.shares),
-            layout=job.layout, told=told(job.layout), is_known=is_known, job=job, cluster=cluster,
+            layout=job.layout, is_known=is_known, job=job, cluster=cluster,
             searched=searched,
         )  # fmt: skip
 
@@ -102,7 +101,7 @@ class LayoutQuery(ChoiceOfLayouts[LaidOutStep]):
     required = (*_PLACE, "gpus", "seq_len")
     columns = (
         "layout", "step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "memory_bytes",
-        "room_bytes", "compute_share", "talk_share", "bubble_share", "bound_s", "gap",
+        "room_bytes", "compute_share", "communication_share", "bubble_share", "bound_s", "gap",
         "num_layouts", "num_fit", "num_simulated", "expected_error_mean", "expected_error_kind",
         *(f"layout.{name}" for name in _LAYOUT),
     )  # fmt: skip
@@ -221,7 +220,7 @@ class LayoutQuery(ChoiceOfLayouts[LaidOutStep]):
         prediction = predict(job, cluster)
         if not prediction.fits:
             needs, room = prediction.memory_bytes / _GIB, prediction.room_bytes / _GIB
-            raise StudyError(f"{told(job.layout)} needs {needs:.1f} GiB of a GPU's {room:.1f}")
+            raise StudyError(f"{job.layout.text} needs {needs:.1f} GiB of a GPU's {room:.1f}")
         return LaidOutStep.predicted(job, cluster, prediction)
 
 

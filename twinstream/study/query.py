@@ -63,13 +63,13 @@ class Subject(Node):
 
 
 class Step(Node):
-    """The figures of a step, without its plan; `told` is the layout in words, "" of one device.
+    """The figures of a step, without its plan; `layout_text` is "" of one device.
 
     In JSON `figures` stand beside the others.
     """
 
     layout: Layout | None
-    told: str
+    layout_text: str
     step_s: float
     tokens_per_s: float
     tokens_per_s_per_gpu: float
@@ -142,9 +142,8 @@ class Answer(ABC):
 
     `bound_s` is what no plan, or layout, can beat, `gap` how far above it the step is; None where
     that is not known. `limits` are what the bound hangs on, `shares` of the step, both where they
-    are known; `room_bytes` what the plan may take of device and host memory. `told` is the layout
-    in words. `is_known`: the answer is one that was given as known. `can_be_refined`: a query with
-    more effort may have a better one.
+    are known; `room_bytes` what the plan may take of device and host memory. `is_known`: the answer
+    was given as known. `can_be_refined`: a query with more effort may have a better one.
     """
 
     step_s: float
@@ -159,9 +158,13 @@ class Answer(ABC):
     limits: tuple[str, ...] = ()
     shares: Mapping[str, float]
     layout: Layout | None = None
-    told: str = ""
     is_known: bool
     can_be_refined: bool = False
+
+    @property
+    def layout_text(self) -> str:
+        """The layout in words; "" of one device."""
+        return "" if self.layout is None else self.layout.text
 
     @property
     @abstractmethod
@@ -195,7 +198,7 @@ class Answer(ABC):
             "limited by": ", ".join(self.limits),
             "device, host memory": f"{gib(self.device_bytes)}, {gib(self.host_bytes)}",
         }
-        where = f"{self.num_gpus:,} GPUs, {self.told}" if self.told else "one device"
+        where = f"{self.num_gpus:,} GPUs, {self.layout_text}" if self.layout else "one device"
         return facts_html(f"Step on {where}", facts)
 
     @abstractmethod
@@ -209,8 +212,9 @@ class Answer(ABC):
     def step(self, bill: Bill | None = None, *, whole: bool = False) -> Step:
         """The figures of every step; `whole` with all that there are."""
         return Step(
-            layout=self.layout, told=self.told, step_s=self.step_s, tokens_per_s=self.tokens_per_s,
-            tokens_per_s_per_gpu=self.tokens_per_s / self.num_gpus, mfu=self.mfu,
+            layout=self.layout, layout_text=self.layout_text, step_s=self.step_s,
+            tokens_per_s=self.tokens_per_s, mfu=self.mfu,
+            tokens_per_s_per_gpu=self.tokens_per_s / self.num_gpus,
             memory_bytes=self.device_bytes, host_bytes=self.host_bytes, num_gpus=self.num_gpus,
             shares=dict(self.shares), bill=bill, figures=self.figures if whole else {},
         )  # fmt: skip

@@ -104,9 +104,10 @@ class RanksQuery(ChoiceOfLayouts[RanksStep]):
     required = ("model", "seq_len", "ranks")
     columns = (
         "layout", "step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "memory_bytes",
-        "host_bytes", "room_bytes", "compute_share", "talk_share", "bubble_share", "bound_s", "gap",
-        "recompute_fraction", "rounds_per_step", "chunks_per_round", "planned_chunk_tokens",
-        "expected_error_mean", "expected_error_kind", *(f"layout.{name}" for name in _LAYOUT),
+        "host_bytes", "room_bytes", "compute_share", "communication_share", "bubble_share",
+        "bound_s", "gap", "recompute_fraction", "rounds_per_step", "chunks_per_round",
+        "planned_chunk_tokens", "expected_error_mean", "expected_error_kind",
+        *(f"layout.{name}" for name in _LAYOUT),
     )  # fmt: skip
     resources = DeviceQuery.resources
 
@@ -247,6 +248,6 @@ class RanksQuery(ChoiceOfLayouts[RanksStep]):
             device_bytes=summary.device_peak_bytes, host_bytes=summary.host_peak_bytes,
             room_bytes=(request.caps.device_bytes, request.caps.host_bytes),
             num_gpus=self.num_ranks, bound_s=None, gap=None, shares=summary.mean_fraction,
-            layout=chosen.layout, told=chosen.candidate.name, is_known=is_known, spec=spec,
+            layout=chosen.layout, is_known=is_known, spec=spec,
             recipe=request.recipe, chosen=chosen, place=place, schedule=schedule, summary=summary,
         )  # fmt: skip

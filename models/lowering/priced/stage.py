@@ -136,11 +136,11 @@ class StageOps:
             self._compute(f"embed_forward.{j}", works, [read, ("output", held, "write")], label)
         elif not job.layout.sequence_parallel:
             self._compute(f"embed_forward.{j}", works, [read, ("output", held, "write")], label)
-            self._talk(f"embed_reduce.{j}", "all_reduce", [("hidden", held, "update")])
+            self._communicate(f"embed_reduce.{j}", "all_reduce", [("hidden", held, "update")])
         else:
             part = b.allocate("whole", whole(job), "activation", job.dtype)
             self._compute(f"embed_forward.{j}", works, [read, ("output", part, "write")], label)
-            self._talk(
+            self._communicate(
                 f"embed_scatter.{j}", "reduce_scatter",
                 [("hidden", part, "read"), ("part", held, "write")],
             )  # fmt: skip
@@ -153,7 +153,7 @@ class StageOps:
         source = gradient
         if job.layout.tp > 1 and job.layout.sequence_parallel:
             source = b.allocate("whole", whole(job), "activation", job.dtype)
-            self._talk(
+            self._communicate(
                 f"embed_gather.{j}", "all_gather",
                 [("part", gradient, "read"), ("hidden", source, "write")],
             )  # fmt: skip
@@ -177,7 +177,7 @@ class StageOps:
         hidden = top
         if split:
             hidden = b.allocate("whole", whole(job), "activation", job.dtype)
-            self._talk(f"head_gather.{j}", "all_gather",
+            self._communicate(f"head_gather.{j}", "all_gather",
                        [("part", top, "read"), ("hidden", hidden, "write")])  # fmt: skip
         logits = b.allocate("logits", head_peak_bytes(job.work), "scratch", "float32")
         work = job.work.head()
@@ -195,7 +195,7 @@ class StageOps:
             sums = b.allocate("loss_sums", 12 * job.work.tokens, "scratch", "float32")
             uses: list[Use] = [("logits", logits, "read"), ("sums", sums, "write")]
             self._compute(f"loss_sums.{j}", (), uses, b.label("loss", microbatch=j))
-            self._talk(f"loss_reduce.{j}", "all_reduce", [("sums", sums, "update")])
+            self._communicate(f"loss_reduce.{j}", "all_reduce", [("sums", sums, "update")])
             read.append(("sums", sums, "read"))
             b.free(sums)
         out = b.allocate("head_gradient", self.hidden, "activation", job.dtype, spare=1)
@@ -207,12 +207,12 @@ class StageOps:
             b.label("head_backward", microbatch=j),
         )  # fmt: skip
         if split:
-            self._talk(f"head_scatter.{j}", "reduce_scatter",
+            self._communicate(f"head_scatter.{j}", "reduce_scatter",
                        [("hidden", whole_out, "read"), ("part", out, "write")])  # fmt: skip
             b.free(whole_out)
             b.free(hidden)
         elif layout.tp > 1:
-            self._talk(f"head_reduce.{j}", "all_reduce", [("hidden", out, "update")])
+            self._communicate(f"head_reduce.{j}", "all_reduce", [("hidden", out, "update")])
         b.free(logits)
         weights.drop("head")
         if job.shape.tied_embeddings and layout.pp == 1:
@@ -289,5 +289,5 @@ class StageOps:
     def _compute(self, op_id: str, works: tuple[Work, ...], uses: list[Use], label) -> None:  # type: ignore[no-untyped-def]
         self.b.compute(op_id, label.kind, works, uses, label)
 
-    def _talk(self, op_id: str, collective, uses: list[Use]) -> None:  # type: ignore[no-untyped-def]
+    def _communicate(self, op_id: str, collective, uses: list[Use]) -> None:  # type: ignore[no-untyped-def]
         self.b.communicate(op_id, collective, (("tp",), "tp"), uses, self.b.label("tp"))

@@ -44,7 +44,7 @@ class StageWeights:
         self._zero = job.layout.zero
         self._experts = job.shape.experts is not None
         self._states = {name: self._declare(name, group) for name, group in groups.items()}
-        self._zero_bubble: list[str] = []
+        self._reduced_last: list[str] = []
         self._pending: tuple[_State, str, str, Buffer] | None = None
         self._unsquared: list[str] = []
         self._squares: Buffer | None = None
@@ -123,7 +123,7 @@ class StageWeights:
             if self._job.layout.dp_overlap:
                 self._reduce(state, name)
             else:
-                self._zero_bubble.append(name)
+                self._reduced_last.append(name)
                 return
         if last and self._job.layout.offload and self._job.recipe.clips:
             self._unsquared.append(name)
@@ -189,11 +189,11 @@ class StageWeights:
 
     def _reduce_late(self) -> None:
         """No gradient before all of them are complete."""
-        uses = [self.gradient(name) for name in self._zero_bubble]
+        uses = [self.gradient(name) for name in self._reduced_last]
         if uses:
             label = self._b.label("gradients_complete")
             self._b.compute("gradients_complete", "gradients_complete", (), uses, label)
-        for name in self._zero_bubble:
+        for name in self._reduced_last:
             self._reduce(self._states[name], name)
 
     def _all_gathered(self) -> None:
@@ -307,7 +307,7 @@ class StageWeights:
         norm = b.exchanged("norm", 256, "scratch", "float32", "gradient_norm")
         uses: list[Use] = [("norm", norm, "write")]
         if self._job.layout.offload:
-            for name in (*self._unsquared, *self._zero_bubble):
+            for name in (*self._unsquared, *self._reduced_last):
                 self._square(name)
             works: tuple[Work, ...] = ()
             uses += [] if self._squares is None else [("squares", self._squares, "read")]

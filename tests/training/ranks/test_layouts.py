@@ -55,7 +55,7 @@ def test_the_library_sums_gradients_where_it_is_asked_to(tmp_path: Path) -> None
 def test_a_cap_of_each_rank_leaves_out_what_does_not_fit(tmp_path: Path) -> None:
     wanted = rank_options(tmp_path, ranks=2)
     whole = max(one for one in _arenas(prepared(wanted)))
-    with pytest.raises(LayoutError, match=r"no layout of 2 ranks can train this: pp 2 .*; pp 1"):
+    with pytest.raises(LayoutError, match=r"no layout of 2 ranks can train this: pp2 .*; dp2"):
         prepared(wanted.model_copy(update={"device_mem": str(whole // 50)}))
 
 

@@ -11,6 +11,7 @@ from tests.training.small_runs import trained
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.log.layout_choice import LayoutChoice
 from twinstream.log.run_files import RunFiles
+from twinstream.models.parallel.layout import Layout
 from twinstream.schedule.analysis.comparison import Comparison
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
@@ -61,7 +62,7 @@ def test_why_the_layout_was_chosen_is_kept(wanted: TrainOptions) -> None:
     choice = read_document(LayoutChoice, RunFiles(wanted.output).layouts)
     schedule = read_document(ClusterSchedule, RunFiles(wanted.output).cluster)
     layout = schedule.layout
-    assert choice.chosen.startswith(f"pp {layout['pp']} x dp {layout['dp']}")
+    assert choice.chosen.startswith(Layout.model_validate(layout).text)
     assert len(choice.others) == 1 and "tokens/s" in choice.others[0]
     assert choice.why == "the fastest of 2 that were looked at"
     assert choice.model_copy(update={"others": ()}).why == "as asked"

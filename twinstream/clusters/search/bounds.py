@@ -228,10 +228,12 @@ class BoundTables:
         reduce_ns = gather_ns = update_ns = 0.0
         for group in own:
             kind: Collective = "all_reduce" if layout.zero == 0 else "reduce_scatter"
-            reduce_ns += pricing.talk(
+            reduce_ns += pricing.collective_ns(
                 mesh, group.axes, kind, group.gradient_bytes, job.gradient_dtype
             )
-            gather_ns += pricing.talk(mesh, group.axes, "all_gather", group.bytes, job.dtype)
+            gather_ns += pricing.collective_ns(
+                mesh, group.axes, "all_gather", group.bytes, job.dtype
+            )
             count = group.trained_shard if layout.zero else group.num_trained
             update_ns += pricing.work(job.work.optimizer(count))
         count = job.num_microbatches

@@ -58,7 +58,7 @@ class Pricing:
             total += self._works[work]
         return total
 
-    def talk(
+    def collective_ns(
         self, mesh: Mesh, axes: tuple[str, ...], collective: Collective, size_bytes: int, dtype: str
     ) -> float:
         """Nanoseconds of a collective along axes of the mesh."""
@@ -112,15 +112,16 @@ def layer_times(job: Job, pricing: Pricing) -> LayerTimes:
     )
     repeated = again if parts.plain else once * bool(again)
     computed = once + repeated + clock.inputs(elements) + weight
-    talk = clock.outside * (2 if job.work.sequence_parallel else 1)
+    exchange = clock.outside * (2 if job.work.sequence_parallel else 1)
     return LayerTimes(
         forward=forward,
         backward=again + backward,
         weight=weight,
         least=max(chained, computed),
         on_the_way=computed if parts.plain and not late else chained - again,
-        embedding=pricing.work(job.work.embedding().forward + job.work.embedding().backward) + talk,
-        head=pricing.work(job.work.head().forward + job.work.head().backward) + talk,
+        embedding=pricing.work(job.work.embedding().forward + job.work.embedding().backward)
+        + exchange,
+        head=pricing.work(job.work.head().forward + job.work.head().backward) + exchange,
     )
 
 
@@ -131,7 +132,7 @@ class _Clock:
         hidden = job.work.tokens * job.shape.d_model * job.work.itemsize
         split = job.work.sequence_parallel
         kind: Collective = "all_gather" if split else "all_reduce"
-        self.outside = pricing.talk(mesh, ("tp",), kind, hidden, self._dtype)
+        self.outside = pricing.collective_ns(mesh, ("tp",), kind, hidden, self._dtype)
 
     def forward(self, element: LayerCompute | Ring | CollectiveElement) -> float:
         if isinstance(element, CollectiveElement):
@@ -166,31 +167,33 @@ class _Clock:
 
     def backward(self, parts: LayerParts, *, late: bool) -> tuple[float, float]:
         """All of it, and what zero-bubble puts off; weights' gradients run beside what is said."""
-        chain = compute = talk = weight = 0.0
+        chain = compute = exchange = weight = 0.0
         for part in parts.parts[::-1]:
             again = 0.0
             if part.gathered_bytes:
-                again = self.pricing.talk(
+                again = self.pricing.collective_ns(
                     self.mesh, ("tp",), "all_gather", part.gathered_bytes, self._dtype
                 )
             for element in part.elements[::-1]:
                 if isinstance(element, CollectiveElement):
                     if element.backward is not None:
-                        chain = talk = max(chain, talk) + self._said(element, element.backward)
+                        chain = exchange = max(chain, exchange) + self._said(
+                            element, element.backward
+                        )
                     continue
                 chain = compute = max(chain, compute) + self.inputs([element])
                 own = self.computed(element)
                 weight += own
                 if not late and own:
-                    talk = max(talk, chain - own) + again
-                    compute = max(compute, talk if again else 0.0) + own
+                    exchange = max(exchange, chain - own) + again
+                    compute = max(compute, exchange if again else 0.0) + own
         return max(chain, compute), weight
 
     def _said(self, element: CollectiveElement, collective: Collective | None) -> float:
         if collective is None:
             return 0.0
         size = max(element.in_bytes, element.out_bytes)
-        return self.pricing.talk(self.mesh, (element.axis,), collective, size, self._dtype)
+        return self.pricing.collective_ns(self.mesh, (element.axis,), collective, size, self._dtype)
 
     def _ring(self, ring: Ring, *, backward: bool) -> float:
         works = ring.step.backward_input if backward else ring.step.forward

@@ -22,7 +22,7 @@ def folded_step_s(job: Job, pricing: Pricing, most_s: float = math.inf) -> float
     """Seconds of a step: pipeline, gradients and updates simulated, layers not looked into.
 
     To the last update of one step from idle streams. What gradients that are being reduced take
-    from layers' own talk is not seen, nor what messages take of the compute.
+    from layers' own exchanges is not seen, nor what messages take of the compute.
 
     Args:
         most_s: of a step that surely takes longer, it is enough to know that: what a few

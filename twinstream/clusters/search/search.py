@@ -18,7 +18,7 @@ from twinstream.clusters.refusals import require_possible
 from twinstream.clusters.search.bounds import Bounds, BoundTables, Recomputed
 from twinstream.clusters.search.chains import Pricing
 from twinstream.clusters.search.shortage import Memory, none_fits
-from twinstream.clusters.search.space import SearchSpace, require_axes, told
+from twinstream.clusters.search.space import SearchSpace, require_axes
 from twinstream.clusters.search.workers import LayoutTimers
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
@@ -71,7 +71,7 @@ class SearchResult:
         """A row for each of the best layouts, the fastest first."""
         return [
             {
-                "layout": told(one.layout), "kernels": one.job.recipe.implementations.vector,
+                "layout": one.layout.text, "kernels": one.job.recipe.implementations.vector,
                 "step_s": one.prediction.step_s, "tokens_per_s": one.prediction.tokens_per_s,
                 "mfu": one.prediction.mfu, "memory_bytes": one.prediction.memory_bytes,
                 "host_bytes": one.prediction.host_bytes, "bound_s": one.bound_s,
@@ -82,7 +82,7 @@ class SearchResult:
     def __repr__(self) -> str:
         best = self.best[0]
         return (
-            f"<SearchResult: {told(best.layout)} is the fastest of {self.num_simulated:,} simulated"
+            f"<SearchResult: {best.layout.text} is the fastest of {self.num_simulated:,} simulated"
             f" layouts, {best.prediction.step_s:.4g} s a step, {self.gap:.1%} above the bound>"
         )
 
@@ -178,7 +178,7 @@ def _ranked(
         best = ""
         if simulated:
             best_s, best_number = min(simulated)
-            best = f", best so far {told(possible[best_number])}: about {best_s:.4g} s"
+            best = f", best so far {possible[best_number].text}: about {best_s:.4g} s"
         progress(f"{len(simulated)} of at most {most} layouts simulated{best}")
 
     with LayoutTimers(pricing) as timers:
@@ -342,5 +342,5 @@ class _Whole:
         best = ""
         if self._found:
             fastest = min(self._found.values(), key=lambda one: one.prediction.step_s)
-            best = f", best so far {told(fastest.layout)}: {fastest.prediction.step_s:.4g} s"
-        self._progress(f"simulating whole {told(self._ranked[place][0])}{best}")
+            best = f", best so far {fastest.layout.text}: {fastest.prediction.step_s:.4g} s"
+        self._progress(f"simulating whole {self._ranked[place][0].text}{best}")

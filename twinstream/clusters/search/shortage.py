@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from twinstream.clusters.predict import Prepared
 from twinstream.clusters.search.bounds import Bounds, BoundTables
-from twinstream.clusters.search.space import NoLayoutError, SearchSpace, told
+from twinstream.clusters.search.space import NoLayoutError, SearchSpace
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.parallel.layout import Layout
@@ -61,7 +61,7 @@ def none_fits(
         for kind, size in sorted(classes.items(), key=lambda item: -item[1])
         if size >= total / 100
     )
-    needs = f"the leanest, {told(layout)}, needs {gib(total)} ({parts})"
+    needs = f"the leanest, {layout.text}, needs {gib(total)} ({parts})"
     if memory.room_bytes <= 0:
         return NoLayoutError(
             f"none of {len(possible):,} layouts on {asked.num_gpus:,} GPUs fits: {needs}, and of "

@@ -54,24 +54,6 @@ def layouts(
             yield from _with_the_rest(job, degrees, fixed, refused)
 
 
-def told(layout: Layout) -> str:
-    """A layout in a few words: what differs from one GPU with a microbatch of one.
-
-    >>> told(Layout(tp=8, pp=4, dp=16, virtual_stages=5, pipeline="interleaved"))
-    'tp8 pp4x5 dp16 mb1 interleaved zero1'
-    """
-    words = [f"tp{layout.tp}"]
-    words += [f"cp{layout.cp}"] if layout.cp > 1 else []
-    stages = f"x{layout.virtual_stages}" if layout.virtual_stages > 1 else ""
-    words += [f"pp{layout.pp}{stages}", f"dp{layout.dp}"]
-    words += [f"ep{layout.ep}"] if layout.ep > 1 else []
-    words += [f"mb{layout.micro_batch}"]
-    words += [layout.pipeline] if layout.pp > 1 else []
-    words += [f"zero{layout.zero}"]
-    words += [f"recompute-{layout.recompute}"] if layout.recompute not in ("auto", "none") else []
-    return " ".join(words)
-
-
 class NoLayoutError(LayoutError):
     """No layout fits, or none is possible."""
 

@@ -84,14 +84,8 @@ class ClusterRow(Node):
 
     @property
     def layout(self) -> str:
-        """The layout in short: `tp8 pp12 dp16 mb1 zero1`."""
-        if self.job is None:
-            return ""
-        layout = self.job.layout
-        degrees = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "vp": layout.virtual_stages,
-                   "ep": layout.ep, "dp": layout.dp}  # fmt: skip
-        told = [f"{name}{size}" for name, size in degrees.items() if size > 1]
-        return " ".join([*told, f"mb{layout.micro_batch}", f"zero{layout.zero}"])
+        """The layout in short; "" where the job is not known."""
+        return "" if self.job is None else self.job.layout.text
 
 
 def read_measured_steps(paths: Sequence[Path]) -> tuple[ClusterRow, ...]:

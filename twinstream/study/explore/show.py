@@ -77,7 +77,7 @@ def _about(answer: Answer) -> list[str]:
     """How the step is cut, or laid out."""
     if isinstance(answer, PlannedStep):
         return [workload_line(answer.schedule.workload), *_limited(answer)]
-    return [answer.told]
+    return [answer.layout_text]
 
 
 def _notes(answer: Answer) -> list[str]:
@@ -229,7 +229,7 @@ def timeline_of(machine: str, answer: Answer) -> html.Div:
     drawn = _drawn(answer)
     if isinstance(drawn, ShownCluster):
         figures = [graph(one, f"timeline-{machine}") for one in drawn.figures()]
-        return html.Div([html.H2(f"{machine}: {answer.told}"), *figures])
+        return html.Div([html.H2(f"{machine}: {answer.layout_text}"), *figures])
     schedule, profile, timeline = drawn
     view = view_of("predicted", schedule, timeline)
     rounds = schedule.workload.rounds_per_step

@@ -165,7 +165,7 @@ def _about(row: Mapping[str, str]) -> dict[str, str]:
         found["limited by"] = ", ".join(readable(limit) for limit in row["limits"].split("; "))
     if "layout" in row:
         found |= {"layout": row["layout"], "memory": gib(int(row["memory_bytes"]))}
-    for name in ("compute", "talk", "bubble"):
+    for name in ("compute", "communication", "bubble"):
         if share := row.get(f"{name}_share"):
             found[name] = f"{float(share):.0%}"
     return {**found, "gap": f"{float(row['gap']):.1%}" if row["gap"] else "-"}

@@ -52,7 +52,7 @@ def _heading(found: WhatIf | TargetFound) -> list[str]:
     money = "" if bill is None or bill.money is None else f"; money {money_text(bill.money)}"
     return [
         f"{found.title}, {found.tokens_per_step:,} tokens a step",
-        f"now {f'{base.told}: ' if base.told else ''}{seconds(base.step_s)}, "
+        f"now {f'{base.layout_text}: ' if base.layout_text else ''}{seconds(base.step_s)}, "
         f"{rate_text(base.tokens_per_s)} tokens/s ({error.short}), MFU "
         f"{base.mfu:.1%}, {gib(base.memory_bytes)}{f' ({shares})' if shares else ''}{money}",
     ]
@@ -112,7 +112,7 @@ def _change_row(one: ChangedStep, found: WhatIf, num_tokens: float | None) -> di
     cells |= {"kept": _speed(one.kept, base), "searched anew": _speed(anew, base)}
     if base.layout is not None:
         same = anew is not None and anew.layout == base.layout
-        cells[_LAYOUT] = "-" if anew is None else "as it was" if same else anew.told
+        cells[_LAYOUT] = "-" if anew is None else "as it was" if same else anew.layout_text
     bill = None if anew is None else anew.bill
     if num_tokens is not None:
         cells["days"] = "-" if bill is None else f"{bill.wall_days:,.4g}"
@@ -162,7 +162,7 @@ def target_screen(found: TargetFound) -> Group:
         at = "" if one.value is not None else f" at {one.tried:,.4g} {one.unit}"
         table.add_row(
             one.name, f"{one.now:,.4g} {one.unit}", "at most " * one.less_may_do + needs,
-            (rate_text(one.tokens_per_s) + at).strip(), *([one.told] if layouts else []),
+            (rate_text(one.tokens_per_s) + at).strip(), *([one.layout_text] if layouts else []),
         )  # fmt: skip
     notes = []
     if found.is_confirmed:
@@ -227,7 +227,8 @@ def bars_figure(found: WhatIf) -> go.Figure:
                 x=[100 * gain(one, found.base) for one in steps],
                 marker={"color": series(number).colour},
                 hovertext=["does not fit" if one is None
-                           else f"{one.told} {seconds(one.step_s)}".strip() for one in steps],
+                           else f"{one.layout_text} {seconds(one.step_s)}".strip()
+                           for one in steps],
                 hoverinfo="text",
             )
         )  # fmt: skip

@@ -25,7 +25,7 @@ class Reached(Node):
     It lies within 2 % above the smallest that is found with the least search; of GPUs it is doubled
     and halved. Where `less_may_do`, every smaller value that was tried reached the target, too.
     `value` is None where the property alone never reaches it; `tokens_per_s` is then the most that
-    was found, at `tried` of `unit`. `told` is the layout then, "" of one device.
+    was found, at `tried` of `unit`. `layout_text` is the layout then, "" of one device.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Reached(Node):
     value: float | None
     tried: float
     tokens_per_s: float
-    told: str
+    layout_text: str
     less_may_do: bool = False
 
 
@@ -176,7 +176,7 @@ def _searched(search: _Search, planner: Planner) -> Reached:
         value=None if high is None else one.now * high,
         tried=one.now * best,
         tokens_per_s=tried.speeds[best],
-        told=tried.answers[best].told,
+        layout_text=tried.answers[best].layout_text,
         less_may_do=low is None,
     )
 
