@@ -181,9 +181,6 @@ class TrainOptions(Node):
     gradients: Literal["model", "float32"] = _option(
         ADAMW, "DTYPE", "What gradients are added up in: model or float32.", "model"
     )
-    fp32_tail: int = _option(
-        ADAMW, "STEPS", "The last steps with a float32 master, planned anew.", 0, ge=0
-    )
 
     dtype: Literal["bfloat16", "float32"] | None = _option(
         PLAN, "NAME", "Of weights and activations; by default the model's."
@@ -306,6 +303,9 @@ class TrainOptions(Node):
         return self.model_copy(update={"tokens_per_step": tokens, "batch_size": None})
 
 
+_NO_LONGER = (("fp32_tail", 0),)  # as run.toml of older runs has what was not asked for
+
+
 def read_options(path: Path) -> dict[str, Any]:
     """What a TOML file says, as yet unchecked; its relative paths are as they are.
 
@@ -313,7 +313,8 @@ def read_options(path: Path) -> dict[str, Any]:
         OptionsError: it cannot be read, or is no TOML.
     """
     try:
-        return parse_toml(read_text(path))
+        values = parse_toml(read_text(path))
+        return {name: v for name, v in values.items() if (name, v) not in _NO_LONGER}
     except OSError as error:
         raise OptionsError(f"cannot read {path}: {reason_of(error)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
