@@ -30,7 +30,7 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.callbacks import Callback
 from twinstream.training.checkpoints import Checkpoints
 from twinstream.training.model_opening import open_model
-from twinstream.training.options import TrainOptions
+from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.preparing import open_data
 from twinstream.training.run.run_folder import RunEndedError
 from twinstream.training.run.steps import LossError, StepBatches, StepData

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from twinstream.measures.policies_compared import ALL
 from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.update_rules import RULES
 from twinstream.planner.policies import policy_names
@@ -84,8 +83,7 @@ class PlanOptions:
             _LIMITS,
             "NAME",
             f"One of: {', '.join(policy_names())}, or FILE.py:NAME of your own; by default "
-            f"{DEFAULT_POLICY}. `plan --policy {ALL}` compares those that cut a step alike (and "
-            f"{ALL},FILE.py:NAME yours); -o then writes the fastest.",
+            f"{DEFAULT_POLICY}. `sweep` compares several.",
         ),
     ] = None
     kernels: Annotated[
