@@ -12,10 +12,12 @@ from twinstream.hardware_profiles.attention_rates import (
 from twinstream.hardware_profiles.schema import Efficiency, Machine, is_compute_unit
 from twinstream.schedule.cost import Work
 
-_FORWARD_OF = {  # priced by the same bytes as forward where no curve is their own
+_SIMPLER = {  # priced at this unit's rate where no curve is their own
     "rms_norm_backward": "rms_norm",
     "rope_backward": "rope",
     "swiglu_backward": "swiglu",
+    "adamw_8bit": "adamw",
+    "adamw_may_skip": "adamw",
 }
 _HEAD_DIM = 3  # its place in the shape of attention work
 ATTENTION_RANK = 5
@@ -38,12 +40,12 @@ class ChosenCurve:
 def efficiency_keys(work: Work) -> tuple[str, ...]:
     """Keys of the curve of this work, the most specific first: unit/implementation/head_dim/dtype.
 
-    Grouped matmuls fall back to matmul; other units than these and attention to `vector`, some
-    backwards before that to their forward.
+    Grouped matmuls fall back to matmul; other units than these and attention to `vector`, before
+    that some backwards to their forward, and updates that do more to the plain one.
     """
     units = [work.unit]
     if not is_compute_unit(work.unit):
-        units += [_FORWARD_OF[work.unit]] if work.unit in _FORWARD_OF else []
+        units += [_SIMPLER[work.unit]] if work.unit in _SIMPLER else []
         units.append("vector")
     elif work.unit.startswith("grouped_matmul"):
         units += ["grouped_matmul", "matmul"]

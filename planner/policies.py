@@ -9,7 +9,7 @@ pyproject.toml, whose object is a `Policy`:
 Without packaging, `FILE.py:POLICY` is one, too. `twinstream.toolkit` has what a rule is made of.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
@@ -106,10 +106,9 @@ def policy_names() -> tuple[str, ...]:
     return (DEFAULT_POLICY, *policies())
 
 
-def compared_names(own: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the policies that plan the same step: `optimal`, the project's own rules, and those
-    that a person adds."""
-    return (DEFAULT_POLICY, *_RULES, *own)
+def compared_names() -> tuple[str, ...]:
+    """Return the policies that plan the same step: `optimal` and the project's own rules."""
+    return (DEFAULT_POLICY, *_RULES)
 
 
 def optimizer_place(policy: str) -> OptimizerPlace:
@@ -146,7 +145,7 @@ def policy_named(name: str) -> Policy:
     if name not in known:
         raise UnknownPolicyError(
             f"unknown policy '{name}'; known: {', '.join(policy_names())}, or FILE.py:NAME of your "
-            "own"
+            "own; `twinstream sweep` compares several"
         )
     return known[name]
 

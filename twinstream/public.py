@@ -13,7 +13,6 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.metrics import CheckpointMetrics, EvalMetrics, StepMetrics
 from twinstream.measures.explanation import Explanation, explain
 from twinstream.measures.metrics import Summary, summarize
-from twinstream.measures.policies_compared import PoliciesCompared, compare_policies
 from twinstream.models.adapters.lora import Lora, lora_of
 from twinstream.models.options import Experts
 from twinstream.models.parallel.job import Job
@@ -87,7 +86,6 @@ __all__ = [
     "Packing",
     "PlanRequest",
     "Planner",
-    "PoliciesCompared",
     "Policy",
     "Prediction",
     "Prepared",
@@ -118,7 +116,6 @@ __all__ = [
     "WhatIf",
     "cluster_names",
     "compare",
-    "compare_policies",
     "conforms",
     "cost_of_run",
     "cost_time",

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import torch
 
-from twinstream.executor.kernels.codes import decoded
-from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.staging import Staging
 from twinstream.executor.state.training_state import (
@@ -25,10 +23,8 @@ from twinstream.executor.weights.base_cache import BaseCache
 from twinstream.executor.weights.checkpoint_files import CheckpointFiles
 from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.executor.weights.peft.peft_folder import PeftFolder
-from twinstream.models.kernel_costs.scratch_sizes import code_blocks, state_bytes
-from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.model import AnyModel, model_of
-from twinstream.models.recipe import OptimizerState, Recipe
+from twinstream.models.recipe import Recipe
 from twinstream.models.trained import adapter_groups, layout_of, trained_groups
 from twinstream.schedule.document import Schedule
 
@@ -108,44 +104,6 @@ def fresh_optimizer(spec: AnyModel, recipe: Recipe) -> Optimizer:
     return lambda group, flat: fresh_optimizer_state(spec, group, flat, recipe)
 
 
-def kept_optimizer(files: CheckpointFiles, spec: AnyModel, was: Recipe, now: Recipe) -> Optimizer:
-    """What a checkpoint has; where the run goes on with a float32 master, that is made.
-
-    A master begins as the parameters are; m and v keep their values, in float32.
-    """
-    kind = was.state_of(spec.dtype)
-
-    def state_of(group: str, flat: torch.Tensor) -> torch.Tensor:
-        state = files.read(f"opt.{group}")
-        if kind == now.state_of(spec.dtype):
-            return state
-        assert now.optimizer_state == "float32_master", f"{kind} cannot become another state"
-        return _with_master(spec, was, group, flat, state)
-
-    return state_of
-
-
-def _with_master(
-    spec: AnyModel, was: Recipe, group: str, parameters: torch.Tensor, state: torch.Tensor
-) -> torch.Tensor:
-    """m, v and master of each part, float32, from its state of another kind."""
-    values, found = parameters.view(DTYPES[spec.dtype]), []
-    kind, begin = was.state_of(spec.dtype), 0
-    for part in optimizer_parts(spec, group, was):
-        size = state_bytes(kind, spec.dtype, part.num_elements)
-        m, v = _moments(state[begin : begin + size], part.num_elements, kind, spec)
-        begin += size
-        inside = values[part.element_offset : part.element_offset + part.num_elements]
-        found += [m, v, inside.float()]
-    return torch.cat(found).view(torch.uint8)
-
-
-def _moments(
-    state: torch.Tensor, count: int, kind: OptimizerState, spec: AnyModel
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if kind == "model":
-        m, v = state.view(DTYPES[spec.dtype]).view(2, count)
-        return m.float(), v.float()
-    m, v = state[: 2 * count].view(2, count)
-    scales = state[2 * count :].view(torch.float32).view(2, code_blocks(count))
-    return decoded(m, scales[0], signed=True), decoded(v, scales[1], signed=False)
+def kept_optimizer(files: CheckpointFiles) -> Optimizer:
+    """What a checkpoint has."""
+    return lambda group, _: files.read(f"opt.{group}")

@@ -3,10 +3,20 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from twinstream.models.kernel_costs.attributes import Attributes, may_skip, optimizer_state
 from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.cost import Work
 
 MUON_ITERATIONS = 5  # of Newton and Schulz: as many as its source has
+
+
+def with_update_unit(cost: tuple[Work, ...], attributes: Attributes) -> tuple[Work, ...]:
+    """The cost of an update in torch's operations, whose first work is under the unit of what it
+    does beside the plain pass: it codes m and v again, or keeps what it may have to put back."""
+    unit = "adamw_8bit" if optimizer_state(attributes) == "8bit" else "adamw_may_skip"
+    if unit == "adamw_may_skip" and not may_skip(attributes):
+        return cost
+    return (cost[0].model_copy(update={"unit": unit}), *cost[1:])
 
 
 def element_update_work(

@@ -9,6 +9,7 @@ from twinstream.models.kernel_costs.update_work import (
     host_work,
     muon_temporary_bytes,
     muon_work,
+    with_update_unit,
 )
 from twinstream.models.kernel_costs.work import (
     adamw_work,
@@ -31,6 +32,7 @@ from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.models.trained import layout_of, trained_groups
 from twinstream.models.update_rules import OwnRule, states_of_element
 from twinstream.schedule.chain import Input
+from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
 
 
@@ -188,8 +190,7 @@ class OptimizerTasks:
             adamw_work(part.num_elements, spec.dtype, self.shapes.gradient_dtype, state),
         )
         if recipe.optimizer.startswith("device"):
-            key = f"adamw_step/{recipe.implementations.vector}"
-            return self.builder.call(name, key, attributes, cost)
+            return self._device_call(name, "adamw_step", attributes, cost)
         return self.builder.call(name, "adamw_step/host", attributes, host_work(cost), "host")
 
     def _call_of_rule(self, group: str, part: OptimizerPart) -> str:
@@ -216,9 +217,15 @@ class OptimizerTasks:
             else:
                 attributes["rule"] = rule
             cost = element_update_work(part.num_elements, spec.dtype, gradient_dtype, state)
-        return self.builder.call(
-            name, f"{kernel}/{recipe.implementations.vector}", attributes, cost
-        )
+        return self._device_call(name, kernel, attributes, cost)
+
+    def _device_call(
+        self, name: str, kernel: str, attributes: dict[str, Attribute], cost: tuple[Work, ...]
+    ) -> str:
+        vector = self.recipe.implementations.vector
+        if vector == "eager":
+            cost = with_update_unit(cost, attributes)
+        return self.builder.call(name, f"{kernel}/{vector}", attributes, cost)
 
     def _of_every_rule(self, group: str, part: OptimizerPart) -> dict[str, Attribute]:
         spec, recipe = self.shapes.spec, self.recipe

@@ -5,19 +5,29 @@ make bench  (or: pytest -m bench -s tests/bench/test_bench_cpu_prediction.py)
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import fmean, median
 
 import pytest
+import torch
 
 import twinstream as ts
+from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.probe.cpu import cpu_pace, probe_cpu
+from twinstream.executor.probe.tasks.chain_memory import ChainMemory, in_order
+from twinstream.executor.probe.timing.timing import median_ns
 from twinstream.fidelity.timeline_fit import fit_timelines
+from twinstream.hardware_profiles.cost import call_alone_ns
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.lowering.lower import lower
 from twinstream.models.options import Experts
 from twinstream.models.presets import load_preset
+from twinstream.models.recipe import BEFORE_NEXT_USE, KernelChoice, Recipe
+from twinstream.models.spec import ModelSpec
 from twinstream.planner.request import TrainingStep
 from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,12 @@ EXPERT_CASES = (
     Case(4, 256, 256, 512, 2, 2, experts=32),
     Case(2, 512, 512, 512, 1, 2, experts=16),
 )
+UPDATES = {
+    "as usual": Recipe(clips=True, kernels=KernelChoice()),
+    "before the next use": Recipe(clips=True, kernels=KernelChoice(), optimizer=BEFORE_NEXT_USE),
+    "8-bit": Recipe(clips=True, kernels=KernelChoice(), optimizer_state="8bit"),
+}
+_OWN_RATES = ("adamw_", "gradient_squares")
 DEVICE_SHARES = (None, 0.6, 0.4)
 NUM_STEPS = 4
 # Rows to calibrate with: every fifth from the third on. They are of the smallest, the middle and
@@ -114,6 +130,58 @@ def test_bench_cpu_predictions_of_experts(capsys: pytest.CaptureFixture[str]) ->
         print(f"{len(rows)} configurations: {_told(rows, probed)}")
 
 
+@pytest.mark.bench
+def test_bench_cpu_predictions_of_updates(capsys: pytest.CaptureFixture[str]) -> None:
+    """Kernels of the optimizer alone, by their core time, at sizes that the probe has not seen.
+
+    *before* is what they were priced at without rates of their own: every update at that of AdamW's
+    plain pass, squares of gradients as elementwise work.
+    """
+    probed = probe_cpu()
+    rates = {key: c for key, c in probed.efficiency.items() if not key.startswith(_OWN_RATES)}
+    before = probed.model_copy(update={"efficiency": rates})
+    with capsys.disabled():
+        print("\n| update, width | experts | kernel | tasks | measured ms | probed | before |")
+        print("|---|---|---|---|---|---|---|")
+        for what, recipe in UPDATES.items():
+            for case in (CASES[1], CASES[3], EXPERT_CASES[2]):
+                with ThreadPoolExecutor(1, initializer=lambda: torch.set_num_threads(1)) as pool:
+                    found = pool.submit(_optimizer_ns, case, recipe, (probed, before)).result()
+                for kernel, (number, measured, *priced) in found.items():
+                    errors = " | ".join(f"{ns / measured - 1:+.0%}" for ns in priced)
+                    print(
+                        f"| {what}, {case.d_model} | {case.experts} | {kernel} | {number:.0f} | "
+                        f"{measured / 1e6:.1f} | {errors} |"
+                    )
+
+
+def _optimizer_ns(
+    case: Case, recipe: Recipe, machines: Sequence[Machine]
+) -> dict[str, tuple[float, ...]]:
+    """By kernel: how many tasks, what they take together, and what each machine says of that."""
+    workload = Workload(
+        seq_len=case.seq_len, chunk_tokens=case.chunk_tokens, chunks_per_round=1, rounds_per_step=1
+    )
+    chain = lower(_spec(case), workload, recipe)
+    memory = ChainMemory(chain, torch.device("cpu"))
+    if recipe.optimizer == BEFORE_NEXT_USE:
+        memory.buffer("update_state").copy_(memory.buffer("step_state"))
+    found: dict[str, tuple[float, ...]] = {}
+    with torch.no_grad():
+        for task in in_order(chain):
+            call = chain.calls[task.call]
+            run = registered_kernel(call.kernel)(memory.operands(task), call.attributes)
+            run()
+            if task.label.kind not in ("optimizer_step", "gradient_squares"):
+                continue
+            priced = (call_alone_ns(call, machine) for machine in machines)
+            kernel = call.kernel.partition("/")[0]
+            sums = found.get(kernel, (0.0,) * (2 + len(machines)))
+            taken = (1.0, median_ns(run), *priced)
+            found[kernel] = tuple(a + b for a, b in zip(sums, taken, strict=True))
+    return found
+
+
 def _measured(case: Case, share: float | None, machine: Machine) -> Row:
     schedule = _plan(case, machine, None)
     if share is not None:
@@ -129,6 +197,17 @@ def _measured(case: Case, share: float | None, machine: Machine) -> Row:
 
 
 def _plan(case: Case, machine: Machine, device_bytes: int | None) -> ts.Schedule:
+    step = TrainingStep(
+        seq_len=case.seq_len,
+        tokens_per_step=case.chunk_tokens * case.chunks * case.rounds,
+        chunk_tokens=case.chunk_tokens,
+        chunks_per_round=case.chunks,
+    )
+    policy = "resident" if device_bytes is None else "streaming"
+    return ts.plan(_spec(case), machine, step=step, device_mem=device_bytes, policy=policy)
+
+
+def _spec(case: Case) -> ModelSpec:
     spec = load_preset("tiny").model_copy(
         update={
             "num_layers": case.layers,
@@ -141,14 +220,7 @@ def _plan(case: Case, machine: Machine, device_bytes: int | None) -> ts.Schedule
     if case.experts:
         experts = Experts(count=case.experts, per_token=2, d_ff=3 * case.d_model // 2)
         spec = spec.model_copy(update={"experts": experts})
-    step = TrainingStep(
-        seq_len=case.seq_len,
-        tokens_per_step=case.chunk_tokens * case.chunks * case.rounds,
-        chunk_tokens=case.chunk_tokens,
-        chunks_per_round=case.chunks,
-    )
-    policy = "resident" if device_bytes is None else "streaming"
-    return ts.plan(spec, machine, step=step, device_mem=device_bytes, policy=policy)
+    return spec
 
 
 def _line(row: Row, probed: Machine, calibrated: Machine, mark: str) -> str:

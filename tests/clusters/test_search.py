@@ -58,10 +58,9 @@ def test_rows_are_of_different_degrees_and_the_fastest_of_each_kind_is_among_the
         shown = min(one.prediction.step_s for one in found.best if one.layout.ep == ep)
         assert shown == pytest.approx(only.best[0].prediction.step_s, rel=0.05)
     first, last = told_of[2], told_of[-1]
-    assert re.search(r"^\d+ of at most \d+ layouts simulated, best so far (pp|dp)\d.*: about", first)
-        r"^\d+ of at most \d+ layouts simulated, best so far (pp|dp)\d.*: about \d", first
-    )
-    assert re.search(r"^simulating whole (pp|dp)\d.*, best so far (pp|dp)\d.*: \d", last)
+    best = r"best so far (pp|dp)\d.*: "
+    assert re.search(rf"^\d+ of at most \d+ layouts simulated, {best}about \d", first)
+    assert re.search(rf"^simulating whole (pp|dp)\d.*, {best}\d", last)
 
 
 def test_processes_beside_this_one_find_the_same(monkeypatch):

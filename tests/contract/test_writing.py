@@ -9,7 +9,6 @@ from tests.contract.package_tree import REPO, module_files
 ALLOWED = {
     "twinstream.schedule.files": "writes files whole",
     "twinstream.study.sweep.rows": "appends rows, cuts off what a kill left of one, holds the lock",
-    "twinstream.study.sweep.images": "draws into memory",
     "twinstream.executor.weights.weight_file": "writes more than fits in memory, tensor by tensor",
     "twinstream.executor.weights.checkpoint_files": "writes tensors where there is no other copy",
     "twinstream.training.checkpoints": "copies files that are on the disk, where links fail",

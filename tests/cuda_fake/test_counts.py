@@ -72,14 +72,6 @@ def test_evaluations_take_no_more_of_the_device_from_one_to_the_next(
     assert max(seen.bytes) == seen.bytes[0], "and less once the training's graphs are gone"
 
 
-def test_the_first_segment_s_memory_is_free_for_the_second(
-    device: FakeDevice, tmp_path: Path
-) -> None:
-    trained(options(tmp_path, fp32_tail=2, policy="resident", **FLASH))
-    first, second = device.free_bytes
-    assert second >= first - 2 * MIB, "all but what libraries keep"
-
-
 def test_what_others_have_of_the_device_is_not_counted(device: FakeDevice, tmp_path: Path) -> None:
     device.memory(5 * 2**30, others_bytes=int(2.2 * 2**30))
     result, _ = trained(options(tmp_path, **FLASH))

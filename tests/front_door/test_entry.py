@@ -69,7 +69,7 @@ def test_a_closed_standard_output_is_one_message_and_exit_code_2():
     assert (done.returncode, done.stderr) == (2, "error: standard output is closed\n")
 
 
-@pytest.mark.parametrize("module", ["measures.policies_compared", "demo", "study.sweep.cells"])
+@pytest.mark.parametrize("module", ["demo", "study.sweep.cells"])
 def test_a_module_that_imports_the_api_can_be_the_first_to_be_imported(module):
     done = ran("-c", f"import twinstream.{module}", stdout=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (0, "")

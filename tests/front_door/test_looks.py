@@ -11,7 +11,6 @@ from twinstream.report.report import report_html
 from twinstream.study.query import Step
 from twinstream.study.sweep.config import config_of
 from twinstream.study.sweep.grids import Curves
-from twinstream.study.sweep.images import curve_plot
 from twinstream.study.sweep.pages import curves_figure, sweep_html
 from twinstream.study.whatif.screen import tornado_figure
 from twinstream.study.whatif.whatif import Gain, Sensitivity, WhatIf
@@ -38,7 +37,6 @@ def nine_lines() -> Curves:
 
 def test_nine_machines_have_nine_colours_that_are_seen_on_both_papers():
     assert len({trace.line.color for trace in curves_figure(nine_lines()).data}) == 9
-    assert len({line.get_color() for line in curve_plot(nine_lines()).axes[0].get_lines()}) == 9
     for colour in SERIES_COLOURS:
         assert min(contrast(colour, paper) for paper in PAPERS) > 2.2, colour
 

@@ -31,7 +31,6 @@ COMMANDS = {
     "models": ("models",),
     "clusters": ("clusters",),
     "plan": ("plan", *TIGHT, "--policy", "layer_offload"),
-    "policies": ("plan", *TIGHT, "--policy", "all"),
     "cost time": ("cost", "time", "--n-layers", 80, "--d-model", 8192),
     "cost work": ("cost", "work", "--num-layers", 80, "--d-model", 8192, "--dataset-size", 15e12),
     "verify": ("verify", "SCHEDULE"),

@@ -1,16 +1,12 @@
-"""`plan` on one screen, `--policy all`, and tokens per step left open."""
+"""`plan` on one screen, and tokens per step left open."""
 
 import json
 
 import pytest
 
 import twinstream as ts
-from tests.front_door.command_line import TINY_STEP, call, error_of
+from tests.front_door.command_line import TINY_STEP, call
 from twinstream.hardware_profiles.loader import load_machine, override
-from twinstream.measures.policies_compared import PolicyOutcome
-from twinstream.planner.policies import compared_names
-from twinstream.schedule.document import Schedule
-from twinstream.schedule.files import read_document
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import HOST
 from twinstream.screens.plan_screen import plan_notes
@@ -18,12 +14,6 @@ from twinstream.screens.plan_screen import plan_notes
 PLAN = ("plan", *TINY_STEP, "--machine", "cpu")
 TIGHT = ("--device-mem", "6MiB")
 OPEN = ("plan", "--model", "tiny", "--machine", "cpu", "--seq-len", 64, "--policy", "resident")
-
-
-@pytest.fixture(scope="module")
-def compared():
-    """`plan --policy all --json` where some policies do not fit."""
-    return call(*PLAN, *TIGHT, "--policy", "all", "--json").json()
 
 
 def test_what_is_assumed_and_a_host_taken_whole_are_said():
@@ -95,32 +85,6 @@ def test_the_json_has_the_numbers_of_the_screen():
     assert document["gap_family"] >= document["gap"] - 1e-9
 
 
-def test_all_policies_are_compared_and_those_that_do_not_fit_say_why(compared):
-    outcomes = {outcome["policy"]: outcome for outcome in compared["policies"]}
-    assert list(outcomes) == list(compared_names())
-    steps_s = {
-        name: outcome["summary"]["step_time_s"]
-        for name, outcome in outcomes.items()
-        if outcome["summary"]
-    }
-    assert compared["best"] == min(steps_s, key=steps_s.__getitem__)
-    assert {"optimal", "streaming"} <= steps_s.keys()
-    resident = outcomes["resident"]
-    assert resident["summary"] is None
-    assert "device memory short" in resident["reason"]
-    work = outcomes["optimal"]["workload"]
-    assert work["chunk_tokens"] * work["chunks_per_round"] * work["rounds_per_step"] == 256
-    assert outcomes["optimal"]["summary"]["plan_seconds"] > 0
-
-
-def test_the_smallest_caps_in_the_comparison_do(compared):
-    outcomes = {outcome["policy"]: outcome for outcome in compared["policies"]}
-    least = outcomes["resident"]["enough_device_bytes"]
-    plan = (*PLAN, "--policy", "resident", "--device-mem")
-    assert call(*plan, least).code == 0
-    assert error_of(*plan, least - 2**20)
-
-
 @pytest.mark.parametrize(("model", "unit"), [("tiny", "MiB"), ("8b", "GiB")])
 def test_a_unit_of_memory_is_never_said_to_save_more_than_the_step(model, unit):
     tight = {"tiny": ("64", "256", "4MiB", "12MiB"), "8b": ("2048", "8192", "24GiB", "100GiB")}
@@ -136,51 +100,6 @@ def test_a_unit_of_memory_is_never_said_to_save_more_than_the_step(model, unit):
     share = 1.0 if unit == "GiB" else 2**-10
     assert share * price["saves_s_per_step"] < explained["step_time_s"]
     assert f"+{share * price['adds_tokens_per_s']:,.1f} tokens/s" in outcome.out
-
-
-def test_of_caps_that_need_not_be_the_smallest_the_comparison_says_so():
-    for less_may_do, end in ((False, ""), (True, ", maybe with less")):
-        outcome = PolicyOutcome(
-            policy="optimal", reason="no plan found", enough_device_bytes=2**20,
-            less_may_do=less_may_do,
-        )  # fmt: skip
-        assert outcome.told == f"optimal: no plan found; fits with --device-mem 1MiB{end}"
-
-
-def test_the_table_of_all_policies_marks_the_best(compared):
-    outcome = call(*PLAN, *TIGHT, "--policy", "all")
-    assert outcome.code == 0, outcome.err
-    assert [line for line in outcome.out.splitlines() if len(line) > 100] == []
-    rows = {line.split()[0]: line for line in outcome.out.splitlines() if line.strip()}
-    assert rows.keys() >= set(compared_names())
-    assert [line for line in outcome.out.splitlines() if " * " in line] == [rows[compared["best"]]]
-    assert "resident: " in outcome.out
-    assert "fits with --device-mem" in outcome.out
-
-
-def test_the_output_of_all_policies_is_the_best_schedule(compared, tmp_path):
-    path = tmp_path / "best.json"
-    outcome = call(*PLAN, *TIGHT, "--policy", "all", "-o", path)
-    assert outcome.code == 0
-    assert f"Wrote the schedule of {compared['best']}" in outcome.out
-    schedule = read_document(Schedule, path)
-    assert schedule.policy == compared["best"] == compared["best_schedule"]["policy"]
-
-
-def test_where_no_policy_fits_each_says_why_and_what_would_do():
-    command = (*PLAN, "--device-mem", "1MiB", "--policy", "all")
-    message = error_of(*command)
-    assert message.count("error:") == 1
-    told = message.partition("error:")[2].splitlines()[1:]
-    reasons = {line.split(":")[0].strip(): line for line in told}
-    assert reasons.keys() == set(compared_names())
-    suggested = reasons["optimal"].split("fits with --device-mem ")[1].split(",")[0]
-    assert call(*PLAN, "--device-mem", suggested, "--policy", "all", "--json").code == 0
-    outcome = call(*command, "--json")
-    assert outcome.code == 2 and outcome.err in message
-    document = json.loads(outcome.out)
-    assert document["best"] is None
-    assert {one["policy"] for one in document["policies"]} == set(compared_names())
 
 
 @pytest.mark.parametrize(("share", "chunk"), [(0.01, 128), (0.02, 64)])
@@ -213,13 +132,11 @@ def test_a_larger_share_needs_fewer_tokens_and_the_default_is_1_percent():
     assert many == pytest.approx(2 * default, rel=0.1)
 
 
-def test_open_tokens_are_the_same_for_every_policy_and_whole_rounds_of_fixed_chunks():
+def test_open_tokens_are_whole_rounds_of_fixed_chunks():
     step = ("--chunk-tokens", 512, "--chunks-per-round", 4, "--optimizer-overhead", "0.1%")
-    plan = (*OPEN[:-1], "all", *step, "--json")
-    works = [outcome["workload"] for outcome in call(*plan).json()["policies"]]
-    assert len({tuple(work.items()) for work in works}) == 1
-    assert works[0]["chunks_per_round"] == 4
-    assert works[0]["rounds_per_step"] > 1
+    work = call(*OPEN, *step, "--json").json()["workload"]
+    assert work["chunks_per_round"] == 4
+    assert work["rounds_per_step"] > 1
 
 
 def test_the_share_holds_within_the_caps_and_rounds_can_be_merged():

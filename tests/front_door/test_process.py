@@ -29,7 +29,7 @@ try:
     main(sys.argv[1:])
 except SystemExit as stop:
     assert not stop.code, stop.code
-heavy = {"torch", "plotly", "matplotlib", "dash", "scipy.optimize"}
+heavy = {"torch", "plotly", "dash", "scipy.optimize"}
 heavy |= {"twinstream.commands.whatif"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """

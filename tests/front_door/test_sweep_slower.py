@@ -60,7 +60,6 @@ def simulated_sweep(monkeypatch, folder, speed, **settings):
         return {"key": cell.key, **cell.values, **figures, **row}
 
     monkeypatch.setattr(sweep, "on_cores", lambda cells, jobs: map(made, cells))
-    monkeypatch.setattr(sweep, "_images", lambda config, rows, folder: ())
     return sweep.run_sweep(config, sweep.SweepSettings(folder / "rows", **settings))
 
 

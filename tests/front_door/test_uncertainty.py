@@ -151,7 +151,6 @@ def test_every_screen_that_predicts_says_how_far_it_may_be_off(tmp_path, files):
     few = ("--changes", "+10%", "--jobs", 1)
     for command in (
         ("plan", *step, *quick),
-        ("plan", *step, "--policy", "all"),
         ("simulate", files.schedule, "--machine", "h100"),
         ("compare", files.schedule, files.predicted, files.measured, "--machine", "h100"),
         ("whatif", *step, *quick, *few),

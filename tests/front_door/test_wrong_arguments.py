@@ -28,7 +28,6 @@ def test_wrong_kinds_are_refused_everywhere(wrong, schedule):
     refusal(ts.plan, wrong, "cpu", step=STEP)
     refusal(ts.plan, "tiny", wrong, step=STEP)
     refusal(ts.plan, "tiny", "cpu", step=wrong)
-    refusal(ts.compare_policies, wrong)
     refusal(ts.PlanRequest.of, "tiny", "cpu", step=wrong)
     refusal(ts.simulate, wrong, "cpu")
     refusal(ts.verify, wrong)

@@ -226,4 +226,5 @@ def test_before_next_use_what_is_computed_is_the_same_but_for_a_call_that_may_sk
     for name, call in before.calls.items():
         more = {"may_skip": True} if call.kernel.startswith("adamw") else {}
         assert call.attributes == after.calls[name].attributes | more
-        assert call.cost == after.calls[name].cost
+        unit = {"unit": "adamw_may_skip"} if more else {}  # which keeps what it may put back
+        assert call.cost == tuple(w.model_copy(update=unit) for w in after.calls[name].cost)

@@ -10,7 +10,6 @@ from tests.executor.weights.small_models import logits, random_model, save
 from tests.training.small_runs import options, state_files, trained, write_rows
 from twinstream.executor.weights.merging import export_adapter
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.training.checkpoints import Checkpoints
 from twinstream.training.options import TrainOptions
 
 
@@ -95,13 +94,6 @@ def test_frozen_layers_stay_as_they_are(tmp_path: Path) -> None:
     assert same == {n for n in before if n.startswith(("model.layers.0.", "model.embed"))}
     names = set(state_files(result.folder, 6))
     assert "opt.0.bin" not in names and "opt.1.bin" in names
-
-
-def test_adapters_have_a_float32_tail_too(tmp_path: Path) -> None:
-    result, seen = trained(with_lora(tmp_path, dtype="bfloat16", fp32_tail=2))
-    assert [step.step for step in seen.steps] == [1, 2, 3, 4, 5, 6]
-    latest = Checkpoints(result.folder).latest()
-    assert latest is not None and latest.state.recipe.optimizer_state == "float32_master"
 
 
 def test_what_cannot_be_is_one_message(tmp_path: Path) -> None:

@@ -39,21 +39,6 @@ def test_evaluations_and_flushes_take_nothing_more(
     assert ledger.in_use == CONTEXT_BYTES, "all is given back"
 
 
-def test_the_memory_of_a_segment_is_free_for_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ledger = on_ledger(monkeypatch, DeviceLedger())
-    slabs: list[int] = []
-    take = ledger.slab
-    monkeypatch.setattr(
-        "twinstream.executor.memory.arena_memory.device_slab",
-        lambda size_bytes: (slabs.append(size_bytes), take(size_bytes))[1],
-    )
-    trained(options(tmp_path, fp32_tail=2, dtype="bfloat16", **CUDA))
-    assert len(slabs) == 2
-    assert ledger.most_slabs_bytes == max(slabs)
-
-
 @pytest.mark.parametrize("device_mem", [None, "2.5GiB"])
 def test_a_gpu_that_others_use_too_has_a_cap_of_what_is_free(
     device_mem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

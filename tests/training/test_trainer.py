@@ -30,7 +30,7 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.callbacks import Callback
 from twinstream.training.checkpoints import Checkpoints
 from twinstream.training.model_opening import open_model
-from twinstream.training.options import TrainOptions
+from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.preparing import open_data
 from twinstream.training.run.run_folder import RunEndedError
 from twinstream.training.run.steps import LossError, StepBatches, StepData
@@ -58,23 +58,6 @@ def test_tokens_and_targets_are_those_of_the_data(tmp_path: Path) -> None:
     total = sum(map(len, texts))
     assert sum(step.tokens for step in in_epoch) == pytest.approx(total, rel=0.25)
     assert all(step.targets < step.tokens <= 1024 for step in seen.steps)
-
-
-@pytest.mark.parametrize("kind", ["model", "8bit"])
-def test_the_last_steps_have_a_master(kind: str, tmp_path: Path) -> None:
-    more = {"dtype": "bfloat16", "max_grad_norm": 0.0, "optimizer_state": kind}
-    wanted = options(tmp_path, fp32_tail=2, **more)
-    result, seen = trained(wanted)
-    assert [step.step for step in seen.steps] == [1, 2, 3, 4, 5, 6]
-    latest = Checkpoints(result.folder).latest()
-    assert latest is not None and latest.state.recipe.optimizer_state == "float32_master"
-    plain, other = trained(options(tmp_path / "plain", **more))
-    assert seen.losses[:5] == other.losses[:5]  # the first update of the tail is the fifth's
-    assert seen.losses[5] == pytest.approx(other.losses[5], abs=0.02)
-    sizes = {name: len(data) for name, data in state_files(result.folder, 6).items()}
-    before = {name: len(data) for name, data in state_files(plain.folder, 6).items()}
-    bytes_a_parameter = {"model": 4.0, "8bit": 2 + 8 / 256}[kind]
-    assert sizes["opt.0.bin"] / before["opt.0.bin"] == pytest.approx(12 / bytes_a_parameter)
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
@@ -266,7 +249,13 @@ def test_options_survive_their_file(tmp_path: Path) -> None:
 
     wanted = options(tmp_path, eval_data=("a", "b=2"), chat_template='x\\y"z', epochs=0.5)
     write_options(wanted, tmp_path)
-    assert TrainOptions.of(read_options(tmp_path / "run.toml")) == wanted
+    path = tmp_path / "run.toml"
+    assert TrainOptions.of(read_options(path)) == wanted
+    path.write_text(path.read_text() + "fp32_tail = 0\n")  # as an older run has it
+    assert TrainOptions.of(read_options(path)) == wanted
+    path.write_text(path.read_text().replace("fp32_tail = 0", "fp32_tail = 2"))
+    with pytest.raises(OptionsError, match="no option fp32_tail"):
+        TrainOptions.of(read_options(path))
 
 
 def test_evaluations_are_of_the_weights_and_change_nothing(tmp_path: Path) -> None:

@@ -16,26 +16,18 @@ from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.arguments.queries import query_of
 from twinstream.commands.arguments.requests import notes_of
-from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.output import print_report, progress
 from twinstream.commands.plan_screens import (
-    describe,
-    narrow,
     tell_device,
     tell_layouts,
     tell_ranks,
 )
-from twinstream.measures.policies_compared import ALL, NoPolicyFits, compare_policies
-from twinstream.measures.uncertainty import uncertainty_of
 from twinstream.models.parallel.layout import LayoutError
 from twinstream.options.option_group import MEMORY, WHERE
-from twinstream.planner.choices import OPEN, ChoiceError
-from twinstream.planner.policies import compared_names, policy_named
-from twinstream.planner.request import DEFAULT_POLICY, PlanRequest
 from twinstream.planner.warm_start import WarmStartError
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
-from twinstream.screens.plan_screen import plan_notes, policies_screen
 from twinstream.study.layouts import ChoiceOfLayouts
 from twinstream.study.many_gpus import LaidOutStep
 from twinstream.study.one_device import DeviceQuery
@@ -80,21 +72,10 @@ def plan(  # noqa: PLR0913
     On one device of a --machine or --cluster, or on --gpus N of them: with --cluster all layouts
     are searched, with --machine (or --ranks N) those that twinstream runs.
     """
-    first, *own = wanted.policy.split(",")
-    is_compared = first == ALL and ranks is None and asked.is_of_one_device(wanted)
-    by_one = wanted.model_copy(update={"policy": DEFAULT_POLICY}) if is_compared else wanted
-    query = query_of(by_one, asked, ranks)
+    query = query_of(wanted, asked, ranks)
     charged.require_possible()
     if warm_start and not isinstance(query, DeviceQuery):
         raise LayoutError("--warm-start is of one device; leave it out")
-    if isinstance(query, DeviceQuery) and is_compared:
-        if query.request.choices != OPEN or warm_start:
-            raise ChoiceError(
-                f"--policy {ALL} compares policies as they are: leave out --effort, --warm-start "
-                "and what fixes homes, prefetch or recomputation, or name one policy"
-            )
-        _plan_all(query.request, own, notes_of(wanted), output, as_json=as_json)
-        return
     known = {path: checked_schedule(path) for path in warm_start or []}
     answer, seconds = answered(query, known, quiet=as_json)
     try:
@@ -171,32 +152,3 @@ def _which(answer: Answer) -> str:
 
 def _run(answer: Answer, output: Path) -> str:
     return f"; run it: twinstream run {output}" if isinstance(answer, RanksStep) else "."
-
-
-def _plan_all(
-    request: PlanRequest, own: Sequence[str], notes: Sequence[str], output: Path | None, *,
-    as_json: bool,
-) -> None:  # fmt: skip
-    """Compare the policies; fails only where none fits."""
-    for name in own:
-        policy_named(name)  # raises before any is planned
-    what = f"planning {request.spec.name} for {request.machine.name} by every policy"
-    try:
-        with progress(what, len(compared_names(own)), quiet=as_json) as advance:
-            compared = compare_policies(request, own, on_policy=advance)
-    except NoPolicyFits as error:
-        if as_json:
-            print_json({"policies": error.outcomes, "best": None})
-        raise
-    best = compared.best
-    if output is not None:
-        write_document(best, output)
-    notes = [*notes, *plan_notes(best, request.machine, compared.best_timeline)]
-    uncertainty = uncertainty_of(request.machine, best)
-    if as_json:
-        found = {"policies": compared.outcomes, "best": best.policy, "notes": notes}
-        print_json(found | {"best_schedule": describe(best), "uncertainty": uncertainty})
-        return
-    print_report(policies_screen(compared.outcomes, best, uncertainty), *narrow(notes))
-    if output is not None:
-        print_report(f"Wrote the schedule of {best.policy} to {output}.")

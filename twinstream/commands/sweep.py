@@ -70,14 +70,14 @@ def sweep(
     for row in swept.rows:
         count[row["status"]] += 1
     if as_json:
-        files = {"rows": swept.file, "page": swept.page, "images": swept.images}
+        files = {"rows": swept.file, "page": swept.page}
         about = {"seconds": seconds, "num_cells": count}
         print_json(files | _numbers(swept) | about)
     else:
         told = ", ".join(f"{number:,} {status}" for status, number in count.items() if number)
         print_report(
             f"{len(swept.rows):,} cells: {told}; {swept.num_new:,} now, in {seconds:,.1f} s.",
-            f"Wrote {swept.file}, {swept.page} and {_told(swept.images)}.",
+            f"Wrote {swept.file} and {swept.page}.",
             *_notes(swept),
         )
     _require_plans(swept, count)
@@ -153,12 +153,6 @@ def _tell_again(number: int, folder: Path, stage: Stage, *, quiet: bool) -> None
         "beside that one's plan",
         err=True,
     )
-
-
-def _told(images: Sequence[Path] | None) -> str:
-    if images is None:
-        return "no PNG files: these need matplotlib, pip install 'twinstream[png]'"
-    return f"{len(images)} PNG file{'s' if len(images) != 1 else ''}"
 
 
 def _advance_by(advance: Callable[[], None]) -> Callable[[int, int], None]:

@@ -49,7 +49,8 @@ class StepOptions(OptionGroup):
     policy: str = flag(
         MEMORY,
         "NAME",
-        f"One of: {', '.join(policy_names())}, or FILE.py:NAME of your own.",
+        f"One of: {', '.join(policy_names())}, or FILE.py:NAME of your own; `sweep` compares "
+        "several.",
         DEFAULT_POLICY,
     )
     recompute: str | None = flag(

@@ -1,6 +1,6 @@
-"""What `plan` prints: one plan on one screen of 80 columns and 40 lines, or all policies."""
+"""What `plan` prints: one plan on one screen of 80 columns and 40 lines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -8,10 +8,9 @@ from rich.console import Group, RenderableType
 from twinstream.clusters.kernel_sets import recipe_text, why_schedule_not_here
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.explanation import Explanation, Recomputed, explain
-from twinstream.measures.metrics import Summary, rate_text, summarize
-from twinstream.measures.policies_compared import PolicyOutcome
+from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.residence import STATE, Residence, RoleResidence
-from twinstream.measures.uncertainty import Uncertainty, prediction_notes, uncertainty_of
+from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.models.layout import EXPERTS, ROUTER_BIAS, layer_of
 from twinstream.models.model import is_traced_ref, model_of
@@ -28,7 +27,6 @@ from twinstream.screens.tables import (
     nondeterminism_notes,
     readable,
     seconds,
-    sequences_text,
     speed_text,
     workload_line,
 )
@@ -252,52 +250,6 @@ def _prices_table(explanation: Explanation, step_s: float) -> Group:
                 f"saves {seconds(share * price.saves_s_per_step)} a step",
             )
     return Group("", "Worth buying, by the lower bound, to first order", table)
-
-
-def policies_screen(
-    outcomes: Sequence[PolicyOutcome], best: Schedule, uncertainty: Uncertainty
-) -> Group:
-    """A row per policy, the best marked; below, why the others do not fit and what would do."""
-    peaks = [o.summary.device_peak_bytes for o in outcomes if o.summary is not None]
-    unit, name = _unit(max(peaks, default=0))
-    table = FittedTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("policy", no_wrap=True)
-    for column in (
-        "rounds x chunks\nx tokens", "step", "tokens/s", "MFU", "gap to\nbound", f"device\n{name}",
-        f"host\n{name}", "re-\ndone", "planned\nin",
-    ):  # fmt: skip
-        table.add_column(column, justify="right", no_wrap=True)
-    for outcome in outcomes:
-        table.add_row(*_outcome_row(outcome, best.policy, unit))
-    work = best.workload
-    title = (
-        f"{best.model.name} on {best.machine.name}: {work.tokens_per_step:,} tokens a step of "
-        f"sequences of {sequences_text(work)}; predicted, {uncertainty.short}"
-    )
-    below = (
-        "* the fastest; gaps are to the bound of the policy's own chain; redone is a share of all "
-        "FLOPs"
-    )
-    reasons = [outcome.told for outcome in outcomes if outcome.reason]
-    return Group(title, "", table, below, *reasons)
-
-
-def _outcome_row(outcome: PolicyOutcome, best: str, unit: int) -> list[str]:
-    summary, work = outcome.summary, outcome.workload
-    if summary is None or work is None:
-        return [outcome.policy, *["-"] * 9]
-    return [
-        f"{outcome.policy} *" if outcome.policy == best else outcome.policy,
-        f"{work.rounds_per_step} x {work.chunks_per_round} x {work.chunk_tokens}",
-        seconds(summary.step_time_s),
-        rate_text(summary.tokens_per_s),
-        f"{summary.mfu:.1%}",
-        "-" if summary.gap is None else f"{summary.gap:.1%}",
-        f"{summary.device_peak_bytes / unit:,.2f}",
-        f"{summary.host_peak_bytes / unit:,.2f}",
-        f"{summary.recompute_fraction:.1%}",
-        f"{summary.plan_seconds or 0.0:.1f} s",
-    ]
 
 
 def _unit(largest_bytes: int) -> tuple[int, str]:

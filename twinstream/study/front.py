@@ -48,7 +48,7 @@ def sweep(
 
     Args:
         config: a TOML file, or what one would hold: `{"fixed": {...}, "axes": {...}}`.
-        folder: where rows.csv, a page and images go.
+        folder: where rows.csv, and a page go.
         num_jobs: processes; by default one a core.
         ray_address: of a Ray cluster to run on instead.
 

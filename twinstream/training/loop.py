@@ -30,11 +30,7 @@ from twinstream.training.run.evaluating import Evaluator, passes_over
 from twinstream.training.run.hooks import RunProgress, StepHooks
 from twinstream.training.run.reference import Reference, ReferencePasses, reference_of
 from twinstream.training.run.run_folder import TrainingFolder
-from twinstream.training.run.segments import (
-    TrainingSegment,
-    starting_buffers,
-    starting_state,
-)
+from twinstream.training.run.starting_state import starting_buffers, starting_state
 from twinstream.training.run.steps import (
     ReferenceOf,
     StepBatches,
@@ -52,7 +48,7 @@ _LEAST_TIMEOUT_S, _TIMEOUT_STEPS = 60.0, 20.0
 
 
 class TrainingLoop:
-    """Trains segments one after another; the data goes on from one to the next.
+    """Trains all steps that are left, from the last checkpoint or the beginning.
 
     Args:
         timeout_s: how long a rank may keep others waiting; by default 20 steps, a minute at least.
@@ -62,7 +58,7 @@ class TrainingLoop:
         step: the last that was done in order; the one before the first at the beginning.
         loss: of the last step that was logged; None before the first.
         tokens_per_s: of each step that was logged.
-        stream: of the data; None before the first segment.
+        stream: of the data; None before training.
         pids: of the ranks' processes, while they run.
     """
 
@@ -79,7 +75,7 @@ class TrainingLoop:
         self._prepared, self._record, self._stop, self._tell = prepared, record, stop, tell
         self._timeout_s = timeout_s
         self.hooks = StepHooks(prepared, folder, record, tell)
-        self.step = folder.steps_done
+        self.step, self._first = folder.steps_done, folder.steps_done + 1
         self.loss: float | None = None
         self.tokens_per_s: list[float] = []
         self.stream: ChunkStream | None = None
@@ -91,8 +87,8 @@ class TrainingLoop:
         ends = self._stop.asked or self.hooks.failure is not None
         return ends and self.step < self._prepared.num_steps
 
-    def train(self, segment: TrainingSegment) -> AnyTimeline:
-        """All steps of a segment, from the last checkpoint or the beginning, until stopped.
+    def train(self) -> AnyTimeline:
+        """All steps that are left, until stopped.
 
         Returns:
             When every op ran, of the steps that were timed.
@@ -104,7 +100,7 @@ class TrainingLoop:
         from twinstream.executor.memory.device_memory import DeviceFailedError, DeviceMemoryError
 
         try:
-            return self._train(segment)
+            return self._train()
         except (DeviceFailedError, DeviceMemoryError) as error:
             if (last := self.hooks.checkpoint) is None:
                 raise
@@ -118,17 +114,17 @@ class TrainingLoop:
         if self.stream is not None:
             self.stream.close()
 
-    def _train(self, segment: TrainingSegment) -> AnyTimeline:
-        prepared, plan, hooks = self._prepared, segment.plan, self.hooks
-        state = starting_state(prepared.model, prepared.options, segment.recipe, hooks.checkpoint)
-        batches = self._batches_of(segment)
+    def _train(self) -> AnyTimeline:
+        prepared, plan, hooks = self._prepared, self._prepared.plan, self.hooks
+        state = starting_state(prepared.model, prepared.options, plan.recipe, hooks.checkpoint)
+        batches = self._batches()
         evaluated: list[StepData] = []
         if prepared.eval_data is not None:
             evaluated = passes_over(prepared.eval_data, plan, prepared.options.eval_tokens)
-        reference = None if segment.recipe.dpo is None else reference_of(prepared)
+        reference = None if plan.recipe.dpo is None else reference_of(prepared)
         compared = None if reference is None else reference.of
-        recorder = self._recorder_of(segment, batches, compared)
-        progress = RunProgress(segment.recipe, plan.workload, batches, recorder)
+        recorder = self._recorder_of(batches, compared)
+        progress = RunProgress(plan.recipe, plan.workload, batches, recorder)
 
         def feed(replica: int, step: int) -> Batch:
             data = batches.step(step)
@@ -139,15 +135,15 @@ class TrainingLoop:
 
         timeout_s = self._timeout_s or max(_LEAST_TIMEOUT_S, _TIMEOUT_STEPS * plan.step_s)
         evaluates_at_all = bool(evaluated) or reference is not None
-        task = self._task(segment, plan.evaluation() if evaluates_at_all else None)
+        task = self._task(plan.evaluation() if evaluates_at_all else None)
         backend: BackendName = "cuda" if prepared.here.backend == "cuda" else "cpu"
         with closing(plan.started(task, backend, self._tell, timeout_s)) as ranks:
             self.pids = ranks.pids
             server = TrainerServer(ranks, plan, feed, log, timeout_s)
-            server.pause(segment.first - 1)  # until all are warm
+            server.pause(self._first - 1)  # until all are warm
             if reference is not None:
-                self._compute(reference, segment, evaluated, server)
-            self._write_state(server, segment, *state)
+                self._compute(reference, evaluated, server)
+            self._write_state(server, *state)
             evaluator = None
             if evaluated:
                 known = self._prepared.is_cross_entropy
@@ -164,7 +160,7 @@ class TrainingLoop:
                 # Stop: after the last step, when told to, and where the next step has no data.
                 if step < prepared.num_steps:
                     hooks.failure = batches.failure(step + 1, compared)
-                ends = step == segment.last or self._stop.asked or hooks.failure is not None
+                ends = step == prepared.num_steps or self._stop.asked or hooks.failure is not None
 
                 saves, evaluates = hooks.due(step, is_last=ends)
                 server.decide(step, pauses=saves or evaluates)
@@ -175,7 +171,7 @@ class TrainingLoop:
 
                 # Checkpoint: first, so that no evaluation that fails costs one.
                 if saves:
-                    write_tensors = partial(self._write_tensors, server, segment)
+                    write_tensors = partial(self._write_tensors, server)
                     hooks.write_checkpoint(step, progress, write_tensors, is_last=ends)
 
                 # Evaluate.
@@ -186,18 +182,17 @@ class TrainingLoop:
 
                 recorder.skip_time()
                 server.resume(goes_on=not ends)
-            return plan.measured(server.outcomes(), 1 + segment.last - segment.first)
+            return plan.measured(server.outcomes(), 1 + prepared.num_steps - self._first)
 
     def _compute(
-        self, reference: Reference, segment: TrainingSegment, evaluated: Sequence[StepData],
-        server: TrainerServer,
-    ) -> None:  # fmt: skip
+        self, reference: Reference, evaluated: Sequence[StepData], server: TrainerServer
+    ) -> None:
         """Completes the reference, with the weights that the run began with.
 
         Raises:
             TwinstreamError: it is stopped, or the model has changed.
         """
-        prepared, plan, checkpoint = self._prepared, segment.plan, self.hooks.checkpoint
+        prepared, plan, checkpoint = self._prepared, self._prepared.plan, self.hooks.checkpoint
         chunks_told = f"{plan.shape(prepared.data)}, {plan.chunks_per_step} of {prepared.num_steps}"
         covers = f"{prepared.data.fingerprint} {prepared.options.seed} {chunks_told}"
         if prepared.eval_data is not None:
@@ -210,7 +205,7 @@ class TrainingLoop:
                 "compares with that: put it back, or start a new run"
             )
         start = Position() if checkpoint is None else checkpoint.state.position.position()
-        count = (1 + prepared.num_steps - segment.first) * plan.chunks_per_step
+        count = (1 + prepared.num_steps - self._first) * plan.chunks_per_step
         whole_epochs = all(weight == int(weight) for weight in prepared.data.weights)
 
         is_mid_epoch = start.group + start.chunk > 0
@@ -222,7 +217,7 @@ class TrainingLoop:
                 for chunk in islice(_until_bad_data(stream, bad_data), count):
                     if self._stop.asked:
                         raise TwinstreamError(
-                            f"stopped before step {segment.first}: {len(reference):,} pairs of the "
+                            f"stopped before step {self._first}: {len(reference):,} pairs of the "
                             "reference are kept; go on with --resume"
                         )
                     yield chunk
@@ -232,27 +227,20 @@ class TrainingLoop:
         if not all(map(reference.has, chunks())):
             self._tell("computing the reference: log-probabilities of pairs before training")
             options = prepared.options.model_copy(update={"adapter": None})
-            before = starting_state(prepared.model, options, segment.recipe, None)
-            self._write_state(server, segment, *before)
+            before = starting_state(prepared.model, options, plan.recipe, None)
+            self._write_state(server, *before)
             ReferencePasses(reference, plan, prepared.data).compute(chunks(), server)
             self._tell(f"the reference knows {len(reference):,} pairs")
         reference.covers = "" if bad_data else covers
         reference.keep()
 
-    def _batches_of(self, segment: TrainingSegment) -> StepBatches:
-        """A segment has the chunks that come after those of the one before."""
-        if self.stream is None:
-            prepared, checkpoint, plan = self._prepared, self.hooks.checkpoint, segment.plan
-            start = Position() if checkpoint is None else checkpoint.state.position.position()
-            self.stream = plan.chunks(prepared.data, prepared.options.seed, start)
-            self._batches = StepBatches(
-                self.stream, plan.chunks_per_step, segment.first, plan.pieces
-            )
-        return self._batches
+    def _batches(self) -> StepBatches:
+        prepared, checkpoint, plan = self._prepared, self.hooks.checkpoint, self._prepared.plan
+        start = Position() if checkpoint is None else checkpoint.state.position.position()
+        self.stream = plan.chunks(prepared.data, prepared.options.seed, start)
+        return StepBatches(self.stream, plan.chunks_per_step, self._first, plan.pieces)
 
-    def _recorder_of(
-        self, segment: TrainingSegment, batches: StepBatches, reference: ReferenceOf | None
-    ) -> StepRecorder:
+    def _recorder_of(self, batches: StepBatches, reference: ReferenceOf | None) -> StepRecorder:
         prepared, checkpoint = self._prepared, self.hooks.checkpoint
 
         def on_step(metrics: StepMetrics) -> None:
@@ -263,46 +251,40 @@ class TrainingLoop:
         return StepRecorder(
             batches,
             prepared.rate,
-            plan=segment.plan,
+            plan=prepared.plan,
             reference=reference,
             tokens=0 if checkpoint is None else checkpoint.state.tokens,
             epoch_tokens=prepared.data.epoch_tokens,
             on_step=on_step,
         )
 
-    def _task(
-        self, segment: TrainingSegment, evaluation: Schedule | ClusterSchedule | None
-    ) -> TrainTask:
+    def _task(self, evaluation: Schedule | ClusterSchedule | None) -> TrainTask:
         prepared = self._prepared
         return TrainTask(
-            first=segment.first,
-            last=segment.last,
+            first=self._first,
+            last=prepared.num_steps,
             rate=prepared.rate,
             seed=prepared.options.seed,
-            max_norm=prepared.options.max_grad_norm if segment.recipe.clips else 0.0,
+            max_norm=prepared.options.max_grad_norm if prepared.plan.recipe.clips else 0.0,
             evaluation=evaluation,
             buffers=starting_buffers(prepared.model, self.hooks.checkpoint),
         )
 
     def _write_state(
-        self,
-        server: TrainerServer,
-        segment: TrainingSegment,
-        weights: "Weights",
-        optimizer: "Optimizer",
+        self, server: TrainerServer, weights: "Weights", optimizer: "Optimizer"
     ) -> None:
         """Read or draw the state a group at a time."""
-        trained = set(trained_groups(self._prepared.model.spec, segment.recipe))
+        trained = set(trained_groups(self._prepared.model.spec, self._prepared.plan.recipe))
         for group, flat in weights:
             server.write(f"param.{group}", flat)
             if group in trained:
                 server.write(f"opt.{group}", optimizer(group, flat))
 
-    def _write_tensors(self, server: TrainerServer, segment: TrainingSegment, folder: Path) -> None:
+    def _write_tensors(self, server: TrainerServer, folder: Path) -> None:
         from twinstream.executor.weights.checkpoint_files import write_tensors
 
         names = written_names(server.names)
-        needed_bytes = segment.plan.checkpoint_bytes
+        needed_bytes = self._prepared.plan.checkpoint_bytes
         write_tensors(folder, self._prepared.outline, names, server.read, needed_bytes)
 
 

@@ -156,9 +156,6 @@ class TrainOptions(RecipeOptions, StepOptions, RankOptions):
     max_grad_norm: float = flag(
         OPTIMIZER, "X", "Gradients are clipped to this norm of all; 0 is not at all.", 1.0, ge=0
     )
-    fp32_tail: int = flag(
-        OPTIMIZER, "STEPS", "The last steps with a float32 master, planned anew.", 0, ge=0
-    )
 
     machine: str | None = flag(
         WHERE, "NAME|FILE", "Profile of this machine; by default found or measured."
@@ -227,6 +224,9 @@ class TrainOptions(RecipeOptions, StepOptions, RankOptions):
         return self.model_copy(update={"tokens_per_step": tokens, "batch_size": None})
 
 
+_NO_LONGER = (("fp32_tail", 0),)  # as run.toml of older runs has what was not asked for
+
+
 def read_options(path: Path) -> dict[str, Any]:
     """What a TOML file says, as yet unchecked; its relative paths are as they are.
 
@@ -234,7 +234,8 @@ def read_options(path: Path) -> dict[str, Any]:
         OptionsError: it cannot be read, or is no TOML.
     """
     try:
-        return parse_toml(read_text(path))
+        values = parse_toml(read_text(path))
+        return {name: v for name, v in values.items() if (name, v) not in _NO_LONGER}
     except OSError as error:
         raise OptionsError(f"cannot read {path}: {reason_of(error)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

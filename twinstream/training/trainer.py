@@ -20,7 +20,6 @@ from twinstream.training.planning import recipe_without_kernels
 from twinstream.training.preparing import Prepared, open_data, prepare
 from twinstream.training.ranks.planning import require_possible
 from twinstream.training.run.run_folder import TrainingFolder, TrainResult
-from twinstream.training.run.segments import TrainingSegment, segments
 from twinstream.training.run.stopping import Stop
 
 
@@ -112,9 +111,7 @@ class Trainer:
                 of one of several ranks it says which.
         """
         prepared, done = self.prepare(), self.steps_done
-        parts = segments(prepared, done)
-        plans = [prepared.plan, *(part.plan for part in parts)]
-        needed_bytes = max(plan.checkpoint_bytes for plan in plans) + prepared.carried_bytes
+        needed_bytes = prepared.plan.checkpoint_bytes + prepared.carried_bytes
         files = self._folder.files
         with ExitStack() as stack:
             stack.enter_context(self._folder.begun(prepared, needed_bytes))
@@ -131,25 +128,18 @@ class Trainer:
                 timeout_s=self._timeout_s,
             )  # fmt: skip
             stack.enter_context(closing(loop))
-            part, timeline = None, None
-            for part in parts:
-                timeline = loop.train(part)
-                if loop.stopped:
-                    break
-            result = self._result(loop, part, timeline)
+            timeline = loop.train() if done < prepared.num_steps else None
+            result = self._result(loop, timeline)
             if loop.hooks.failure is not None:
                 raise self._folder.ended(loop.hooks.failure, result)
             return result
 
-    def _result(
-        self, loop: TrainingLoop, part: TrainingSegment | None, timeline: AnyTimeline | None
-    ) -> TrainResult:
-        """What it came to by its last part, whose comparison is written beside the log."""
+    def _result(self, loop: TrainingLoop, timeline: AnyTimeline | None) -> TrainResult:
+        """What it came to; the comparison with what was predicted is written beside the log."""
         prepared, stream, rates = self.prepare(), loop.stream, loop.tokens_per_s[1:]
         step, model = self._folder.reached(loop.hooks.checkpoint, prepared.num_steps)
         plan, measured, disturbed = prepared.plan, None, None
-        if part is not None and timeline is not None:
-            plan = part.plan
+        if timeline is not None:
             measured = plan.summary(timeline)
             disturbed = plan.write_comparison(self._folder.files, timeline)
         return TrainResult(

@@ -24,11 +24,14 @@ from twinstream.executor.kernels.vector.vector_ops import (
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.executor.probe.tasks.task_samples import TaskSample
 from twinstream.executor.probe.timing.timing import median_ns
+from twinstream.models.kernel_costs.attributes import optimizer_state
 from twinstream.models.kernel_costs.expert_work import ExpertWork
-from twinstream.models.kernel_costs.work import ChunkWork, adamw_work
+from twinstream.models.kernel_costs.scratch_sizes import code_blocks
+from twinstream.models.kernel_costs.update_work import with_update_unit
+from twinstream.models.kernel_costs.work import ChunkWork, adamw_work, gradient_squares_work
 from twinstream.models.kernel_costs.workspace import workspace_bytes
 from twinstream.models.options import Experts
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipe import OptimizerState, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute, Mode
@@ -231,15 +234,32 @@ class _Case:
             "embed_backward", common, self.work.embed_backward(),
             {"tokens": tokens, "d_hidden": _operand(hidden, "read"), "gradients": gradients},
         )  # fmt: skip
-        yield self._adamw()
+        yield self._adamw({})
+        yield self._adamw({"may_skip": True})
+        yield self._adamw({"optimizer_state": "8bit"})
+        if self.dtype == torch.float32:  # sums are float32's work, whatever gradients are
+            yield self._gradient_squares()
 
-    def _adamw(self) -> TaskSample:
-        count = 16 * self.tokens * self.spec.d_model // 4
+    def _gradient_squares(self) -> TaskSample:
+        count = 4 * self.tokens * self.spec.d_model
+        operands = {
+            "gradients": _operand(self.random(count), "read"),
+            "squares": _operand(torch.empty(1), "write"),
+        }
+        cost = gradient_squares_work(count, self.spec.dtype)
+        attributes: dict[str, Attribute] = {"dtype": self.spec.dtype, "num_elements": count}
+        return self._kernel("gradient_squares", attributes, cost, operands)
+
+    def _adamw(self, more: dict[str, Attribute]) -> TaskSample:
+        """With gradients that are clipped, as training does unless told otherwise."""
+        count = 4 * self.tokens * self.spec.d_model
         attributes: dict[str, Attribute] = {
             "dtype": self.spec.dtype, "num_elements": count, "element_offset": 0,
             "tensor_seed": 1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
-            "stochastic_rounding": self.dtype == torch.bfloat16,
+            "stochastic_rounding": self.dtype == torch.bfloat16 or "optimizer_state" in more,
+            **more,
         }  # fmt: skip
+        kind = optimizer_state(attributes)
         state = packed_step_state(
             learning_rate=1e-6, corrections=(0.1, 0.001), weight_decay=1e-4, step=1, seed=1,
             loss_scale=1.0,
@@ -247,11 +267,19 @@ class _Case:
         operands = {
             "parameters": _operand(self.random(count), "update"),
             "gradients": _operand(self.random(count), "read"),
-            "state": _operand(self.random(2 * count).abs(), "update"),
+            "state": _operand(self._moments(kind, count), "update"),
             "step_state": _operand(torch.frombuffer(bytearray(state), dtype=torch.uint8), "read"),
+            "norm": _operand(torch.ones(1), "read"),
         }
-        cost = adamw_work(count, self.spec.dtype)
+        cost = with_update_unit(adamw_work(count, self.spec.dtype, state=kind), attributes)
         return self._kernel("adamw_step", attributes, cost, operands)
+
+    def _moments(self, kind: OptimizerState, count: int) -> torch.Tensor:
+        if kind != "8bit":
+            return self.random(2 * count).abs()
+        codes = torch.zeros(2 * count, dtype=torch.uint8)
+        scales = torch.full((2 * code_blocks(count),), 1e-3)
+        return torch.cat([codes, scales.view(torch.uint8)])
 
     def _kernel(
         self, name: str, attributes: dict[str, Attribute], cost: tuple[Work, ...],

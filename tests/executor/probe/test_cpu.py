@@ -15,8 +15,12 @@ from twinstream.executor.probe.timing.fit import (
     fit_line,
     fit_link,
 )
+from twinstream.hardware_profiles.cost import cost_alone_ns
+from twinstream.hardware_profiles.curve_choice import curve_for
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Efficiency, Machine
+from twinstream.models.options import Experts
+from twinstream.models.recipe import BEFORE_NEXT_USE, KernelChoice, Recipe
 from twinstream.schedule.document import Caps
 from twinstream.simulator.costs import MachineCosts
 from twinstream.simulator.replay import simulate
@@ -43,6 +47,42 @@ def test_every_op_of_a_preset_has_a_price(probed, preset, dtype, policy):
         cost = costs.cost(op)
         assert cost.fixed_ns > 0 or cost.flow is not None
     assert simulate(schedule, probed).step_ns > 0
+
+
+NO_CURVE = {"gradient_norm"}  # of a number a group
+
+
+@pytest.mark.parametrize("recipe", [
+    Recipe(clips=True, kernels=KernelChoice()),
+    Recipe(clips=True, kernels=KernelChoice(), optimizer=BEFORE_NEXT_USE),
+    Recipe(kernels=KernelChoice(), optimizer_state="8bit"),
+    Recipe(kernels=KernelChoice(), update="sgd"),
+    Recipe(kernels=KernelChoice(), update="muon"),
+])  # fmt: skip
+def test_no_work_of_a_step_is_priced_by_another_units_curve(probed, recipe):
+    experts = Experts(count=4, per_token=2, d_ff=16)
+    for chain in (tiny_chain("sliced", recipe=recipe),
+                  tiny_chain("packed", recipe=recipe, experts=experts)):  # fmt: skip
+        works = [w for call in chain.calls.values() for w in call.cost if w.hbm_bytes]
+        by = {w.unit: curve_for(w, probed).key.split("/")[0] for w in works}
+        assert {unit: key for unit, key in by.items() if unit not in (key, *NO_CURVE)} == {}
+
+
+@pytest.mark.parametrize(("recipe", "unit"), [
+    (Recipe(kernels=KernelChoice(), optimizer=BEFORE_NEXT_USE), "adamw_may_skip"),
+    (Recipe(kernels=KernelChoice(), optimizer_state="8bit"), "adamw_8bit"),
+    (Recipe(kernels=KernelChoice()), "adamw"),
+    (Recipe(kernels=KernelChoice(vector="triton"), optimizer=BEFORE_NEXT_USE), "adamw"),
+])  # fmt: skip
+def test_updates_that_code_or_keep_their_state_have_prices_of_their_own(probed, recipe, unit):
+    calls = tiny_chain("packed", recipe=recipe).calls.values()
+    works = [call.cost[0] for call in calls if call.kernel.startswith("adamw_step")]
+    assert {work.unit for work in works} == {unit}
+    gpu = load_machine("h100")  # it has one rate for all
+    for work in works:
+        assert curve_for(work, probed).key == f"{unit}/float32"
+        plain = work.model_copy(update={"unit": "adamw"})
+        assert cost_alone_ns([work], gpu) == cost_alone_ns([plain], gpu)
 
 
 def test_every_number_says_that_it_was_measured_and_how(probed):

@@ -92,7 +92,6 @@ def test_a_step_has_rounds_enough_for_a_pipeline(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"fp32_tail": 2}, "fp32_tail"),
         ({"policy": "streaming"}, "policy 'streaming'"),
         ({"recompute": "full"}, "recompute"),
         ({"pp": 3}, "pp 3 x dp open are not the 2 ranks"),

@@ -1,6 +1,5 @@
 """Run a sweep: the cells that have no row yet, then the figures of all."""
 
-import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
@@ -12,7 +11,7 @@ from twinstream.study.query import StudyError
 from twinstream.study.sweep.cells import BUG, OK, Cell, Row, on_cores, on_ray
 from twinstream.study.sweep.config import SweepConfig
 from twinstream.study.sweep.grids import number
-from twinstream.study.sweep.rows import FILE, RowFile, Rows, columns_of
+from twinstream.study.sweep.rows import FILE, RowFile, columns_of
 
 PAGE = "sweep.html"
 _WORTH_TELLING = 1.001
@@ -60,7 +59,6 @@ class Swept:
     num_superseded: int
     file: Path
     page: Path
-    images: tuple[Path, ...] | None
     slower: tuple[Slower, ...]
 
     def records(self) -> list[dict[str, object]]:
@@ -91,7 +89,7 @@ class SweepSettings:
 
 
 def run_sweep(config: SweepConfig, settings: SweepSettings) -> Swept:
-    """Make the rows that the folder lacks, a page and images; what is there is not run again.
+    """Make the rows that the folder lacks, and a page; what is there is not run again.
 
     Raises:
         TwinstreamError: the config, the folder or the cluster is not usable.
@@ -119,27 +117,7 @@ def run_sweep(config: SweepConfig, settings: SweepSettings) -> Swept:
     slower = slower_with_more(config_cells, rows)
     if num_mended:
         write_text(sweep_html(config, rows), page)
-    return Swept(
-        tuple(rows), len(missing), num_mended, num_superseded, path, page,
-        _images(config, rows, settings.folder), tuple(slower),
-    )  # fmt: skip
-
-
-def _images(config: SweepConfig, rows: Rows, folder: Path) -> tuple[Path, ...] | None:
-    """PNG files, where a cell has a plan; None without matplotlib, which draws them.
-
-    Those of the sweep before are removed.
-    """
-    for kind in ("heatmap", "curves"):
-        for old in (*folder.glob(f"{kind}.png"), *folder.glob(f"{kind}-*.png")):
-            old.unlink()
-    if importlib.util.find_spec("matplotlib") is None:
-        return None
-    if all(row["status"] != OK for row in rows):
-        return ()
-    from twinstream.study.sweep.images import write_images
-
-    return tuple(write_images(config, rows, folder))
+    return Swept(tuple(rows), len(missing), num_mended, num_superseded, path, page, tuple(slower))
 
 
 def _rows_of(cells: Sequence[Cell], file: RowFile) -> list[dict[str, str]]:

@@ -284,7 +284,6 @@ def _caps(options: TrainOptions, here: LocalMachine) -> Caps:
 def what_is_of_one_device(options: TrainOptions) -> str | None:
     """What is asked for that several ranks do not do yet; None where they do all."""
     asked = {
-        "fp32_tail (another plan for the last steps)": options.fp32_tail > 0,
         f"policy '{options.policy}'": options.policy != "optimal",
         "recompute (one level for all blocks)": options.recompute is not None,
     }

@@ -1,6 +1,5 @@
-"""A run in stretches of steps, each with a schedule of its own, and where its state begins."""
+"""The state that a run begins or goes on with: weights, optimizer, buffers."""
 
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -9,64 +8,17 @@ from twinstream.models.traced import TracedModel
 from twinstream.models.trained import adapter_groups
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.model_opening import OpenedModel
-from twinstream.training.options import OptionsError, TrainOptions
-from twinstream.training.planning import plan_again
-from twinstream.training.preparing import Prepared
-from twinstream.training.ranks.planning import Plan
+from twinstream.training.options import TrainOptions
 
 if TYPE_CHECKING:
     from twinstream.executor.state.sources import Optimizer, Weights
     from twinstream.executor.weights.traced.module_folder import Buffers
 
 
-@dataclass(frozen=True)
-class TrainingSegment:
-    """Steps `first` to `last` by one plan."""
-
-    first: int
-    last: int
-    plan: Plan
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.plan.recipe
-
-
-def segments(prepared: Prepared, done: int) -> list[TrainingSegment]:
-    """What is left after so many steps: all by one plan, or the last steps with a master.
-
-    Raises:
-        OptionsError: a tail is asked for that changes nothing.
-        InfeasiblePlan: the master does not fit the caps.
-    """
-    options, last = prepared.options, prepared.num_steps
-    tail, dtype = options.fp32_tail, prepared.model.spec.dtype
-    kind = prepared.recipe.state_of(dtype)
-    if tail and dtype == "float32":
-        raise OptionsError("fp32_tail: a float32 model is its own master; leave it out")
-    if tail and prepared.recipe.update != "adamw":
-        raise OptionsError("fp32_tail: a float32 master is of AdamW; leave it out")
-    if not tail or kind == "float32_master":
-        return [TrainingSegment(done + 1, last, prepared.plan)] if done < last else []
-    with_master = prepared.recipe.model_copy(update={"optimizer_state": "float32_master"})
-    plan = plan_again(
-        options, prepared.here, prepared.model.spec, with_master, prepared.plan.workload
-    )
-    begin = max(0, last - tail)
-    found = [
-        TrainingSegment(done + 1, begin, prepared.plan),
-        TrainingSegment(max(done, begin) + 1, last, plan),
-    ]
-    return [segment for segment in found if segment.first <= segment.last]
-
-
 def starting_state(
     model: OpenedModel, options: TrainOptions, recipe: Recipe, checkpoint: Checkpoint | None
 ) -> tuple["Weights", "Optimizer"]:
-    """The state before a segment's first step.
-
-    Args:
-        recipe: of the segment.
+    """The state before the first step that is left.
 
     Raises:
         WeightsError: a file has gone or changed.
@@ -78,7 +30,7 @@ def starting_state(
     if checkpoint is None:
         return weights, fresh_optimizer(model.spec, recipe)
     files = CheckpointFiles(checkpoint.path)
-    return weights, kept_optimizer(files, model.spec, checkpoint.state.recipe, recipe)
+    return weights, kept_optimizer(files)
 
 
 def starting_buffers(model: OpenedModel, checkpoint: Checkpoint | None) -> "Buffers":
