@@ -43,20 +43,19 @@ def refit(results: Results, probed: Machine) -> tuple[Machine, CurveFit]:
     )
     samples = _samples(found.samples, chosen)
     fit = fit_curves(samples, ceilings, source)
-    numbers = _links(found, probed, source) if found.links else {}
+    numbers = _links(found, source) if found.links else {}
     return probed.model_copy(
         update={"efficiency": probed.efficiency | with_general(fit.curves), **numbers}
     ), fit
 
 
-def _links(found: ProbeFound, probed: Machine, source: str) -> dict[str, Number]:
+def _links(found: ProbeFound, source: str) -> dict[str, Number]:
     def line(direction: str) -> Line:
         rates = [one for one in found.links if one.direction == direction]
         sizes = [float(one.size_bytes) for one in rates]
         return fit_link(direction, sizes, [one.size_bytes / one.gb_per_s for one in rates])
 
-    duplex = probed.number("pcie_duplex_bytes_per_s")
-    return link_numbers(line("h2d"), line("d2h"), duplex, source)
+    return link_numbers((line("h2d"), line("d2h")), source)
 
 
 def _samples(timed: Sequence[SampleRatio], chosen: KernelsFound) -> list[TaskSample]:
