@@ -21,12 +21,20 @@ _SHAPES = (
     ("tiny", 256, 64),
 )
 PRESETS = ("8b", "1b", "32b")
+# Of these attention is timed alone: the rest is the work of the others of their preset, by rows.
+_ATTENTION_ALONE = (("8b", 65536), ("1b", 1024))
 _OF_EXPERTS = (("qwen3-30b-a3b", 4096, 16384), ("qwen3-30b-a3b", 4096, 4096))
 
 
 def probe_chains(kernels: KernelChoice, presets: tuple[str, ...]) -> tuple[Chain, ...]:
     """One round each, of one chunk or of one sequence in slices; all in bf16."""
     return _chains(kernels, [shape for shape in _SHAPES if shape[0] in presets])
+
+
+def whole_chains(kernels: KernelChoice, presets: tuple[str, ...]) -> tuple[Chain, ...]:
+    """Those of `probe_chains` whose products and whole tasks are timed too."""
+    whole = [one for one in _SHAPES if one[0] in presets and one[:2] not in _ATTENTION_ALONE]
+    return _chains(kernels, whole)
 
 
 def expert_chains(kernels: KernelChoice) -> tuple[Chain, ...]:

@@ -92,14 +92,16 @@ def _samples(timed: Sequence[SampleRatio], chosen: KernelsFound) -> list[TaskSam
 def _listed(chosen: KernelsFound, presets: tuple[str, ...]) -> list[tuple[str, tuple[Work, ...]]]:
     """All that a probe of these presets could take, by name, in its order."""
     listed = [
-        one for chain in probe_chains(chosen.kernels, presets) for one in listed_samples(chain)
+        one
+        for chain in probe_chains(chosen.kernels, presets)
+        for one in listed_samples(chain, every_place=True)
     ]
     for other in chosen.others:
         kernels = chosen.kernels.model_copy(update={"attention": other, "deterministic": False})
         listed += [
             (name, works)
             for chain in probe_chains(kernels, presets)
-            for name, works in listed_samples(chain)
+            for name, works in listed_samples(chain, every_place=True)
             if name.startswith("attention")
         ]
     return listed + [
