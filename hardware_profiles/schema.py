@@ -144,11 +144,12 @@ class ExpectedError(Node):
     `held_out`: on measured runs of this machine that the profile was not fitted to. `left_out`: on
     each run it was fitted to, with that run left out. `borrowed`: what borrowing a relative's
     efficiencies was off by where it could be tested. `assumed`: nothing of the kind was measured.
+    `checked`: the profile was scaled by a check of the machine at the start of a run.
     """
 
     mean: Annotated[float, Field(gt=0, le=10)]
     worst: Annotated[float, Field(gt=0, le=100)] | None = None
-    kind: Literal["held_out", "left_out", "borrowed", "assumed"]
+    kind: Literal["held_out", "left_out", "borrowed", "assumed", "checked"]
     source: Text
 
 

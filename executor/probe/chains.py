@@ -31,6 +31,15 @@ def probe_chains(kernels: KernelChoice, presets: tuple[str, ...]) -> tuple[Chain
     return _chains(kernels, [shape for shape in _SHAPES if shape[0] in presets])
 
 
+def check_chain(attention: str, head_dim: int, *, is_small: bool) -> Chain:
+    """One sequence of 8b, or of the tiny model, with heads of another size."""
+    preset, tokens = ("tiny", 64) if is_small else ("8b", 8192)
+    changes = {"num_layers": 1, "dtype": "bfloat16", "head_dim": head_dim}
+    spec = load_preset(preset).model_copy(update=changes)
+    work = Workload(seq_len=tokens, chunk_tokens=tokens, chunks_per_round=1, rounds_per_step=1)
+    return lower(spec, work, Recipe(kernels=KernelChoice(attention=attention)))
+
+
 def whole_chains(kernels: KernelChoice, presets: tuple[str, ...]) -> tuple[Chain, ...]:
     """Those of `probe_chains` whose products and whole tasks are timed too."""
     whole = [one for one in _SHAPES if one[0] in presets and one[:2] not in _ATTENTION_ALONE]

@@ -22,6 +22,16 @@ _NUM_WAITS = 200
 
 
 @dataclass(frozen=True)
+class Copies:
+    """Copies of H2D and D2H: their lines alone, what each reaches while both are busy, and
+    (direction, bytes, GB/s) of every size."""
+
+    lines: tuple[Line, Line]
+    both_bytes_per_s: tuple[float, float]
+    rates: tuple[tuple[str, int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Links:
     """Measured copies and fixed costs; `copies` has (direction, bytes, GB/s) of every size.
 
@@ -43,6 +53,23 @@ def measure_links(device: torch.device) -> Links:
     Raises:
         UnsteadyLinkError: something else uses the link meanwhile.
     """
+    copies = measure_copies(device)
+    return Links(
+        *copies.lines,
+        both_bytes_per_s=copies.both_bytes_per_s,
+        hbm_copy_bytes_per_s=_hbm_copy_bytes_per_s(DeviceTimer(device)),
+        launch_ns=_launch_ns(device),
+        event_wait_ns=_event_wait_ns(device),
+        copies=copies.rates,
+    )
+
+
+def measure_copies(device: torch.device) -> Copies:
+    """Copies between pinned memory and the device; takes a second.
+
+    Raises:
+        UnsteadyLinkError: something else uses the link meanwhile.
+    """
     timer = DeviceTimer(device)
     half = _SIZES_BYTES[-1]
     with pinned_arena(2 * half, (), arena_pinning()) as arena:
@@ -57,20 +84,13 @@ def measure_links(device: torch.device) -> Links:
         both = _both_ns(device, (on_device[0], on_host[0]), (on_host[1], on_device[1]))
         torch.cuda.synchronize(device)
     sizes = [float(size) for size in _SIZES_BYTES]
-    rates = [
+    lines = fit_link("H2D", sizes, h2d), fit_link("D2H", sizes, d2h)
+    rates = tuple(
         (direction, size, size / ns)
         for direction, times in (("h2d", h2d), ("d2h", d2h))
         for size, ns in zip(_SIZES_BYTES, times, strict=True)
-    ]
-    lines = fit_link("H2D", sizes, h2d), fit_link("D2H", sizes, d2h)
-    return Links(
-        *lines,
-        both_bytes_per_s=rates_of_both(_BOTH_COPIES * half, both, lines),
-        hbm_copy_bytes_per_s=_hbm_copy_bytes_per_s(timer),
-        launch_ns=_launch_ns(device),
-        event_wait_ns=_event_wait_ns(device),
-        copies=tuple(rates),
     )
+    return Copies(lines, rates_of_both(_BOTH_COPIES * half, both, lines), rates)
 
 
 def _times_ns(
