@@ -41,7 +41,7 @@ def refit(results: Results, probed: Machine) -> tuple[Machine, CurveFit]:
         copy_bytes_per_s=probed.rate("hbm_bytes_per_s"),
         launch_ns=probed.number("launch_latency_ns"),
     )
-    samples = _samples(found.samples, chosen)
+    samples = samples_of(found.samples, chosen)
     fit = fit_curves(samples, ceilings, source)
     numbers = _links(found, source) if found.links else {}
     return probed.model_copy(
@@ -50,15 +50,17 @@ def refit(results: Results, probed: Machine) -> tuple[Machine, CurveFit]:
 
 
 def _links(found: ProbeFound, source: str) -> dict[str, Number]:
-    def line(direction: str) -> Line:
-        rates = [one for one in found.links if one.direction == direction]
-        sizes = [float(one.size_bytes) for one in rates]
-        return fit_link(direction, sizes, [one.size_bytes / one.gb_per_s for one in rates])
-
-    return link_numbers((line("h2d"), line("d2h")), source)
+    return link_numbers((line_of(found, "h2d"), line_of(found, "d2h")), source)
 
 
-def _samples(timed: Sequence[SampleRatio], chosen: KernelsFound) -> list[TaskSample]:
+def line_of(found: ProbeFound, direction: str) -> Line:
+    """The line of a direction's copies."""
+    rates = [one for one in found.links if one.direction == direction]
+    sizes = [float(one.size_bytes) for one in rates]
+    return fit_link(direction, sizes, [one.size_bytes / one.gb_per_s for one in rates])
+
+
+def samples_of(timed: Sequence[SampleRatio], chosen: KernelsFound) -> list[TaskSample]:
     """The samples with their work, which is that of today's probe of the same name.
 
     Names used to say less: those that several of today's share are told apart by their order, if

@@ -96,7 +96,7 @@ def rates_at_once(cells: Sequence[Ran]) -> dict[str, float]:
                 if beside(start + took) - beside(start) >= _BESIDE * took:
                     moved[way][0] += high - low
                     moved[way][1] += took
-    return {way: size / took * 1e9 for way, (size, took) in moved.items()}
+    return {way: size / took * 1e9 for way, (size, took) in moved.items() if took}
 
 
 def _busy(ran: Ran, positions: Sequence[int]) -> Any:
