@@ -29,9 +29,7 @@ _LIMIT_S, _LOAD_S, _PRODUCT_S = 60.0, 0.2, 1.0
 # A product that is kept up is slower than those of steps, whose attention leaves power: an H200's
 # 8192 cubed for 2 s was at 0.981 of the price that its probe's samples give.
 _KEPT_UP = 0.981
-_MISFIT = (
-    0.09  # of a measured curve of attention, worst of an H200's samples: no more is scaled away
-)
+_MISFIT = 0.09  # of one shape of attention on its curve, worst of an H200: so little is left
 # The most that two profiles, scaled so, were off on 15 steps of 8B and 15B of an H200, and on
 # average (docs/benchmarks/gpu.md).
 _MEAN_ERROR, _WORST_ERROR = 0.021, 0.029
