@@ -33,7 +33,11 @@ def found_there(results: Results, cells: Sequence[Ran]) -> tuple[Checked, ...]:
         CampaignError: nothing was probed on a CUDA device.
     """
     probe, chosen = results.found("probe"), results.found("kernels")
-    if not isinstance(probe, ProbeFound) or not isinstance(chosen, KernelsFound):
+    if (
+        not isinstance(probe, ProbeFound)
+        or not isinstance(chosen, KernelsFound)
+        or (kept_up := probe.sustained_flop_per_s) is None
+    ):
         raise CampaignError("these results have no probe of a CUDA device")
     both = rates_at_once(cells)
     copies = Copies((line_of(probe, "h2d"), line_of(probe, "d2h")), (both["h2d"], both["d2h"]))
@@ -43,7 +47,7 @@ def found_there(results: Results, cells: Sequence[Ran]) -> tuple[Checked, ...]:
         if sample.name.startswith("attention") and _PLACE in f"{sample.name} "
     ]
     return tuple(
-        Checked(copies, probe.sustained_flop_per_s, _PRODUCT_ROWS, of_one)
+        Checked(copies, kept_up, _PRODUCT_ROWS, of_one)
         for name in (chosen.kernels.attention, *chosen.others)
         if (of_one := tuple(one for one in attention if f" {name} " in one.name))
     )

@@ -126,7 +126,8 @@ def busy_until(starts: Array, durations: Array, step_ns: float) -> Any:
 def idle_shares(starts: Array, durations: Array, step_ns: float) -> Array:
     """Of the 70 ms before the middle of each op, the share in which none ran."""
     until, middle = busy_until(starts, durations, step_ns), starts + durations / 2
-    return np.clip(1 - (until(middle) - until(middle - _WINDOW_NS)) / _WINDOW_NS, 0.0, 1.0)
+    busy: Array = (until(middle) - until(middle - _WINDOW_NS)) / _WINDOW_NS
+    return np.clip(1 - busy, 0.0, 1.0)
 
 
 def given_back(cells: Sequence[Ran], machine: Machine) -> float:
