@@ -5,6 +5,7 @@ from math import inf, isinf
 
 H2D, D2H, DUPLEX = "pcie_h2d_bytes_per_s", "pcie_d2h_bytes_per_s", "pcie_duplex_bytes_per_s"
 LINK_FIELDS = (H2D, D2H, DUPLEX)
+DUPLEX_SHARE = "duplex_h2d_share"
 _CLOSE = 1e-9
 
 
@@ -36,6 +37,26 @@ def duplex_that_follows(before: Mapping[str, float], h2d: float, d2h: float) -> 
         return inf
     share = before[DUPLEX] / (before[H2D] + before[D2H])
     return max(h2d, d2h, share * (h2d + d2h))
+
+
+def duplex_weights(h2d: float, d2h: float, duplex: float, h2d_share: float) -> tuple[float, float]:
+    """How much of the duplex rate a byte of H2D and one of D2H takes.
+
+    With both busy H2D has `h2d_share` of it and D2H the rest, where fair sharing gives each as much
+    of the weighted rate: 1 / (2 share) and 1 / (2 (1 - share)). Alone a direction keeps its own
+    rate, so that no weight is above duplex / rate; with nothing to share each weighs 1.
+
+    Args:
+        h2d: usable bytes per second of a direction alone, as `d2h`.
+
+    >>> duplex_weights(50e9, 50e9, 80e9, 0.5), duplex_weights(50e9, 50e9, 80e9, 0.4)
+    ((1.0, 1.0), (1.25, 0.8333333333333334))
+    """
+    if isinf(duplex) or duplex >= (h2d + d2h) * (1 - _CLOSE):
+        return 1.0, 1.0
+    least, most = min(h2d / duplex, 1.0) / 2, 1 - min(d2h / duplex, 1.0) / 2
+    share = min(max(h2d_share, least), most)
+    return 1 / (2 * share), 1 / (2 * (1 - share))
 
 
 def link_following(before: Mapping[str, float], changes: Mapping[str, float]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from twinstream.hardware_profiles.attention_rates import IMPLEMENTATIONS
 from twinstream.hardware_profiles.errors import MissingNumberError
-from twinstream.hardware_profiles.link import LINK_FIELDS, link_fault
+from twinstream.hardware_profiles.link import LINK_FIELDS, duplex_weights, link_fault
 from twinstream.hardware_profiles.profile_files import MACHINES_FOLDER, Profile, Text, shipped_with
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import Finite
@@ -144,11 +144,12 @@ class ExpectedError(Node):
     `held_out`: on measured runs of this machine that the profile was not fitted to. `left_out`: on
     each run it was fitted to, with that run left out. `borrowed`: what borrowing a relative's
     efficiencies was off by where it could be tested. `assumed`: nothing of the kind was measured.
+    `checked`: the profile was scaled by a check of the machine at the start of a run.
     """
 
     mean: Annotated[float, Field(gt=0, le=10)]
     worst: Annotated[float, Field(gt=0, le=100)] | None = None
-    kind: Literal["held_out", "left_out", "borrowed", "assumed"]
+    kind: Literal["held_out", "left_out", "borrowed", "assumed", "checked"]
     source: Text
 
 
@@ -169,6 +170,9 @@ class Machine(Profile):
     an implementation first: `attention_forward/flash3/head_dim_64`. What the host CPU computes has
     units of its own, as fractions of the host DRAM rate: `host_adamw`, `host_vector`.
 
+    `duplex_h2d_share` is what H2D has of the duplex rate while both directions are busy, D2H the
+    rest; where it is not stated, both want the same.
+
     `unified_memory_bytes` is the one memory of a machine whose GPU has none of its own: the two
     capacities are shares of it (a profile is refused where they are more than it has).
 
@@ -186,6 +190,7 @@ class Machine(Profile):
     pcie_h2d_bytes_per_s: Number | None = None
     pcie_d2h_bytes_per_s: Number | None = None
     pcie_duplex_bytes_per_s: Number | None = None
+    duplex_h2d_share: Number | None = None
     host_dram_bytes_per_s: Number | None = None
     device_memory_bytes: Number | None = None
     host_memory_bytes: Number | None = None
@@ -206,6 +211,13 @@ class Machine(Profile):
         if number is not None and (fault := _number_fault(str(info.field_name), number.value)):
             raise PydanticCustomError(*fault)
         return number
+
+    @field_validator("duplex_h2d_share")
+    @classmethod
+    def _share_leaves_some(cls, share: Number | None) -> Number | None:
+        if share is not None and not (share.value and share.value < 1):
+            raise PydanticCustomError("share", "a share of both is above 0 and below 1")
+        return share
 
     @field_validator("efficiency")
     @classmethod
@@ -248,6 +260,14 @@ class Machine(Profile):
         """The rates of the link that the profile states; inf where unconstrained."""
         stated = [field for field in LINK_FIELDS if getattr(self, field) is not None]
         return {field: self.number(field) for field in stated}
+
+    def duplex_weights(self) -> tuple[float, float]:
+        """What a byte of H2D, and one of D2H, takes of the duplex rate; see there."""
+        share = self.duplex_h2d_share
+        if share is None or share.value is None:
+            return 1.0, 1.0
+        h2d, d2h, duplex = (self.rate(field) for field in LINK_FIELDS)
+        return duplex_weights(h2d, d2h, duplex, share.value)
 
     def number(self, field: str) -> float:
         """The stated value of a field of this profile; inf where it is unconstrained.
@@ -298,8 +318,9 @@ class Machine(Profile):
         document: dict[str, Any] = self.model_dump(mode="json")
         for field in (*_NO_PART_OF_PLANS, *NARROW_PEAKS):
             del document[field]  # nothing that a plan follows from, which is of bf16 or float32
-        if self.attention is None:  # as before profiles could state one
-            del document["attention"]
+        for optional in ("attention", "duplex_h2d_share"):  # as before profiles could state one
+            if document[optional] is None:
+                del document[optional]
         for curve in document["efficiency"].values():  # as before curves could
             for field, usual in (("implementation", None), ("diagonal", 0.0)):
                 if curve[field] == usual:

@@ -1,5 +1,6 @@
 """Which kernels a step is planned with, where the user leaves that open."""
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 from twinstream.hardware_profiles.schema import Machine
@@ -10,12 +11,16 @@ from twinstream.models.kernel_costs.attention_limits import (
 )
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import KernelChoice
+from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
+from twinstream.planner.packed_attention import fastest_of_packed
 from twinstream.schedule.errors import TwinstreamError
 
 # By major compute capability, where torch's FlashAttention-2 is slow; the fastest first.
 _FASTER_FROM_LIBRARIES = {9: ("flash4", "flash3"), 10: ("flash4", "flash3")}
 KernelsOption = Literal["auto", "eager", "triton"]
+Packed = Sequence[int] | bool
+"""Whether sequences of unequal lengths are packed; or the lengths that are expected."""
 
 
 class UnknownKernelsError(TwinstreamError):
@@ -32,7 +37,7 @@ class NondeterministicAttentionError(TwinstreamError):
 
 def attention_for(
     machine: Machine, spec: AnyModel, attention: str = "auto", *, nondeterministic: bool = False,
-    packed: bool = False, here: bool = False,
+    packed: Packed = False, here: bool = False,
 ) -> str:  # fmt: skip
     """The one named; `auto` is the first that computes the model of those that follow.
 
@@ -40,8 +45,8 @@ def attention_for(
     What is installed on this machine decides only where the step is computed `here`: then what is
     missing is passed over, and on Hopper and Blackwell flash-attn 4 and 3 are tried, too.
     `nondeterministic` allows to name one that does not give the same bits from run to run; `auto`
-    never takes one, nor for sequences `packed` of unequal lengths one that is called for each of
-    them.
+    never takes one. For sequences `packed` of unequal lengths it takes one that is called for each
+    of them only where that is predicted to be faster for the lengths that are expected.
 
     Raises:
         UnknownAttentionError: there is none of that name.
@@ -70,19 +75,23 @@ def attention_for(
                 wanted[:0] = _FASTER_FROM_LIBRARIES.get(capability or 0, ())
             if machine.attention is not None:
                 wanted.insert(0, machine.attention.name)
-        return next(
+        suitable = [
             name
             for name in wanted
-            if refusal(name) is None
-            and _same_bits(name)
-            and (_is_installed(name) or not here)
-            and (not packed or name == "eager" or attention_limits(name).variable_length)
-        )
+            if refusal(name) is None and _same_bits(name) and (_is_installed(name) or not here)
+        ]
+        if not packed:
+            return suitable[0]
+        for_all = [one for one in suitable if one == "eager" or _takes_any_lengths(one)]
+        before = suitable[: suitable.index(for_all[0])]
+        if packed is True or not before or not isinstance(spec, ModelSpec):
+            return for_all[0]
+        return fastest_of_packed(machine, spec, for_all[0], before, packed)
     if reason := refusal(attention):
-        suitable = ", ".join(name for name in attention_names() if refusal(name) is None)
+        those = ", ".join(name for name in attention_names() if refusal(name) is None)
         raise UnsuitableAttentionError(
             f"--attention {attention} does not do for '{spec.name}' on '{machine.name}': {reason}; "
-            f"these do: {suitable}"
+            f"these do: {those}"
         )
     require_allowed(KernelChoice(attention=attention, deterministic=not nondeterministic))
     return attention
@@ -113,6 +122,10 @@ def _is_installed(attention: str) -> bool:
     return library is None or library.missing() is None
 
 
+def _takes_any_lengths(attention: str) -> bool:
+    return attention_limits(attention).variable_length
+
+
 def _same_bits(attention: str) -> bool:
     return attention_limits(attention).deterministic
 
@@ -139,7 +152,7 @@ def kernels_named(
     attention: str | None,
     *,
     nondeterministic: bool = False,
-    packed: bool = False,
+    packed: Packed = False,
 ) -> KernelChoice | None:
     """Those that are named, `auto` where only the other is; None where neither is.
 
@@ -155,7 +168,7 @@ def kernels_named(
 
 
 def usual_kernels(
-    machine: Machine, spec: AnyModel, *, packed: bool = False, here: bool = False
+    machine: Machine, spec: AnyModel, *, packed: Packed = False, here: bool = False
 ) -> KernelChoice:
     """What a plan takes where nothing of it is given, of a machine elsewhere or of the one here."""
     return kernels_for(machine, attention=attention_for(machine, spec, packed=packed, here=here))

@@ -132,7 +132,8 @@ class PlanRequest:
         recipe = self.step.recipe
         if recipe.kernels is not None:
             return recipe
-        packed = self.step.packing is not None
+        packing = self.step.packing
+        packed = False if packing is None else packing.expected_lengths
         kernels = usual_kernels(self.machine, self.spec, packed=packed)
         return recipe.model_copy(update={"kernels": kernels})
 

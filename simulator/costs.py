@@ -120,7 +120,8 @@ class MachineCosts:
             else:
                 latency_ns = self._machine.number("copy_latency_ns")
                 alone_ns = copy_alone_ns(size_bytes, direction, self._machine)
-                amounts = ((direction, size), ("pcie", size), ("hbm", size), ("host_dram", size))
+                both = size * self._machine.duplex_weights()[direction == "d2h"]
+                amounts = ((direction, size), ("pcie", both), ("hbm", size), ("host_dram", size))
             self._copies[key] = _op_cost(latency_ns, alone_ns - latency_ns, amounts)
         return self._copies[key]
 

@@ -65,6 +65,7 @@ class ClusterCosts:
         network = _network_capacity(cluster)
         first = schedule.of(schedule.classes[0])
         self._node_rates = MachineCosts(first, share_of(machine, gpus), network).capacity
+        self._weights = machine.duplex_weights()
         known: dict[tuple[str, str], MachineCosts] = {}
         self._ranks: list[MachineCosts] = []
         self._ops: dict[str, dict[str, Communicate]] = {}
@@ -129,12 +130,16 @@ class ClusterCosts:
         lost = self._cluster.number("compute_lost") * time_ns
         wanted = {"compute": lost / 2 if side in ("send", "recv") else lost}
         on_pcie = self._cluster.nic_on_pcie is not None and self._cluster.number("nic_on_pcie")
-        for ends, nic, link, pcie in (("recv", "nic_out", "links_out", "d2h"),
-                                      ("send", "nic_in", "links_in", "h2d")):  # fmt: skip
+        to, back = self._weights
+        for ends, nic, link, pcie, weight in (
+            ("recv", "nic_out", "links_out", "d2h", back),
+            ("send", "nic_in", "links_in", "h2d", to),
+        ):
             if side != ends:
                 wanted |= {nic: between, link: within}
                 if on_pcie:
-                    wanted |= {pcie: between, "pcie": wanted.get("pcie", 0.0) + between}
+                    both = wanted.get("pcie", 0.0) + between * weight
+                    wanted |= {pcie: between, "pcie": both}
         most = self._node_rates
         return tuple(
             (name, min(amount, most[name] * time_ns)) for name, amount in wanted.items() if amount

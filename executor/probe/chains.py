@@ -21,12 +21,29 @@ _SHAPES = (
     ("tiny", 256, 64),
 )
 PRESETS = ("8b", "1b", "32b")
+# Of these attention is timed alone: the rest is the work of the others of their preset, by rows.
+_ATTENTION_ALONE = (("8b", 65536), ("1b", 1024))
 _OF_EXPERTS = (("qwen3-30b-a3b", 4096, 16384), ("qwen3-30b-a3b", 4096, 4096))
 
 
 def probe_chains(kernels: KernelChoice, presets: tuple[str, ...]) -> tuple[Chain, ...]:
     """One round each, of one chunk or of one sequence in slices; all in bf16."""
     return _chains(kernels, [shape for shape in _SHAPES if shape[0] in presets])
+
+
+def check_chain(attention: str, head_dim: int, *, is_small: bool) -> Chain:
+    """One sequence of 8b, or of the tiny model, with heads of another size."""
+    preset, tokens = ("tiny", 64) if is_small else ("8b", 8192)
+    changes = {"num_layers": 1, "dtype": "bfloat16", "head_dim": head_dim}
+    spec = load_preset(preset).model_copy(update=changes)
+    work = Workload(seq_len=tokens, chunk_tokens=tokens, chunks_per_round=1, rounds_per_step=1)
+    return lower(spec, work, Recipe(kernels=KernelChoice(attention=attention)))
+
+
+def whole_chains(kernels: KernelChoice, presets: tuple[str, ...]) -> tuple[Chain, ...]:
+    """Those of `probe_chains` whose products and whole tasks are timed too."""
+    whole = [one for one in _SHAPES if one[0] in presets and one[:2] not in _ATTENTION_ALONE]
+    return _chains(kernels, whole)
 
 
 def expert_chains(kernels: KernelChoice) -> tuple[Chain, ...]:

@@ -81,7 +81,13 @@ def _probed(dtypes: Sequence[str]) -> Machine:
             "description": "This machine's CPU; a second host arena plays the device.",
             "device": "cpu",
             **{
-                name: Number(value=value, kind="measured", source=source)
+                name: Number(
+                    value=value,
+                    kind="measured",
+                    source=f"{source}; copies {copies.residual:.0%} off a line"
+                    if name.startswith(("pcie", "copy"))
+                    else source,
+                )
                 for name, value in numbers.items()
             },
             "efficiency": curves,

@@ -28,6 +28,7 @@ from twinstream.executor.probe.timing.device_timing import DeviceTimer
 from twinstream.executor.probe.timing.fit import Line
 from twinstream.executor.run.device_state import DeviceState, StateWatch, cuda_reader
 from twinstream.hardware_profiles.curve_choice import implementation_in
+from twinstream.hardware_profiles.link import D2H, DUPLEX, DUPLEX_SHARE, H2D
 from twinstream.hardware_profiles.schema import (
     DEVICE_SHARE,
     ComputeCapability,
@@ -209,22 +210,35 @@ def _machine(
             source="copies are bounded by the duplex rate measured through the same DRAM",
         ),
         **{field: _measured(value, where) for field, value in rates.items()},
-        **link_numbers(links.h2d, links.d2h, links.duplex_bytes_per_s, where),
+        **link_numbers((links.h2d, links.d2h), where),
+        **_both_numbers(links, where),
         "efficiency": curves | with_general(fit.curves),
     }
     return Machine.model_validate(document), fit
 
 
-def link_numbers(h2d: Line, d2h: Line, duplex_bytes_per_s: float, where: str) -> dict[str, Number]:
-    """What a profile says of the link: its rate each way, of both at once, what a copy costs."""
-    to, back = 1e9 / h2d.ns_per_unit, 1e9 / d2h.ns_per_unit
-    source = f"{where}; copies of 1 MiB and more, {max(h2d.residual, d2h.residual):.1%} off a line"
+def link_numbers(lines: tuple[Line, Line], where: str) -> dict[str, Number]:
+    """What a profile says of the link alone: H2D's rate and D2H's, and what a copy costs."""
     found = {
-        "pcie_h2d_bytes_per_s": to,
-        "pcie_d2h_bytes_per_s": back,
-        "pcie_duplex_bytes_per_s": min(to + back, max(to, back, duplex_bytes_per_s)),
-        "copy_latency_ns": max(h2d.fixed_ns, d2h.fixed_ns),
+        H2D: 1e9 / lines[0].ns_per_unit,
+        D2H: 1e9 / lines[1].ns_per_unit,
+        "copy_latency_ns": max(line.fixed_ns for line in lines),
     }
+    residual = max(line.residual for line in lines)
+    source = f"{where}; copies of 1 MiB and more, {residual:.1%} off a line"
+    return {field: _measured(value, source) for field, value in found.items()}
+
+
+def _both_numbers(links: Links, where: str) -> dict[str, Number]:
+    """What it says of both directions at once: their rate together, and H2D's share."""
+    to, back = (1e9 / line.ns_per_unit for line in (links.h2d, links.d2h))
+    both = sum(links.both_bytes_per_s)
+    found = {
+        DUPLEX: min(to + back, max(to, back, both)),
+        DUPLEX_SHARE: links.both_bytes_per_s[0] / both,
+    }
+    each = " and ".join(f"{rate / 1e9:.1f}" for rate in links.both_bytes_per_s)
+    source = f"{where}; H2D and D2H at once {each} GB/s"
     return {field: _measured(value, source) for field, value in found.items()}
 
 

@@ -3,7 +3,6 @@
 Pinned memory is the executor's own, an anonymous mapping registered with the driver.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,18 +15,32 @@ from twinstream.executor.probe.timing.fit import Line, fit_link
 
 _SIZES_BYTES = tuple(2**exponent for exponent in (16, 18, 20, 22, 24, 26, 28))
 _HBM_BYTES = 2**31
+_BOTH_COPIES = 8  # of the largest size, each way
 # Fewer than the driver lets wait on a stream before it blocks the host.
 _NUM_LAUNCHES = 600
 _NUM_WAITS = 200
 
 
 @dataclass(frozen=True)
+class Copies:
+    """Copies of H2D and D2H: their lines alone, what each reaches while both are busy, and
+    (direction, bytes, GB/s) of every size."""
+
+    lines: tuple[Line, Line]
+    both_bytes_per_s: tuple[float, float]
+    rates: tuple[tuple[str, int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Links:
-    """Measured copies and fixed costs; `copies` has (direction, bytes, GB/s) of every size."""
+    """Measured copies and fixed costs; `copies` has (direction, bytes, GB/s) of every size.
+
+    `both_bytes_per_s` is what H2D and D2H reach while both are busy.
+    """
 
     h2d: Line
     d2h: Line
-    duplex_bytes_per_s: float
+    both_bytes_per_s: tuple[float, float]
     hbm_copy_bytes_per_s: float
     launch_ns: float
     event_wait_ns: float
@@ -36,6 +49,23 @@ class Links:
 
 def measure_links(device: torch.device) -> Links:
     """Everything about copies and launches, on random data; takes some seconds.
+
+    Raises:
+        UnsteadyLinkError: something else uses the link meanwhile.
+    """
+    copies = measure_copies(device)
+    return Links(
+        *copies.lines,
+        both_bytes_per_s=copies.both_bytes_per_s,
+        hbm_copy_bytes_per_s=_hbm_copy_bytes_per_s(DeviceTimer(device)),
+        launch_ns=_launch_ns(device),
+        event_wait_ns=_event_wait_ns(device),
+        copies=copies.rates,
+    )
+
+
+def measure_copies(device: torch.device) -> Copies:
+    """Copies between pinned memory and the device; takes a second.
 
     Raises:
         UnsteadyLinkError: something else uses the link meanwhile.
@@ -51,23 +81,16 @@ def measure_links(device: torch.device) -> Links:
         on_host[1].copy_(on_device[1])
         h2d = _times_ns(timer, on_device[0], on_host[0])
         d2h = _times_ns(timer, on_host[1], on_device[1])
-        duplex = _duplex_bytes_per_s(device, (on_device[0], on_host[0]), (on_host[1], on_device[1]))
+        both = _both_ns(device, (on_device[0], on_host[0]), (on_host[1], on_device[1]))
         torch.cuda.synchronize(device)
     sizes = [float(size) for size in _SIZES_BYTES]
-    rates = [
+    lines = fit_link("H2D", sizes, h2d), fit_link("D2H", sizes, d2h)
+    rates = tuple(
         (direction, size, size / ns)
         for direction, times in (("h2d", h2d), ("d2h", d2h))
         for size, ns in zip(_SIZES_BYTES, times, strict=True)
-    ]
-    return Links(
-        h2d=fit_link("H2D", sizes, h2d),
-        d2h=fit_link("D2H", sizes, d2h),
-        duplex_bytes_per_s=duplex,
-        hbm_copy_bytes_per_s=_hbm_copy_bytes_per_s(timer),
-        launch_ns=_launch_ns(device),
-        event_wait_ns=_event_wait_ns(device),
-        copies=tuple(rates),
     )
+    return Copies(lines, rates_of_both(_BOTH_COPIES * half, both, lines), rates)
 
 
 def _times_ns(
@@ -79,22 +102,45 @@ def _times_ns(
     return [timer.mean_ns(copy(size)) for size in _SIZES_BYTES]
 
 
-def _duplex_bytes_per_s(
+def _both_ns(
     device: torch.device,
     first: tuple[torch.Tensor, torch.Tensor],
     second: tuple[torch.Tensor, torch.Tensor],
-) -> float:
-    """Bytes per second of both directions together, each on a stream of its own."""
+) -> tuple[float, float]:
+    """How long both directions take for equal bytes, begun together, each on its own stream."""
     streams = [torch.cuda.Stream(device) for _ in range(2)]  # type: ignore[no-untyped-call]
-    size, repeats = first[0].numel(), 8
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call]
     torch.cuda.synchronize(device)
-    start_ns = time.perf_counter_ns()
-    for _ in range(repeats):
+    events[2].record(streams[0])
+    streams[1].wait_event(events[2])
+    for _ in range(_BOTH_COPIES):
         for stream, (destination, source) in zip(streams, (first, second), strict=True):
             with torch.cuda.stream(stream):
                 destination.copy_(source, non_blocking=True)
+    for stream, event in zip(streams, events, strict=False):
+        event.record(stream)
     torch.cuda.synchronize(device)
-    return 2 * repeats * size / (time.perf_counter_ns() - start_ns) * 1e9
+    return events[2].elapsed_time(events[0]) * 1e6, events[2].elapsed_time(events[1]) * 1e6
+
+
+def rates_of_both(
+    size_bytes: float, times_ns: tuple[float, float], alone: tuple[Line, Line]
+) -> tuple[float, float]:
+    """Bytes per second of each of two copies of equal size while both run.
+
+    The one that ends first ran beside the other all the time; what the other had left then, it
+    copied as fast as alone.
+
+    >>> line = Line(0.0, 1 / 50, 0.0)  # 50 bytes a ns
+    >>> rates_of_both(4000.0, (100.0, 90.0), (line, line))[0] / 1e9
+    38.888888888888886
+    """
+    until_ns = min(times_ns)
+    done = [
+        size_bytes - min((took - until_ns) / line.ns_per_unit, size_bytes)
+        for took, line in zip(times_ns, alone, strict=True)
+    ]
+    return done[0] / until_ns * 1e9, done[1] / until_ns * 1e9
 
 
 def _hbm_copy_bytes_per_s(timer: DeviceTimer) -> float:

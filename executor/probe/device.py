@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from twinstream.executor.memory.device_memory import expand_segments
-from twinstream.executor.probe.chains import PRESETS, expert_chains, probe_chains
+from twinstream.executor.probe.chains import PRESETS, expert_chains, probe_chains, whole_chains
 from twinstream.executor.probe.choosing import Tries, choose_kernels
 from twinstream.executor.probe.chosen import Chosen
 from twinstream.executor.probe.cuda import Probed, ProbeRequest, probe_cuda
@@ -54,7 +54,7 @@ def probed_machine(tell: Callable[[str], None], presets: tuple[str, ...] = _PRES
             kernels = chosen.kernels
             tell(
                 "measuring links, memory and kernels under load, with attention "
-                f"{kernels.attention} and {kernels.vector} vector kernels: some minutes"
+                f"{kernels.attention} and {kernels.vector} vector kernels: a minute"
             )
             process.close()  # what was tried beside is not to count as the device's reserve
             job = partial(probe_device, chosen=chosen, presets=presets)
@@ -89,7 +89,7 @@ def probe_device(
     name, date = torch.cuda.get_device_name(where), datetime.now(UTC).date().isoformat()
     small = presets == ("tiny",)
     request = ProbeRequest(
-        chains=probe_chains(chosen.kernels, presets),
+        chains=whole_chains(chosen.kernels, presets),
         datasheet=datasheet_of(name),
         commit=commit,
         date=date,
@@ -112,7 +112,7 @@ def probe_device(
 def num_samples(chosen: Chosen, presets: tuple[str, ...]) -> int:
     """How many a probe of these presets takes, equal work counted once."""
     kernels = chosen.kernels
-    own = {(kernels.attention, works) for chain in probe_chains(kernels, presets)
+    own = {(kernels.attention, works) for chain in whole_chains(kernels, presets)
            for _, works in listed_samples(chain)}  # fmt: skip
     for chain in _other_chains(chosen, presets):
         name = KernelChoice.model_validate(chain.recipe["kernels"]).attention
@@ -123,11 +123,11 @@ def num_samples(chosen: Chosen, presets: tuple[str, ...]) -> int:
 
 
 def _other_chains(chosen: Chosen, presets: tuple[str, ...]) -> tuple[Chain, ...]:
-    """Those of which only attention is measured: of other presets, so that heads of 64 and of 128
-    are, and attention that is not deterministic."""
+    """Those of which only attention is measured: of all shapes and presets, so that heads of 64 and
+    of 128 are, and attention that is not deterministic."""
     chains: list[Chain] = []
     if presets != ("tiny",):
-        chains += probe_chains(chosen.kernels, tuple(p for p in PRESETS if p not in presets))
+        chains += probe_chains(chosen.kernels, PRESETS)
     for other in chosen.others:
         kernels = chosen.kernels.model_copy(update={"attention": other, "deterministic": False})
         chains += probe_chains(kernels, presets)

@@ -101,7 +101,11 @@ class _Floors:
             for work in self._chain.calls[task.call].cost
         )
         yield _Floor(computing_s={"host_compute": self._host_s[-1]})
-        amounts = {"h2d": up, "d2h": down, "pcie": up + down, "host_dram": up + down + computed}
+        to, back = self._machine.duplex_weights()
+        amounts = {
+            "h2d": up, "d2h": down, "pcie": up * to + down * back,
+            "host_dram": up + down + computed,
+        }  # fmt: skip
         for name, amount in amounts.items():
             yield _Floor(copying_s={name: amount / self._machine.rate(_RATES[name])})
         yield from self._circles()

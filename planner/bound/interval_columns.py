@@ -147,10 +147,11 @@ class ChainIntervals:
         Of a link direction an interval gets only the share named, if any is.
         """
         found = []
+        weight_load, weight_store = self.machine.duplex_weights()
         for name, field, load, store in (
             ("h2d", "pcie_h2d_bytes_per_s", 1.0, 0.0),
             ("d2h", "pcie_d2h_bytes_per_s", 0.0, 1.0),
-            ("pcie", "pcie_duplex_bytes_per_s", 1.0, 1.0),
+            ("pcie", "pcie_duplex_bytes_per_s", weight_load, weight_store),
             ("hbm", "hbm_bytes_per_s", 1.0, 1.0),
             ("host_dram", "host_dram_bytes_per_s", 1.0, 1.0),
         ):

@@ -10,7 +10,7 @@ import pytest
 import twinstream as ts
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream.hardware_profiles.loader import load_machine, override, save_machine
-from twinstream.hardware_profiles.schema import AttentionChoice, Machine
+from twinstream.hardware_profiles.schema import AttentionChoice, Efficiency, Machine
 from twinstream.measures.missing_attention import missing_attention_notes
 from twinstream.models.kernel_costs import attention_limits
 from twinstream.models.kernel_costs.attention_limits import UnknownAttentionError
@@ -115,6 +115,29 @@ def test_auto_takes_none_that_is_called_for_each_of_packed_sequences(tmp_path):
         for more in ((), ("--kernels", "auto")):
             plan = call(*asked, "--machine", tmp_path / "mine.toml", *more)
             assert plan.json()["kernels"]["attention"] == chosen
+
+
+def test_auto_takes_for_packed_documents_what_is_fastest_for_their_lengths():
+    """Each is 4 / 14 of the FLOPs forward and 10 / 14 backward, at rates that the test states; a
+    call for each of many short documents costs more than a faster kernel gains."""
+    flop_per_s = {"cudnn_frontend": 4e14, "sdpa_flash": 2e14}
+    machine, spec = naming("cudnn_frontend"), load_preset("8b")
+    whole = {"half": 0.0, "of": "flops", "kind": "measured", "source": "a test"}
+    curves = {
+        f"{unit}/{name}": Efficiency(max=rate / machine.rate("peak_bf16_flop_per_s"), **whole)
+        for name, rate in flop_per_s.items()
+        for unit in ("attention_forward", "attention_backward")
+    }
+    machine = machine.model_copy(update={"efficiency": machine.efficiency | curves})
+    for lengths in ((8192, 4096, 4096), (6000, 5000, 5384), 8 * (1024, 300), 100 * (160, 90)):
+        squares = sum(length**2 for length in lengths)
+        times = {n: 14 * 4096 * squares / 2 / rate for n, rate in flop_per_s.items()}
+        times["cudnn_frontend"] += 2 * len(lengths) * 100e-6
+        chosen = attention_for(machine, spec, packed=lengths)
+        assert chosen == min(times, key=times.get), lengths
+        kept = {key: c for key, c in machine.efficiency.items() if "cudnn_frontend" not in key}
+        without = machine.model_copy(update={"efficiency": kept})
+        assert attention_for(without, spec, packed=lengths) == "sdpa_flash"
 
 
 @pytest.mark.parametrize(

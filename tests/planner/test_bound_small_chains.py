@@ -5,6 +5,7 @@ from unittest.mock import patch
 
 import pytest
 
+from tests.hardware_profiles.machines import number
 from tests.helpers.best_schedule import Found, best_schedule
 from tests.helpers.small_chains import (
     UNIT_BYTES,
@@ -131,6 +132,26 @@ def test_the_bound_is_exact_where_one_resource_decides():
     assert best.step_ns / 1e6 == pytest.approx(1 + COPY_8_MS + 1)
     # The copy goes on in the slot of the first task, beside that task: the relaxation.
     assert bound.step_s * 1e3 == pytest.approx(COPY_8_MS + 1)
+
+
+def test_the_bound_knows_what_each_direction_has_while_both_are_busy():
+    """No schedule is faster than it; and unequal shares of the link change it."""
+    changed = compared = 0
+    for seed in range(0, 80, 2):
+        case = small_case(seed)
+        before = lower_bound(case.chain, case.machine, case.caps)
+        for share in (0.35, 0.65):
+            machine = case.machine.model_copy(update={"duplex_h2d_share": number(share)})
+            if before is None or machine.duplex_weights() == (1.0, 1.0):
+                continue
+            bound = lower_bound(case.chain, machine, case.caps)
+            best = best_schedule(case.chain, machine, case.caps, most=10)
+            assert bound is not None
+            changed += abs(bound.step_s / before.step_s - 1) > 1e-3
+            if best is not None:
+                compared += 1
+                assert bound.step_s * 1e9 <= best.step_ns, f"seed {seed}, share {share}"
+    assert compared > 15 and changed, (compared, changed)
 
 
 def check(chain: Chain, caps: Caps, best_ms: float, machine: Machine = MACHINE) -> None:

@@ -96,6 +96,15 @@ def test_two_directions_at_once_share_the_duplex_limit():
     assert spans == [(0, COPY_NS + 1000)] * 2
 
 
+def test_two_directions_at_once_have_each_the_rate_that_the_profile_states():
+    # of 60 bytes per ns H2D has 27 and D2H 33, which is through first; then H2D alone has its 50
+    machine = flat_machine(duplex_h2d_share=number(0.45))
+    spans = one_pass([op("a", "h2d"), op("b", "d2h")], machine, x_bytes=33_000)
+    assert spans == [(0, COPY_NS + 1000 + 6000 // 50), (0, COPY_NS + 1000)]
+    alone = [one_pass([op("a", way)], machine, x_bytes=33_000) for way in ("h2d", "d2h")]
+    assert alone == [[(0, COPY_NS + 660)], [(0, COPY_NS + 825)]]
+
+
 def host_call(flops: int, dram_bytes: int) -> dict[str, KernelCall]:
     work = Work(
         unit="adamw", shape=(), flops=flops, hbm_bytes=0, launches=1, host_dram_bytes=dram_bytes

@@ -7,7 +7,7 @@ import twinstream.api
 from tests.training.small_runs import write_rows
 from twinstream.executor.memory import host_limits
 from twinstream.executor.memory.host_limits import HostLimits
-from twinstream.executor.probe import cpu, device, known_gpu
+from twinstream.executor.probe import cpu, device, known_check, known_gpu
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine, Number
 from twinstream.models.kernel_costs import attention_limits
@@ -45,6 +45,7 @@ def measured(monkeypatch, tmp_path) -> list[str]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
     monkeypatch.setattr(known_gpu, "with_attention", with_attention)
+    monkeypatch.setattr(known_check, "checked_machine", lambda machine, heads, tell: machine)
     monkeypatch.setattr(device, "probed_machine", probed_machine)
     return found
 

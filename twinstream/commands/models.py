@@ -4,6 +4,7 @@ from twinstream.commands.arguments.options import Json
 from twinstream.commands.output import print_json, print_report
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
 from twinstream.hardware_profiles.loader import load_machine, machine_names
+from twinstream.hardware_profiles.origin import origin_of
 from twinstream.measures.uncertainty import usual_uncertainties
 from twinstream.models.executable import executor_refusal
 from twinstream.models.presets import load_preset, preset_aliases, preset_names
@@ -38,7 +39,7 @@ def machines(as_json: Json = False) -> None:
     if as_json:
         errors = usual_uncertainties(profiles)
         listed = [
-            one.model_dump() | {"uncertainty": error}
+            one.model_dump() | {"uncertainty": error, "origin": origin_of(one)}
             for one, error in zip(profiles, errors, strict=True)
         ]
         print_json({"machines": listed})

@@ -36,6 +36,7 @@ _WHY = {
     "fitted",
     "borrowed": "mean error where borrowing what kernels reach could be tested",
     "assumed": "assumed",
+    "checked": "links, products and attention were checked here before the run",
     "unknown": "no error is known: nothing was predicted and then measured with this profile",
 }
 
@@ -52,7 +53,7 @@ class Uncertainty(Node):
 
     mean: float | None
     worst: float | None
-    kind: Literal["held_out", "left_out", "borrowed", "assumed", "unknown", "published"]
+    kind: Literal["held_out", "left_out", "borrowed", "assumed", "checked", "unknown", "published"]
     source: str
     hypothetical: tuple[str, ...] = ()
     of_attention: float = 0.0
@@ -60,8 +61,9 @@ class Uncertainty(Node):
 
     @property
     def short(self) -> str:
-        """For the side of a number: `+/- 1.0 %`, `+/- ?`."""
-        return "+/- ?" if self.mean is None else f"+/- {_percent(self.mean)}"
+        """For the side of a number: `+/- 1.0 %`, `+/- ?`, `+/- 2.1 %, checked here`."""
+        told = "+/- ?" if self.mean is None else f"+/- {_percent(self.mean)}"
+        return f"{told}, checked here" if self.kind == "checked" else told
 
     @property
     def why(self) -> str:

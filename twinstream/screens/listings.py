@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Group
 
 from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.origin import origin_of
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.uncertainty import Uncertainty, usual_uncertainties
 from twinstream.models.spec import ModelSpec
@@ -52,7 +53,19 @@ def machines_table(machines: Sequence[Machine]) -> Group:
             number_text(machine.host_memory_bytes, 2**30),
             error.short.removeprefix("+/- "),
         )
-    return Group("Machines", table, *_errors_told(machines, errors))
+    return Group("Machines", table, *_origins_told(machines), *_errors_told(machines, errors))
+
+
+def _origins_told(machines: Sequence[Machine]) -> list[str]:
+    """Where the speeds of each come from."""
+    by_origin: dict[str, list[str]] = {}
+    for machine in machines:
+        by_origin.setdefault(origin_of(machine), []).append(machine.name)
+    told = [f"  {origin}: {', '.join(names)}" for origin, names in sorted(by_origin.items())]
+    return [
+        "Peaks and rates are datasheets' where nothing else is said; what kernels reach is",
+        *told,
+    ]
 
 
 def _errors_told(machines: Sequence[Machine], errors: Sequence[Uncertainty]) -> list[str]:

@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Group
 
 from twinstream.hardware_profiles.collectives.fitting import FittedCurve
+from twinstream.hardware_profiles.link import DUPLEX_SHARE
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine, Number
 from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import Uncertainty
@@ -98,6 +99,9 @@ def probed_table(machine: Machine) -> Group:
     for field, number in numbers.items():
         note = number.source.removeprefix(shared).lstrip(", ")
         table.add_row(field, number_text(number, 1), note)
+    if (share := machine.duplex_h2d_share) is not None:
+        note = share.source.removeprefix(shared).lstrip(",; ")
+        table.add_row(DUPLEX_SHARE, number_text(share, 1), note)
     for key, curve in machine.efficiency.items():
         reached = f"{curve.max:.1%}, half at {curve.half:.3g} {curve.of}"
         note = curve.source.removeprefix(shared).lstrip(", ")

@@ -60,24 +60,27 @@ class LocalMachine:
 
 
 def detect_machine(
-    options: TrainOptions, folder: Path, backend: str, dtype: str, tell: Tell
-) -> LocalMachine:
+    options: TrainOptions, folder: Path, backend: str, dtype: str, tell: Tell,
+    head_dim: int | None = None,
+) -> LocalMachine:  # fmt: skip
     """The profile named, else that of an earlier start of the run, a shipped one, or a new one.
 
     A CUDA device whose name says which shipped profile is its own has that, and only its attention
     is timed, in seconds; else it is measured, which takes some minutes, and a CPU some seconds.
-    What was found is kept in the user's cache, for the next run.
+    What was found is kept in the user's cache, for the next run. Then such a GPU is checked, which
+    takes some 3 s at every run's beginning: its links are its host's.
 
     Args:
         folder: of the run, which may have the profile that was measured when it began.
         tell: takes a line on what is being measured.
+        head_dim: of the model, whose attention is checked; None leaves attention out.
 
     Raises:
         TwinstreamError: the profile cannot be read, or nothing can be measured.
         GpusError: the GPUs of several ranks are not alike.
     """
     gpus = _gpus_of_ranks(options) if backend == "cuda" else None
-    machine = _machine(options, folder, backend, dtype, tell)
+    machine = _machine(options, folder, backend, dtype, tell, head_dim)
     if machine.device != backend:
         tell(f"planning for {machine.name}, which is not this machine: caps are of its own memory")
         return LocalMachine(machine, backend, options.device_mem, options.host_mem)
@@ -107,7 +110,10 @@ def shipped_for(device_name: str) -> str | None:
     return max(found, key=len) if found else None
 
 
-def _machine(options: TrainOptions, folder: Path, backend: str, dtype: str, tell: Tell) -> Machine:
+def _machine(
+    options: TrainOptions, folder: Path, backend: str, dtype: str, tell: Tell,
+    head_dim: int | None = None,
+) -> Machine:  # fmt: skip
     if options.machine is not None:
         return load_machine(options.machine)
     if (folder / MACHINE).exists():
@@ -124,9 +130,11 @@ def _machine(options: TrainOptions, folder: Path, backend: str, dtype: str, tell
     shipped = load_machine(name)
     if dtype != "bfloat16":
         return shipped
+    from twinstream.executor.probe.known_check import checked_machine
     from twinstream.executor.probe.known_gpu import with_attention
 
-    return _found_once(shipped.content_hash, lambda: with_attention(shipped, tell))
+    found = _found_once(shipped.content_hash, lambda: with_attention(shipped, tell))
+    return checked_machine(found, head_dim, tell)
 
 
 def _of_this_cpu(dtype: str, tell: Tell) -> Machine:

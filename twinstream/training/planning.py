@@ -29,7 +29,7 @@ from twinstream.models.update_rules import OwnRule
 from twinstream.planner.choices import Choices, recompute_level
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.planner.kernel_choice import attention_for, kernels_for, usual_kernels
+from twinstream.planner.kernel_choice import Packed, attention_for, kernels_for, usual_kernels
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.analysis.comparison import compare
@@ -207,8 +207,13 @@ class DevicePlan(StepPlan):
         return comparison.disturbed
 
 
-def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Recipe:
+def recipe_of(
+    options: TrainOptions, here: LocalMachine, spec: AnyModel, packed: Packed = True
+) -> Recipe:
     """What decides the bits of the run, beside the data.
+
+    Args:
+        packed: lengths of documents that a chunk packs, as they are expected, where they are known.
 
     Raises:
         TwinstreamError: kernels, adapters or what is frozen are none of this model.
@@ -217,13 +222,13 @@ def recipe_of(options: TrainOptions, here: LocalMachine, spec: AnyModel) -> Reci
     if options.kernels is not None or options.attention is not None:
         attention = attention_for(
             here.machine, spec, options.attention or "auto",
-            nondeterministic=options.nondeterministic, packed=True, here=here.is_here,
+            nondeterministic=options.nondeterministic, packed=packed, here=here.is_here,
         )  # fmt: skip
         kernels = kernels_for(here.machine, options.kernels or "auto", attention)
     elif here.machine.device == "cpu":
         kernels = KernelChoice()
     else:
-        kernels = usual_kernels(here.machine, spec, packed=True, here=here.is_here)
+        kernels = usual_kernels(here.machine, spec, packed=packed, here=here.is_here)
     return recipe_without_kernels(options, spec).model_copy(update={"kernels": kernels})
 
 

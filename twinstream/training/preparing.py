@@ -14,6 +14,7 @@ from twinstream.executor.weights.durable_files import free_bytes
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary
 from twinstream.models.adapters.lora import has_dropout
+from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.model import require_decoder
 from twinstream.models.presets import model_notes
 from twinstream.models.recipe import Recipe, is_dpo
@@ -28,7 +29,13 @@ from twinstream.training.data_opening import opened, tokenizer_for
 from twinstream.training.machine import LocalMachine, Tell
 from twinstream.training.model_opening import OpenedModel, base_name, dropout_of, lora_text
 from twinstream.training.options import OptionsError, TrainOptions
-from twinstream.training.planning import plan_again, plan_of, recipe_of
+from twinstream.training.planning import (
+    expected_packing,
+    packed_length,
+    plan_again,
+    plan_of,
+    recipe_of,
+)
 from twinstream.training.ranks.planning import Plan, plan_ranks
 from twinstream.training.rates import LearningRate
 
@@ -149,6 +156,12 @@ class Prepared:
                 f"note: there is room for {brief(free)} at {self.options.output}, and {keep} "
                 f"checkpoints with one that is being written take {brief(needed_bytes)}"
             )
+        name, packing = self.recipe.implementations.attention, self.plan.workload.packing
+        if packing is not None and name != "eager" and not attention_limits(name).variable_length:
+            found.append(
+                f"note: attention {name} is called for one document after the other, about "
+                f"{len(packing.expected_lengths)} a chunk"
+            )
         model = self.model.spec
         if self.here.backend == "cpu" and self.here.is_here and (self.options.ranks or 1) == 1:
             found.append(_beside_caps())
@@ -194,7 +207,8 @@ def prepare(
     data, eval_data = opened
     start_s = perf_counter()
     if checkpoint is None:
-        recipe, was = recipe_of(options, here, model.spec), None
+        packing = expected_packing(data.lengths(), packed_length(options))
+        recipe, was = recipe_of(options, here, model.spec, packing.expected_lengths), None
     else:
         checkpoint.require_model(model.spec)
         checkpoint.require_parts(model.spec)

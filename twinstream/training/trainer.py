@@ -9,6 +9,7 @@ from typing import Any
 from twinstream.api import require_torch
 from twinstream.log.tensorboard import require_tensorboard
 from twinstream.models.recipe import dpo_of
+from twinstream.models.spec import ModelSpec
 from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.training.amounts import every
 from twinstream.training.callbacks import Callback, RunLog
@@ -95,7 +96,10 @@ class Trainer:
             if self._folder.checkpoint is None:
                 recipe_without_kernels(options, model.spec)  # raises before anything is measured
             self._tell("looking at this machine")
-            here = detect_machine(options, options.output, backend, model.spec.dtype, self._tell)
+            heads = model.spec.head_dim if isinstance(model.spec, ModelSpec) else None
+            here = detect_machine(
+                options, options.output, backend, model.spec.dtype, self._tell, heads
+            )
             if weights:
                 here.require_own_profile()
             checkpoint = self._folder.checkpoint

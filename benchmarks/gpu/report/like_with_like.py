@@ -66,12 +66,13 @@ def compared(
     for cell in campaign_of("full", host_bytes, "cuda").cells:
         measured = results.found(cell.key)
         if isinstance(measured, CellFound):
-            recipe = _recipe(kernels.kernels, cell)
+            recipe = recipe_of(kernels.kernels, cell)
             found.append(_compared(cell, measured, recipe, planned_on, machines))
     return found
 
 
-def _recipe(best: KernelChoice, cell: Cell) -> Recipe:
+def recipe_of(best: KernelChoice, cell: Cell) -> Recipe:
+    """With the kernels that a campaign chose, or the attention that the cell names."""
     if cell.attention is None:
         return Recipe(kernels=best)
     named = best.model_copy(update={"attention": cell.attention, "deterministic": False})
@@ -82,9 +83,9 @@ def _compared(
     cell: Cell, measured: CellFound, recipe: Recipe, planned_on: Machine,
     machines: Sequence[Machine],
 ) -> Compared:  # fmt: skip
-    whole = _plan(cell, recipe, planned_on)
+    whole = plan_of(cell, recipe, planned_on)
     work, few_more = whole.workload, measured.rounds_measured
-    shorts = [_plan(cell.shortened(work, rounds), recipe, planned_on) for rounds in few_more]
+    shorts = [plan_of(cell.shortened(work, rounds), recipe, planned_on) for rounds in few_more]
     own_s = [simulate(schedule, planned_on).step_ns / 1e9 for schedule in (whole, *shorts)]
     few, more = few_more
     extended = extended_s(work.rounds_per_step, (few, more), (own_s[1], own_s[2]))
@@ -96,7 +97,8 @@ def _compared(
     )  # fmt: skip
 
 
-def _plan(cell: Cell, recipe: Recipe, machine: Machine) -> Schedule:
+def plan_of(cell: Cell, recipe: Recipe, machine: Machine) -> Schedule:
+    """The cell's plan, as a campaign made it."""
     return api.plan(
         cell.spec, machine, step=cell.step(recipe), device_mem=cell.device_bytes,
         host_mem=cell.host_bytes, policy=cell.policy,

@@ -41,25 +41,26 @@ def refit(results: Results, probed: Machine) -> tuple[Machine, CurveFit]:
         copy_bytes_per_s=probed.rate("hbm_bytes_per_s"),
         launch_ns=probed.number("launch_latency_ns"),
     )
-    samples = _samples(found.samples, chosen)
+    samples = samples_of(found.samples, chosen)
     fit = fit_curves(samples, ceilings, source)
-    numbers = _links(found, probed, source) if found.links else {}
+    numbers = _links(found, source) if found.links else {}
     return probed.model_copy(
         update={"efficiency": probed.efficiency | with_general(fit.curves), **numbers}
     ), fit
 
 
-def _links(found: ProbeFound, probed: Machine, source: str) -> dict[str, Number]:
-    def line(direction: str) -> Line:
-        rates = [one for one in found.links if one.direction == direction]
-        sizes = [float(one.size_bytes) for one in rates]
-        return fit_link(direction, sizes, [one.size_bytes / one.gb_per_s for one in rates])
-
-    duplex = probed.number("pcie_duplex_bytes_per_s")
-    return link_numbers(line("h2d"), line("d2h"), duplex, source)
+def _links(found: ProbeFound, source: str) -> dict[str, Number]:
+    return link_numbers((line_of(found, "h2d"), line_of(found, "d2h")), source)
 
 
-def _samples(timed: Sequence[SampleRatio], chosen: KernelsFound) -> list[TaskSample]:
+def line_of(found: ProbeFound, direction: str) -> Line:
+    """The line of a direction's copies."""
+    rates = [one for one in found.links if one.direction == direction]
+    sizes = [float(one.size_bytes) for one in rates]
+    return fit_link(direction, sizes, [one.size_bytes / one.gb_per_s for one in rates])
+
+
+def samples_of(timed: Sequence[SampleRatio], chosen: KernelsFound) -> list[TaskSample]:
     """The samples with their work, which is that of today's probe of the same name.
 
     Names used to say less: those that several of today's share are told apart by their order, if
@@ -93,14 +94,16 @@ def _samples(timed: Sequence[SampleRatio], chosen: KernelsFound) -> list[TaskSam
 def _listed(chosen: KernelsFound, presets: tuple[str, ...]) -> list[tuple[str, tuple[Work, ...]]]:
     """All that a probe of these presets could take, by name, in its order."""
     listed = [
-        one for chain in probe_chains(chosen.kernels, presets) for one in listed_samples(chain)
+        one
+        for chain in probe_chains(chosen.kernels, presets)
+        for one in listed_samples(chain, every_place=True)
     ]
     for other in chosen.others:
         kernels = chosen.kernels.model_copy(update={"attention": other, "deterministic": False})
         listed += [
             (name, works)
             for chain in probe_chains(kernels, presets)
-            for name, works in listed_samples(chain)
+            for name, works in listed_samples(chain, every_place=True)
             if name.startswith("attention")
         ]
     return listed + [

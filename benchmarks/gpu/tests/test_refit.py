@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.gpu.jobs.results import KernelsFound, ProbeFound, Results, SampleRatio
 from benchmarks.gpu.jobs.store import CampaignError
-from benchmarks.gpu.report.refit import _samples, main, refit
+from benchmarks.gpu.report.refit import main, refit, samples_of
 from twinstream.executor.probe.tasks.curves import CurveFit
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.files import read_document
@@ -64,7 +64,7 @@ def test_attention_of_another_models_heads_is_known_by_its_name(measured):
     assert isinstance(probed, ProbeFound) and isinstance(chosen, KernelsFound)
     name = "attention_backward cudnn_frontend 8192/8192x2 32x64"
     one = probed.samples[0].model_copy(update={"name": name})
-    *_, (work,) = (s.works for s in _samples([*probed.samples, one], chosen))
+    *_, (work,) = (s.works for s in samples_of([*probed.samples, one], chosen))
     assert work.shape == (8192, 8192, 32, 64, 2)
 
 
@@ -72,11 +72,11 @@ def test_each_sample_has_the_work_that_its_name_says(measured):
     """Products by their shape, and tasks of the longer chunk before those of the shorter."""
     probed, chosen = measured.found("probe"), measured.found("kernels")
     assert isinstance(probed, ProbeFound) and isinstance(chosen, KernelsFound)
-    for sample in _samples(probed.samples, chosen):
+    for sample in samples_of(probed.samples, chosen):
         if sample.name.startswith("matmul"):
             m, n, k = map(int, sample.name.split()[1].split("x"))
             assert sample.works[0].flops == 2 * m * n * k
-    heads = [s for s in _samples(probed.samples, chosen) if s.name == "8b S8192 block_forward@0"]
+    heads = [s for s in samples_of(probed.samples, chosen) if s.name == "8b S8192 block_forward@0"]
     tokens = [next(w.shape[0] for w in s.works if w.unit == "matmul") for s in heads]
     assert tokens == [16384, 8192]
 

@@ -1,5 +1,6 @@
 """Time the kernels of a task chain as a run calls them, each on what those before it computed."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import KernelCall
 
+_PLACE = re.compile(r"@(\d+)")  # in a call's id: where in its sequence the chunk begins
 _GROUPED = "grouped_matmul"  # begins the units of products of experts' rows
 
 
@@ -42,14 +44,22 @@ def best_matmul_flop_per_s(samples: Sequence[TaskSample]) -> float:
     )
 
 
-def listed_samples(chain: Chain) -> Iterator[tuple[str, tuple[Work, ...]]]:
-    """Name and work of each sample of a chain, in the order in which a probe takes them."""
+def listed_samples(
+    chain: Chain, *, every_place: bool = False
+) -> Iterator[tuple[str, tuple[Work, ...]]]:
+    """Name and work of each sample of a chain, in the order in which a probe takes them.
+
+    Args:
+        every_place: also those of a sequence's slices between its first and its last, which a probe
+            leaves out: on an H200's samples the curves without them predict steps as well.
+    """
+    skipped = frozenset() if every_place else _between(chain)
     for name, work in _distinct_matmuls(chain):
         yield name, (work,)
-    for _, works in _attentions(chain):
+    for _, works in _attentions(chain, skipped):
         for name, work in works.items():
             yield name, (work,)
-    for task in _distinct_tasks(chain):
+    for task in _distinct_tasks(chain, skipped):
         yield _task_name(chain, task), chain.calls[task.call].cost
 
 
@@ -62,7 +72,8 @@ def task_samples(
     chain's order, so that kernels are timed on activations and gradients, not on constants.
     """
     log = log or SampleLog()
-    calls = [chain.calls[task.call] for task in _distinct_tasks(chain)]
+    skipped = _between(chain)
+    calls = [chain.calls[task.call] for task in _distinct_tasks(chain, skipped)]
     if all(log.knows(call.kernel, call.cost) for call in calls):
         yield from _known_tasks(chain, log)
         return
@@ -73,6 +84,8 @@ def task_samples(
         name = _task_name(chain, task)
         with torch.no_grad():
             run()
+            if task.call in skipped:
+                continue
             yield from _taken(log, name, call.kernel, call.cost, partial(timer.timed, run))
 
 
@@ -82,7 +95,7 @@ def _known_tasks(chain: Chain, log: SampleLog) -> Iterator[TaskSample]:
     def measure() -> Timing:
         raise AssertionError("the log knows it")
 
-    for task in _distinct_tasks(chain):
+    for task in _distinct_tasks(chain, _between(chain)):
         call = chain.calls[task.call]
         yield from _taken(log, _task_name(chain, task), call.kernel, call.cost, measure)
 
@@ -120,7 +133,7 @@ def attention_samples(
 ) -> Iterator[TaskSample]:
     """Attention alone, forward and backward, for each distinct place of a chunk."""
     log = log or SampleLog()
-    for call, works in _attentions(chain):
+    for call, works in _attentions(chain, _between(chain)):
         attention = str(call.attributes["attention"])
         implementation = attention_implementation(attention)
         shape = attention_shape(call.attributes)
@@ -138,8 +151,15 @@ def _task_name(chain: Chain, task: Task) -> str:
     return f"{chain.model.name} S{work.seq_len}/{work.chunk_tokens} {task.call}"
 
 
-def _distinct_tasks(chain: Chain) -> Iterator[Task]:
-    seen: set[str] = set()
+def _between(chain: Chain) -> frozenset[str]:
+    """Calls at places of a sequence's slices between its first and its last."""
+    starts = {call: int(found[1]) for call in chain.calls if (found := _PLACE.search(call))}
+    ends = {min(starts.values(), default=0), max(starts.values(), default=0)}
+    return frozenset(call for call, start in starts.items() if start not in ends)
+
+
+def _distinct_tasks(chain: Chain, skipped: frozenset[str]) -> Iterator[Task]:
+    seen = {*skipped}
     for task in in_order(chain):
         if task.call not in seen:
             seen.add(task.call)
@@ -188,9 +208,13 @@ def _distinct_grouped(chain: Chain) -> Iterator[tuple[str, Work, str]]:
             yield name, work.model_copy(update=alone), call.kernel.partition("/")[2]
 
 
-def _attentions(chain: Chain) -> Iterator[tuple[KernelCall, dict[str, Work]]]:
+def _attentions(
+    chain: Chain, skipped: frozenset[str]
+) -> Iterator[tuple[KernelCall, dict[str, Work]]]:
     """Forward and backward of each place's attention, by the names of their samples."""
-    for call in chain.calls.values():
+    for call_id, call in chain.calls.items():
+        if call_id in skipped:
+            continue
         works = [work for work in call.cost if work.unit == "attention_backward"]
         if not call.kernel.startswith("block_backward/") or len(works) != 1:
             continue

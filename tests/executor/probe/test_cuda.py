@@ -248,7 +248,7 @@ def test_attention_alone_is_priced_as_the_cost_model_does(samples):
 
 LINKS = Links(
     h2d=Line(8000.0, 1e9 / 55e9, 0.0), d2h=Line(7000.0, 1e9 / 56e9, 0.0),
-    duplex_bytes_per_s=90e9, hbm_copy_bytes_per_s=4.3e12, launch_ns=2000.0,
+    both_bytes_per_s=(42e9, 48e9), hbm_copy_bytes_per_s=4.3e12, launch_ns=2000.0,
     event_wait_ns=1500.0, copies=(("h2d", 2**20, 50.0),),
 )  # fmt: skip
 
@@ -299,11 +299,12 @@ def test_the_profile_prices_every_op_and_survives_its_file(datasheet, tmp_path):
     assert machine.rate("peak_bf16_flop_per_s") == pytest.approx(6.5e14), "not the best burst"
     assert machine.rate("pcie_h2d_bytes_per_s") == pytest.approx(55e9)
     assert machine.rate("pcie_duplex_bytes_per_s") == pytest.approx(90e9)
+    assert machine.duplex_h2d_share.value == pytest.approx(42 / 90)
 
 
 def test_both_directions_together_are_no_faster_than_their_sum():
     """A measured rate of both may be above it by noise, and no profile may state that."""
-    fast = replace(LINKS, duplex_bytes_per_s=200e9)
+    fast = replace(LINKS, both_bytes_per_s=(100e9, 100e9))
     request = ProbeRequest(REAL, None, commit="abc", date="2026-01-01")
     machine, _ = cuda._machine(request, fast, (samples_of(a_machine(**KNOWN)), SUSTAINED), "a test")
     assert machine.number("pcie_duplex_bytes_per_s") == pytest.approx(55e9 + 56e9)

@@ -38,7 +38,7 @@ def test_one_is_tried_and_timed_on_the_shapes_of_runs():
     assert (tried.name, tried.refused) == ("sdpa_cpu", None) and tried.time_ns > 0
     units = {(work.unit, work.implementation) for s in samples for work in s.works}
     assert units == {("attention_forward", "sdpa_cpu"), ("attention_backward", "sdpa_cpu")}
-    assert len(samples) == 2 * (1 + 4)  # of packed sequences one case, of slices four places
+    assert len(samples) == 2 * (1 + 2)  # of packed sequences one case, of slices first and last
     refused, none = measured_attention("cpu", "sdpa_flash", ("tiny",), 0.0)
     assert "it runs on cuda, not on cpu" in refused.refused and none == []
 
@@ -90,8 +90,8 @@ def test_the_profile_names_the_fastest_that_is_right_and_has_rates_of_each(monke
                 assert work_time(work, machine).alone_ns == pytest.approx(expected_ns, rel=0.01)
     grown = machine.number("device_reserve_bytes") - H100.number("device_reserve_bytes")
     assert grown == 2**20 * len("cudnn_frontend"), "the most that one takes beyond its formula"
-    kept = set(H100.efficiency)
-    assert {key: machine.efficiency[key] for key in kept} == H100.efficiency
+    kept = {key: curve for key, curve in H100.efficiency.items() if "cudnn_frontend" not in key}
+    assert {key: machine.efficiency[key] for key in kept} == kept
 
 
 def test_where_none_is_right_the_profile_stays_as_it_is(monkeypatch):

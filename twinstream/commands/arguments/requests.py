@@ -57,15 +57,15 @@ def request_of(wanted: PlanOptions, machine: Machine | None = None) -> PlanReque
             "--optimizer-overhead proposes tokens per step where none are given; leave out "
             "either it or --tokens-per-step"
         )
-    spec, packed = spec_of(wanted), len(set(lengths)) > 1 or is_dpo(wanted.loss)
+    spec, unequal = spec_of(wanted), len(set(lengths)) > 1
     kernels = kernels_named(
         machine, spec, wanted.kernels, wanted.attention, nondeterministic=wanted.nondeterministic,
-        packed=packed,
+        packed=lengths if unequal else is_dpo(wanted.loss),
     )  # fmt: skip
     step = TrainingStep(
         max(lengths), wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round,
         recipe=recipe_of(wanted, policy, kernels, spec),
-        packing=Packing.of(lengths) if len(set(lengths)) > 1 else None,
+        packing=Packing.of(lengths) if unequal else None,
     )  # fmt: skip
     if overhead is not None:
         step = replace(step, optimizer_overhead=share_of(overhead))
