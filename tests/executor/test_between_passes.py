@@ -37,7 +37,8 @@ def test_at_rest_the_state_is_that_of_the_steps_so_far_and_a_run_can_end_there(p
     def between(number, synchronize):
         synchronize()
         assert len(loop.losses) == number
-        seen[number] = {n: take_carried(schedule, arenas, n) for n in carried_names(schedule)}
+        names = carried_names(schedule)
+        seen[number] = {n: take_carried(schedule, arenas, n).clone() for n in names}
         return number < 3
 
     def fill(into):

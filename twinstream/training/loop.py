@@ -302,8 +302,8 @@ class TrainingLoop:
         from twinstream.executor.weights.checkpoint_files import write_tensors
 
         names = written_names(server.names)
-        needed_bytes = segment.plan.checkpoint_bytes
-        write_tensors(folder, self._prepared.outline, names, server.read, needed_bytes)
+        needed_bytes, outline = segment.plan.checkpoint_bytes, self._prepared.outline
+        write_tensors(folder, outline, names, server.read, server.pieces, needed_bytes)
 
 
 def _until_bad_data(stream: ChunkStream, bad_data: list[DataError]) -> Iterator[Chunk]:
