@@ -215,7 +215,8 @@ def _free(
 
     limits = host_limits()
     known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
-    free_host = int(HOST_SHARE * min(known)) if known else None
+    beside = _beside_caps(options.ranks or 1) if backend == "cpu" else 0
+    free_host = int(HOST_SHARE * max(0, min(known) - beside)) if known else None
     if backend == "cuda" and machine.unified_memory_bytes is None:
         free_device: int | None = _free_on_gpu() if gpus is None else gpus.free_bytes
     else:  # both are the host's
@@ -225,6 +226,14 @@ def _free(
         _least(options.device_mem, free_device, machine, "device_memory_bytes"),
         _least(options.host_mem, free_host, machine, "host_memory_bytes"),
     )
+
+
+def _beside_caps(num_ranks: int) -> int:
+    """What a run on a CPU will take of free memory beside its arenas; ranks are processes."""
+    from twinstream.executor.memory.host_limits import WORKING_BYTES, process_bytes
+
+    of_interpreter = (process_bytes()[0] or 0) if num_ranks > 1 else 0
+    return num_ranks * (WORKING_BYTES + of_interpreter)
 
 
 def _gpus_of_ranks(options: TrainOptions) -> "LocalGpus | None":
