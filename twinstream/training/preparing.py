@@ -36,6 +36,7 @@ from twinstream.training.ranks.planning import Plan, plan_ranks
 from twinstream.training.rates import LearningRate
 
 if TYPE_CHECKING:
+    from twinstream.executor.weights.carried_tensors.carried import CarriedTensors
     from twinstream.executor.weights.checkpoint_files import Outline
 
 _FRESH_RATE, _GIVEN_RATE, _LORA_RATE = 3e-4, 2e-5, 2e-4
@@ -95,11 +96,13 @@ class Prepared:
     @property
     def carried_bytes(self) -> int:
         """What a checkpoint has of tensors that are not trained here, and written as they were."""
+        return 0 if (carried := self._carried) is None else carried.size_bytes
+
+    @property
+    def _carried(self) -> "CarriedTensors | None":
         from twinstream.executor.weights.checkpoint_files import AdapterOutline
 
-        if isinstance(self.outline, AdapterOutline):
-            return 0
-        return self.outline.carried.size_bytes
+        return None if isinstance(self.outline, AdapterOutline) else self.outline.carried
 
     @cached_property
     def process_memory(self) -> "ProcessMemory | None":
@@ -142,7 +145,7 @@ class Prepared:
         """What to know before it starts."""
         epochs = self.num_steps * self.tokens_per_step / max(1, self.data.epoch_tokens)
         told = (*self._model_notes, *self.data.warnings)
-        found = [f"note: {line}" for line in told]
+        found, model = [f"note: {line}" for line in told], self.model.spec
         dropout = dropout_of(self.options.adapter)
         if dropout and not has_dropout(self.options.lora):
             found.append(
@@ -153,17 +156,17 @@ class Prepared:
             found.append(f"note: {self.num_steps:,} steps go through the data {epochs:,.0f} times")
         free, keep = free_bytes(self.options.output), self.options.keep
         needed_bytes = (keep + 1) * (self.plan.checkpoint_bytes + self.carried_bytes)
-        if self.carried_bytes:
+        if self._carried is not None and self.carried_bytes:
+            codes = f", codes as their values in {model.dtype}" if self._carried.has_codes else ""
             found.append(
                 f"note: {brief(self.carried_bytes)} of {self.model.folder} are no part of what is "
-                "trained (towers, buffers): they are written back as they are"
+                f"trained (towers, buffers): they are written back as they are{codes}"
             )
         if free is not None and free < needed_bytes:
             found.append(
                 f"note: there is room for {brief(free)} at {self.options.output}, and {keep} "
                 f"checkpoints with one that is being written take {brief(needed_bytes)}"
             )
-        model = self.model.spec
         if self.here.backend == "cuda" and isinstance(model, TracedModel):
             found.append("note: other people's modules have not yet been run on a GPU")
         if isinstance(model, TracedModel) and model.unread_told is not None:
