@@ -60,12 +60,15 @@ def test_a_known_gpus_attention_is_timed_at_the_first_run_and_kept(measured, tmp
     assert measured == ["attention of h100"]
     (kept,) = (tmp_path / "cache").rglob("*.toml")
     assert kept.name.startswith("nvidia-h100-80gb-hbm3-")
-    kept.write_text("damaged")
-    assert machine_of(tmp_path) == first
+    whole, told = kept.read_text(), list[str]()
+    kept.write_text(whole.replace("9", "8", 1))  # still a profile, with another number
+    assert training_machine._machine(OPTIONS, tmp_path, "cuda", "bfloat16", told.append) == first
+    assert kept.read_text() == whole
+    assert told == [f"{kept} is damaged, or of another version of twinstream: measuring anew"]
     monkeypatch.setattr(attention_limits, "version", lambda name: "4.0")
     monkeypatch.setattr(training_machine, "version", lambda name: "4.0")
     machine_of(tmp_path)  # a library has been installed
-    assert measured == 3 * ["attention of h100"]
+    assert measured == 3 * ["attention of h100"] and machine_of(tmp_path) == first
 
 
 def test_a_gpu_without_a_profile_is_measured_once(measured, tmp_path, monkeypatch):

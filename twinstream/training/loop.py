@@ -120,7 +120,9 @@ class TrainingLoop:
 
     def _train(self, segment: TrainingSegment) -> AnyTimeline:
         prepared, plan, hooks = self._prepared, segment.plan, self.hooks
-        state = starting_state(prepared.model, prepared.options, segment.recipe, hooks.checkpoint)
+        state = starting_state(
+            prepared.model, prepared.options, segment.recipe, hooks.checkpoint, self._tell
+        )
         batches = self._batches_of(segment)
         evaluated: list[StepData] = []
         if prepared.eval_data is not None:
@@ -232,7 +234,7 @@ class TrainingLoop:
         if not all(map(reference.has, chunks())):
             self._tell("computing the reference: log-probabilities of pairs before training")
             options = prepared.options.model_copy(update={"adapter": None})
-            before = starting_state(prepared.model, options, segment.recipe, None)
+            before = starting_state(prepared.model, options, segment.recipe, None, self._tell)
             self._write_state(server, segment, *before)
             ReferencePasses(reference, plan, prepared.data).compute(chunks(), server)
             self._tell(f"the reference knows {len(reference):,} pairs")
