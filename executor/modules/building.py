@@ -14,7 +14,8 @@ from torch import nn
 
 from twinstream.executor.modules.adapters import add_adapters
 from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, told_of
-from twinstream.executor.modules.calling import POSITIONS, hold_frequencies
+from twinstream.executor.modules.calling import POSITIONS
+from twinstream.executor.modules.positions.rotary import hold_frequencies
 from twinstream.executor.modules.whole.text_part import (
     has_our_head,
     text_config,
@@ -57,7 +58,8 @@ def build_module(
             module = _from_folder(source, dtype, attention).train()
         else:
             module = _from_config(source, dtype, attention).train()
-        setattr(module, POSITIONS, hold_frequencies(module))
+        limit = hold_frequencies(module, by_document=source.rotary == "by_document")
+        setattr(module, POSITIONS, limit)
         if source.lora is not None:
             add_adapters(module, source.lora)
         if source.loss is not None:

@@ -16,12 +16,10 @@ from torch.utils import _pytree as pytree
 
 from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.modules.blocks import ModuleRefusal
-from twinstream.models.traced_parts import PositionLimit
 
 Batch = Mapping[str, torch.Tensor]
 NEVER = 1.0 - 2**-24  # the largest random number: above every probability of being dropped
 POSITIONS = "twinstream_positions"  # attribute of a module: the limit that its rotary ones have
-_REMADE = ("longrope", "dynamic")
 
 
 def run_module(module: nn.Module, batch: Batch) -> torch.Tensor:
@@ -167,37 +165,3 @@ def drawing(random: Callable[[], None] | None) -> Iterator[None]:
 def seed_for(state: StepState, place: int) -> None:
     step, seed = state.integers.tolist()
     torch.manual_seed(zlib.crc32(f"{seed} {step} {place}".encode()))
-
-
-def hold_frequencies(module: nn.Module) -> PositionLimit | None:
-    """Rotary frequencies that are remade for long sequences stay those of short ones.
-
-    transformers does so from the longest position of a batch: `longrope` has others above the
-    length that a model was first trained with, `dynamic` above its longest, and keeps them.
-
-    Returns:
-        The longest sequence for which that is so; None where none are remade.
-    """
-    limits = []
-    for name, part in module.named_modules():
-        kinds = getattr(part, "rope_type", None)
-        of_layers = kinds if isinstance(kinds, dict) else {None: kinds}
-        remade = {layer: k for layer, k in of_layers.items() if k in _REMADE}
-        for layer, kind in remade.items():
-            why = f"the frequencies of its {kind} rotary embedding '{name}' change above that"
-            limits.append(PositionLimit(tokens=_unchanged(part, layer, kind), why=why))
-        if remade:
-            held = of_layers | dict.fromkeys(remade, "default")
-            part.rope_type = held if isinstance(kinds, dict) else "default"
-    return min(limits, key=lambda one: one.tokens, default=None)
-
-
-def _unchanged(part: Any, layer: str | None, kind: str) -> int:
-    """Tokens of the longest sequence whose frequencies are those that the part begins with."""
-    if kind == "dynamic":
-        return int(getattr(part, f"{layer}_max_seq_len_cached", part.max_seq_len_cached))
-    config, name = part.config, "original_max_position_embeddings"
-    told = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    told = told if layer is None else told.get(layer, told)
-    found = told.get(name) or getattr(config, name, None) or config.max_position_embeddings
-    return int(found)
