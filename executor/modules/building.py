@@ -157,7 +157,8 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
             part.config.use_cache = False
         if hasattr(part, "warn_if_padding_and_no_attention_mask"):  # asks the device; no padding
             part.warn_if_padding_and_no_attention_mask = _no_warning
-    if module._can_set_experts_implementation():
+    choosable: Any = getattr(module, "_can_set_experts_implementation", None)
+    if choosable is not None and choosable():  # of transformers 5
         # The other implementations ask the device how many tokens each expert has.
         module.set_experts_implementation("grouped_mm")
     assert isinstance(module, nn.Module)

@@ -4,10 +4,11 @@ import inspect
 import zlib
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from functools import cache, partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -28,7 +29,9 @@ def run_module(module: nn.Module, batch: Batch) -> torch.Tensor:
     Raises:
         ModuleRefusal: it returns something else.
     """
-    out = module(**batch)
+    is_meta = any(tensor.device.type == "meta" for tensor in batch.values())
+    with _autocast_on_meta() if is_meta else nullcontext():
+        out = module(**batch)
     found = out if isinstance(out, torch.Tensor) else getattr(out, "logits", None)
     if found is None and isinstance(out, tuple | list) and out:
         found = out[0]
@@ -135,6 +138,19 @@ class NoMemory(FakeTensorMode):
             with self:
                 return torch.empty(*groups, left.shape[0], right.shape[-1], dtype=left.dtype)
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@contextmanager
+def _autocast_on_meta() -> Iterator[None]:
+    """`torch.autocast` does nothing for tensors without storage, for which torch has none;
+    transformers 4 turns it off so, wherever positions are made."""
+    own: Any = torch.autocast
+
+    def chosen(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return nullcontext() if device_type == "meta" else own(device_type, *args, **kwargs)
+
+    with patch.object(torch, "autocast", chosen):
+        yield
 
 
 @contextmanager

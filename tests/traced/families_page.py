@@ -99,6 +99,8 @@ def as_expected(row: tuple[str, ...]) -> bool:
         return True
     if family in REFUSED:
         return result.startswith("refused") and REFUSED[family] in result
+    if versions()[0].startswith("4.") and result.startswith("refused"):  # experts in a loop
+        return "aten.nonzero" in result and "transformers 5 computes experts" in result
     return family in NOT_TO_THE_BIT and float(result.removesuffix(" off")) < _CLOSE
 
 
