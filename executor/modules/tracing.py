@@ -8,8 +8,7 @@ from torch import nn
 
 from twinstream.executor.modules.adapters import is_adapter
 from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, told_of
-from twinstream.executor.modules.building import build_module
-from twinstream.executor.modules.calling import POSITIONS, NoMemory, fake_batch
+from twinstream.executor.modules.calling import NoMemory, fake_batch
 from twinstream.executor.modules.capture import (
     POSTLUDE,
     PRELUDE,
@@ -25,8 +24,7 @@ from twinstream.executor.modules.grouping import (
 )
 from twinstream.executor.modules.module_program import ChunkProgram
 from twinstream.executor.modules.operations import VECTOR, Amount, CountOperations, Key, TaskCost
-from twinstream.executor.modules.positions.rotary import grows_with_documents
-from twinstream.executor.modules.positions.tables import position_limit
+from twinstream.executor.modules.positions.tables import built_for, position_limit
 from twinstream.executor.modules.rows_and_values import check_own_loss, row_shape
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.models.traced_parts import (
@@ -68,12 +66,8 @@ def trace(
     Raises:
         ModuleRefusal: it cannot be planned; says where, why, and what to do.
     """
-    module = build_module(source, getattr(torch, dtype), attention)
-    rotary: PositionLimit | None = getattr(module, POSITIONS)
-    is_beyond = rotary is not None and longest is not None and longest > rotary.tokens
-    if is_packed and is_beyond and grows_with_documents(module):
-        source = source.model_copy(update={"rotary": "by_document"})
-        module = build_module(source, getattr(torch, dtype), attention)
+    packed_longest = longest if is_packed else None
+    source, module = built_for(source, getattr(torch, dtype), attention, packed_longest)
     limit, notes = _positions(module)
     reach = None if limit is None or is_packed else limit.tokens
     sizes, low, high = measured_sizes(module, source, seq_len, is_packed, reach)
