@@ -14,8 +14,7 @@ from torch import nn
 
 from twinstream.executor.modules.adapters import add_adapters
 from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, told_of
-from twinstream.executor.modules.calling import POSITIONS
-from twinstream.executor.modules.rotary import hold_frequencies
+from twinstream.executor.modules.calling import POSITIONS, hold_frequencies
 from twinstream.executor.modules.whole.text_part import (
     has_our_head,
     text_config,

@@ -17,8 +17,12 @@ from twinstream.executor.modules.building import (
     parameter_slots,
     placed,
 )
-from twinstream.executor.modules.calling import POSITIONS, module_inputs, run_module
-from twinstream.executor.modules.rotary import grows_with_documents
+from twinstream.executor.modules.calling import (
+    POSITIONS,
+    grows_with_documents,
+    module_inputs,
+    run_module,
+)
 from twinstream.models.traced import ModuleSource
 from twinstream.models.traced_parts import PositionLimit
 from twinstream.schedule.errors import TwinstreamError
