@@ -44,19 +44,20 @@ test-cuda-fake: .venv-cuda/installed.stamp
 	.venv-cuda/bin/python -m pip install --constraint .venv-cuda/constraints.txt --editable '.[dev,train]'
 	touch $@
 
-# Families of decoders under another transformers, in an environment of its own: twelve with the newest
-# that is allowed; TRANSFORMERS=4.57.0 is the oldest, FAMILIES= all of them, and a page of them.
+# Families of decoders under another transformers, in a folder before .venv's packages: twelve with the
+# newest that is allowed; TRANSFORMERS=4.57.0 is the oldest, FAMILIES= all of them, and a page of them.
 TRANSFORMERS ?=
 FAMILIES ?= --few
 
-families:
+families: $(INSTALLED)
 	rm -rf .venv-families
-	$(PYTHON) -m venv .venv-families
-	grep -v -E '^(transformers|tokenizers|huggingface.hub|safetensors|peft|accelerate)==' constraints.txt \
+	mkdir .venv-families
+	grep -v -E '^(transformers|tokenizers|huggingface.hub|safetensors)==' constraints.txt \
 		>.venv-families/constraints.txt
-	.venv-families/bin/python -m pip install --quiet --constraint .venv-families/constraints.txt \
-		'transformers$(if $(TRANSFORMERS),==$(TRANSFORMERS))' --editable '.[executor,dev]'
-	.venv-families/bin/python -m tests.traced.families_page $(FAMILIES)
+	$(BIN)/python -m pip install --quiet --target .venv-families/packages \
+		--constraint .venv-families/constraints.txt \
+		'transformers$(if $(TRANSFORMERS),==$(TRANSFORMERS))'
+	PYTHONPATH=.venv-families/packages $(BIN)/python -m tests.traced.families_page $(FAMILIES)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m pytest -m bench -o faulthandler_timeout=3600

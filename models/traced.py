@@ -64,7 +64,8 @@ class ModuleSource(Node):
     `transformers`: from a whole config. `python`: by a function of a file without other arguments;
     `remote`: by the config and the code that are in a folder, which a person trusts: both are
     refused if their bytes have changed. `lora`: adapters are put into its blocks. `loss`: of rows
-    of logits, in place of cross entropy.
+    of logits, in place of cross entropy. `rotary`: frequencies of long sequences (`longrope`) are
+    chosen for each document; else they are those of short ones.
     """
 
     kind: Literal["transformers", "python", "remote"] = "transformers"
@@ -74,6 +75,11 @@ class ModuleSource(Node):
     sha256: str | None = None
     lora: ModuleLora | None = None
     loss: OwnFunction | None = None
+    rotary: Literal["by_document"] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_no_rotary(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {k: v for k, v in whole(self).items() if v is not None or k != "rotary"}
 
     @field_validator("config")
     @classmethod

@@ -167,7 +167,7 @@ def trace_model(  # noqa: PLR0913
     found = trace(
         source, dtype=chosen, attention=attention,
         seq_len=max(seq_len or DEFAULT_SEQ_LEN, (packed_tokens or 0) if is_packed else 0),
-        is_packed=is_packed,
+        is_packed=is_packed, longest=seq_len,
     )  # fmt: skip
     return found.model_copy(update={"packing": packing})
 

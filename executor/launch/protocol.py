@@ -181,7 +181,7 @@ class AtBoundary:
 
 @dataclass(frozen=True)
 class TensorBytes:
-    """Answers `ReadTensor`: 1-D uint8."""
+    """Answers `ReadTensor`: 1-D uint8, to be read before the rank goes on."""
 
     flat: NDArray[np.uint8]
 
@@ -220,9 +220,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class ReadTensor:
-    """Asks for one whole tensor of the rank's state."""
+    """Asks for one whole tensor of the rank's state, or its bytes from `start` to `stop`."""
 
     name: str
+    start: int = 0
+    stop: int | None = None
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,8 @@ class TrainingRank:
             channel.send(AtBoundary(step))
             while True:
                 match channel.recv():
-                    case ReadTensor(name):
-                        channel.send(TensorBytes(rank.read(name).numpy()))
+                    case ReadTensor(name, start, stop):
+                        channel.send(TensorBytes(rank.read(name, start, stop).numpy()))
                     case WriteTensor(name, flat):
                         rank.write(name, torch.from_numpy(flat), staging)
                         channel.send(Written())

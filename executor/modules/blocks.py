@@ -3,6 +3,8 @@
 import os
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 
 import torch
 from torch import nn
@@ -19,6 +21,12 @@ RowLosses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 class ModuleRefusal(TwinstreamError):
     """A module cannot be run block by block: says what, where, and what to do."""
+
+
+def what_a_newer_does() -> str:
+    """What to do where transformers 4 loops over the experts that have tokens."""
+    major = version("transformers").partition(".")[0] if find_spec("transformers") else ""
+    return "; transformers 5 computes experts without that: update it" if major == "4" else ""
 
 
 def told_of(error: Exception) -> str:

@@ -57,7 +57,8 @@ def build_module(
             module = _from_folder(source, dtype, attention).train()
         else:
             module = _from_config(source, dtype, attention).train()
-        setattr(module, POSITIONS, hold_frequencies(module))
+        limit = hold_frequencies(module, by_document=source.rotary == "by_document")
+        setattr(module, POSITIONS, limit)
         if source.lora is not None:
             add_adapters(module, source.lora)
         if source.loss is not None:
@@ -155,7 +156,8 @@ def _from_config(source: ModuleSource, dtype: torch.dtype, attention: str | None
             part.config.use_cache = False
         if hasattr(part, "warn_if_padding_and_no_attention_mask"):  # asks the device; no padding
             part.warn_if_padding_and_no_attention_mask = _no_warning
-    if module._can_set_experts_implementation():
+    choosable: Any = getattr(module, "_can_set_experts_implementation", None)
+    if choosable is not None and choosable():  # of transformers 5
         # The other implementations ask the device how many tokens each expert has.
         module.set_experts_implementation("grouped_mm")
     assert isinstance(module, nn.Module)

@@ -4,10 +4,11 @@ import inspect
 import zlib
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from functools import cache, partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ Batch = Mapping[str, torch.Tensor]
 NEVER = 1.0 - 2**-24  # the largest random number: above every probability of being dropped
 POSITIONS = "twinstream_positions"  # attribute of a module: the limit that its rotary ones have
 _REMADE = ("longrope", "dynamic")
+_LONG = "longrope"
 
 
 def run_module(module: nn.Module, batch: Batch) -> torch.Tensor:
@@ -30,7 +32,9 @@ def run_module(module: nn.Module, batch: Batch) -> torch.Tensor:
     Raises:
         ModuleRefusal: it returns something else.
     """
-    out = module(**batch)
+    is_meta = any(tensor.device.type == "meta" for tensor in batch.values())
+    with _autocast_on_meta() if is_meta else nullcontext():
+        out = module(**batch)
     found = out if isinstance(out, torch.Tensor) else getattr(out, "logits", None)
     if found is None and isinstance(out, tuple | list) and out:
         found = out[0]
@@ -140,6 +144,19 @@ class NoMemory(FakeTensorMode):
 
 
 @contextmanager
+def _autocast_on_meta() -> Iterator[None]:
+    """`torch.autocast` does nothing for tensors without storage, for which torch has none;
+    transformers 4 turns it off so, wherever positions are made."""
+    own: Any = torch.autocast
+
+    def chosen(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return nullcontext() if device_type == "meta" else own(device_type, *args, **kwargs)
+
+    with patch.object(torch, "autocast", chosen):
+        yield
+
+
+@contextmanager
 def evaluating(module: nn.Module, evaluates: bool) -> Iterator[None]:
     """A part of the module is as `eval()` makes it: nothing is dropped, and batch norm takes its
     statistics."""
@@ -169,27 +186,42 @@ def seed_for(state: StepState, place: int) -> None:
     torch.manual_seed(zlib.crc32(f"{seed} {step} {place}".encode()))
 
 
-def hold_frequencies(module: nn.Module) -> PositionLimit | None:
+def hold_frequencies(module: nn.Module, *, by_document: bool = False) -> PositionLimit | None:
     """Rotary frequencies that are remade for long sequences stay those of short ones.
 
-    transformers does so from the longest position of a batch: `longrope` has others above the
-    length that a model was first trained with, `dynamic` above its longest, and keeps them.
+    transformers takes the longest position of a batch: `longrope` has other frequencies above the
+    length that a model was first trained with, `dynamic` makes them anew above its longest, and
+    keeps them. Where several documents share a batch that says nothing of one of them.
+
+    Args:
+        by_document: of `longrope` each document has those that it has alone, by its length.
 
     Returns:
-        The longest sequence for which that is so; None where none are remade.
+        The longest sequence for which they are transformers'; None where they always are.
     """
     limits = []
     for name, part in module.named_modules():
         kinds = getattr(part, "rope_type", None)
         of_layers = kinds if isinstance(kinds, dict) else {None: kinds}
-        remade = {layer: k for layer, k in of_layers.items() if k in _REMADE}
+        remade = {layer: kind for layer, kind in of_layers.items() if kind in _REMADE}
+        chosen = {layer: _unchanged(part, layer, kind) for layer, kind in remade.items()}
         for layer, kind in remade.items():
+            if by_document and kind == _LONG:
+                continue
             why = f"the frequencies of its {kind} rotary embedding '{name}' change above that"
-            limits.append(PositionLimit(tokens=_unchanged(part, layer, kind), why=why))
+            limits.append(PositionLimit(tokens=chosen[layer], why=why))
+        if by_document:
+            _choose_by_document(part, {k: n for k, n in chosen.items() if remade[k] == _LONG})
         if remade:
             held = of_layers | dict.fromkeys(remade, "default")
             part.rope_type = held if isinstance(kinds, dict) else "default"
     return min(limits, key=lambda one: one.tokens, default=None)
+
+
+def grows_with_documents(module: nn.Module) -> bool:
+    """Whether a module of transformers has frequencies that can be chosen by document."""
+    config: Any = getattr(module, "config", None)
+    return config is not None and f"'{_LONG}'" in str(config.to_dict())
 
 
 def _unchanged(part: Any, layer: str | None, kind: str) -> int:
@@ -201,3 +233,65 @@ def _unchanged(part: Any, layer: str | None, kind: str) -> int:
     told = told if layer is None else told.get(layer, told)
     found = told.get(name) or getattr(config, name, None) or config.max_position_embeddings
     return int(found)
+
+
+def _choose_by_document(part: Any, limits: Mapping[str | None, int]) -> None:
+    """Have a rotary embedding compute with both frequencies, and take for each token those of its
+    document.
+
+    Args:
+        limits: by kind of layer, tokens of the longest document with the first ones.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    make: Any = ROPE_INIT_FUNCTIONS[_LONG]
+    for layer, limit in limits.items():
+        more = {} if layer is None else {"layer_type": layer}
+        frequencies, _ = make(part.config, torch.device("cpu"), seq_len=limit + 1, **more)
+        part.register_buffer(_of_long(layer), frequencies, persistent=False)
+    own: Callable[..., Any] = part.forward
+
+    def forward(
+        x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None, **more: Any
+    ) -> Any:
+        told = more if layer_type is None else more | {"layer_type": layer_type}
+        short = own(x, position_ids, **told)
+        if layer_type not in limits:
+            return short
+        name = "inv_freq" if layer_type is None else f"{layer_type}_inv_freq"
+        buffers = part._buffers
+        kept = buffers[name]
+        buffers[name] = buffers[_of_long(layer_type)]
+        try:
+            long = own(x, position_ids, **told)
+        finally:
+            buffers[name] = kept
+        is_long = document_lengths(position_ids) > limits[layer_type]
+
+        def chosen(of_short: torch.Tensor, of_long: torch.Tensor) -> torch.Tensor:
+            where = is_long.view(*is_long.shape, *(1 for _ in of_short.shape[is_long.dim() :]))
+            return torch.where(where, of_long, of_short)
+
+        return pytree.tree_map(chosen, short, long)
+
+    if limits:
+        part.forward = forward
+
+
+def _of_long(layer: str | None) -> str:
+    return "long_inv_freq" if layer is None else f"{layer}_long_inv_freq"
+
+
+def document_lengths(positions: torch.Tensor) -> torch.Tensor:
+    """Of each token of rows [B, T] the length of its document, whose positions begin at 0.
+
+    >>> document_lengths(torch.tensor([[0, 1, 2, 0, 1]])).tolist()
+    [[3, 3, 3, 2, 2]]
+    """
+    if positions.dim() != 2:
+        raise ModuleRefusal(
+            f"positions of {positions.dim()} axes say of no token how long its document is"
+        )
+    number = ((positions == 0).cumsum(1) - 1).clamp(min=0)
+    lengths = torch.zeros_like(positions).scatter_reduce(1, number, positions + 1, "amax")
+    return lengths.gather(1, number)

@@ -16,7 +16,12 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from twinstream.executor.modules.blocks import ModuleRefusal, blocks_of, told_of
+from twinstream.executor.modules.blocks import (
+    ModuleRefusal,
+    blocks_of,
+    told_of,
+    what_a_newer_does,
+)
 from twinstream.executor.modules.building import buffer_slots, documents, parameter_slots, placed
 from twinstream.executor.modules.calling import (
     NEVER,
@@ -153,7 +158,7 @@ def _capture(module: nn.Module, size: tuple[int, int], is_packed: bool, coin: fl
                 raise ModuleRefusal(
                     f"{watch.where()} calls {error.func}, whose result depends on the values of "
                     "tensors, so that its memory and time are not known before: it cannot be "
-                    "planned"
+                    f"planned{what_a_newer_does()}"
                 ) from None
             except TwinstreamError:
                 raise

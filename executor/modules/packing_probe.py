@@ -121,12 +121,27 @@ def narrow_config(config: dict[str, Any], *, keeps_widths: bool = False) -> dict
             said = {int(number): one for number, one in value.items()}
             narrow[key] = {chosen.index(n): said[n] for n in said if n in chosen}
     if not keeps_widths:
-        narrow |= latent_heads(narrow)
+        narrow |= latent_heads(narrow) | _narrow_rotary(narrow)
     for key, value in lists.items():
         part = [value[index] for index in chosen]
         narrow[key] = "".join(part) if isinstance(value, str) else part
     narrow |= {key: len(chosen) for key in _LAYERS if isinstance(config.get(key), int)}
     return narrow
+
+
+def _narrow_rotary(config: dict[str, Any]) -> dict[str, Any]:
+    """Factors of as many frequencies as narrow heads have (`longrope`)."""
+    found = {}
+    for key in ("rope_parameters", "rope_scaling"):
+        told = config.get(key)
+        if isinstance(told, dict) and isinstance(told.get("long_factor"), list):
+            heads = config.get("num_attention_heads") or 1
+            width = config.get("head_dim") or config.get("hidden_size", 0) // heads
+            share = told.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+            count = int(width * share) // 2
+            lists = ("long_factor", "short_factor")
+            found[key] = told | {name: told[name][:count] for name in lists if name in told}
+    return found
 
 
 def latent_heads(config: dict[str, Any]) -> dict[str, Any]:

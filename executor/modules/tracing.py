@@ -8,7 +8,6 @@ from torch import nn
 
 from twinstream.executor.modules.adapters import is_adapter
 from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, told_of
-from twinstream.executor.modules.building import build_module
 from twinstream.executor.modules.calling import NoMemory, fake_batch
 from twinstream.executor.modules.capture import (
     POSTLUDE,
@@ -25,7 +24,7 @@ from twinstream.executor.modules.grouping import (
 )
 from twinstream.executor.modules.module_program import ChunkProgram
 from twinstream.executor.modules.operations import VECTOR, Amount, CountOperations, Key, TaskCost
-from twinstream.executor.modules.positions.tables import position_limit
+from twinstream.executor.modules.positions.tables import built_for, position_limit
 from twinstream.executor.modules.rows_and_values import check_own_loss, row_shape
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.models.traced_parts import (
@@ -54,6 +53,7 @@ def trace(
     attention: str | None = None,
     seq_len: int = 2048,
     is_packed: bool = False,
+    longest: int | None = None,
 ) -> TracedModel:
     """Trace a model without weights: what it computes, moves and holds, for chunks of any size.
 
@@ -61,14 +61,16 @@ def trace(
         attention: eager or sdpa; None is sdpa where the class has it.
         seq_len: S that it will be used with; others are good from `min_seq_len` to `max_seq_len`.
         is_packed: whether chunks are one row of documents.
+        longest: tokens of the longest of these, where that is known.
 
     Raises:
         ModuleRefusal: it cannot be planned; says where, why, and what to do.
     """
-    module = build_module(source, getattr(torch, dtype), attention)
+    packed_longest = longest if is_packed else None
+    source, module = built_for(source, getattr(torch, dtype), attention, packed_longest)
     limit, notes = _positions(module)
-    longest = None if limit is None or is_packed else limit.tokens
-    sizes, low, high = measured_sizes(module, source, seq_len, is_packed, longest)
+    reach = None if limit is None or is_packed else limit.tokens
+    sizes, low, high = measured_sizes(module, source, seq_len, is_packed, reach)
     found = capture(module, sizes[0], is_packed)
     if (own := getattr(module, OWN_LOSS, None)) is not None:
         check_own_loss(own, found.vocab_size)

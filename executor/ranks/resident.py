@@ -37,9 +37,9 @@ class ResidentRank:
         self._communications = communications
         self._flush = flush_of(part.schedule)
 
-    def read(self, name: str) -> torch.Tensor:
-        """A whole tensor of its state, 1-D uint8."""
-        return take_carried(self.part.schedule, self._arenas, name)
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Bytes of a whole tensor of its state, 1-D uint8, as `take_carried` gives them."""
+        return take_carried(self.part.schedule, self._arenas, name, start, stop)
 
     def write(self, name: str, flat: torch.Tensor, staging: Staging | None = None) -> None:
         """Write a whole tensor of its state, 1-D uint8; `staging` is as in `put_carried`."""

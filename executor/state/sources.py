@@ -30,6 +30,7 @@ from twinstream.schedule.document import Schedule
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 """Name and flat parameters of group after group, 1-D uint8 on the host."""
+Tell = Callable[[str], None]
 Optimizer = Callable[[str, torch.Tensor], torch.Tensor]
 """Of a trained group and its flat parameters, the optimizer's state, 1-D uint8 on the host."""
 
@@ -63,14 +64,15 @@ def in_their_base(weights: Weights, spec: AnyModel, recipe: Recipe) -> Weights:
 
 
 def read_parameters(
-    folder: HfFolder, recipe: Recipe, run: Path | None = None
+    folder: HfFolder, recipe: Recipe, run: Path | None = None, tell: Tell = lambda line: None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The groups of a Hugging Face folder, as the recipe keeps them.
 
     Args:
         run: a folder beside which blocks in few bits are kept, once they are made.
+        tell: takes a line on those that are made anew.
     """
-    kept = None if run is None or recipe.base == "model" else BaseCache(run, folder, recipe)
+    kept = None if run is None or recipe.base == "model" else BaseCache(run, folder, recipe, tell)
     for group in folder.spec.parameter_groups:
         make = partial(_read_parameters, folder, recipe, group)
         if kept is None or recipe.base_of(group) == "model":

@@ -149,12 +149,34 @@ def put_carried(
         staging.copy(arenas.view(tensor, slot), source)
 
 
-def take_carried(schedule: Schedule, arenas: Arenas, name: str) -> torch.Tensor:
-    """One whole tensor as its slots have it, 1-D uint8 on the host."""
-    sizes = {tensor.tensor_id: tensor.size_bytes for tensor in schedule.tensors}
-    flat, staging = torch.empty(sizes[name], dtype=torch.uint8), Staging()
-    for tensor, slot, destination in _carried(schedule, {name: flat}, name):
-        staging.copy(destination, arenas.view(tensor, slot))
+def take_carried(
+    schedule: Schedule, arenas: Arenas, name: str, start: int = 0, stop: int | None = None
+) -> torch.Tensor:
+    """Bytes of one whole tensor as its slots have it, 1-D uint8 on the host.
+
+    Where they lie together on the host they are a view of it, which holds while nothing runs.
+
+    Args:
+        start, stop: the first byte, and the one after the last; all of them by default.
+    """
+    tensors = {tensor.tensor_id: tensor for tensor in schedule.tensors}
+    end = tensors[name].size_bytes if stop is None else stop
+    inside: list[tuple[int, torch.Tensor]] = []  # where in the range bytes belong
+    for item in schedule.carried:
+        tensor = tensors[item.tensor]
+        if (tensor.parent or item.tensor) != name:
+            continue
+        low = max(start, tensor.offset_bytes)
+        high = min(end, tensor.offset_bytes + tensor.size_bytes)
+        if low < high:
+            view = arenas.view(item.tensor, item.slot)
+            view = view[low - tensor.offset_bytes : high - tensor.offset_bytes]
+            if view.numel() == end - start and not view.is_cuda:
+                return view
+            inside.append((low - start, view))
+    flat, staging = torch.zeros(end - start, dtype=torch.uint8), Staging()
+    for at, view in inside:
+        staging.copy(flat[at : at + view.numel()], view)
     return flat
 
 

@@ -1,12 +1,12 @@
 """A run's frozen blocks in few bits, kept beside the run: made once, read when it goes on.
 
-A file for each block, as it lies in memory, and `made_of.json`, written last: the source's files
-with their sizes and times, the format, and the digest of each block. Where any of that differs,
-blocks are made anew.
+A file for each block, as it lies in memory, and `made_of.json`, written last: the digests of the
+source's files, the format, and the digest of each block. Where any of that differs, blocks are made
+anew. Digests of a source whose files have their stamps still are not computed again.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import sha256
@@ -19,7 +19,7 @@ from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.models.recipe import Recipe
 from twinstream.models.trained import layout_of
-from twinstream.schedule.files import read_text
+from twinstream.schedule.files import digests_of, read_text, stamp_of
 
 FOLDER = "base"  # of a run
 _MADE_OF = "made_of.json"
@@ -29,15 +29,47 @@ _PART_BYTES, _THREADS = 1 << 26, 4  # of a block, hashed side by side
 class BaseCache:
     """Of a source's blocks as a recipe keeps them."""
 
-    def __init__(self, run: Path, source: HfFolder, recipe: Recipe) -> None:
-        self._folder = run / FOLDER
-        files = sorted({file for stored in source.stored.values() for file in stored.files})
-        told = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-        self._made_of = {"base": recipe.base, "dtype": source.spec.dtype, "of": told}
+    def __init__(
+        self, run: Path, source: HfFolder, recipe: Recipe, tell: Callable[[str], None]
+    ) -> None:
+        """
+        Args:
+            tell: takes a line on what is made anew.
+        """
+        self._folder, self._tell = run / FOLDER, tell
+        self._files = sorted({file for stored in source.stored.values() for file in stored.files})
+        self._made_of = {"base": recipe.base, "dtype": source.spec.dtype}
         groups = [g for g in source.spec.parameter_groups if recipe.base_of(g) != "model"]
         self._sizes = {g: layout_of(source.spec, recipe, g).size_bytes for g in groups}
-        self._known = _digests_in(self._folder / _MADE_OF, self._made_of)
+        self._stamps = {file.name: stamp_of(file) for file in self._files}
+        self._known = self._digests_kept()
         self._made: dict[str, str] = {}
+
+    def _digests_kept(self) -> dict[str, str]:
+        """Of each block that was made of this; of none where the file says otherwise, or is
+        damaged."""
+        path = self._folder / _MADE_OF
+        found: object = None
+        with suppress(OSError, ValueError, RecursionError):
+            found = json.loads(read_text(path)) if path.exists() else {}
+        match found:
+            case {"digests": dict(digests), "of": dict(of), "stamps": stamps, **others}:
+                if others != self._made_of or of.keys() != self._stamps.keys():
+                    why = "are of another base"
+                elif stamps == self._stamps or of == self._source():
+                    return digests
+                else:
+                    why = "were made of other files"
+            case {} if not found:
+                return {}
+            case _:
+                why = f"have no {_MADE_OF} that can be read"
+        self._tell(f"the blocks in {self._folder} {why}: they are made anew")
+        return {}
+
+    def _source(self) -> dict[str, str]:
+        """Digests of the files that blocks are made of."""
+        return dict(zip(self._stamps, digests_of(self._files), strict=True))
 
     def of(self, group: str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The flat block, 1-D uint8: from its file or, kept then, as it is made.
@@ -46,11 +78,14 @@ class BaseCache:
             WeightsError: a file cannot be read or written.
         """
         path = self._folder / f"{group}.bin"
-        flat = _read(path, self._sizes[group], self._known.get(group))
+        digest = self._known.get(group)
+        flat = _read(path, self._sizes[group], digest)
+        if flat is None and digest is not None:
+            self._tell(f"{path} is damaged: the block is made anew")
         if flat is not None:
             self._made[group] = self._known[group]
             if len(self._made) == len(self._sizes) and not (self._folder / _MADE_OF).exists():
-                with suppress(WeightsError):
+                with suppress(WeightsError, OSError):
                     self._finish()
             return flat
         flat = make()
@@ -69,17 +104,10 @@ class BaseCache:
                 self._finish()
 
     def _finish(self) -> None:
-        told = json.dumps({**self._made_of, "digests": self._made})
-        write_file(self._folder / _MADE_OF, told.encode())
-
-
-def _digests_in(path: Path, made_of: Mapping[str, object]) -> dict[str, str]:
-    """Of each block that was made of this; of none where the file says otherwise, or is damaged."""
-    with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(read_text(path))
-        if isinstance(found, dict) and isinstance(digests := found.pop("digests", None), dict):
-            return digests if found == made_of else {}
-    return {}
+        told = self._made_of | {"of": self._source(), "stamps": self._stamps}
+        if all(stamp_of(file) == self._stamps[file.name] for file in self._files):
+            content = json.dumps(told | {"digests": self._made})
+            write_file(self._folder / _MADE_OF, content.encode())
 
 
 def _read(path: Path, size_bytes: int, digest: str | None) -> torch.Tensor | None:

@@ -1,7 +1,7 @@
 """A checkpoint's tensors: the model or its adapter as people have it, a file for each other."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,8 +49,11 @@ class CheckpointFiles:
             raise WeightsError(path, "has changed while it was read")
         return flat
 
-    def write(self, names: Sequence[str], take: Callable[[str], torch.Tensor]) -> None:
+    def write(self, names: Sequence[str], pieces: Callable[[str], Iterable[torch.Tensor]]) -> None:
         """Write tensors one after another; all are on the disk when this returns.
+
+        Args:
+            pieces: the bytes of a tensor in order, 1-D uint8 on the host.
 
         Raises:
             WeightsError: one cannot be written.
@@ -58,10 +61,13 @@ class CheckpointFiles:
         with writing(self.folder / OPTIMIZER, 0):
             (self.folder / OPTIMIZER).mkdir(exist_ok=True)
         for name in names:
-            flat = take(name)
-            with writing(self._path(name), flat.numel()):
-                self._path(name).write_bytes(flat.numpy().data)
-                sync(self._path(name))
+            path, size_bytes = self._path(name), 0
+            for piece in pieces(name):
+                size_bytes += piece.numel()
+                with writing(path, size_bytes), path.open("ab") as file:
+                    file.write(piece.numpy().data)
+            with writing(path, size_bytes):
+                sync(path)
         with writing(self.folder, 0):
             sync(self.folder / OPTIMIZER)
 
@@ -115,15 +121,17 @@ def write_tensors(
     outline: Outline,
     names: Sequence[str],
     take: Callable[[str], torch.Tensor],
+    pieces: Callable[[str], Iterable[torch.Tensor]],
     size_bytes: int,
 ) -> None:
-    """Write all tensors that a run trains, one group at a time: nothing more is held.
+    """Write all tensors that a run trains: parameters a group at a time, others in pieces.
 
     With adapters the model, which is frozen, is not written: the folder is one that PEFT loads.
 
     Args:
         names: those that the run carries, `param.GROUP` and others.
         take: gives one of them, 1-D uint8 on the host.
+        pieces: gives the same in pieces, in order.
         size_bytes: of what is written, for which there has to be room.
 
     Raises:
@@ -142,4 +150,4 @@ def write_tensors(
         write_peft_folder(folder, outline.spec, outline.lora, parameters, outline.base)
         write_files(folder, outline.files)
     others = [name for name in names if not name.startswith("param.")]
-    CheckpointFiles(folder).write(others, take)
+    CheckpointFiles(folder).write(others, pieces)

@@ -67,7 +67,7 @@ class HfOutline:
         files = model_files(spec, like)
         if like is None or not has_weights(like):
             return cls(spec, by_size(hf_weights(spec), max_shard_bytes), files)
-        carried = CarriedTensors.of(next_token_layers(like, spec, stored_tensors(like)))
+        carried = CarriedTensors.of(next_token_layers(like, spec, stored_tensors(like)), spec.dtype)
         return cls(spec, _division(spec, like, carried.weights()), files, carried)
 
 

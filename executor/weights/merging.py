@@ -170,7 +170,8 @@ def write_merged_module(source: Path, destination: Path, base: Path, dtype: str 
         if weight is None or weight.shape != added.shape:
             raise WeightsError(source, f"has adapters of {layer}, which {base} has not like that")
         weight.data.copy_(weight.float() + added)
-    carried = CarriedTensors.of(left_out(module, stored_tensors(base), raw))
+    told = str(module.dtype).removeprefix("torch.")
+    carried = CarriedTensors.of(left_out(module, stored_tensors(base), raw), told)
     with whole_folder(destination) as folder, writing(folder, 0):
         module.save_pretrained(folder)
         add_weights(folder, carried)

@@ -1,6 +1,11 @@
 """The cache: it gives back what was put in, and nothing that is damaged."""
 
+import json
+import os
+
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +15,7 @@ from twinstream.data.data_error import DataError
 from twinstream.data.encoding.block_tokeniser import BlockTokeniser
 from twinstream.data.encoding.block_tokens import BlockTokens
 from twinstream.data.encoding.cache import TokenCache
+from twinstream.data.reading import files
 
 
 def same(a, b) -> bool:
@@ -84,6 +90,33 @@ def test_other_content_or_another_recipe_has_another_file(tmp_path):
         path.write_text(lines_of([{"text": text}]))
         first_chunk(path, tokenizer_folder(tmp_path / "t", template), cache)
     assert len(list(cache.rglob("*.tokens"))) == 3
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+def test_a_change_that_no_sample_of_a_large_file_shows_has_tokens_of_its_own(
+    tmp_path, monkeypatch, kind
+):
+    """More than 4 GiB are hashed by samples; here a file of 4 KiB is, by its ends."""
+    monkeypatch.setattr(files, "_HASHED_BYTES", 32)
+    monkeypatch.setattr(files, "_PIECE_BYTES", 16)
+    path, cache = tmp_path / f"a.{kind}", tmp_path / "cache"
+    seen = []
+    for word in ("before", "behind"):
+        rows = [{"text": f"{word if number == 20 else 'a text'} {number}"} for number in range(40)]
+        if kind == "parquet":
+            table = pyarrow.Table.from_pylist(rows)
+            pyarrow.parquet.write_table(
+                table, path, compression="none", use_dictionary=False, write_statistics=False
+            )
+        elif kind == "csv":
+            path.write_text("text\n" + "".join(f"{row['text']}\n" for row in rows))
+        else:
+            path.write_text(json.dumps(rows))
+        os.utime(path, ns=(1, 1))
+        chunks = data_of(path, cache=cache).chunks(chunk_tokens=1024, most_documents=64, seed=0)
+        seen.append((path.stat().st_size, next(chunks).ids.tolist()))
+    assert seen[0][0] == seen[1][0] and seen[0][1] != seen[1][1]
+    assert len(list(cache.rglob("*.tokens"))) == 2
 
 
 def test_the_beginning_and_the_end_of_a_text_are_not_its_middle(tmp_path):

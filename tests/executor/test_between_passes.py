@@ -37,7 +37,8 @@ def test_at_rest_the_state_is_that_of_the_steps_so_far_and_a_run_can_end_there(p
     def between(number, synchronize):
         synchronize()
         assert len(loop.losses) == number
-        seen[number] = {n: take_carried(schedule, arenas, n) for n in carried_names(schedule)}
+        names = carried_names(schedule)
+        seen[number] = {n: take_carried(schedule, arenas, n).clone() for n in names}
         return number < 3
 
     def fill(into):
@@ -51,6 +52,31 @@ def test_at_rest_the_state_is_that_of_the_steps_so_far_and_a_run_can_end_there(p
         expected = bits_of(schedule, number).state
         assert found.keys() == expected.keys()
         assert all(torch.equal(flat, expected[name]) for name, flat in found.items())
+
+
+@pytest.mark.parametrize("policy", ["resident", "streaming"])
+def test_what_is_saved_is_read_in_place_and_what_lies_in_parts_in_pieces(policy):
+    """So a save holds one piece beside the arenas, whatever the model's size."""
+    schedule, most = schedule_of(policy), 5000
+    memory = {t: torch.zeros(n, dtype=torch.uint8) for t, n in Arenas.sizes(schedule).items()}
+    arenas = Arenas(schedule, memory)
+    state = initial_state(ModelSpec.model_validate(schedule.model.spec), seed=1)
+    ends = [(one.data_ptr(), one.data_ptr() + one.numel()) for one in memory.values()]
+    whole = {t.tensor_id for t in schedule.tensors if t.parent is None}
+    split = {t.parent for t in schedule.tensors if t.parent is not None}
+    for name in carried_names(schedule):
+        put_carried(schedule, arenas, name, state[name])
+        found = take_carried(schedule, arenas, name)
+        assert torch.equal(found, state[name])
+        if name in whole - split:
+            assert any(low <= found.data_ptr() < high for low, high in ends), name
+        starts = range(0, found.numel(), most)
+        pieces = [
+            take_carried(schedule, arenas, name, start, min(start + most, found.numel())).clone()
+            for start in starts
+        ]
+        assert max(piece.numel() for piece in pieces) <= most
+        assert torch.equal(torch.cat(pieces), state[name])
 
 
 def test_without_rest_passes_overlap_as_ever():

@@ -29,7 +29,7 @@ def real_model(source: ModuleSource) -> nn.Module:
     for part in model.modules():
         if hasattr(part, "config"):
             part.config.use_cache = False
-    if model._can_set_experts_implementation():
+    if getattr(model, "_can_set_experts_implementation", bool)():
         model.set_experts_implementation("grouped_mm")
     with torch.no_grad():
         for parameter in model.parameters():

@@ -13,6 +13,7 @@ from tests.traced.executed import (
     traced,
 )
 from tests.traced.families import FAMILIES, NOT_TO_THE_BIT, REFUSED, tiny_config
+from twinstream.executor.modules.calling import run_module
 from twinstream.executor.modules.tracing import trace
 from twinstream.models.lowering.lower import lower_again
 from twinstream.models.traced import ModuleSource
@@ -66,3 +67,17 @@ def test_dropout_is_the_same_forward_and_backward_under_every_policy(
         loss, gradients = loss_and_gradients(monkeypatch, model, schedule, step)
         assert loss == expected_loss and differences(gradients, expected) == []
     assert reference(model, step, seeded=False)[0] != expected_loss
+
+
+def test_autocast_is_nothing_for_tensors_without_storage() -> None:
+    """As transformers 4 turns it off for the device of what comes before the postlude."""
+
+    class Model(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            with torch.autocast(device_type=input_ids.device.type, enabled=False):
+                return input_ids[..., None].float()
+
+    ids = torch.zeros(2, 3, dtype=torch.int64, device="meta")
+    with pytest.raises(RuntimeError, match="scalarType"):
+        Model()(input_ids=ids)
+    assert run_module(Model(), {"input_ids": ids}).shape == (2, 3, 1)

@@ -1,11 +1,12 @@
 """How long sequences may be by a module's positions: tables of them, rotary ones that change."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from tests.traced.executed import Step, loss_and_gradients, planned
@@ -50,6 +51,62 @@ def test_rotary_frequencies_that_long_sequences_change_are_those_of_short_ones(
         own.model.rotary_emb.inv_freq.mul_(1.5)
         other = own(input_ids=step.ids, labels=step.ids).loss.item()
     assert found == pytest.approx(expected, rel=1e-6) and abs(other - expected) > 1e-5
+
+
+LENGTHS = (100, 40, 64, 65, 130, 113)  # of documents; 64 is the last that is short
+
+
+@pytest.mark.parametrize("family", ["phi3", "llama"])
+def test_each_document_has_the_frequencies_that_it_has_alone(tmp_path: Path, family: str) -> None:
+    """Long and short ones in one chunk: as transformers computes each in a forward of its own."""
+    config = AutoConfig.for_model(**rotary(family, LONGROPE))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        own = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for parameter in own.parameters():
+            parameter.normal_(0.0, 0.3)
+    own.save_pretrained(tmp_path / "model")
+    ids = [torch.randint(3, config.vocab_size, (length,)).tolist() for length in LENGTHS]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"input_ids": one}) + "\n" for one in ids))
+    more = {"seq_len": 256, "tokens_per_step": 512, "chunk_tokens": 512, "steps": 2}
+    more |= {"save_every": "1", "learning_rate": 1e-4, "keep": 2}
+    given = options(tmp_path, model=str(tmp_path / "model"), data=(str(rows),), **more)
+    result, seen = trained(given)
+    for step, folder in enumerate((tmp_path / "model", result.folder / "checkpoint-1")):
+        expected = loss_of_each_alone(folder, ids)
+        assert seen.losses[step] == pytest.approx(expected, rel=1e-5)
+    packed = torch.tensor([[token for one in ids for token in one]])
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    module = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    with torch.no_grad():  # of a batch transformers has one length, which is another loss
+        logits = module(input_ids=packed, position_ids=positions, use_cache=False).logits[0]
+    starts = (positions[0] == 0).nonzero()[:, 0]
+    labels = packed[0].roll(-1).index_fill(0, (starts - 1) % 512, -100)
+    together = torch.nn.functional.cross_entropy(logits, labels).item()
+    assert abs(together - seen.losses[0]) > 3e-4
+
+
+def loss_of_each_alone(folder: Path, documents: list[list[int]]) -> float:
+    """Of a folder by transformers, a forward for each document."""
+    total, count = 0.0, 0
+    for ids in documents:
+        module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        given = torch.tensor([ids])
+        with torch.no_grad():
+            loss = module(input_ids=given, labels=given, use_cache=False).loss.item()
+        total, count = total + loss * (len(ids) - 1), count + len(ids) - 1
+    return total / count
+
+
+def test_dynamic_frequencies_and_rows_that_are_not_packed_end_where_they_change(
+    tmp_path: Path,
+) -> None:
+    """`dynamic` ones follow from the longest document that transformers has met before."""
+    for told, is_packed in ((DYNAMIC, True), (LONGROPE, False)):
+        source = ModuleSource(config=rotary("llama", told))
+        model = trace(source, dtype="float32", seq_len=256, is_packed=is_packed, longest=256)
+        assert "takes sequences of up to 64 tokens" in str(chunk_refusal(model, 256, 256))
 
 
 def transformers_own(model: TracedModel) -> Any:

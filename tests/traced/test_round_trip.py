@@ -1,6 +1,7 @@
 """What a folder stores comes back: every tensor with its values, in a class of its own."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
+from tests.executor.weights.coded_folders import encode
 from tests.front_door.command_line import call
 from tests.traced.families import FAMILIES, REFUSED, tiny_config
 from twinstream.executor.modules.building import (
@@ -23,6 +25,7 @@ from twinstream.executor.modules.module_program import ModuleProgram
 from twinstream.executor.modules.module_weights import flat_groups
 from twinstream.executor.modules.tracing import trace
 from twinstream.executor.weights.errors import WeightsError
+from twinstream.executor.weights.hf_folder import stored_tensors
 from twinstream.executor.weights.traced.module_folder import (
     ModuleOutline,
     read_module_buffers,
@@ -208,6 +211,30 @@ def test_what_transformers_leaves_out_without_a_word_is_carried(
     more_tensors(tmp_path / "model", {"model.norm.weight": torch.ones(64)})
     with pytest.raises(WeightsError, match=r"has changed since the run began.*put the file back"):
         outline.carried.read(name)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8", "nf4"])
+def test_codes_of_a_tower_are_written_as_the_values_that_they_stand_for(
+    tmp_path: Path, kind: str
+) -> None:
+    """The config.json that is written says of no codes."""
+    whole = whole_folder(tmp_path / "model", "gemma3")
+    encode(tmp_path / "model", tmp_path / "values", kind, lambda name: "mlp.fc" in name)
+    model = traced_of(tmp_path / "model")
+    written_again(tmp_path / "model", model, tmp_path / "written")
+    found, values = (load_file(tmp_path / f / "model.safetensors") for f in ("written", "values"))
+    assert found.keys() == values.keys()
+    for name, tensor in values.items():  # int8's is divided by 127 in float64, and rounded
+        torch.testing.assert_close(found[name], tensor, rtol=1.2e-7, atol=0)
+    assert "quantization_config" not in (tmp_path / "written" / "config.json").read_text()
+    _, about = type(whole).from_pretrained(tmp_path / "written", output_loading_info=True)
+    assert not about["missing_keys"]
+    outline = ModuleOutline.of(model, tmp_path / "model")
+    outline.carried.require_same(stored_tensors(tmp_path / "written"))
+    name = next(one for one in outline.carried.stored if one.endswith("mlp.fc1.weight"))
+    more_tensors(tmp_path / "written", {name: found[name] + 1e-3})
+    with pytest.raises(WeightsError, match=rf"has {re.escape(name)} with other values"):
+        outline.carried.require_same(stored_tensors(tmp_path / "written"))
 
 
 @pytest.mark.parametrize(

@@ -301,6 +301,7 @@ def test_a_reference_of_another_model_is_not_read(tmp_path):
     assert Reference(path, "another").is_of_another
     with pytest.raises(TwinstreamError, match="does not know 1 of the 1 pairs"):
         Reference(path, "another").of(chunk)
+    assert len(Reference(path, "one", ["of a file"])) == 0  # a weight that no sample of it shows
     content = path.read_bytes()
     for damaged in (b"", b"no file", content[:-1]):
         path.write_bytes(damaged)

@@ -61,12 +61,15 @@ def test_a_known_gpus_attention_is_timed_at_the_first_run_and_kept(measured, tmp
     assert measured == ["attention of h100"]
     (kept,) = (tmp_path / "cache").rglob("*.toml")
     assert kept.name.startswith("nvidia-h100-80gb-hbm3-")
-    kept.write_text("damaged")
-    assert machine_of(tmp_path) == first
+    whole, told = kept.read_text(), list[str]()
+    kept.write_text(whole.replace("9", "8", 1))  # still a profile, with another number
+    assert training_machine._machine(OPTIONS, tmp_path, "cuda", "bfloat16", told.append) == first
+    assert kept.read_text() == whole
+    assert told == [f"{kept} is damaged, or of another version of twinstream: measuring anew"]
     monkeypatch.setattr(attention_limits, "version", lambda name: "4.0")
     monkeypatch.setattr(training_machine, "version", lambda name: "4.0")
     machine_of(tmp_path)  # a library has been installed
-    assert measured == 3 * ["attention of h100"]
+    assert measured == 3 * ["attention of h100"] and machine_of(tmp_path) == first
 
 
 def test_a_gpu_without_a_profile_is_measured_once(measured, tmp_path, monkeypatch):
@@ -171,3 +174,16 @@ def test_caps_of_one_memory_are_shares_of_what_is_free(monkeypatch):
     }  # fmt: skip
     one = two.model_copy(update=numbers)
     assert training_machine._free(OPTIONS, one, "cuda", None) == (60 * GIB, 20 * GIB)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_default_caps_of_a_cpu_leave_room_for_its_processes(num_ranks, monkeypatch):
+    """And caps that are given are taken as they are: they are of the arenas."""
+    monkeypatch.setattr(host_limits, "host_limits", lambda: HostLimits(None, None, 5 * GIB))
+    monkeypatch.setattr(host_limits, "process_bytes", lambda: (GIB // 4, GIB))
+    here, ranks = load_machine("cpu"), {"ranks": num_ranks} if num_ranks > 1 else {}
+    free = training_machine._free(OPTIONS.model_copy(update=ranks), here, "cpu", None)
+    of_ranks = num_ranks * (160 * 2**20 + (GIB // 4 if num_ranks > 1 else 0))
+    assert sum(free) == int(0.8 * (5 * GIB - of_ranks))
+    given = OPTIONS.model_copy(update={"device_mem": "3GiB", "host_mem": "9GiB"})
+    assert training_machine._free(given, here, "cpu", None) == ("3GiB", "9GiB")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,7 @@ from twinstream.executor.run.evaluation import PassLoss
 from twinstream.executor.state.training_state import carried_names
 from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.document import Caps
+from twinstream.training import server as of_server
 from twinstream.training.server import SilentRankError, TrainerServer
 
 SCHEDULE = planned(tiny_chain("packed"), MACHINE, Caps(), "streaming")
@@ -122,6 +124,19 @@ def test_state_is_read_of_the_first_replica_and_written_to_all() -> None:
     ]  # fmt: skip
     with pytest.raises(SilentRankError, match=rf"rank 0 .*: '{name}' was asked of it 3 s ago"):
         server.read(name)
+
+
+def test_state_is_read_in_pieces_that_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_server, "_PIECE_BYTES", 10_000)
+    told = (0, TensorBytes(np.arange(4, dtype=np.uint8)))
+    ranks = Ranks(*(50 * [told]), None)
+    server, name = server_of(ranks), next(one for one in NAMES if one.startswith("opt."))
+    pieces = list(server.pieces(name))
+    asked = [said for _, said in ranks.told if isinstance(said, ReadTensor)]
+    assert len(pieces) == len(asked) > 1 and asked[0].start == 0
+    for one, after in pairwise(asked):
+        assert one.stop == after.start and one.stop - one.start == 10_000
+    assert asked[-1].stop == {t.tensor_id: t.size_bytes for t in SCHEDULE.tensors}[name]
 
 
 def test_replicas_evaluate_at_the_same_time_and_in_whatever_order() -> None:

@@ -46,11 +46,14 @@ def test_it_says_what_it_will_do_trains_and_says_what_it_came_to(
     told("report", tmp_path / "run", "-o", page)
     assert "learning rate" in page.read_text().lower() and busy in page.read_text()
     words = " ".join(after.split())
-    assert re.search(r"beside its arenas this process takes [\d.]+ [MG]iB for the", words)
-    found = re.search(r"process took (\S+) (\w+) of the host's .* (\S+) (\w+) of it in", words)
-    assert found is not None
-    took, planned = parse_bytes(found[1] + found[2]), parse_bytes(found[3] + found[4])
-    assert took > planned > 0
+    size = r"([\d.]+ [KMG]iB)"
+    parts = rf"memory {size} of this machine's: {size} planned, {size} interpreter.* {size} while"
+    shown = re.search(parts, words)
+    took = re.search(rf"process took {size} of the host's .* peak, {size} were predicted", words)
+    assert shown is not None and took is not None
+    whole, *addends = (parse_bytes(one) for one in shown.groups())
+    assert abs(whole - sum(addends)) < 0.02 * whole and addends[1] > 100 * 2**20
+    assert took[2] == shown[1]
 
 
 def test_a_file_says_the_same_and_flags_override_it(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.training.small_runs import (
     write_rows,
 )
 from twinstream.data.data_error import DataError
+from twinstream.executor.weights.checkpoint_files import CheckpointFiles
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.log.metrics import StepMetrics
 from twinstream.log.tensorboard import TensorBoardMissingError
@@ -92,14 +93,11 @@ def test_a_full_disk_is_told_and_nothing_is_lost(
 def test_a_last_checkpoint_that_cannot_be_written_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Path, content: bytes) -> int:
+    def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", refuse)
     wanted = options(tmp_path)
-    monkeypatch.undo()
-    write_rows(tmp_path / "rows.jsonl")
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(CheckpointFiles, "write", refuse)
     with pytest.raises(RunEndedError, match="No space left on device") as ended:
         trained(wanted)
     assert not list(wanted.output.glob("checkpoint-*"))

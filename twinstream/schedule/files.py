@@ -2,12 +2,14 @@
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
@@ -25,6 +27,7 @@ LOCK = ".lock"
 _MOST_BYTES = 1 << 32  # of a document; of the small files that people write themselves:
 _MOST_TEXT_BYTES = 1 << 28
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}\.(partial|incomplete)$")  # what a kill leaves of a write
+_HASHING_THREADS = 8
 _NAME_CHARS = 40  # of a name, so that that of a neighbour is not too long
 
 
@@ -72,6 +75,31 @@ def read_bytes(path: str | Path, most_bytes: int = _MOST_BYTES) -> bytes:
             problem = f"it has {size_bytes} bytes, and at most {most_bytes} are read"
             raise OSError(errno.EFBIG, problem, str(path))
         return file.read()
+
+
+def digests_of(paths: Iterable[Path]) -> list[str]:
+    """SHA-256 of files, several at a time.
+
+    Raises:
+        OSError: as `open_file`.
+    """
+
+    def digest(path: Path) -> str:
+        with open_file(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    with ThreadPoolExecutor(_HASHING_THREADS) as threads:
+        return list(threads.map(digest, paths))
+
+
+def stamp_of(path: Path) -> list[int]:
+    """What changes with every change of a file: nobody can put back the time of its last one.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
 def read_text(path: str | Path, encoding: str = "utf-8") -> str:

@@ -1,10 +1,8 @@
 """The checkpoints of a run: folders that are whole, or are none."""
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +17,7 @@ from twinstream.models.recipe import Recipe
 from twinstream.models.traced import TracedModel
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import (
-    open_file,
+    digests_of,
     read_bytes,
     read_document,
     read_text,
@@ -33,7 +31,6 @@ from twinstream.training.options import OptionsError, TrainOptions, fixed_option
 
 STATE_FILE, COMPLETE = "training.json", "COMPLETE"
 _PREFIX, _PARTIAL = "checkpoint-", ".partial"
-_HASHING_THREADS = 8
 
 
 class CheckpointError(TwinstreamError):
@@ -325,12 +322,6 @@ def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of files, several at a time."""
-
-    def digest(name: str) -> str:
-        with open_file(folder / name) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-
+    """SHA-256 of files, by name."""
     names = list(names)
-    with ThreadPoolExecutor(_HASHING_THREADS) as threads:
-        return dict(zip(names, threads.map(digest, names), strict=True))
+    return dict(zip(names, digests_of(folder / name for name in names), strict=True))

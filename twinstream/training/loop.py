@@ -116,7 +116,9 @@ class TrainingLoop:
 
     def _train(self) -> AnyTimeline:
         prepared, plan, hooks = self._prepared, self._prepared.plan, self.hooks
-        state = starting_state(prepared.model, prepared.options, plan.recipe, hooks.checkpoint)
+        state = starting_state(
+            prepared.model, prepared.options, plan.recipe, hooks.checkpoint, self._tell
+        )
         batches = self._batches()
         evaluated: list[StepData] = []
         if prepared.eval_data is not None:
@@ -227,7 +229,7 @@ class TrainingLoop:
         if not all(map(reference.has, chunks())):
             self._tell("computing the reference: log-probabilities of pairs before training")
             options = prepared.options.model_copy(update={"adapter": None})
-            before = starting_state(prepared.model, options, plan.recipe, None)
+            before = starting_state(prepared.model, options, plan.recipe, None, self._tell)
             self._write_state(server, *before)
             ReferencePasses(reference, plan, prepared.data).compute(chunks(), server)
             self._tell(f"the reference knows {len(reference):,} pairs")
@@ -284,8 +286,8 @@ class TrainingLoop:
         from twinstream.executor.weights.checkpoint_files import write_tensors
 
         names = written_names(server.names)
-        needed_bytes = self._prepared.plan.checkpoint_bytes
-        write_tensors(folder, self._prepared.outline, names, server.read, needed_bytes)
+        needed_bytes, outline = self._prepared.plan.checkpoint_bytes, self._prepared.outline
+        write_tensors(folder, outline, names, server.read, server.pieces, needed_bytes)
 
 
 def _until_bad_data(stream: ChunkStream, bad_data: list[DataError]) -> Iterator[Chunk]:

@@ -12,12 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinstream.hardware_profiles.errors import ProfileError
-from twinstream.hardware_profiles.loader import load_machine, machine_names, save_machine
+from twinstream.hardware_profiles.loader import (
+    load_machine,
+    load_machine_text,
+    machine_names,
+    save_machine,
+)
+from twinstream.hardware_profiles.profile_files import profile_toml
 from twinstream.hardware_profiles.schema import DEVICE_SHARE, Machine
 from twinstream.log.run_files import MACHINE
 from twinstream.models.kernel_costs.attention_limits import attention_limits, attention_names
 from twinstream.planner.request import HOST_SHARE
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import read_text, write_text
 from twinstream.training.options import OptionsError, TrainOptions
 
 if TYPE_CHECKING:
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
 
 Tell = Callable[[str], None]
 """Takes a line about what is going on."""
+_DIGEST = "# SHA-256 of the lines above: "
 _MUCH_FASTER = 1.4  # a CPU than when it was measured
 
 
@@ -126,14 +134,14 @@ def _machine(
     if name is None:
         from twinstream.executor.probe.device import probed_machine
 
-        return _found_once("", lambda: probed_machine(tell))
+        return _found_once("", lambda: probed_machine(tell), tell)
     shipped = load_machine(name)
     if dtype != "bfloat16":
         return shipped
     from twinstream.executor.probe.known_check import checked_machine
     from twinstream.executor.probe.known_gpu import with_attention
 
-    found = _found_once(shipped.content_hash, lambda: with_attention(shipped, tell))
+    found = _found_once(shipped.content_hash, lambda: with_attention(shipped, tell), tell)
     return checked_machine(found, head_dim, tell)
 
 
@@ -153,10 +161,10 @@ def _of_this_cpu(dtype: str, tell: Tell) -> Machine:
         tell("measuring this CPU, once: some seconds (twinstream probe measures it anew)")
         return probe([dtype])
 
-    return _kept(name, facts, found, lambda machine: cpu_pace(machine) < _MUCH_FASTER)
+    return _kept(name, facts, found, tell, lambda machine: cpu_pace(machine) < _MUCH_FASTER)
 
 
-def _found_once(about: str, find: Callable[[], Machine]) -> Machine:
+def _found_once(about: str, find: Callable[[], Machine], tell: Tell) -> Machine:
     """What was found of this GPU by an earlier run with these libraries, else what is found now.
 
     Args:
@@ -171,28 +179,44 @@ def _found_once(about: str, find: Callable[[], Machine]) -> Machine:
             installed.append(f"{library.distribution} {version(library.distribution)}")
     device = torch.cuda.get_device_name()
     facts = (device, torch.__version__, str(torch.version.cuda), *installed, about)
-    return _kept(device, facts, find)
+    return _kept(device, facts, find, tell)
 
 
 def _kept(
-    device: str, facts: Sequence[str], find: Callable[[], Machine],
+    device: str, facts: Sequence[str], find: Callable[[], Machine], tell: Tell,
     holds: Callable[[Machine], bool] = lambda machine: True,
 ) -> Machine:  # fmt: skip
     """The profile that was found with these facts, if it still holds, else what is found now."""
     key = sha256("\n".join(facts).encode()).hexdigest()[:12]
     path = _cache_folder() / f"{re.sub(r'[^a-z0-9]+', '-', device.lower())}-{key}.toml"
     if path.exists():
-        with suppress(ProfileError):  # damaged, or of another version of this package
-            if holds(kept := load_machine(path)):
-                return kept
+        kept = _read_kept(path)
+        if kept is None:
+            tell(f"{path} is damaged, or of another version of twinstream: measuring anew")
+        elif holds(kept):
+            return kept
     machine = find()
     attention = machine.attention
     if machine.device == "cuda" and (attention is None or attention.kind == "assumed"):
         return machine  # none was right: the next run tries again
     with suppress(OSError, TwinstreamError):  # a cache that cannot be written costs some seconds
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_machine(machine, path)
+        text = profile_toml(machine)
+        write_text(f"{text}{_DIGEST}{_digest(text)}\n", path)
     return machine
+
+
+def _read_kept(path: Path) -> Machine | None:
+    """The profile in a file of the cache; None where it has not the digest that it says."""
+    with suppress(OSError, ValueError, ProfileError):
+        text, _, digest = read_text(path).rpartition(_DIGEST)
+        if digest.strip() == _digest(text):
+            return load_machine_text(text, str(path))
+    return None
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
 
 
 def cpu_name() -> str:
@@ -223,7 +247,8 @@ def _free(
 
     limits = host_limits()
     known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
-    free_host = int(HOST_SHARE * min(known)) if known else None
+    beside = _beside_caps(options.ranks or 1) if backend == "cpu" else 0
+    free_host = int(HOST_SHARE * max(0, min(known) - beside)) if known else None
     if backend == "cuda" and machine.unified_memory_bytes is None:
         free_device: int | None = _free_on_gpu() if gpus is None else gpus.free_bytes
     else:  # both are the host's
@@ -233,6 +258,14 @@ def _free(
         _least(options.device_mem, free_device, machine, "device_memory_bytes"),
         _least(options.host_mem, free_host, machine, "host_memory_bytes"),
     )
+
+
+def _beside_caps(num_ranks: int) -> int:
+    """What a run on a CPU will take of free memory beside its arenas; ranks are processes."""
+    from twinstream.executor.memory.host_limits import WORKING_BYTES, process_bytes
+
+    of_interpreter = (process_bytes()[0] or 0) if num_ranks > 1 else 0
+    return num_ranks * (WORKING_BYTES + of_interpreter)
 
 
 def _gpus_of_ranks(options: TrainOptions) -> "LocalGpus | None":

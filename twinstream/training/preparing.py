@@ -1,5 +1,6 @@
 """From options to all that a run needs before its first step: model, data, plan, prediction."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
@@ -10,6 +11,7 @@ from twinstream.data.data_record import DataRecord
 from twinstream.data.options import DataOptions
 from twinstream.data.shapes import columns_of
 from twinstream.data.training_data import TrainingData
+from twinstream.executor.memory.host_limits import WORKING_BYTES, process_bytes
 from twinstream.executor.weights.durable_files import free_bytes
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary
@@ -20,6 +22,7 @@ from twinstream.models.presets import model_notes
 from twinstream.models.recipe import Recipe, is_dpo
 from twinstream.models.traced import TracedModel
 from twinstream.models.trained import adapter_groups
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.sizes import brief
 from twinstream.tracing import path_notes
@@ -30,6 +33,7 @@ from twinstream.training.machine import LocalMachine, Tell
 from twinstream.training.model_opening import OpenedModel, base_name, dropout_of, lora_text
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import (
+    DevicePlan,
     expected_packing,
     packed_length,
     plan_again,
@@ -40,11 +44,13 @@ from twinstream.training.ranks.planning import Plan, plan_ranks
 from twinstream.training.rates import LearningRate
 
 if TYPE_CHECKING:
+    from twinstream.executor.weights.carried_tensors.carried import CarriedTensors
     from twinstream.executor.weights.checkpoint_files import Outline
 
 _FRESH_RATE, _GIVEN_RATE, _LORA_RATE = 3e-4, 2e-5, 2e-4
 _DPO_RATE, _DPO_LORA_RATE = 1e-6, 1e-5  # TRL's default, and ten times it
 _MANY_EPOCHS = 20
+_CARRIED = ("parameter", "optimizer_state")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +104,23 @@ class Prepared:
     @property
     def carried_bytes(self) -> int:
         """What a checkpoint has of tensors that are not trained here, and written as they were."""
+        return 0 if (carried := self._carried) is None else carried.size_bytes
+
+    @property
+    def _carried(self) -> "CarriedTensors | None":
         from twinstream.executor.weights.checkpoint_files import AdapterOutline
 
-        if isinstance(self.outline, AdapterOutline):
-            return 0
-        return self.outline.carried.size_bytes
+        return None if isinstance(self.outline, AdapterOutline) else self.outline.carried
+
+    @cached_property
+    def process_memory(self) -> "ProcessMemory | None":
+        """Of a run in this process on its CPU what that will take; where Linux does not tell what
+        it takes now, None."""
+        now, _ = process_bytes()
+        is_here = self.here.backend == "cpu" and self.here.is_here
+        if now is None or not is_here or not isinstance(self.plan, DevicePlan):
+            return None
+        return ProcessMemory.of(self.plan.schedule, self.summary, now)
 
     @property
     def what(self) -> str:
@@ -135,7 +153,7 @@ class Prepared:
         """What to know before it starts."""
         epochs = self.num_steps * self.tokens_per_step / max(1, self.data.epoch_tokens)
         told = (*self._model_notes, *self.data.warnings)
-        found = [f"note: {line}" for line in told]
+        found, model = [f"note: {line}" for line in told], self.model.spec
         dropout = dropout_of(self.options.adapter)
         if dropout and not has_dropout(self.options.lora):
             found.append(
@@ -146,10 +164,11 @@ class Prepared:
             found.append(f"note: {self.num_steps:,} steps go through the data {epochs:,.0f} times")
         free, keep = free_bytes(self.options.output), self.options.keep
         needed_bytes = (keep + 1) * (self.plan.checkpoint_bytes + self.carried_bytes)
-        if self.carried_bytes:
+        if self._carried is not None and self.carried_bytes:
+            codes = f", codes as their values in {model.dtype}" if self._carried.has_codes else ""
             found.append(
                 f"note: {brief(self.carried_bytes)} of {self.model.folder} are no part of what is "
-                "trained (towers, buffers): they are written back as they are"
+                f"trained (towers, buffers): they are written back as they are{codes}"
             )
         if free is not None and free < needed_bytes:
             found.append(
@@ -162,9 +181,6 @@ class Prepared:
                 f"note: attention {name} is called for one document after the other, about "
                 f"{len(packing.expected_lengths)} a chunk"
             )
-        model = self.model.spec
-        if self.here.backend == "cpu" and self.here.is_here and (self.options.ranks or 1) == 1:
-            found.append(_beside_caps())
         if self.here.backend == "cuda" and isinstance(model, TracedModel):
             found.append("note: other people's modules have not yet been run on a GPU")
         if isinstance(model, TracedModel) and model.unread_told is not None:
@@ -177,19 +193,48 @@ class Prepared:
         return [*found, *self.plan.notes]
 
 
-def _beside_caps() -> str:
-    """What a run on a CPU takes of the host beside its arenas.
+@dataclass(frozen=True)
+class ProcessMemory:
+    """What a process that trains on a CPU takes of the host's memory at its peak.
 
-    A fifth: 0.4 GiB of arenas of 1.97, measured on a run of 111 M parameters with evaluations.
+    Attributes:
+        planned_bytes: arenas, and what libraries take while kernels run.
+        before_bytes: the interpreter and libraries, before the arenas are there.
+        working_bytes: beside both while it reads, computes and saves.
     """
-    from twinstream.executor.memory.host_limits import process_bytes
 
-    now, _ = process_bytes()
-    taken = "memory" if now is None else brief(now)
-    return (
-        f"note: beside its arenas this process takes {taken} for the interpreter and torch, and up "
-        "to a fifth of them more while it computes and saves; no cap counts that"
-    )
+    planned_bytes: int
+    before_bytes: int
+    working_bytes: int
+
+    @classmethod
+    def of(cls, schedule: Schedule, summary: Summary, before_bytes: int) -> "ProcessMemory":
+        """
+        Args:
+            before_bytes: what the process takes already.
+        """
+        planned = summary.device_peak_bytes + summary.host_peak_bytes
+        state = [t for t in schedule.tensors if t.parent is None and t.role in _CARRIED]
+        groups: Counter[str] = Counter()
+        for tensor in state:  # a group's parameters and state are made beside the arenas, once
+            groups[tensor.tensor_id.partition(".")[2]] += tensor.size_bytes
+        untouched = planned - groups.total()  # before the first step
+        made = max(0, max(groups.values(), default=0) - untouched)
+        return cls(planned, before_bytes, WORKING_BYTES + made)
+
+    @property
+    def total_bytes(self) -> int:
+        """The whole process."""
+        return self.planned_bytes + self.before_bytes + self.working_bytes
+
+    @property
+    def text(self) -> str:
+        """In words: the whole and its parts."""
+        return (
+            f"{brief(self.total_bytes)} of this machine's: {brief(self.planned_bytes)} planned, "
+            f"{brief(self.before_bytes)} interpreter and libraries, {brief(self.working_bytes)} "
+            "while it reads, computes and saves"
+        )
 
 
 def prepare(

@@ -1,6 +1,6 @@
 """The trainer's end of the channels to its ranks: answers them, reads and writes their state."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from twinstream.executor.ranks.rank_run import RankOutcome
     from twinstream.executor.run.evaluation import PassLoss
 
+_PIECE_BYTES = 2**25
 _KEPT_STEPS = 16  # stages are a few steps apart, at most
 
 
@@ -65,7 +66,9 @@ class TrainerServer:
         self._replicas: dict[int, int] = {}
         self._owners: dict[str, dict[int, int]] = {}  # by name and replica, the first rank
         self._all_owners: dict[str, list[int]] = {}
+        self._sizes: dict[str, int] = {}
         for part in plan.parts:
+            self._sizes.update((t.tensor_id, t.size_bytes) for t in part.schedule.tensors)
             replica = self._replicas[part.rank] = part.coordinates.get("dp", 0)
             for name in carried_names(part.schedule):
                 self._owners.setdefault(name, {}).setdefault(replica, part.rank)
@@ -138,6 +141,20 @@ class TrainerServer:
         shards = [{name: self._read(owners[at], name)} for at in sorted(owners)]
         return self._shards.whole(shards)[name]
 
+    def pieces(self, name: str) -> Iterator[Any]:
+        """The same, piece by piece; whole where it is put together of shards.
+
+        Raises:
+            SilentRankError: a rank does not give it.
+        """
+        if self._shards is not None:
+            yield self.read(name)
+            return
+        owner = next(iter(self._owners[name].values()))
+        size = self._sizes[name]
+        for start in range(0, size, _PIECE_BYTES):
+            yield self._read(owner, name, start, min(size, start + _PIECE_BYTES))
+
     def write(self, name: str, flat: Any) -> None:
         """Write a whole tensor of the state, 1-D uint8, to all ranks that have it or a shard.
 
@@ -164,10 +181,11 @@ class TrainerServer:
         heads = {self._replicas[rank]: found.passes for rank, found in told.items() if found.passes}
         return [heads[replica] for replica in sorted(heads)]
 
-    def _read(self, rank: int, name: str) -> Any:
+    def _read(self, rank: int, name: str, start: int = 0, stop: int | None = None) -> Any:
         import torch
 
-        told = self._request({rank: ReadTensor(name)}, f"'{name}'", self._timeout_s)
+        asked = {rank: ReadTensor(name, start, stop)}
+        told = self._request(asked, f"'{name}'", self._timeout_s)
         return torch.from_numpy(told[rank].flat)
 
     def _request(self, asked: dict[int, Any], what: str, limit_s: float) -> dict[int, Any]:

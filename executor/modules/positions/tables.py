@@ -10,8 +10,20 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from twinstream.executor.modules.blocks import ModuleRefusal, blocks_of, told_of
-from twinstream.executor.modules.building import buffer_slots, documents, parameter_slots, placed
-from twinstream.executor.modules.calling import POSITIONS, module_inputs, run_module
+from twinstream.executor.modules.building import (
+    buffer_slots,
+    build_module,
+    documents,
+    parameter_slots,
+    placed,
+)
+from twinstream.executor.modules.calling import (
+    POSITIONS,
+    grows_with_documents,
+    module_inputs,
+    run_module,
+)
+from twinstream.models.traced import ModuleSource
 from twinstream.models.traced_parts import PositionLimit
 from twinstream.schedule.errors import TwinstreamError
 
@@ -27,6 +39,28 @@ def position_limit(module: nn.Module) -> PositionLimit | None:
     limits = [getattr(module, POSITIONS), *_of_tables(module), *_in_blocks(module)]
     found = [limit for limit in limits if limit is not None]
     return min(found, key=lambda one: one.tokens, default=None)
+
+
+def built_for(
+    source: ModuleSource, dtype: torch.dtype, attention: str | None, longest: int | None
+) -> tuple[ModuleSource, nn.Module]:
+    """The module, whose rotary frequencies follow from each document's length where documents are
+    longer than the first ones are for; and its source, which says so.
+
+    Args:
+        longest: tokens of the longest packed document, where that is known.
+
+    Raises:
+        ModuleRefusal: as `build_module`.
+    """
+    module = build_module(source, dtype, attention)
+    limit: PositionLimit | None = getattr(module, POSITIONS)
+    if limit is None or longest is None or longest <= limit.tokens:
+        return source, module
+    if grows_with_documents(module):
+        source = source.model_copy(update={"rotary": "by_document"})
+        module = build_module(source, dtype, attention)
+    return source, module
 
 
 def _of_tables(module: nn.Module) -> list[PositionLimit]:

@@ -13,6 +13,7 @@ from twinstream.schedule.cost import Work
 from twinstream.schedule.files import write_text
 from twinstream.schedule.node import Node
 
+_DIGITS = 24  # of a digest
 _NodeT = TypeVar("_NodeT", bound=Node)
 
 
@@ -24,12 +25,18 @@ class _Head(Node):
 
 
 class _Line(Node):
-    """One sample, by what it is of."""
+    """One sample, by what it is of, and a digest of both."""
 
     key: str
     name: str
     time_ns: float
     state: DeviceState | None = None
+    digest: str = ""
+
+    def with_digest(self) -> "_Line":
+        plain = self.model_copy(update={"digest": ""}).model_dump_json()
+        found = hashlib.sha256(plain.encode()).hexdigest()[:_DIGITS]
+        return self.model_copy(update={"digest": found})
 
 
 class SampleLog:
@@ -71,7 +78,7 @@ class SampleLog:
         if key not in self._known:
             timing = self._known[key] = measure()
             self._lines.append(
-                _Line(key=key, name=name, time_ns=timing.time_ns, state=timing.state)
+                _Line(key=key, name=name, time_ns=timing.time_ns, state=timing.state).with_digest()
             )
             if self._path is not None:
                 text = "".join(f"{line.model_dump_json()}\n" for line in self._lines)
@@ -92,7 +99,8 @@ def _lines(path: Path, source: str | None = None) -> list[_Line]:
     head = _read(_Head, first)
     if head is None or source not in (None, head.source):
         return []
-    return [line for text in others if (line := _read(_Line, text)) is not None]
+    lines = [line for text in others if (line := _read(_Line, text)) is not None]
+    return [line for line in lines if line == line.with_digest()]
 
 
 def _read(kind: type[_NodeT], text: str) -> _NodeT | None:
@@ -104,4 +112,4 @@ def _read(kind: type[_NodeT], text: str) -> _NodeT | None:
 
 def _key(kernel: str, works: Sequence[Work]) -> str:
     text = "\n".join([kernel, *(work.model_dump_json() for work in works)])
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]

@@ -1,12 +1,18 @@
-"""Tensors of a folder that are not trained, and are written back as they were, byte by byte."""
+"""Tensors of a folder that are not trained, and are written back as they were, byte by byte.
+
+Codes are written as the values that they stand for, in the dtype of what is trained beside them:
+the config.json that is written says of no codes, so that whoever reads it takes all for values.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
 
+from twinstream.executor.weights.codes.coded_tensor import CodedTensor
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.safetensors_header import StoredTensor
 from twinstream.models.hf_weights import HfWeight
@@ -30,22 +36,32 @@ class CarriedTensors:
 
     Only the former's places are held. They are read one by one when they are written, of files that
     may not have changed since.
+
+    Attributes:
+        dtype: of what is trained beside them, in which codes are written as values.
     """
 
     stored: Mapping[str, StoredTensor] = field(default_factory=dict)
     values: Mapping[str, torch.Tensor] = field(default_factory=dict)
     stamps: Mapping[Path, tuple[int, int]] = field(default_factory=dict)
+    dtype: str = "float32"
 
     @classmethod
     def of(
-        cls, stored: Mapping[str, StoredTensor], values: Mapping[str, torch.Tensor] | None = None
-    ) -> "CarriedTensors":
+        cls, stored: Mapping[str, StoredTensor], dtype: str,
+        values: Mapping[str, torch.Tensor] | None = None,
+    ) -> "CarriedTensors":  # fmt: skip
         """
         Raises:
             WeightsError: a file cannot be read.
         """
-        files = {tensor.file for tensor in stored.values()}
-        return cls(stored, values or {}, {file: _stamp(file) for file in files})
+        files = {file for tensor in stored.values() for file in tensor.files}
+        return cls(stored, values or {}, {file: _stamp(file) for file in files}, dtype)
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether some are codes in their files, and written as values."""
+        return any(isinstance(one, CodedTensor) for one in self.stored.values())
 
     @property
     def size_bytes(self) -> int:
@@ -70,10 +86,12 @@ class CarriedTensors:
 
     def weights(self) -> list[HfWeight]:
         """What is to be written, each a group of its own."""
-        found = [
-            HfWeight(name, one.shape, f"{_GROUP}{name}", 0, one.size_bytes, one.dtype)
-            for name, one in self.stored.items()
-        ]
+        found = []
+        for name, one in self.stored.items():
+            size, dtype = one.size_bytes, one.dtype
+            if isinstance(one, CodedTensor):
+                size, dtype = prod(one.shape) * self._torch_dtype.itemsize, self.dtype
+            found.append(HfWeight(name, one.shape, f"{_GROUP}{name}", 0, size, dtype))
         return found + [
             HfWeight(name, tuple(x.shape), f"{_GROUP}{name}", 0, x.nbytes, _CODES[x.dtype])
             for name, x in self.values.items()
@@ -91,7 +109,7 @@ class CarriedTensors:
         return read
 
     def read(self, name: str) -> torch.Tensor:
-        """The bytes of one, 1-D uint8.
+        """The bytes of one as it is written, 1-D uint8.
 
         Raises:
             WeightsError: its file has gone, or is not what it was when the run began.
@@ -99,22 +117,31 @@ class CarriedTensors:
         if name in self.values:
             return self.values[name].detach().contiguous().reshape(-1).view(torch.uint8)
         one = self.stored[name]
-        if _stamp(one.file) != self.stamps[one.file]:
-            raise WeightsError(
-                one.file,
-                f"has changed since the run began, and {name}, which is not trained, is to be "
-                "written back as it was: put the file back",
-            )
+        for file in one.files:
+            if _stamp(file) != self.stamps[file]:
+                raise WeightsError(
+                    file,
+                    f"has changed since the run began, and {name}, which is not trained, is to be "
+                    "written back as it was: put the file back",
+                )
+        if isinstance(one, CodedTensor):
+            return _decoded(one, self._torch_dtype).view(-1).view(torch.uint8)
         return read_bytes_of(one, name)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One that a file has, in its own dtype.
+        """One that a file has, as it is written.
 
         Raises:
             WeightsError: as `read`.
         """
         one = self.stored[name]
-        return self.read(name).view(TORCH_DTYPES[one.dtype]).view(one.shape)
+        dtype = self._torch_dtype if isinstance(one, CodedTensor) else TORCH_DTYPES[one.dtype]
+        return self.read(name).view(dtype).view(one.shape)
+
+    @property
+    def _torch_dtype(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
 
 
 def read_bytes_of(stored: StoredTensor, name: str) -> torch.Tensor:
@@ -145,24 +172,31 @@ def with_file(stored: StoredTensor, name: str, begin: int, flat: torch.Tensor) -
 
 
 def read_tensor(stored: StoredTensor, name: str) -> torch.Tensor:
-    """A tensor of a file in its own dtype.
+    """A tensor of a file in its own dtype; of codes their values.
 
     Raises:
         WeightsError: the file has gone or was cut off, or its dtype is unknown here.
     """
+    if isinstance(stored, CodedTensor):
+        return _decoded(stored, torch.float32)
     if stored.dtype not in TORCH_DTYPES:
         raise WeightsError(stored.file, f"has {name} as {stored.dtype}, which is not read")
     return read_bytes_of(stored, name).view(TORCH_DTYPES[stored.dtype]).view(stored.shape)
 
 
 def has_equal_values(one: StoredTensor, other: StoredTensor) -> bool:
-    """Whether two tensors of files have the same numbers; compared block by block.
+    """Whether two tensors of files have the same numbers; compared block by block. Codes are equal
+    to values that they were rounded to.
 
     Raises:
         WeightsError: a file has gone or was cut off, or a dtype is unknown here.
     """
     if one.shape != other.shape:
         return False
+    if isinstance(one, CodedTensor) or isinstance(other, CodedTensor):
+        here, there = (read_tensor(x, "a tensor") for x in (one, other))
+        dtype = min((here.dtype, there.dtype), key=lambda dtype: dtype.itemsize)
+        return torch.equal(here.to(dtype), there.to(dtype))
     if one.dtype != other.dtype:
         values = (read_tensor(x, "a tensor").double() for x in (one, other))
         return torch.equal(*values)
@@ -174,6 +208,12 @@ def has_equal_values(one: StoredTensor, other: StoredTensor) -> bool:
         if not torch.equal(left, right):
             return False
     return True
+
+
+def _decoded(stored: CodedTensor, dtype: torch.dtype) -> torch.Tensor:
+    values = torch.empty(stored.shape, dtype=dtype)
+    stored.decode_into(values)
+    return values
 
 
 def _stamp(file: Path) -> tuple[int, int]:

@@ -87,7 +87,7 @@ class ModuleNames:
         if self.conversion is not None and buffers:
             buffers = self.conversion.stored(buffers)
         kept = [*self.carried, *(self.plain[name] for name in there if name in self.plain)]
-        return CarriedTensors.of({name: stored[name] for name in kept}, buffers)
+        return CarriedTensors.of({name: stored[name] for name in kept}, model.dtype, buffers)
 
 
 def plain_module(model: TracedModel) -> Any:

@@ -65,3 +65,5 @@ def test_a_file_that_is_no_samples_is_begun_anew(tmp_path: Path, content):
     assert count_samples(path) == 0 and not log.knows("matmul", ())
     log.take("a product", "matmul", (), lambda: Timing(5.0))
     assert count_samples(path) == 1 and SampleLog(path, "here").knows("matmul", ())
+    path.write_text(path.read_text().replace('"time_ns":5.0', '"time_ns":50.0'))
+    assert not SampleLog(path, "here").knows("matmul", ())

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from tests.executor.weights.coded_folders import KINDS, encode
 from tests.executor.weights.small_models import (
     MODELS,
     WITH_EXPERTS,
@@ -185,6 +186,25 @@ def test_layers_for_a_token_further_on_are_written_back_as_they_were(
     (saved / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
     with pytest.raises(WeightsError, match=r"not part of it: model\.layers\.2\.eh_proj"):
         HfFolder.open(saved, spec)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_for_a_token_further_on_that_are_codes_are_written_as_values(models, kind, tmp_path):
+    saved, _, written, _ = again(models["dots1"], tmp_path)
+    config = json.loads((saved / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    (saved / "config.json").write_text(json.dumps(config))
+    path, name = saved / "model.safetensors", "model.layers.2.eh_proj.weight"
+    more = {name: torch.rand(16, 64), "model.layers.2.enorm.weight": torch.rand(16)}
+    save_file(load_file(path) | more, path, metadata={"format": "pt"})
+    encode(saved, tmp_path / "values", kind, lambda one: one == name)
+    spec = ModelSpec.from_hf_config(saved)
+    flats = read_flats(HfFolder.open(saved, spec))
+    write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
+    expected = load_file(tmp_path / "values" / "model.safetensors")
+    found = load_file(written / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert torch.equal(found[name], expected[name].to(getattr(torch, spec.dtype)))
+    assert torch.equal(found["model.layers.2.enorm.weight"], more["model.layers.2.enorm.weight"])
 
 
 def test_like_a_folder_without_weights_takes_its_config_and_own_shards(models, tmp_path):

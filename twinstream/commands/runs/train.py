@@ -175,11 +175,10 @@ def _report(result: TrainResult, prepared: Prepared, *, as_json: bool) -> None:
     log = RunFiles(folder).metrics  # which is gone where someone has removed the folder
     steps = events_of_kind(read_metrics(log), StepMetrics) if log.exists() else []
     lines = [f"fill {result.fill:.1%}; steps waited {result.waited_s:.2f} s for data"]
-    if prepared.here.backend == "cpu" and (prepared.options.ranks or 1) == 1:
-        planned = result.predicted.device_peak_bytes + result.predicted.host_peak_bytes
+    if (memory := prepared.process_memory) is not None:
         lines.append(
             f"the process took {brief(process_bytes()[1])} of the host's memory at its peak, "
-            f"{brief(planned)} of it in what was planned"
+            f"{brief(memory.total_bytes)} were predicted"
         )
     if result.skipped:
         lines.append(f"{len(result.skipped):,} rows were skipped; the first: {result.skipped[0]}")

@@ -53,6 +53,7 @@ def train_screen(prepared: Prepared, done: int) -> Group:
         *(() if done else _reference(prepared)),
         ("to the end", f"{duration(left * plan.step_s)}: {left:,}{of} steps"),
         *_limits(plan, explanation),
+        *(() if (memory := prepared.process_memory) is None else (("memory", memory.text),)),
         ("checkpoint", brief(plan.checkpoint_bytes)),
         ("planned in", seconds(prepared.plan_seconds)),
     ):
@@ -143,7 +144,9 @@ def predicted_json(prepared: Prepared) -> dict[str, object]:
             "candidates": [str(one) for one in plan.candidates],
             "memory_bytes": memory,
         }
+    process = prepared.process_memory
     return found | {
+        "process_bytes": None if process is None else process.total_bytes,
         "num_steps": prepared.num_steps,
         "tokens_per_step": prepared.tokens_per_step,
         "epoch_tokens": prepared.data.epoch_tokens,

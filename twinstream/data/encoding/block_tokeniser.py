@@ -19,7 +19,8 @@ from twinstream.data.encoding.tokenizer import Ids, load_tokenizer, missing_affi
 from twinstream.data.reading.bins import read_bin
 from twinstream.data.reading.blocks import DataBlock, FileRange, digest_of, unchanged
 from twinstream.data.reading.files import combined_hash
-from twinstream.data.reading.ranges import text_in
+from twinstream.data.reading.parquet import bytes_of_group
+from twinstream.data.reading.ranges import digest_of_range, text_in
 from twinstream.data.reading.rows import DataRow, rows_of
 from twinstream.data.shapes import Columns
 
@@ -198,8 +199,12 @@ def _content(part: FileRange) -> object:
     Raises:
         DataError: it is not what it was when the data was opened.
     """
-    if part.kind in ("parquet", "array", "csv"):
-        return part.content_hash, part.row_group, part.first, part.end
+    if part.kind in ("parquet", "array", "csv"):  # the file's hash may be of samples of it
+        begin, end = part.first, part.end
+        if part.kind == "parquet":
+            begin, end = bytes_of_group(part.path, part.row_group)
+        digest = digest_of_range(part.path, begin, end)
+        return part.content_hash, part.row_group, part.first, part.end, digest
     content, start = part.content()
     digest = digest_of(content)
     if part.digest not in ("", digest):

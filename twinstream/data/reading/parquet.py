@@ -27,6 +27,22 @@ def row_groups(path: Path, columns: Sequence[str] = ()) -> list[tuple[int, int]]
     return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
+def bytes_of_group(path: Path, row_group: int) -> tuple[int, int]:
+    """Where in the file the columns of a row group begin and end.
+
+    Raises:
+        DataError: as `row_groups`.
+    """
+    group = _open(path).metadata.row_group(row_group)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    starts = [
+        min(offset for offset in (c.dictionary_page_offset, c.data_page_offset) if offset)
+        for c in columns
+    ]
+    ends = [start + c.total_compressed_size for start, c in zip(starts, columns, strict=True)]
+    return min(starts), max(ends)
+
+
 def read_rows(
     path: Path, row_group: int, first: int, end: int, columns: Sequence[str] = ()
 ) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The lines, or the piece of a text, that belong to a range of bytes of a file."""
 
+from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO
 
@@ -7,6 +8,7 @@ from twinstream.data.data_error import DataError, unreadable
 from twinstream.schedule.files import open_file
 
 _LOOK_BYTES = 1 << 16  # for a line's end; a text that has none for so long is cut at a space
+_PIECE_BYTES = 1 << 20
 _MARK = b"\xef\xbb\xbf"  # which some programs put before UTF-8 text
 
 
@@ -22,6 +24,23 @@ def lines_in(path: Path, first: int, end: int) -> tuple[bytes, int]:
     except OSError as error:
         raise unreadable(path, error) from None
     return _unmarked(content, start)
+
+
+def digest_of_range(path: Path, first: int, end: int) -> str:
+    """Of the bytes [first, end) of a file.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    digest = blake2b(digest_size=16)
+    try:
+        with open_file(path) as file:
+            file.seek(first)
+            for start in range(first, end, _PIECE_BYTES):
+                digest.update(file.read(min(_PIECE_BYTES, end - start)))
+    except OSError as error:
+        raise unreadable(path, error) from None
+    return digest.hexdigest()
 
 
 def text_in(path: Path, first: int, end: int) -> tuple[str, int]:

@@ -19,7 +19,7 @@ from twinstream.data.training_data import TrainingData
 from twinstream.executor.weights.durable_files import write_file
 from twinstream.log.run_files import RunFiles
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.files import open_file, read_bytes
+from twinstream.schedule.files import digests_of, open_file, read_bytes, reason_of
 from twinstream.training.preparing import Prepared
 from twinstream.training.ranks.planning import Plan
 from twinstream.training.run.pairs import KEY_BYTES, Floats, keys_of, log_probs_of
@@ -38,19 +38,23 @@ class Reference:
     Args:
         path: of the file that keeps them; one with another fingerprint, or damaged, is not read.
         fingerprint: of all that decides them but the pairs.
+        files: digests of the model's files; those of earlier versions have none to compare with.
 
     Attributes:
         covers: a name of the chunks whose pairs are all known; empty where that is not known.
         is_of_another: whether the file is of another model.
     """
 
-    def __init__(self, path: Path, fingerprint: str) -> None:
-        self._path, self._fingerprint = path, fingerprint
+    def __init__(self, path: Path, fingerprint: str, files: Sequence[str] = ()) -> None:
+        self._path, self._fingerprint, self._files = path, fingerprint, list(files)
         self._known: dict[bytes, tuple[float, float]] = {}
         self.covers, self.is_of_another = "", False
         try:
             with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as found:
-                self.is_of_another = found["fingerprint"].item() != fingerprint
+                told = found["files"].tolist() if "files" in found else self._files
+                self.is_of_another = (found["fingerprint"].item(), told) != (
+                    fingerprint, self._files,
+                )  # fmt: skip
                 if not self.is_of_another:
                     self.covers = str(found["covers"].item())
                     keys = found["keys"].astype(np.uint8).reshape(-1, KEY_BYTES)
@@ -102,6 +106,7 @@ class Reference:
         np.savez(
             content,
             fingerprint=np.array(self._fingerprint),
+            files=np.array(self._files, np.str_),
             covers=np.array(self.covers),
             keys=np.frombuffer(b"".join(self._known), np.uint8).reshape(-1, KEY_BYTES),
             log_probs=np.array(list(self._known.values()), np.float32).reshape(-1, 2),
@@ -110,8 +115,19 @@ class Reference:
 
 
 def reference_of(prepared: Prepared) -> Reference:
-    """What is known of a run's reference already."""
-    return Reference(RunFiles(prepared.options.output).reference, fingerprint_of(prepared))
+    """What is known of a run's reference already.
+
+    Raises:
+        TwinstreamError: the model's files cannot be read.
+    """
+    model = prepared.model
+    files = [] if model.folder is None else sorted(model.folder.glob("*.safetensors"))
+    try:
+        digests = digests_of(files)
+    except OSError as error:
+        raise TwinstreamError(f"cannot read {model.folder}: {reason_of(error)}") from None
+    path = RunFiles(prepared.options.output).reference
+    return Reference(path, fingerprint_of(prepared), digests)
 
 
 def fingerprint_of(prepared: Prepared) -> str:

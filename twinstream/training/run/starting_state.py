@@ -7,6 +7,7 @@ from twinstream.models.recipe import Recipe
 from twinstream.models.traced import TracedModel
 from twinstream.models.trained import adapter_groups
 from twinstream.training.checkpoints import Checkpoint
+from twinstream.training.machine import Tell
 from twinstream.training.model_opening import OpenedModel
 from twinstream.training.options import TrainOptions
 
@@ -16,9 +17,13 @@ if TYPE_CHECKING:
 
 
 def starting_state(
-    model: OpenedModel, options: TrainOptions, recipe: Recipe, checkpoint: Checkpoint | None
-) -> tuple["Weights", "Optimizer"]:
+    model: OpenedModel, options: TrainOptions, recipe: Recipe, checkpoint: Checkpoint | None,
+    tell: Tell,
+) -> tuple["Weights", "Optimizer"]:  # fmt: skip
     """The state before the first step that is left.
+
+    Args:
+        tell: takes a line on what is made anew.
 
     Raises:
         WeightsError: a file has gone or changed.
@@ -26,7 +31,7 @@ def starting_state(
     from twinstream.executor.state.sources import fresh_optimizer, kept_optimizer
     from twinstream.executor.weights.checkpoint_files import CheckpointFiles
 
-    weights = _weights(model, options, recipe, checkpoint)
+    weights = _weights(model, options, recipe, checkpoint, tell)
     if checkpoint is None:
         return weights, fresh_optimizer(model.spec, recipe)
     files = CheckpointFiles(checkpoint.path)
@@ -50,8 +55,9 @@ def starting_buffers(model: OpenedModel, checkpoint: Checkpoint | None) -> "Buff
 
 
 def _weights(
-    model: OpenedModel, options: TrainOptions, recipe: Recipe, checkpoint: Checkpoint | None
-) -> "Weights":
+    model: OpenedModel, options: TrainOptions, recipe: Recipe, checkpoint: Checkpoint | None,
+    tell: Tell,
+) -> "Weights":  # fmt: skip
     """Of the base, and of adapters beside it: a checkpoint has what is trained."""
     from twinstream.executor.state.sources import in_their_base, read_adapters, read_parameters
     from twinstream.executor.state.training_state import fresh_adapters, fresh_parameters
@@ -69,7 +75,7 @@ def _weights(
     elif isinstance(spec, TracedModel):
         parameters = read_module_parameters(base, spec)
     else:
-        parameters = read_parameters(HfFolder.open(base, spec), recipe, options.output)
+        parameters = read_parameters(HfFolder.open(base, spec), recipe, options.output, tell)
     adapter = options.adapter if checkpoint is None else checkpoint.path
     if not has_adapters or adapter is None:
         return chain(parameters, fresh_adapters(spec, options.seed, recipe))
