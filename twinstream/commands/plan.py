@@ -15,7 +15,7 @@ from twinstream.commands.arguments.inputs import checked_schedule
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
-from twinstream.commands.arguments.queries import query_of
+from twinstream.commands.arguments.queries import charged_at, query_of
 from twinstream.commands.arguments.requests import notes_of
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan_screens import (
@@ -83,6 +83,7 @@ def plan(  # noqa: PLR0913
     is_compared = first == ALL and ranks is None and asked.is_of_one_device(wanted)
     query = query_of(replace(wanted, policy=None) if is_compared else wanted, asked, ranks)
     charged.require_possible()
+    charged = charged_at(charged, wanted, asked)
     if warm_start and not isinstance(query, DeviceQuery):
         raise LayoutError("--warm-start is of one device; leave it out")
     if isinstance(query, DeviceQuery) and is_compared:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -82,5 +82,7 @@ def _of_node(node: type[Node]) -> list[tuple[str, Any, Any]]:
             rich_help_panel=node.model_config.get("title"),
             show_default=bool(default) and default is not True,
         )
-        found.append((name, default, Annotated[hints[name], option]))
+        is_text = any(get_origin(one) is dict for one in get_args(hints[name]))
+        hint = str | None if is_text else hints[name]  # the field reads it
+        found.append((name, default, Annotated[hint, option]))
     return found
