@@ -169,3 +169,12 @@ def test_every_number_of_every_row_is_there(heads, figures, width):
     assert shown.count("title") == 1
     for figure in set(figures):
         assert shown.count(f" {figure} GB") >= figures.count(figure) * len(heads)
+
+
+@pytest.mark.parametrize("command", ["fit", "plan", "whatif", "train", "run"])
+def test_no_sentence_of_help_is_cut_or_begins_without_its_noun(command, monkeypatch) -> None:
+    """At 80 columns the last column of a box is a sentence's, whole."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [line.rstrip("│ ") for line in call(command, "--help").out.splitlines()]
+    assert len(lines) > 40
+    assert not [line for line in lines if line.endswith("…") or "  Of " in line]

@@ -41,7 +41,9 @@ class FitOptions:
 
     machine: Annotated[
         list[str] | None,
-        typer.Option("--machine", metavar="NAME|FILE", help="May be given again."),
+        typer.Option(
+            "--machine", metavar="NAME|FILE", help="A machine to plan for; may be given again."
+        ),
     ] = None
     device_mem: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Cap of device memory, by default all.")
@@ -53,27 +55,38 @@ class FitOptions:
         _LENGTHS
     )
     tokens_per_step: Annotated[
-        int, typer.Option(min=1, max=_LONGEST, metavar="N", help="Of every cell.")
+        int,
+        typer.Option(
+            min=1, max=_LONGEST, metavar="N", help="Tokens of a step, the same in every cell."
+        ),
     ] = TOKENS_PER_STEP
     tokens: Annotated[
         int | None,
-        typer.Option(min=1, max=2**60, metavar="N", help="Of the data, in place of DATA."),
+        typer.Option(min=1, max=2**60, metavar="N", help="Tokens of the data, in place of DATA."),
     ] = None
     tokenizer: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Of DATA: a folder, tokenizer.json, or `bytes`."),
+        typer.Option(
+            metavar="PATH", help="Tokenizer of DATA: a folder, tokenizer.json, or `bytes`."
+        ),
     ] = None
     chat_template: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Jinja, in place of the tokenizer's own.")
+        Path | None,
+        typer.Option(metavar="FILE", help="A template in Jinja, in place of the tokenizer's own."),
     ] = None
     columns: Annotated[
         str | None,
         typer.Option(metavar="NAME=COLUMN,...", help="Columns of other names, as in `train`."),
     ] = None
-    lora: Annotated[str, typer.Option(metavar="OPTIONS", help="Of the rows with LoRA.")] = LORA
+    lora: Annotated[
+        str, typer.Option(metavar="OPTIONS", help="Adapters of the rows with LoRA, as in `train`.")
+    ] = LORA
     loss: Annotated[
         str | None,
-        typer.Option(metavar="dpo", help="dpo[,beta=0.1,label_smoothing=0] of pairs."),
+        typer.Option(
+            metavar="dpo",
+            help="dpo asks about pairs; beta=0.1 and label_smoothing=0 behind commas.",
+        ),
     ] = None
     price: Annotated[
         list[str] | None,

@@ -76,13 +76,13 @@ class TrainOptions(Node):
     lora: str | None = _option(
         WHAT,
         "r=16,...",
-        "Train adapters beside a frozen base: r=16,alpha=32,targets=q,k,v,o,...; "
-        "rslora scales by sqrt(r), save=embed_tokens,lm_head trains these whole.",
+        "Train adapters beside a frozen base: r=16, and behind commas alpha=32, targets=q,k,v,o "
+        "or more; rslora scales by sqrt(r), save=NAME,NAME trains these whole.",
     )
     loss: str | None = _option(
-        WHAT, "dpo|FILE.py:FUNCTION", "dpo[,beta=0.1,label_smoothing=0] prefers the chosen to the "
-        "rejected answer of each row. Or a loss of your own: of logits [R, V] and labels [R] one "
-        "of each row; the model runs by its own code then.",
+        WHAT, "dpo|FILE.py:FUNCTION", "dpo, with beta=0.1 and label_smoothing=0 behind commas, "
+        "prefers the chosen to the rejected answer of each row. Or a loss of your own: of "
+        "logits [R, V] and labels [R] one of each row; the model runs by its own code then.",
     )  # fmt: skip
     aux_loss: float | None = _option(
         WHAT, "X", "What the load-balancing loss of experts counts; by default what the model's "
@@ -129,7 +129,7 @@ class TrainOptions(Node):
     eval_every: int | None = _option(
         DATA, "STEPS", "Evaluate after so many steps; by default with each checkpoint.", ge=1
     )
-    eval_tokens: int = _option(DATA, "N", "Of the evaluation, at most.", 1_000_000, ge=1)
+    eval_tokens: int = _option(DATA, "N", "Tokens of an evaluation, at most.", 1_000_000, ge=1)
 
     steps: int | None = _option(STEPS, "N", "Optimizer steps.", ge=1, le=2**31 - 1)
     epochs: float | None = _option(
@@ -154,24 +154,35 @@ class TrainOptions(Node):
     decay: Decay = _option(STEPS, "SHAPE", "constant, linear, cosine or wsd.", "cosine")
     warmup: str = _option(STEPS, "N|SHARE", "Steps of warm-up, or a share of all.", "3%")
     floor: float = _option(STEPS, "X", "Share of the rate to fall to.", 0.1, ge=0, le=1)
-    cooldown: str = _option(STEPS, "N|SHARE", "Of wsd: the steps of its decay.", "20%")
-    cooldown_shape: Cooldown = _option(STEPS, "SHAPE", "Of wsd: linear or 1-sqrt.", "1-sqrt")
-    seed: int = _option(STEPS, "N", "Of weights, order and rounding.", 0, ge=0, le=2**31 - 1)
+    cooldown: str = _option(STEPS, "N|SHARE", "Steps of the decay of wsd.", "20%")
+    cooldown_shape: Cooldown = _option(STEPS, "SHAPE", "Decay of wsd: linear or 1-sqrt.", "1-sqrt")
+    seed: int = _option(STEPS, "N", "Seed of weights, order and rounding.", 0, ge=0, le=2**31 - 1)
 
     weight_decay: float = _option(
-        ADAMW, "X", "Of matrices and embeddings; norms and biases have none.", 0.01, ge=0, le=1e3
+        ADAMW,
+        "X",
+        "Decay of matrices and embeddings; norms and biases have none.",
+        0.01,
+        ge=0,
+        le=1e3,
     )
     optim: str = _option(
-        ADAMW, "NAME", f"{', '.join(RULES)}, or FILE.py:FUNCTION[,states=N] of your own.", "adamw"
+        ADAMW,
+        "NAME",
+        f"{', '.join(RULES)}, or FILE.py:FUNCTION of your own, with states=N behind a comma.",
+        "adamw",
     )
     beta1: float | None = _option(
-        ADAMW, "X", "Of the first moment, the momentum; 0.9, of Muon 0.95.", ge=0, lt=1
+        ADAMW, "X", "Decay of the first moment, the momentum; 0.9, of Muon 0.95.", ge=0, lt=1
     )
     beta2: float | None = _option(
-        ADAMW, "X", "Of the second; 0.999, of Lion 0.99, of Muon (outside matrices) 0.95.", ge=0,
+        ADAMW, "X", "Decay of the second moment; 0.999, of Lion 0.99, of Muon (outside "
+        "matrices) 0.95.", ge=0,
         lt=1,
     )  # fmt: skip
-    eps: float = _option(ADAMW, "X", "Added to the root.", 1e-8, gt=0, le=1)
+    eps: float = _option(
+        ADAMW, "X", "What is added to the root of the second moment.", 1e-8, gt=0, le=1
+    )
     max_grad_norm: float = _option(
         ADAMW, "X", "Gradients are clipped to this norm of all; 0 is not at all.", 1.0, ge=0
     )
@@ -186,7 +197,7 @@ class TrainOptions(Node):
     )
 
     dtype: Literal["bfloat16", "float32"] | None = _option(
-        PLAN, "NAME", "Of weights and activations; by default the model's."
+        PLAN, "NAME", "Dtype of weights and activations; by default the model's."
     )
     device_mem: str | None = _option(
         PLAN, "SIZE", "Cap of device memory, of each rank; by default all free."
@@ -198,8 +209,10 @@ class TrainOptions(Node):
         PLAN, "NAME|FILE", "Profile of this machine; by default found or measured."
     )
     backend: Literal["auto", "cpu", "cuda"] = _option(PLAN, "NAME", "auto, cpu or cuda.", "auto")
-    policy: str = _option(PLAN, "NAME", "Of `twinstream plan`.", "optimal")
-    recompute: str | None = _option(PLAN, "LEVEL", "Of every block; by default the planner's.")
+    policy: str = _option(PLAN, "NAME", "The policy of `twinstream plan`.", "optimal")
+    recompute: str | None = _option(
+        PLAN, "LEVEL", "Recomputation of every block; by default the planner's."
+    )
     chunk_tokens: int | None = _option(PLAN, "N", "Tokens of a chunk.", ge=1)
     chunks_per_round: int | None = _option(
         PLAN, "N", "Chunks of a round; with ranks a round is a microbatch.", ge=1
@@ -230,7 +243,7 @@ class TrainOptions(Node):
         RANKS, "NAME", "gpipe, 1f1b, interleaved or ring; by default 1f1b."
     )
     virtual_stages: int | None = _option(
-        RANKS, "N", "Of each rank, with interleaved or ring; by default 1.", ge=1
+        RANKS, "N", "Stages of each rank, with interleaved or ring; by default 1.", ge=1
     )
 
     save_every: str = _option(

@@ -129,7 +129,8 @@ class PlanOptions:
         _option(
             _PLAN,
             "NAME",
-            f"The rule of updates: {', '.join(RULES)}, or FILE.py:FUNCTION[,states=N] of your own.",
+            f"The rule of updates: {', '.join(RULES)}, or FILE.py:FUNCTION of your own, "
+            "with states=N behind a comma.",
         ),
     ] = None
     optimizer_state: Annotated[
@@ -154,9 +155,9 @@ class PlanOptions:
         _option(
             _PLAN,
             "dpo|FILE.py:FUNCTION",
-            "dpo[,beta=0.1,label_smoothing=0], of pairs of sequences of --seq-len. Or a loss of "
-            "your own: of logits [R, V] and labels [R] one of each row; the model runs by its own "
-            "code then.",
+            "dpo, with beta=0.1 and label_smoothing=0 behind commas, of pairs of sequences of "
+            "--seq-len. Or a loss of your own: of logits [R, V] and labels [R] one of each row; "
+            "the model runs by its own code then.",
         ),
     ] = None
     aux_loss: Annotated[
@@ -178,8 +179,9 @@ class PlanOptions:
         _option(
             _PLAN,
             "OPTIONS",
-            "Freeze the model and train adapters beside its projections: r=16,alpha=32,"
-            "targets=q,k,v,o,gate,up,down, of which any may be left out (but not all).",
+            "Freeze the model and train adapters beside its projections: r=16, and behind "
+            "commas alpha=32 and targets=q,k,v,o with gate, up, down, of which any may be left out "
+            "(but not all).",
         ),
     ] = None
     freeze: Annotated[
