@@ -95,6 +95,8 @@ COMMANDS = {
 class Screens(dict[int, Console]):
     """A console of each width, in place of the one that a command prints to."""
 
+    is_terminal = True
+
     def __init__(self) -> None:
         for width in WIDTHS:
             self[width] = Console(
@@ -178,3 +180,8 @@ def test_no_sentence_of_help_is_cut_or_begins_without_its_noun(command, monkeypa
     lines = [line.rstrip("│ ") for line in call(command, "--help").out.splitlines()]
     assert len(lines) > 40
     assert not [line for line in lines if line.endswith("…") or "  Of " in line]
+
+
+def test_lines_in_a_pipe_have_no_blanks_at_their_ends() -> None:
+    told = call("plan", *TINY_STEP, "--machine", "cpu").out
+    assert told and not [line for line in told.splitlines() if line != line.rstrip()]
