@@ -46,11 +46,13 @@ class UnknownModelError(TwinstreamError):
         traced = next((one for one in _TRACED if _plain(folder).startswith(one[0])), None)
         if traced is not None:
             _, full, why = traced
-            hub = name if _OF_HUGGING_FACE.fullmatch(name) else full.format(folder.lower())
+            own = folder.lower().removesuffix("-it")
+            hub = name if _OF_HUGGING_FACE.fullmatch(name) else full.format(own)
             super().__init__(
                 f"'{name}' is no preset: twinstream has no kernels for its layers ({why}), which "
                 f"are traced from transformers' own code. Fetch it with hf download {hub} "
-                f"--local-dir {folder}, then give that folder; its config.json alone does to plan."
+                f"--local-dir {folder}, then give that folder, or what twinstream trace writes of "
+                "it; its config.json alone does to plan."
             )
             return
         if _OF_HUGGING_FACE.fullmatch(name):

@@ -51,6 +51,16 @@ def machine_of(cluster: Cluster) -> Machine:
     return changed(Machine, named, machine, where)
 
 
+def place_names(place: Cluster | Machine) -> tuple[str, ...]:
+    """The names by which a price of it may be given: its own, its node's machine, the GPU's.
+
+    >>> place_names(load_cluster("h100_dgx")), place_names(load_machine("b200"))
+    (('h100_dgx', 'h100_training', 'h100'), ('b200',))
+    """
+    machine = load_machine(place.machine) if isinstance(place, Cluster) else place
+    return tuple(dict.fromkeys((place.name, machine.name, machine.name.partition("_")[0])))
+
+
 def with_fields(
     cluster: Cluster, document: Mapping[str, Any], where: str, source: str | None = None
 ) -> Cluster:

@@ -11,7 +11,7 @@ import twinstream as ts
 from tests.data.samples import lines_of, loaded, paragraphs, tokenizer_folder
 from tests.front_door.command_line import call
 from tests.training.small_runs import write_config, write_rows
-from twinstream.commands.fit import FitOptions, lengths_of, prices_of
+from twinstream.commands.fit import FitOptions, lengths_of, prices_by_machine
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.study.fit.cells import FitCell, FitQuestion, FitTable, ways
 from twinstream.study.fit.screen import fit_screen
@@ -229,4 +229,5 @@ def test_a_wrong_input_is_one_message(given: tuple[str, ...], says: str) -> None
 
 def test_lengths_and_prices_are_read() -> None:
     assert lengths_of("512,1k,1024") == (512, 1024)
-    assert prices_of(["2"], ("a", "b")) == {"a": 2.0, "b": 2.0}
+    assert prices_by_machine(["2"], ("a", "b")) == {"a": 2.0, "b": 2.0}
+    assert prices_by_machine(["a=1,b=$2.50"], ("a", "b")) == {"a": 1.0, "b": 2.5}

@@ -94,6 +94,8 @@ COMMANDS = {
 class Screens(dict[int, Console]):
     """A console of each width, in place of the one that a command prints to."""
 
+    is_terminal = True
+
     def __init__(self) -> None:
         for width in WIDTHS:
             self[width] = Console(
@@ -168,3 +170,17 @@ def test_every_number_of_every_row_is_there(heads, figures, width):
     assert shown.count("title") == 1
     for figure in set(figures):
         assert shown.count(f" {figure} GB") >= figures.count(figure) * len(heads)
+
+
+@pytest.mark.parametrize("command", ["fit", "plan", "whatif", "train", "run"])
+def test_no_sentence_of_help_is_cut_or_begins_without_its_noun(command, monkeypatch) -> None:
+    """At 80 columns the last column of a box is a sentence's, whole."""
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [line.rstrip("│ ") for line in call(command, "--help-all").out.splitlines()]
+    assert len(lines) > 30
+    assert not [line for line in lines if line.endswith("…") or "  Of " in line]
+
+
+def test_lines_in_a_pipe_have_no_blanks_at_their_ends() -> None:
+    told = call("plan", *TINY_STEP, "--machine", "cpu").out
+    assert told and not [line for line in told.splitlines() if line != line.rstrip()]

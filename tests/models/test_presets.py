@@ -134,7 +134,8 @@ def test_a_folder_wins_over_a_model_of_the_hub(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("name", "hub"),
     [("gemma-3-4b", "google/gemma-3-4b-it"), ("phi-4-mini", "microsoft/Phi-4-mini-instruct"),
-     ("GPT-OSS-20B", "openai/gpt-oss-20b"), ("google/gemma-3-1b-pt", "google/gemma-3-1b-pt")],
+     ("GPT-OSS-20B", "openai/gpt-oss-20b"), ("google/gemma-3-1b-pt", "google/gemma-3-1b-pt"),
+     ("Gemma-3-27b-it", "google/gemma-3-27b-it")],
 )  # fmt: skip
 def test_models_without_kernels_here_are_named_with_how_they_are_had(name, hub) -> None:
     with pytest.raises(UnknownModelError, match=f"traced .* hf download {hub} "):

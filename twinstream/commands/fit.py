@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +13,7 @@ from twinstream.commands.arguments.options import Json
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.requests import require_known
 from twinstream.commands.output import filled_in, print_json, print_report
+from twinstream.cost.bill import prices_of
 from twinstream.models.recipe import dpo_of
 from twinstream.planner.choices import EFFORTS
 from twinstream.schedule.errors import TwinstreamError
@@ -41,7 +41,9 @@ class FitOptions:
 
     machine: Annotated[
         list[str] | None,
-        typer.Option("--machine", metavar="NAME|FILE", help="May be given again."),
+        typer.Option(
+            "--machine", metavar="NAME|FILE", help="A machine to plan for; may be given again."
+        ),
     ] = None
     device_mem: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Cap of device memory, by default all.")
@@ -53,31 +55,46 @@ class FitOptions:
         _LENGTHS
     )
     tokens_per_step: Annotated[
-        int, typer.Option(min=1, max=_LONGEST, metavar="N", help="Of every cell.")
+        int,
+        typer.Option(
+            min=1, max=_LONGEST, metavar="N", help="Tokens of a step, the same in every cell."
+        ),
     ] = TOKENS_PER_STEP
     tokens: Annotated[
         int | None,
-        typer.Option(min=1, max=2**60, metavar="N", help="Of the data, in place of DATA."),
+        typer.Option(min=1, max=2**60, metavar="N", help="Tokens of the data, in place of DATA."),
     ] = None
     tokenizer: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Of DATA: a folder, tokenizer.json, or `bytes`."),
+        typer.Option(
+            metavar="PATH", help="Tokenizer of DATA: a folder, tokenizer.json, or `bytes`."
+        ),
     ] = None
     chat_template: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Jinja, in place of the tokenizer's own.")
+        Path | None,
+        typer.Option(metavar="FILE", help="A template in Jinja, in place of the tokenizer's own."),
     ] = None
     columns: Annotated[
         str | None,
         typer.Option(metavar="NAME=COLUMN,...", help="Columns of other names, as in `train`."),
     ] = None
-    lora: Annotated[str, typer.Option(metavar="OPTIONS", help="Of the rows with LoRA.")] = LORA
+    lora: Annotated[
+        str, typer.Option(metavar="OPTIONS", help="Adapters of the rows with LoRA, as in `train`.")
+    ] = LORA
     loss: Annotated[
         str | None,
-        typer.Option(metavar="dpo", help="dpo[,beta=0.1,label_smoothing=0] of pairs."),
+        typer.Option(
+            metavar="dpo",
+            help="dpo asks about pairs; beta=0.1 and label_smoothing=0 behind commas.",
+        ),
     ] = None
     price: Annotated[
         list[str] | None,
-        typer.Option(metavar="[MACHINE=]PRICE", help="Of an hour; may be given again."),
+        typer.Option(
+            metavar="[MACHINE=]PRICE,...",
+            help="Price of an hour of one GPU, in any currency; or of each machine, as "
+            "h100=2.5,b200=6. May be given again.",
+        ),
     ] = None
     effort: Annotated[str, typer.Option(metavar="NAME", help="quick or normal.")] = "quick"
     jobs: Annotated[
@@ -105,7 +122,7 @@ class FitOptions:
             own, told = self._own_lengths(model, data, max(lengths))
         return FitQuestion(
             model, machines, lengths, self.tokens_per_step, self.lora, self.device_mem,
-            self.host_mem, own, told, prices_of(self.price or [], machines),
+            self.host_mem, own, told, prices_by_machine(self.price or [], machines),
             join([*data, *self._of_data]) if data else "DATA", self.loss,
             counts_bytes=bool(data) and self.tokenizer == Path(BYTES),
         )  # fmt: skip
@@ -204,9 +221,9 @@ def lengths_of(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def prices_of(given: list[str], machines: tuple[str, ...]) -> dict[str, float]:
+def prices_by_machine(given: list[str], machines: tuple[str, ...]) -> dict[str, float]:
     """
-    >>> prices_of(["0.4", "h100=2.5"], ("rtx4090", "h100"))
+    >>> prices_by_machine(["0.4", "h100=2.5"], ("rtx4090", "h100"))
     {'rtx4090': 0.4, 'h100': 2.5}
 
     Raises:
@@ -214,12 +231,12 @@ def prices_of(given: list[str], machines: tuple[str, ...]) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for text in given:
-        name, is_named, number = text.rpartition("=")
-        price = parse_number(number)
-        if price is None or not isfinite(price) or price < 0 or (is_named and name not in machines):
+        prices = prices_of(text)
+        named = dict.fromkeys(machines, prices) if isinstance(prices, float) else prices
+        if named is None or not named.keys() <= set(machines):
             raise FitError(
                 f"--price '{text}' is no price of an hour of {', '.join(machines)}: write 0.4 or "
                 f"{machines[0]}=0.4"
             )
-        found |= {name: price} if is_named else dict.fromkeys(machines, price)
+        found |= named
     return found

@@ -59,10 +59,16 @@ def screen() -> Console:
 
 
 def print_report(*parts: RenderableType) -> None:
-    """Tables and lines, each below the other."""
+    """Tables and lines, each below the other; in a pipe without blanks at their ends."""
     console = screen()
-    for part in parts:
-        console.print(part)
+    if console.is_terminal:
+        for part in parts:
+            console.print(part)
+        return
+    with console.capture() as written:
+        for part in parts:
+            console.print(part)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in written.get().splitlines()))
 
 
 class Stage:

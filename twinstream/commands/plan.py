@@ -14,7 +14,7 @@ from twinstream.commands.arguments.inputs import checked_schedule
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
-from twinstream.commands.arguments.queries import query_of
+from twinstream.commands.arguments.queries import charged_at, query_of
 from twinstream.commands.arguments.requests import notes_of
 from twinstream.commands.output import print_report, progress
 from twinstream.commands.plan_screens import (
@@ -74,6 +74,7 @@ def plan(  # noqa: PLR0913
     """
     query = query_of(wanted, asked, ranks)
     charged.require_possible()
+    charged = charged_at(charged, wanted, asked)
     if warm_start and not isinstance(query, DeviceQuery):
         raise LayoutError("--warm-start is of one device; leave it out")
     known = {path: checked_schedule(path) for path in warm_start or []}

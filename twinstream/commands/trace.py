@@ -31,11 +31,13 @@ class TraceOptions:
 
     dtype: Annotated[
         str | None,
-        typer.Option(metavar="DTYPE", help="Of a model's parameters: bfloat16 or float32."),
+        typer.Option(metavar="DTYPE", help="Dtype of a model's parameters: bfloat16 or float32."),
     ] = None
     attention: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Of a model: eager or sdpa; by default transformers'."),
+        typer.Option(
+            metavar="NAME", help="Attention of a model: eager or sdpa; by default transformers'."
+        ),
     ] = None
     seq_len: Annotated[
         int | None,

@@ -1,9 +1,9 @@
 """`whatif`: what throughput hangs on, and what would reach a target."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,14 +13,19 @@ from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
-from twinstream.commands.arguments.queries import query_of
+from twinstream.commands.arguments.queries import charged_at, query_of
 from twinstream.commands.arguments.requests import notes_of
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.cost.bill import Bill
+from twinstream.hardware_profiles.clusters.loader import load_cluster, place_names
+from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
 from twinstream.study.query import Query, StudyError
 from twinstream.study.whatif.target import check_target
+
+if TYPE_CHECKING:
+    from twinstream.study.whatif.whatif import Change
 
 CHANGES = "-50%,-10%,+10%,+100%"
 _MOST_CHANGE = 100.0
@@ -112,27 +117,32 @@ def whatif(
     factors = [1 + change for change in changes_of(how.changes)] if how.changes else []
     charged.require_possible()
     query = query_of(wanted, asked)
+    if how.target is None:
+        prices, charged = charged, charged_at(charged, wanted, asked)
     if not as_json:
         print_report(*notes_of(wanted))
     if how.target is not None:
         _search(query, how.target, how.num_jobs, as_json=as_json)
     else:
-        _vary(query, how, factors, charged, output, as_json=as_json)
+        _vary(query, how, factors, (charged, prices), output, as_json=as_json)
 
 
 def _vary(
-    query: Query, how: WhatIfOptions, factors: list[float], charged: RunOptions,
-    output: Path | None, *, as_json: bool,
+    query: Query, how: WhatIfOptions, factors: list[float],
+    bills: tuple[RunOptions, RunOptions], output: Path | None, *, as_json: bool,
 ) -> None:  # fmt: skip
     from twinstream.study.whatif.screen import what_if_html, what_if_screen
     from twinstream.study.whatif.whatif import usual_changes, written_change
     from twinstream.study.whatif.whatif import whatif as studied
+
+    charged, prices = bills
 
     def billing(tokens_per_s: float, num_gpus: int, price: float | None) -> Bill | None:
         own = charged if price is None else charged.at(price)
         return own.bill(tokens_per_s, num_gpus, of_gpus=query.subject.num_gpus)
 
     changes = [written_change(how.written, query)] if how.written else usual_changes(query, factors)
+    changes = [_with_price(change, prices) for change in changes]
     for change in changes:
         if change.price is not None:
             charged.at(change.price).require_possible()
@@ -146,6 +156,19 @@ def _vary(
     print_report(what_if_screen(found, charged.tokens))
     if output is not None:
         print_report(f"Wrote {output}.")
+
+
+def _with_price(change: "Change", prices: RunOptions) -> "Change":
+    """The change with the price of its own machine or cluster, where prices are by name."""
+    machine, cluster = (change.values.get(name) for name in ("machine", "cluster"))
+    if change.price is not None or not isinstance(prices.price_per_gpu_hour, dict):
+        return change
+    if cluster is None and machine is None:
+        return change
+    place = load_machine(str(machine)) if cluster is None else load_cluster(str(cluster))
+    price = prices.of_place(*place_names(place)).price_per_gpu_hour
+    assert isinstance(price, float)
+    return replace(change, price=price)
 
 
 def _search(query: Query, target: str, num_jobs: int, *, as_json: bool) -> None:

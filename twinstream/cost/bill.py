@@ -1,24 +1,68 @@
 """What a run of known length is charged: goodput, days, GPU-hours, money."""
 
+from collections.abc import Iterable, Mapping
 from math import inf, sqrt
-from typing import Annotated
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.node import Node, quantity
+from twinstream.schedule.node import Node, option, quantity
+from twinstream.schedule.sizes import parse_number
 
 _DAY_S, _HOUR_S = 86400, 3600
+MOST_PRICE = 1e12
 
 
 class CostError(TwinstreamError):
     """A run, a split or a price that cannot be."""
 
 
+def prices_of(given: object) -> float | dict[str, float] | None:
+    """A price of an hour, or prices by machine or cluster; None where it is neither.
+
+    >>> prices_of("$2.50"), prices_of("h100=2.5, b200=6"), prices_of("h100=-1")
+    (2.5, {'h100': 2.5, 'b200': 6.0}, None)
+    """
+    if isinstance(given, str) and "=" in given:
+        parts = [part.rpartition("=") for part in given.split(",")]
+        named: Mapping[Any, object] = {name.strip(): number for name, _, number in parts}
+        is_clear = len(named) == len(parts) and all(named)
+        return _by_name(named) if is_clear else None
+    return _by_name(given) if isinstance(given, Mapping) and given else _price(given)
+
+
+def _by_name(named: Mapping[Any, object]) -> dict[str, float] | None:
+    found = {str(name): _price(price) for name, price in named.items()}
+    return None if None in found.values() else {n: p for n, p in found.items() if p is not None}
+
+
+def _price(given: object) -> float | None:
+    number = parse_number(given) if isinstance(given, str) else given
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return None
+    return float(number) if 0 <= number <= MOST_PRICE else None
+
+
+def _read_prices(given: object) -> object:
+    if given is not None and (given := prices_of(given)) is None:
+        raise PydanticCustomError(
+            "price", "needs to be a price from 0 to 1e12, or one of each machine or cluster as "
+            "h100=2.5,b200=6"
+        )  # fmt: skip
+    return given
+
+
 class Prices(Node, title="Money and goodput"):
     """What time is charged by, and what keeps a run from training; None where not given."""
 
     price_per_gpu_hour: Annotated[
-        float | None, quantity("Price of an hour of one GPU, in any currency.", "PRICE", le=1e12)
-    ] = None
+        float | dict[str, float] | None,
+        BeforeValidator(_read_prices),
+        option("Price of an hour of one GPU, in any currency; or of each machine or cluster, as "
+               "h100=2.5,b200=6.", unit="[NAME=]PRICE,..."),
+    ] = None  # fmt: skip
     checkpoint_s: Annotated[
         float | None, quantity("How long the run stands still for a checkpoint.", "SECONDS")
     ] = None
@@ -35,6 +79,26 @@ class Prices(Node, title="Money and goodput"):
     restart_s: Annotated[
         float | None, quantity("From a failure until the run trains again.", "SECONDS")
     ] = None
+
+    def of_place(self, *names: str | None) -> Self:
+        """The same with the one price of what has these names, as a machine and its cluster.
+
+        Raises:
+            CostError: prices are by name, and none is of these.
+        """
+        if not isinstance(self.price_per_gpu_hour, dict):
+            return self
+        prices = {name.lower(): price for name, price in self.price_per_gpu_hour.items()}
+        own = [name for name in names if name]
+        found = next((prices[name.lower()] for name in own if name.lower() in prices), None)
+        if found is None:
+            here = f"this is of {own[0]}" if own else "this is of no machine"
+            told = f"{own[0]}=2.5" if own else "2.5"
+            raise CostError(
+                f"--price-per-gpu-hour is of {', '.join(self.price_per_gpu_hour)}, and {here}: "
+                f"write {told}"
+            )
+        return self.model_copy(update={"price_per_gpu_hour": found})
 
     @property
     def goodput(self) -> float | None:
@@ -100,9 +164,14 @@ class Bill(Node):
     money: float | None
 
 
-def bill_of(run_s: float, num_gpus: int, prices: Prices) -> Bill:
-    """The bill of a run that trains for so many seconds."""
-    goodput, price = prices.goodput, prices.price_per_gpu_hour
+def bill_of(run_s: float, num_gpus: int, prices: Prices, places: Iterable[str] = ()) -> Bill:
+    """The bill of a run that trains for so many seconds.
+
+    Args:
+        places: names of the machine or cluster, by which prices may be given.
+    """
+    goodput, price = prices.goodput, prices.of_place(*places).price_per_gpu_hour
+    assert not isinstance(price, dict)
     wall_s = run_s if goodput is None else run_s / goodput
     gpu_hours = wall_s / _HOUR_S * num_gpus
     return Bill(

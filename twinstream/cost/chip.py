@@ -23,6 +23,7 @@ class Chip(Node):
         flop_per_s_8bit: peak of dense matmuls in 8 bits; in b bits it is 8 / b of that.
         memory_bytes_per_s: peak of reading and writing device memory.
         network_bytes_per_s: of sending and receiving together.
+        memory_size_bytes: of device memory, against which nothing but the weights is held.
     """
 
     name: str
@@ -31,6 +32,12 @@ class Chip(Node):
     flop_per_s_8bit: Number
     memory_bytes_per_s: Number
     network_bytes_per_s: Number
+    memory_size_bytes: Number | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its own, and that of its family: H100 of an H100_x64_pod."""
+        return self.name, self.name.partition("_")[0]
 
     def rate(self, field: str) -> float:
         """One of the chip's rates.
@@ -50,20 +57,20 @@ def chip_names() -> tuple[str, ...]:
 
 
 def load_chip(name_or_file: str) -> Chip:
-    """A chip of the package by its name, or one of a TOML file.
+    """A chip of the package by its name in any case, or one of a TOML file.
 
     Raises:
         CostError: there is none, or a number of it is missing or wrong.
     """
-    shipped = name_or_file in chip_names()
-    if not shipped and not name_or_file.endswith(".toml"):
+    shipped = next((one for one in chip_names() if one.lower() == name_or_file.lower()), None)
+    if shipped is None and not name_or_file.endswith(".toml"):
         near = did_you_mean(name_or_file, chip_names())
         hint = f"{near}; " if near else ""
         raise CostError(
             f"unknown chip '{name_or_file}': {hint}there are {', '.join(chip_names())}, and files "
             "like theirs whose names end in .toml"
         )
-    path = _CHIPS / f"{name_or_file}.toml" if shipped else Path(name_or_file)
+    path = Path(name_or_file) if shipped is None else _CHIPS / f"{shipped}.toml"
     try:
         chip = Chip.model_validate(parse_toml(read_text(path)))
     except OSError as error:

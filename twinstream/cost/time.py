@@ -252,7 +252,9 @@ def time_document(setting: Setting, prices: Prices) -> dict[str, Any]:
         ("batch_s", "batch_time"): batch_s,
         ("utilization", "util"): flop / (peak * num_chips * batch_s),
     }
-    bill = bill_of(batch_s * num_batches, num_chips * setting.chip.num_gpus, prices)
+    bill = bill_of(
+        batch_s * num_batches, num_chips * setting.chip.num_gpus, prices, setting.chip.names
+    )
     return {
         **{name: figure for names, figure in figures.items() for name in names},
         "exchanges": exchanges,

@@ -130,9 +130,29 @@ def time_screen(found: Mapping[str, Any]) -> Group:
         _facts({"utilization": f"{found['utilization']:.4f} of the peak of all chips"}
                | _bill(found)),
     ]  # fmt: skip
+    if (shortage := _shortage(found)) is not None:
+        parts.append(f"\n{shortage}")
     if asked["precision_bits"] == 8:
         parts.append("\nMost train in 16 bits, at half of this peak: --precision-bits 16.")
     return Group(*parts)
+
+
+def _shortage(found: Mapping[str, Any]) -> str | None:
+    """That the weights alone exceed a chip's memory; what else a step keeps is not counted here."""
+    asked = found["asked"]
+    layout, chip = asked["layout"], asked["chip"]
+    if chip["memory_size_bytes"] is None:
+        return None
+    room_bytes = chip["memory_size_bytes"]["value"]
+    parts = found["num_chips"] // layout["dp"]
+    weights_bytes = found["num_params"] * asked["precision_bits"] / 8 / parts
+    if weights_bytes <= room_bytes:
+        return None
+    return (
+        f"This does not fit: the weights alone take {weights_bytes / 1e9:,.0f} GB of each chip, "
+        f"which has {room_bytes / 1e9:,.0f} GB. Raise --pp or --tp; twinstream plan --cluster "
+        "knows all of the memory, and what host memory takes."
+    )
 
 
 def _tokens(found: Mapping[str, Any], run: Mapping[str, Any]) -> str:

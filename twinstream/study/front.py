@@ -97,11 +97,16 @@ def require_dash() -> None:
 
 
 def cost_of_run(
-    answer: Answer, num_tokens: float, *, price_per_gpu_hour: float | None = None, **prices: float
+    answer: Answer,
+    num_tokens: float,
+    *,
+    price_per_gpu_hour: float | str | Mapping[str, float] | None = None,
+    **prices: float,
 ) -> Bill:
     """What training on so many tokens takes at an answer's speed: days, GPU-hours, money.
 
     Args:
+        price_per_gpu_hour: of all, or by machine or cluster as `"h100=2.5,b200=6"` or a mapping.
         prices: `checkpoint_s`, `checkpoint_interval_s`, `mtbf_hours`, `restart_s`, for goodput.
 
     Raises:
@@ -109,7 +114,7 @@ def cost_of_run(
     """
     given = {"price_per_gpu_hour": price_per_gpu_hour, **prices}
     charged = from_options(Prices, given)
-    return bill_of(num_tokens / answer.tokens_per_s, answer.num_gpus, charged)
+    return bill_of(num_tokens / answer.tokens_per_s, answer.num_gpus, charged, answer.place_names)
 
 
 def cost_work(**options: Any) -> dict[str, Any]:

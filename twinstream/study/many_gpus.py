@@ -18,7 +18,7 @@ from twinstream.clusters.search.question import (
     with_caps,
 )
 from twinstream.clusters.search.search import SearchResult
-from twinstream.hardware_profiles.clusters.loader import machine_of
+from twinstream.hardware_profiles.clusters.loader import machine_of, place_names
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of_job
 from twinstream.models.parallel.job import Job
@@ -54,6 +54,10 @@ class LaidOutStep(LayoutAnswer):
     job: Job
     cluster: Cluster
     searched: SearchResult | None
+
+    @property
+    def place_names(self) -> tuple[str, ...]:
+        return place_names(self.cluster)
 
     @staticmethod
     def predicted(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from twinstream.hardware_profiles.clusters.loader import place_names
 from twinstream.hardware_profiles.cost import call_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.explanation import Explanation, explain, limits_of
@@ -42,6 +43,10 @@ class PlannedStep(Answer):
             can_be_refined=asked.choices.effort == "quick", machine=machine, schedule=schedule,
             timeline=timeline, summary=found, asked=asked,
         )  # fmt: skip
+
+    @property
+    def place_names(self) -> tuple[str, ...]:
+        return place_names(self.machine)
 
     @property
     def uncertainty(self) -> Uncertainty:

@@ -168,6 +168,11 @@ class Answer(ABC):
 
     @property
     @abstractmethod
+    def place_names(self) -> tuple[str, ...]:
+        """The names by which a price of its machine or cluster may be given."""
+
+    @property
+    @abstractmethod
     def uncertainty(self) -> Uncertainty:
         """How far off the prediction may be."""
 

@@ -13,7 +13,7 @@ from twinstream.clusters.choosing import (
 from twinstream.clusters.kernel_sets import recipe_refusal, why_not_here
 from twinstream.clusters.search.question import OPEN, value_fault
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
-from twinstream.hardware_profiles.clusters.loader import machine_of
+from twinstream.hardware_profiles.clusters.loader import machine_of, place_names
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
@@ -57,6 +57,10 @@ class RanksStep(LayoutAnswer):
     place: Place
     schedule: ClusterSchedule
     summary: Summary
+
+    @property
+    def place_names(self) -> tuple[str, ...]:
+        return self.place.cluster.name, *place_names(self.place.machine)
 
     @property
     def timeline(self) -> ClusterTimeline:

@@ -1,8 +1,8 @@
 """One way to name and check a query's values: in a sweep's file, on the command line, in Python."""
 
 from collections.abc import Container, Mapping, Sequence
-from math import isfinite
 
+from twinstream.cost.bill import prices_of
 from twinstream.hardware_profiles.profile_files import nearest
 from twinstream.schedule.sizes import parse_number
 from twinstream.study.many_gpus import LayoutQuery
@@ -19,7 +19,6 @@ from twinstream.study.query import (
 from twinstream.study.several_ranks import RanksQuery
 
 PRICE = "price_per_gpu_hour"
-_MOST_PRICE = 1e12
 _KINDS: tuple[type[Query], ...] = (DeviceQuery, RanksQuery, LayoutQuery)
 
 
@@ -56,9 +55,8 @@ def missing_of(names: Container[str]) -> str | None:
 def fault_of(kind: type[Query], name: str, value: object) -> str | None:
     """What a value needs to be, or its name; None if both are right."""
     if name == PRICE or name.startswith(f"{PRICE}."):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        possible = number and isfinite(value) and 0 <= value <= _MOST_PRICE  # type: ignore[arg-type, operator]
-        return None if possible else f"needs a price from 0, got {value!r}"
+        is_price = not isinstance(value, str) and prices_of(value) is not None
+        return None if is_price else f"needs a price from 0, got {value!r}"
     prefixes = _prefixes(kind)
     if name in kind.names or name.startswith(tuple(prefixes)):
         return kind.fault(name, value)

@@ -20,15 +20,15 @@ ClusterIfKnown = Annotated[
     typer.Option(
         "--cluster",
         metavar="NAME|FILE",
-        help="Of a cluster's schedule; by default the shipped one that it was made for, or the "
-        "profile beside its file.",
+        help="The profile of a cluster's schedule; by default the shipped one that it was "
+        "made for, or the profile beside its file.",
     ),
 ]
 Stragglers = Annotated[
     list[str] | None,
     typer.Option(
         metavar="WHO=FACTOR",
-        help="Of a cluster: a class of ranks, or 'rank 5', is so many times slower; repeatable.",
+        help="A class of ranks of a cluster, or 'rank 5', is so many times slower; repeatable.",
     ),
 ]
 

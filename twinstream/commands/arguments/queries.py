@@ -6,8 +6,10 @@ from typing import Any
 from twinstream.clusters.search.question import KEPT
 from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.plan_options import PlanOptions
+from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.arguments.requests import request_of, require_known
-from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
+from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of, place_names
+from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.parallel.layout import LayoutError
 from twinstream.options.option_group import flag_of
 from twinstream.options.step_options import RankOptions
@@ -89,3 +91,15 @@ def _fixed(asked: RankOptions, wanted: PlanOptions) -> dict[str, Any]:
         require_known("--recompute", word := recompute_word(wanted.recompute), (*RECOMPUTE_LEVELS,))
         found["recompute"] = word
     return found
+
+
+def charged_at(charged: RunOptions, wanted: PlanOptions, asked: ClusterOptions) -> RunOptions:
+    """What a run is charged where it is planned, if prices are by name.
+
+    Raises:
+        CostError: none is of this machine or cluster.
+    """
+    names = () if asked.cluster is None else place_names(load_cluster(asked.cluster))
+    if wanted.machine is not None:
+        names += place_names(load_machine(wanted.machine))
+    return charged.of_place(*names)

@@ -38,7 +38,8 @@ def export(
     dtype: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Of what is merged: bfloat16 or float32; by default the base's."
+            metavar="NAME",
+            help="Dtype of what is merged: bfloat16 or float32; by default the base's.",
         ),
     ] = None,
 ) -> None:  # fmt: skip

@@ -36,7 +36,7 @@ def probe(
     ),
     dtype: Annotated[
         list[Dtype] | None,
-        typer.Option(help="Of a CPU: measured in this beside float32."),
+        typer.Option(help="A dtype in which a CPU is measured beside float32."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:

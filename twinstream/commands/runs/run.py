@@ -57,7 +57,7 @@ class RunOptions:
     steps: options.Steps = 4
     backend: options.Backend = "auto"
     learning_rate: Annotated[
-        float, typer.Option(min=0.0, max=1e3, metavar="X", help="Of AdamW.")
+        float, typer.Option(min=0.0, max=1e3, metavar="X", help="Learning rate of AdamW.")
     ] = 1e-3
     seed: Annotated[
         int,

@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from twinstream.cost.bill import prices_of
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import parse_toml, read_text
 from twinstream.schedule.sizes import parse_number
@@ -136,6 +137,8 @@ def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
     """`machine.x = 1` without quotes is a table of tables in TOML; the same is meant."""
     found: dict[str, Any] = {}
     for name, value in table.items():
+        if name == PRICE and isinstance(value, str) and isinstance(read := prices_of(value), dict):
+            value = read
         if isinstance(value, dict):
             found |= {f"{name}.{inside}": v for inside, v in _flat(value).items()}
         else:
