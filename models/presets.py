@@ -29,30 +29,17 @@ _MOST_NEAR = 3
 _ABOUT = ("source", "aliases", "hub")
 
 
-# Models of the hub that have no kernels here: how names begin, the name on the hub, and why not.
-_TRACED = (
-    ("gemma3", "google/{}-it", "norms after each part, windows and GeGLU"),
-    ("phi4mini", "microsoft/Phi-4-mini-instruct", "RoPE of a part of each head"),
-    ("gptoss", "openai/{}", "attention sinks, windows and clamped experts"),
-)
-
-
 class UnknownModelError(TwinstreamError):
     """No preset has this name."""
 
     def __init__(self, *, name: str, known: tuple[str, ...]) -> None:
         self.name, self.known = name, known
         folder = name.split("/")[-1]
-        traced = next((one for one in _TRACED if _plain(folder).startswith(one[0])), None)
-        if traced is not None:
-            _, full, why = traced
-            own = folder.lower().removesuffix("-it")
-            hub = name if _OF_HUGGING_FACE.fullmatch(name) else full.format(own)
+        if (traced := _traced_of(name)) is not None and traced in known:
             super().__init__(
-                f"'{name}' is no preset: twinstream has no kernels for its layers ({why}), which "
-                f"are traced from transformers' own code. Fetch it with hf download {hub} "
-                f"--local-dir {folder}, then give that folder, or what twinstream trace writes of "
-                "it; its config.json alone does to plan."
+                f"'{name}' is not priced for clusters: its layers ({_traced()[traced]['why']}) are "
+                "traced from transformers' own code, which plan --machine, fit, whatif and train "
+                "do."
             )
             return
         if _OF_HUGGING_FACE.fullmatch(name):
@@ -130,7 +117,8 @@ def load_preset(name: str) -> ModelSpec:
     tables = _tables()
     own = preset_of(name)
     if own is None:
-        raise UnknownModelError(name=name, known=tuple(sorted({*tables, *preset_aliases()})))
+        known = {*tables, *preset_aliases(), *_traced()}
+        raise UnknownModelError(name=name, known=tuple(sorted(known)))
     return ModelSpec.model_validate({"name": own} | _fields(own, tables))
 
 
@@ -172,12 +160,36 @@ def is_preset(name_or_path: str | Path) -> bool:
     return not Path(name_or_path).exists()
 
 
+def traced_presets() -> Mapping[str, int]:
+    """Models of the hub that transformers' own code computes here, and their parameters.
+
+    >>> traced_presets()["gpt-oss-20b"]
+    20914757184
+    """
+    return {name: int(table["parameters"]) for name, table in _traced().items()}
+
+
+def config_of(model: str | Path) -> str | Path:
+    """The shipped config.json of a traced preset's name, its own or the hub's, where no file has
+    that name; everything else as it is.
+
+    >>> Path(config_of("google/gemma-3-4b-it")).parent.name, config_of("8b")
+    ('gemma-3-4b', '8b')
+    """
+    if not isinstance(model, str) or os.path.exists(model):  # noqa: PTH110 - false of too long a name
+        return model
+    own = _traced_of(model)
+    return model if own is None else _PRESETS / "traced" / own / "config.json"
+
+
 def require_weights(name: str | Path) -> None:
     """Refuse a name of the hub where its weights are meant, of which a preset has none.
 
     Raises:
         UnknownModelError: says how they are fetched.
     """
+    if isinstance(name, str) and config_of(name) != name and name not in _traced():
+        raise UnknownModelError(name=_hub_name(name), known=preset_names())
     own = preset_of(name) if isinstance(name, str) and is_preset(name) else None
     if own is None or name in {own, *_tables()[own].get("aliases", ())}:
         return
@@ -207,6 +219,22 @@ def _hub_of(name: str) -> str | None:
     return next((one for one in hub if _is_of(name, one)), hub[0] if hub else None)
 
 
+def _traced_of(name: str) -> str | None:
+    """The traced preset of a name, in any case."""
+    for own, table in _traced().items():
+        if _plain(name) == _plain(own) or any(_is_of(name, hub) for hub in table["hub"]):
+            return own
+    return None
+
+
+def _hub_name(name: str) -> str:
+    """The name on the hub of a traced preset."""
+    own = _traced_of(name)
+    assert own is not None, name
+    hub = _traced()[own]["hub"]
+    return str(next((one for one in hub if _is_of(name, one)), hub[0]))
+
+
 def _is_of(name: str, hub: str) -> bool:
     return _plain(name) in (_plain(hub), _plain(hub.split("/")[1]))
 
@@ -221,7 +249,7 @@ def model_notes(name_or_path: str | Path, dtype: str | None) -> list[str]:
     Raises:
         QuantizedConfigError: its weights are stored in codes that are not read.
     """
-    if is_preset(name_or_path):
+    if is_preset(name_or_path) or config_of(name_or_path) != name_or_path:
         return []
     file = hf_config_file(name_or_path)
     try:
@@ -273,6 +301,11 @@ def _plain_names() -> Mapping[str, str]:
         for one in (name, *table.get("aliases", ()), *hub, *(full.split("/")[1] for full in hub)):
             found[_plain(one)] = name
     return found
+
+
+@cache
+def _traced() -> Mapping[str, dict[str, Any]]:
+    return tomllib.loads((_PRESETS / "traced" / "index.toml").read_text(encoding="utf-8"))
 
 
 @cache

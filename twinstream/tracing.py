@@ -16,7 +16,7 @@ from twinstream.models.hf.config import (
     value_config,
 )
 from twinstream.models.model import AnyModel, is_traced, load_any_model
-from twinstream.models.presets import is_preset
+from twinstream.models.presets import config_of, is_preset
 from twinstream.models.recipe import is_dpo
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import ModuleSource, TracedModel
@@ -59,6 +59,13 @@ def find_model(  # noqa: PLR0913
         TwinstreamError: there is no such model, or it cannot be traced; says why.
     """
     require("model", model, str, Path, ModelSpec, TracedModel)
+    shipped = None if isinstance(model, ModelSpec | TracedModel) else config_of(model)
+    if shipped is not None and shipped != model:
+        found = find_model(
+            shipped, dtype=dtype, longest=longest, is_packed=is_packed, lora=lora, loss=loss,
+            packed_tokens=packed_tokens, trust_remote_code=trust_remote_code,
+        )  # fmt: skip
+        return found.model_copy(update={"name": Path(shipped).parent.name})
     _require_function(model)
     if is_dpo(loss):  # both sequences of a pair are packed
         is_packed, packed_tokens = None, packed_tokens or (2 * longest if longest else None)
@@ -113,11 +120,12 @@ def path_notes(
     """
     if split_name(str(model)) is not None or is_traced(model):
         return []
-    own = _own_or_why(model, dtype, longest, lora)
+    config = config_of(model)
+    own = _own_or_why(config, dtype, longest, lora)
     if not isinstance(own, str):
         return []
-    if not is_own_config(model):
-        kind = read_json_object(hf_config_file(model)).get("model_type")
+    if not is_own_config(config):
+        kind = read_json_object(hf_config_file(config)).get("model_type")
         own = f"there are none of {kind}"
     return [
         f"{model} runs by transformers' own module, which was traced, and not by twinstream's "
@@ -151,6 +159,7 @@ def trace_model(  # noqa: PLR0913
         CannotTraceError: torch or transformers is not installed.
         TwinstreamError: the module cannot be planned; says where, why, and what to do.
     """
+    model = config_of(model)
     _require_function(model)
     _require_tracing(model, f"{model} is traced")
     from twinstream.executor.modules.packing_probe import Packing, isolates_documents

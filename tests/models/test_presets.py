@@ -14,6 +14,7 @@ from tests.models.published_configs import META_LLAMA_3_8B
 from twinstream.models.hf.config import HfConfigError, UnsupportedConfigError
 from twinstream.models.presets import (
     UnknownModelError,
+    config_of,
     load_model,
     load_preset,
     preset_names,
@@ -132,14 +133,21 @@ def test_a_folder_wins_over_a_model_of_the_hub(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hub"),
-    [("gemma-3-4b", "google/gemma-3-4b-it"), ("phi-4-mini", "microsoft/Phi-4-mini-instruct"),
-     ("GPT-OSS-20B", "openai/gpt-oss-20b"), ("google/gemma-3-1b-pt", "google/gemma-3-1b-pt"),
-     ("Gemma-3-27b-it", "google/gemma-3-27b-it")],
+    ("name", "own"),
+    [("gemma-3-4b", "gemma-3-4b"), ("google/gemma-3-1b-pt", "gemma-3-1b"),
+     ("Gemma-3-27b-it", "gemma-3-27b"), ("GPT-OSS-20B", "gpt-oss-20b"),
+     ("microsoft/Phi-4-mini-instruct", "phi-4-mini")],
 )  # fmt: skip
-def test_models_without_kernels_here_are_named_with_how_they_are_had(name, hub) -> None:
-    with pytest.raises(UnknownModelError, match=f"traced .* hf download {hub} "):
-        load_model(name)
+def test_models_without_kernels_here_are_traced_by_their_names(name, own) -> None:
+    assert Path(config_of(name)).parent.name == own
+    with pytest.raises(UnknownModelError, match=r"traced from transformers' own|hf download"):
+        load_model(name)  # as clusters do
+
+
+def test_a_folder_wins_over_a_traced_model_of_the_hub(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gemma-3-4b").mkdir()
+    assert config_of("gemma-3-4b") == "gemma-3-4b" and config_of(Path("x")) == Path("x")
 
 
 def test_a_folder_of_an_adapter_says_that_its_base_is_the_model(tmp_path) -> None:
@@ -152,8 +160,10 @@ def test_weights_of_the_hub_are_not_random_ones() -> None:
     for name in ("Qwen/Qwen3-8B", "Qwen3-8B"):
         with pytest.raises(UnknownModelError, match="hf download Qwen/Qwen3-8B"):
             require_weights(name)
-    require_weights("qwen3-8b")
-    require_weights("8B")
+    with pytest.raises(UnknownModelError, match="hf download google/gemma-3-4b-it"):
+        require_weights("google/gemma-3-4b-it")
+    for name in ("qwen3-8b", "8B", "gemma-3-4b"):
+        require_weights(name)
 
 
 @pytest.mark.parametrize("name", sorted(PRINTED_BY_MOSAIC))

@@ -7,8 +7,8 @@ from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.origin import origin_of
 from twinstream.measures.uncertainty import usual_uncertainties
 from twinstream.models.executable import executor_refusal
-from twinstream.models.presets import load_preset, preset_aliases, preset_names
-from twinstream.screens.listings import clusters_table, machines_table, models_table
+from twinstream.models.presets import load_preset, preset_aliases, preset_names, traced_presets
+from twinstream.screens.listings import clusters_table, machines_table, models_table, traced_line
 
 
 def models(as_json: Json = False) -> None:
@@ -21,7 +21,7 @@ def models(as_json: Json = False) -> None:
             | {"num_parameters": spec.num_parameters, "not_run_here": refusals[spec.name]}
             for spec in specs
         ]
-        print_json({"models": sizes})
+        print_json({"models": sizes, "traced": traced_presets()})
     else:
         run = [spec for spec in specs if refusals[spec.name] is None]
         priced = [spec for spec in specs if refusals[spec.name] is not None]
@@ -29,6 +29,7 @@ def models(as_json: Json = False) -> None:
         print_report(
             models_table("Models", run),
             models_table("Planned for clusters, not run here", priced),
+            traced_line(traced_presets()),
             f"Other names: {aliases}; and the hub's, such as Qwen/Qwen3-8B, in any case.",
         )
 

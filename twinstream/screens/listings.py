@@ -1,6 +1,6 @@
 """What there is to choose from: models, machines and clusters as tables of a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group
 
@@ -98,6 +98,12 @@ def clusters_table(clusters: Sequence[Cluster]) -> Group:
             str(len(one.curves)),
         )
     return Group("Clusters", table)
+
+
+def traced_line(parameters: Mapping[str, int]) -> str:
+    """Presets that transformers' own code computes, by their parameters."""
+    sizes = ", ".join(f"{name} ({_count(number)})" for name, number in parameters.items())
+    return f"By transformers' own code, on one device: {sizes} parameters."
 
 
 def _count(number: int) -> str:

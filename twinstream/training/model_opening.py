@@ -68,9 +68,9 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
     if isinstance(spec, ModelSpec):
         require_executable(spec)
     path = Path(options.model)
+    if weights:
+        require_weights(options.model)
     if is_preset(options.model):
-        if weights:
-            require_weights(options.model)
         return OpenedModel(spec)
     if isinstance(spec, TracedModel) and weights and not path.is_dir():
         from twinstream.executor.modules.building import require_own_class
