@@ -188,10 +188,10 @@ def require_weights(name: str | Path) -> None:
     Raises:
         UnknownModelError: says how they are fetched.
     """
-    if isinstance(name, str) and config_of(name) != name and name not in _traced():
-        raise UnknownModelError(name=_hub_name(name), known=preset_names())
-    own = preset_of(name) if isinstance(name, str) and is_preset(name) else None
-    if own is None or name in {own, *_tables()[own].get("aliases", ())}:
+    if not isinstance(name, str) or name in _traced():
+        return
+    own = preset_of(name) if is_preset(name) else None
+    if own is not None and name in {own, *_tables()[own].get("aliases", ())}:
         return
     if (hub := _hub_of(str(name))) is not None:
         raise UnknownModelError(name=hub, known=preset_names())
@@ -200,8 +200,8 @@ def require_weights(name: str | Path) -> None:
 def folder_of(name: str) -> str:
     """The folder that a command trains: of a model of the hub its own name there.
 
-    >>> folder_of("qwen3-8b"), folder_of("8b")
-    ('Qwen3-8B', '8b')
+    >>> folder_of("qwen3-8b"), folder_of("gemma-3-4b"), folder_of("8b")
+    ('Qwen3-8B', 'gemma-3-4b-it', '8b')
     """
     hub = _hub_of(name)
     return name if hub is None else hub.split("/")[1]
@@ -214,8 +214,10 @@ def download_of(name: str) -> str | None:
 
 
 def _hub_of(name: str) -> str | None:
-    own = preset_of(name) if is_preset(name) else None
-    hub = _tables()[own].get("hub", ()) if own is not None else ()
+    own, table = (preset_of(name) if is_preset(name) else None), _tables()
+    if own is None and config_of(name) != name:
+        own, table = _traced_of(name), _traced()
+    hub = table[own].get("hub", ()) if own is not None else ()
     return next((one for one in hub if _is_of(name, one)), hub[0] if hub else None)
 
 
@@ -225,14 +227,6 @@ def _traced_of(name: str) -> str | None:
         if _plain(name) == _plain(own) or any(_is_of(name, hub) for hub in table["hub"]):
             return own
     return None
-
-
-def _hub_name(name: str) -> str:
-    """The name on the hub of a traced preset."""
-    own = _traced_of(name)
-    assert own is not None, name
-    hub = _traced()[own]["hub"]
-    return str(next((one for one in hub if _is_of(name, one)), hub[0]))
 
 
 def _is_of(name: str, hub: str) -> bool:
