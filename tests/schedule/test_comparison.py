@@ -37,6 +37,19 @@ def test_step_and_cold_times_are_set_side_by_side():
     assert found.cold_ns == Pair(predicted=4050, measured=4051)
 
 
+def test_of_a_busy_machine_the_error_is_of_the_time_with_a_core():
+    """A step of 100 ns of which kernels had a core for 80 %: 120 / 80 - 1."""
+    shares = [(0.8, 0.5), (0.95, 0.2), (None, 0.2)]
+    for share, error in shares:
+        provenance = MEASURED.provenance.model_copy(update={"processor_share": share})
+        measured = MEASURED.model_copy(update={"provenance": provenance})
+        found = compare(sketch(OPS), PREDICTED, measured)
+        assert found.step_ns.error == pytest.approx(error)
+        assert found.step_ns.measured == 100 and (found.disturbed is None) == (error == 0.2)
+        load = next(group for group in found.kinds if group.name == "copy h2d")
+        assert load.busy_ns.error == pytest.approx(40 / (70 * (0.8 if error == 0.5 else 1)) - 1)
+
+
 def test_busy_time_is_summed_by_kind_with_recomputes_told_by_level():
     found = {group.name: group for group in compare(sketch(OPS), PREDICTED, MEASURED).kinds}
     assert {name: (g.num_ops, g.busy_ns.predicted) for name, g in found.items()} == {

@@ -11,6 +11,7 @@ from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Machine, is_compute_unit
 from twinstream.measures.residence import copied_sizes, moved_bytes
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
+from twinstream.schedule.analysis.comparison import core_share_of
 from twinstream.schedule.analysis.idle import (
     AnySchedule,
     AnyTimeline,
@@ -51,7 +52,8 @@ class Summary(Node):
     is what a device has, or its cap (None: neither is known). `host_bytes` is a rank's host arena.
     `exposed` has where the step of each class goes, `mean_fraction` its share by cause, mean over
     ranks, `compute` among them. `uncertainty` is how far off predicted times and rates may be;
-    None of what was measured.
+    None of what was measured. `core_share` is the share of a measured time in which kernels had a
+    core, where others were at it: errors are of that time.
     """
 
     step_time_s: float
@@ -77,6 +79,7 @@ class Summary(Node):
     gap: float | None = None
     gap_family: float | None = None
     plan_seconds: float | None = None
+    core_share: float = 1.0
 
     @property
     def devices(self) -> str:
@@ -162,6 +165,7 @@ def summarize(
         gap=step_s / bound.step_s - 1.0 if bound and bound.step_s else None,
         gap_family=step_s / bound.family_step_s - 1.0 if bound and bound.family_step_s else None,
         plan_seconds=plan_seconds,
+        core_share=core_share_of(timeline),
     )
 
 

@@ -7,6 +7,7 @@ from rich.console import Group
 
 from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import Uncertainty
+from twinstream.schedule.analysis.comparison import disturbed
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import DeviceMemory, HostCost, Provenance
@@ -68,7 +69,8 @@ def prediction_json(
 
 def provenance_lines(provenance: Provenance) -> list[str]:
     """A line for each thing that was measured beside the steps."""
-    lines = []
+    busy = disturbed(provenance.processor_share)
+    lines = [] if busy is None else [busy]
     if provenance.host_cost is not None:
         lines.append(_host_line(provenance.host_cost))
     if provenance.device_memory is not None:

@@ -189,6 +189,7 @@ def _ranks_table(found: Comparison) -> Group:
         busy = Pair(
             predicted=sum(pair.predicted for pair in compute),
             measured=sum(pair.measured for pair in compute),
+            core_share=min((pair.core_share for pair in compute), default=1.0),
         )
         table.add_row(one.name, "compute", *pair_ns(busy))
         for group in one.said:
@@ -210,7 +211,7 @@ def side_by_side_table(trials: Mapping[str, tuple[Schedule, Summary, Summary]]) 
     table = listing_table([""], list(trials))
     rows: dict[str, list[str]] = {}
     for schedule, predicted, measured in trials.values():
-        pair = Pair(predicted=predicted.step_time_s, measured=measured.step_time_s)
+        pair = _pair_of(predicted, measured, "step_time_s")
         for name, value in (
             ("device memory", gib(predicted.device_peak_bytes)),
             ("device cap", _cap(schedule.caps.device_bytes)),
@@ -240,7 +241,7 @@ def headline_table(
         if predicted is None:
             table.add_row(name, "-", shown(after), "-")
         else:
-            pair = Pair(predicted=getattr(predicted, field), measured=after)
+            pair = _pair_of(predicted, measured, field)
             table.add_row(name, shown(pair.predicted), shown(after), _error(pair))
     return table
 
@@ -248,10 +249,16 @@ def headline_table(
 def headline_errors(predicted: Summary, measured: Summary) -> dict[str, float]:
     """The relative error of each headline."""
     fields = [field for _, field, _ in (*SPEEDS, *SHARES)]
-    return {
-        name: Pair(predicted=getattr(predicted, name), measured=getattr(measured, name)).error
-        for name in fields
-    }
+    return {name: _pair_of(predicted, measured, name).error for name in fields}
+
+
+def _pair_of(predicted: Summary, measured: Summary, field: str) -> Pair:
+    """Of times the error is of the share with a core, of rates of what they then would be."""
+    share = measured.core_share if field in _TIMES else 1.0
+    share = 1.0 / measured.core_share if field in _RATES else share
+    return Pair(
+        predicted=getattr(predicted, field), measured=getattr(measured, field), core_share=share
+    )
 
 
 def groups_table(title: str, groups: Sequence[GroupComparison]) -> Group:
@@ -321,6 +328,7 @@ SPEEDS: tuple[Row, ...] = (
     ("throughput, tokens/s", "tokens_per_s", rate_text),
 )
 SHARES: tuple[Row, ...] = (("MFU", "mfu", "{:.1%}".format), ("HFU", "hfu", "{:.1%}".format))
+_TIMES, _RATES = ("step_time_s", "cold_step_time_s"), ("tokens_per_s", "mfu", "hfu")
 MEMORIES: tuple[Row, ...] = (
     ("device memory", "device_peak_bytes", gib),
     ("host memory", "host_peak_bytes", gib),

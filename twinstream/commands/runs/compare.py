@@ -69,7 +69,8 @@ def compare(  # noqa: PLR0913
         print_json(shown)
     else:
         peak_of = "" if inputs is None else inputs.machine.name
-        print_report(*comparison_tables(found, summaries, peak_of), *notes)
+        busy = [found.disturbed] if found.disturbed else []
+        print_report(*comparison_tables(found, summaries, peak_of), *busy, *notes)
 
 
 _Joined = tuple[Comparison, tuple[Summary, Summary] | None, ScheduleInputs | None]

@@ -24,14 +24,19 @@ _NUM_WORST = 10
 
 
 class Pair(Node):
-    """A predicted and a measured figure; `error` is predicted / measured - 1."""
+    """A predicted and a measured time; `error` is predicted / measured - 1.
+
+    `core_share` is the share of the measured time in which kernels had a core, where it was busy
+    with other programs: the error is of that time.
+    """
 
     predicted: float
     measured: float
+    core_share: float = 1.0
 
     @property
     def error(self) -> float:
-        return self.predicted / self.measured - 1.0 if self.measured else 0.0
+        return self.predicted / (self.measured * self.core_share) - 1.0 if self.measured else 0.0
 
 
 class GroupComparison(Node):
@@ -66,8 +71,8 @@ class RankComparison(Node):
 class Comparison(Node):
     """The join of a predicted and a measured timeline of one schedule.
 
-    `kinds` add up the ops of all ranks. `streams` are of one device, and so is `processor_share`,
-    that of the measured run's `Provenance`. `worst_ops` are those whose durations differ most in
+    `kinds` add up the ops of all ranks. `streams` are of one device. `processor_share` is that of
+    the measured run's `Provenance`. `worst_ops` are those whose durations differ most in
     ns. Of several `ranks`, measured clocks are right within `clock_error_ns`.
     """
 
@@ -83,11 +88,16 @@ class Comparison(Node):
     @property
     def disturbed(self) -> str | None:
         """A sentence if other programs had the cores while it was measured; None if not."""
-        busy = busy_note([self.processor_share or 1.0])
-        return busy and (
-            f"{busy}, and the rest counts as error. Run it again with nothing beside for errors "
-            "that are the model's."
-        )
+        return disturbed(self.processor_share)
+
+
+def disturbed(processor_share: float | None) -> str | None:
+    """A sentence if other programs had the cores for much of a measured time; None if not."""
+    busy = busy_note([processor_share or 1.0])
+    return busy and (
+        f"{busy}; errors are of the time that they had one. Run it again with nothing beside for "
+        "errors of the whole step."
+    )
 
 
 def busy_note(shares: Sequence[float]) -> str | None:
@@ -101,6 +111,12 @@ def busy_note(shares: Sequence[float]) -> str | None:
         return None
     share = low if low == high else f"{low} to {high}"
     return f"The machine was busy: kernels had a core for {share} of their time"
+
+
+def core_share_of(timeline: AnyTimeline) -> float:
+    """The share of a measured time that its error is of: 1 where the cores were free enough."""
+    share = timeline.provenance.processor_share
+    return 1.0 if share is None or share >= BUSY_BELOW else share
 
 
 def compare(schedule: AnySchedule, predicted: AnyTimeline, measured: AnyTimeline) -> Comparison:
@@ -136,17 +152,18 @@ def _of_device(schedule: Schedule, predicted: Timeline, measured: Timeline) -> C
     before = _durations_ns(schedule, predicted, "predicted")
     after = _durations_ns(schedule, measured, "measured")
     order = sorted(range(len(before)), key=lambda i: (-abs(before[i] - after[i]), i))
+    share = core_share_of(measured)
     return Comparison(
         processor_share=measured.provenance.processor_share,
-        step_ns=Pair(predicted=predicted.step_ns, measured=measured.step_ns),
-        cold_ns=Pair(predicted=predicted.cold_ns, measured=measured.cold_ns),
-        kinds=_grouped(schedule, before, after, kind_of),
-        streams=_grouped(schedule, before, after, lambda op: str(op.stream)),
+        step_ns=Pair(predicted=predicted.step_ns, measured=measured.step_ns, core_share=share),
+        cold_ns=Pair(predicted=predicted.cold_ns, measured=measured.cold_ns, core_share=share),
+        kinds=_grouped(schedule, (before, after), share, kind_of),
+        streams=_grouped(schedule, (before, after), share, lambda op: str(op.stream)),
         worst_ops=tuple(
             OpComparison(
                 op_id=schedule.ops[i].op_id,
                 stream=str(schedule.ops[i].stream),
-                duration_ns=Pair(predicted=before[i], measured=after[i]),
+                duration_ns=Pair(predicted=before[i], measured=after[i], core_share=share),
             )
             for i in order[:_NUM_WORST]
         ),
@@ -169,8 +186,10 @@ def _durations_ns(schedule: Schedule, timeline: Timeline, which: str) -> list[fl
 
 
 def _grouped(
-    schedule: Schedule, before: Sequence[float], after: Sequence[float], name: Callable[[Op], str]
-) -> tuple[GroupComparison, ...]:
+    schedule: Schedule, durations_ns: tuple[Sequence[float], Sequence[float]], core_share: float,
+    name: Callable[[Op], str],
+) -> tuple[GroupComparison, ...]:  # fmt: skip
+    before, after = durations_ns
     members: dict[str, list[int]] = {}
     for i, op in enumerate(schedule.ops):
         members.setdefault(name(op), []).append(i)
@@ -179,7 +198,9 @@ def _grouped(
             name=group,
             num_ops=len(found),
             busy_ns=Pair(
-                predicted=sum(before[i] for i in found), measured=sum(after[i] for i in found)
+                predicted=sum(before[i] for i in found),
+                measured=sum(after[i] for i in found),
+                core_share=core_share,
             ),
         )
         for group, found in members.items()
@@ -217,9 +238,11 @@ def _of_ranks(
         op.model_copy(update={"rank": one.name}) for one in ranks for op in one.comparison.worst_ops
     ]
     worst.sort(key=lambda op: -abs(op.duration_ns.predicted - op.duration_ns.measured))
+    share = core_share_of(measured)
     return Comparison(
-        step_ns=Pair(predicted=predicted.step_ns, measured=measured.step_ns),
-        cold_ns=Pair(predicted=predicted.cold_ns, measured=measured.cold_ns),
+        processor_share=measured.provenance.processor_share,
+        step_ns=Pair(predicted=predicted.step_ns, measured=measured.step_ns, core_share=share),
+        cold_ns=Pair(predicted=predicted.cold_ns, measured=measured.cold_ns, core_share=share),
         ranks=ranks,
         kinds=_total([*_silent(one), *one.said] for one in ranks),
         worst_ops=tuple(worst[:_NUM_WORST]),
@@ -263,6 +286,7 @@ def _total(ranks: Iterable[Sequence[GroupComparison]]) -> tuple[GroupComparison,
                 busy = Pair(
                     predicted=known.busy_ns.predicted + group.busy_ns.predicted,
                     measured=known.busy_ns.measured + group.busy_ns.measured,
+                    core_share=min(known.busy_ns.core_share, group.busy_ns.core_share),
                 )
                 group = GroupComparison(
                     name=group.name, num_ops=known.num_ops + group.num_ops, busy_ns=busy
