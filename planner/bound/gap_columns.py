@@ -183,8 +183,10 @@ class ChainGaps:
             if columns is None:
                 continue
             remade = self._remade(number, gap, columns.weight)
+            # kept + loaded + remade >= 1: what the use at the gap's end reads is there
             self.program.at_most([(columns.kept, -1.0), (columns.loaded, -1.0), *remade], -1.0)
             if not columns.alone:
+                # loaded <= valid + written: only what the host has can come back
                 on_host = [(column, -1.0) for column in columns.on_host]
                 self.program.at_most([(columns.loaded, 1.0), *on_host], 0.0)
         if not self.columns[number, index, False].alone:
@@ -201,6 +203,7 @@ class ChainGaps:
             part = self._sizes[leaf] / element.size_bytes
             for position, column in self._remakes.get(leaf, ()):
                 if _lies_in(position, gap.begin, gap.end):
+                    # of a middle round the recompute runs in each; the gap may stand for fewer
                     times = self.rounds.weight(self.rounds.of_position(position))
                     made = part if self.tied else part * times / weight
                     found[column] = found.get(column, 0.0) - made
@@ -216,6 +219,7 @@ class ChainGaps:
             before = self.elements[number].gaps[gap.after]
             for key, share in self._side(number, gap.after, before, "entering"):
                 terms += [(column, -share) for column in self.columns[key].on_host]
+        # valid <= valid + written of the gap before; 0 where content is made anew
         self.program.at_most(terms, 0.0)
 
     def _stored_from(self, number: int, index: int) -> int | None:
@@ -323,6 +327,7 @@ class ChainGaps:
             home = self.program.column()
             homes.append((home, self._size_gib(number)))
             for index in range(len(element.gaps)):
+                # valid + written <= home: a plan's home has room for all that is ever there
                 on_host = [(c, 1.0) for c in self.columns[number, index, False].on_host]
                 self.program.at_most([*on_host, (home, -1.0)], 0.0)
         return homes
@@ -360,6 +365,7 @@ class ChainGaps:
         for recompute in self._chain.recomputes:
             column = self.recompute[recompute.task.task_id]
             groups.setdefault(recompute.group, []).append((column, 1.0))
+        # a block is recomputed from one level at most: the shares of its levels add up to 1
         for terms in dict.fromkeys(tuple(terms) for terms in groups.values()):
             self.program.at_most(terms, 1.0)
 

@@ -96,6 +96,7 @@ class ChainIntervals:
         again: list[Terms] = [[] for _ in self.intervals]
         for position, column, alone_ms in self._recomputes(recompute_columns):
             again[position - 1 if self.segments.single else position].append((column, alone_ms))
+        # length >= task alone + recomputes * time alone, in ms
         return [
             self.program.at_most([(interval.length_ms, -1.0), *terms], -alone_ms)
             for (alone_ms, _), interval, terms in zip(
@@ -166,6 +167,7 @@ class ChainIntervals:
                 if share is not None:
                     tasks = self.segments.tasks(i)
                     usable *= sum(share[task] for task in tasks) / len(tasks)
+                # load * loaded + store * stored + what the task draws itself <= rate * length
                 terms = [
                     (interval.length_ms, -usable),
                     (interval.loaded, load),
@@ -185,6 +187,7 @@ class ChainIntervals:
             [(s.ahead, s.loaded) for s in self.intervals], [[] for _ in due]
         )
         for i, interval in enumerate(self.intervals):
+            # ahead = ahead before + loaded - due: content lies on the device from its copy on
             self.program.equal([(interval.ahead, 1.0), *due[i], *_negative(arriving[i])], 0.0)
 
     def _due_by(self, segment: int) -> int | None:
@@ -204,8 +207,10 @@ class ChainIntervals:
             made[task] += terms
         waiting = self._boundaries([(s.behind, -s.stored - 1) for s in self.intervals], made)
         for i, interval in enumerate(self.intervals):
+            # behind >= behind before + made here - stored here: what is made waits for its copy
             self.program.at_most([(interval.behind, -1.0), *waiting[i]], 0.0)
         stored = [(s.stored, -self._weight(i)) for i, s in enumerate(self.intervals)]
+        # and all that is written in a step is stored in it
         self.program.at_most([*gaps.written_gib(), *stored], 0.0)
 
     def _boundaries(self, flows: Sequence[tuple[int, int]], made: Sequence[Terms]) -> list[Terms]:

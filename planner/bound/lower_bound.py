@@ -161,6 +161,7 @@ class BoundProgram:
             self.intervals.add_stores(self.gaps)
             kept = [] if device_cap is None else self._occupied(self.gaps.kept_at)
             device = self._device_rows(kept, self._used_gib, device_cap)
+            # the step: lengths of all intervals, each as often as there are rounds of its class
             step_ms = dict(self.intervals.step_ms())
             costs = dict(step_ms)
             for column, gib in (*self.gaps.loaded_gib(), *self.gaps.written_gib()):
@@ -205,7 +206,8 @@ class BoundProgram:
                 for column, used in zip(kept, used_gib, strict=True)
             ]
             return inside + self._rows_between(cap)
-        # An operand, or kept, and perhaps not yet stored.
+        # operands + kept + ahead + behind - counted twice <= cap, in GiB at each task; what is an
+        # operand, or kept, and not yet stored is counted twice
         twice = self._less((*self.gaps.evicted_at_uses(), *self.gaps.kept_or_waiting()))
         return [
             cap.above(

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 from tests.contract.package_tree import REPO, module_files
 
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
 
 # Public class names that still mean several classes, and how many. The list may only shrink.
