@@ -1,7 +1,7 @@
 """How long a training step of a layout takes on a cluster, and which bytes it needs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twinstream.clusters.assembling import assembled
 from twinstream.clusters.kernel_sets import with_kernels
@@ -20,7 +20,7 @@ from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
 from twinstream.schedule.analysis.idle import shares_of
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
 from twinstream.schedule.workload import MachineRef
@@ -83,11 +83,14 @@ class Prediction:
         return self.tokens_per_step / self.step_s
 
 
-def predict(job: Job, cluster: Cluster, machine: Machine | None = None) -> Prediction:
+def predict(
+    job: Job, cluster: Cluster, machine: Machine | None = None, caps: Caps | None = None
+) -> Prediction:
     """Simulate a step in steady state.
 
     Args:
         machine: the profile of a node in place of the cluster's own.
+        caps: of one GPU; None: its share of all that a node has.
 
     Raises:
         LayoutError: the layout cannot be.
@@ -98,8 +101,17 @@ def predict(job: Job, cluster: Cluster, machine: Machine | None = None) -> Predi
     job = with_kernels(job, machine)
     require_possible(job)
     if job.is_own:
-        return _predicted_own(job, cluster, machine)
-    return Prepared(job, cluster).on(cluster, machine)
+        return _predicted_own(job, cluster, machine, caps)
+    return Prepared(job, cluster).on(cluster, machine, caps)
+
+
+def gpu_caps(cluster: Cluster, machine: Machine, num_gpus: int) -> Caps:
+    """What a GPU of so many may take by default: its memory, and its share of its node's."""
+    return caps_of(share_of(machine, _on_node(cluster, num_gpus)), None, None)
+
+
+def _on_node(cluster: Cluster, num_gpus: int) -> int:
+    return min(cluster.count("gpus_per_node"), num_gpus)
 
 
 class Prepared:
@@ -119,20 +131,27 @@ class Prepared:
             document_of(_with_microbatches(on_device, n), cluster) for n in self._counts
         ]
 
-    def on(self, cluster: Cluster, machine: Machine | None = None) -> Prediction:
-        """Its step on a cluster whose nodes have as many GPUs."""
+    def on(
+        self, cluster: Cluster, machine: Machine | None = None, caps: Caps | None = None
+    ) -> Prediction:
+        """Its step on a cluster whose nodes have as many GPUs, within a GPU's caps."""
         job = self.job
         cluster = cluster if job.network_reduction else without_reduction(cluster)
         machine = machine or machine_of(cluster)
-        room = round(machine.number("device_memory_bytes"))
+        caps = caps or gpu_caps(cluster, machine, job.layout.num_gpus)
+        room = _room_bytes(caps, machine)
         memory = self.memory()
-        memory["reserve"] = round(machine.number("device_reserve_bytes"))
+        memory["reserve"] = caps.device_reserve_bytes
         times = self._timed(self.documents, cluster, machine)
         documents, further_ns = self.documents, times[-1].step_ns - times[0].step_ns
         if job.layout.offload and sum(memory.values()) > room:
             documents = [
                 offloaded(
-                    document_of(_with_microbatches(job, n), self._cluster), job, cluster, machine
+                    document_of(_with_microbatches(job, n), self._cluster),
+                    job,
+                    cluster,
+                    machine,
+                    caps,
                 )
                 for n in self._counts
             ]
@@ -231,9 +250,17 @@ def document_of(job: Job, cluster: Cluster) -> ClusterSchedule:
     return assembled(job, cluster.count("gpus_per_node"), machine)
 
 
-def planned_document(job: Job, cluster: Cluster) -> ClusterSchedule | Schedule:
-    """The whole step as a document, planned within the memories of the cluster's nodes; of one GPU
-    the schedule of that alone.
+def _room_bytes(caps: Caps, machine: Machine) -> int:
+    """What a GPU has, where its memory is no hypothesis without end."""
+    has = caps.device_bytes
+    return round(machine.number("device_memory_bytes")) if has is None else has
+
+
+def planned_document(
+    job: Job, cluster: Cluster, caps: Caps | None = None
+) -> ClusterSchedule | Schedule:
+    """The whole step as a document, planned within the memories of the cluster's nodes, or caps of
+    a GPU; of one GPU the schedule of that alone.
 
     Raises:
         OffloadError: with offload, it does not even so fit.
@@ -242,14 +269,15 @@ def planned_document(job: Job, cluster: Cluster) -> ClusterSchedule | Schedule:
     job = with_kernels(job, machine)
     require_possible(job)
     if job.is_own and job.layout.num_gpus == 1:
-        return schedule_alone(job, machine, job.layout.micro_batch * job.seq_len)
+        return schedule_alone(job, machine, job.layout.micro_batch * job.seq_len, caps)
+    caps = caps or gpu_caps(cluster, machine, job.layout.num_gpus)
     if job.is_own:
-        return _own_document(job, cluster, machine)
+        return _own_document(job, cluster, machine, caps)
     document = document_of(_with_offload(job, allowed=False), cluster)
-    room = machine.number("device_memory_bytes") - machine.number("device_reserve_bytes")
+    room = _room_bytes(caps, machine) - caps.device_reserve_bytes
     most = max(sum(memory_of(document.of(one)).values()) for one in document.classes)
     if job.layout.offload and most > room:
-        return offloaded(document_of(job, cluster), job, cluster, machine)
+        return offloaded(document_of(job, cluster), job, cluster, machine, caps)
     return document
 
 
@@ -287,7 +315,9 @@ def _model_flops(job: Job) -> int:
     return job.global_batch * model_flops_per_sequence(job.shape, job.seq_len, job.recipe)
 
 
-def schedule_alone(job: Job, machine: Machine, chunk_tokens: int | None) -> Schedule:
+def schedule_alone(
+    job: Job, machine: Machine, chunk_tokens: int | None, caps: Caps | None = None
+) -> Schedule:
     """The plan of one GPU, the same as of a machine that is asked about by itself.
 
     Args:
@@ -298,7 +328,7 @@ def schedule_alone(job: Job, machine: Machine, chunk_tokens: int | None) -> Sche
     """
     step = TrainingStep(job.seq_len, job.tokens_per_step, chunk_tokens, recipe=job.recipe)
     request = PlanRequest.of(job.shape, machine, step=step, choices=_choices(job.layout))
-    return Planner(steady_state).plan(request)
+    return Planner(steady_state).plan(replace(request, caps=caps or request.caps))
 
 
 def _choices(layout: Layout) -> Choices:
@@ -315,7 +345,7 @@ def predicted_alone(job: Job, schedule: Schedule, machine: Machine) -> Predictio
         memory={
             "arena": arena_bytes(schedule, DEVICE), "reserve": schedule.caps.outside_arena_bytes
         },
-        room_bytes=round(machine.number("device_memory_bytes")),
+        room_bytes=_room_bytes(schedule.caps, machine),
         model_flops=schedule.model_flops,
         num_gpus=1,
         tokens_per_step=schedule.workload.tokens_per_step,
@@ -325,28 +355,28 @@ def predicted_alone(job: Job, schedule: Schedule, machine: Machine) -> Predictio
     )  # fmt: skip
 
 
-def _own_document(job: Job, cluster: Cluster, machine: Machine) -> ClusterSchedule:
+def _own_document(job: Job, cluster: Cluster, machine: Machine, caps: Caps) -> ClusterSchedule:
     """Every stage planned by the planner, for one rank's share of a node."""
-    on_node = min(cluster.count("gpus_per_node"), job.layout.num_gpus)
-    share = share_of(machine, on_node)
+    share = share_of(machine, _on_node(cluster, job.layout.num_gpus))
     stages = Stages(job.shape, job.workload, job.recipe, job.layout)
     with gc_paused():
-        document = plan_pipeline(stages, share, caps_of(share, None, None), _choices(job.layout))
+        document = plan_pipeline(stages, share, caps, _choices(job.layout))
     ref = MachineRef(name=cluster.name, content_hash=cluster.name)
     return document.model_copy(update={"machine": ref})
 
 
-def _predicted_own(job: Job, cluster: Cluster, machine: Machine) -> Prediction:
+def _predicted_own(job: Job, cluster: Cluster, machine: Machine, caps: Caps | None) -> Prediction:
     """A layout that runs here: planned as `run` has it, then simulated.
 
     Long steps are planned at two numbers of microbatches, as those of `Prepared`.
     """
     if job.layout.num_gpus == 1:
         chunk_tokens = job.layout.micro_batch * job.seq_len
-        return predicted_alone(job, schedule_alone(job, machine, chunk_tokens), machine)
+        return predicted_alone(job, schedule_alone(job, machine, chunk_tokens, caps), machine)
+    caps = caps or gpu_caps(cluster, machine, job.layout.num_gpus)
     cluster = cluster if job.network_reduction else without_reduction(cluster)
     counts = _own_counts(job)
-    documents = [_own_document(_with_microbatches(job, n), cluster, machine) for n in counts]
+    documents = [_own_document(_with_microbatches(job, n), cluster, machine, caps) for n in counts]
     times = [
         replay_cluster(one, ClusterCosts(one, cluster, machine), cluster.name, num_passes=2)
         for one in documents
@@ -357,7 +387,7 @@ def _predicted_own(job: Job, cluster: Cluster, machine: Machine) -> Prediction:
     return Prediction(
         step_s=step_ns / 1e9,
         memory={"arena": _most_bytes(documents, DEVICE), "reserve": reserve},
-        room_bytes=round(machine.number("device_memory_bytes")),
+        room_bytes=_room_bytes(caps, machine),
         model_flops=_model_flops(job),
         num_gpus=job.layout.num_gpus,
         tokens_per_step=job.tokens_per_step,

@@ -7,15 +7,21 @@ from math import isinf
 from typing import Any
 
 from twinstream.clusters.kernel_sets import with_kernels
-from twinstream.clusters.predict import Prediction, document_of, planned_document, predict
+from twinstream.clusters.predict import (
+    Prediction,
+    document_of,
+    gpu_caps,
+    planned_document,
+    predict,
+)
 from twinstream.clusters.refusals import require_possible
 from twinstream.clusters.search.question import (
     KEPT,
     NAMES,
     LayoutSearch,
     full_name,
+    given_caps,
     value_fault,
-    with_caps,
 )
 from twinstream.clusters.search.search import SearchResult
 from twinstream.hardware_profiles.clusters.loader import machine_of, place_names
@@ -25,7 +31,7 @@ from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.study.layouts import ChoiceOfLayouts, LayoutAnswer
 from twinstream.study.query import (
     CLUSTER_NUMBER,
@@ -45,15 +51,20 @@ _LAYOUT = tuple(name for name in Layout.model_fields if name not in ("stage_laye
 _PLACE = ("model", "cluster")
 _IN_TOKENS = {"tokens_per_step": "global_batch", "chunk_tokens": "micro_batch"}
 _CAPS = ("device_mem", "host_mem")
+_DEVICE_MEMORY = "machine.device_memory_bytes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaidOutStep(LayoutAnswer):
-    """A layout and its prediction; `searched` is what was looked at, where it was searched for."""
+    """A layout and its prediction; `searched` is what was looked at, where it was searched for.
+
+    `caps` are those of one GPU, if any were asked for.
+    """
 
     job: Job
     cluster: Cluster
     searched: SearchResult | None
+    caps: Caps | None = None
 
     @property
     def place_names(self) -> tuple[str, ...]:
@@ -62,7 +73,7 @@ class LaidOutStep(LayoutAnswer):
     @staticmethod
     def predicted(
         job: Job, cluster: Cluster, found: Prediction, searched: SearchResult | None = None, *,
-        is_known: bool = True,
+        is_known: bool = True, caps: Caps | None = None,
     ) -> "LaidOutStep":  # fmt: skip
         """Its figures; without a search there is no bound."""
         least_s = None if searched is None else searched.least_bound_s
@@ -71,8 +82,8 @@ class LaidOutStep(LayoutAnswer):
             device_bytes=found.memory_bytes, host_bytes=found.host_bytes,
             room_bytes=(found.room_bytes, None), num_gpus=found.num_gpus, bound_s=least_s,
             gap=found.step_s / least_s - 1 if least_s else None, shares=dict(found.shares),
-            layout=job.layout, is_known=is_known, job=job, cluster=cluster,
-            searched=searched,
+            layout=job.layout, is_known=is_known, job=job, cluster=cluster, searched=searched,
+            caps=caps,
         )  # fmt: skip
 
     def document(self) -> ClusterSchedule | Schedule:
@@ -80,7 +91,7 @@ class LaidOutStep(LayoutAnswer):
         best = None if self.searched is None else self.searched.best[0]
         if best is not None and best.schedule is not None and best.job is self.job:
             return best.schedule
-        return planned_document(self.job, self.cluster)
+        return planned_document(self.job, self.cluster, self.caps)
 
     @cached_property
     def uncertainty(self) -> Uncertainty:
@@ -110,7 +121,7 @@ class LayoutQuery(ChoiceOfLayouts[LaidOutStep]):
         *(f"layout.{name}" for name in _LAYOUT),
     )  # fmt: skip
     resources = (
-        "machine.device_memory_bytes", "cluster.nic_bytes_per_s", "cluster.node_bytes_per_s",
+        _DEVICE_MEMORY, _CAPS[0], "cluster.nic_bytes_per_s", "cluster.node_bytes_per_s",
     )  # fmt: skip
 
     @classmethod
@@ -166,7 +177,12 @@ class LayoutQuery(ChoiceOfLayouts[LaidOutStep]):
             ("links in a node", ("cluster.node_bytes_per_s",), "GB/s", 1e9),
             ("HBM", ("machine.hbm_bytes_per_s",), "GB/s", 1e9),
             ("compute peak", tuple(f"machine.{peak}" for peak in peaks), "TFLOP/s", 1e12),
-            ("device memory", ("machine.device_memory_bytes",), "GiB", 2.0**30),
+            (
+                "device memory",
+                (_DEVICE_MEMORY if asked.caps is None else _CAPS[0],),
+                "GiB",
+                2.0**30,
+            ),
         ]
         alone = asked.num_gpus <= asked.cluster.count("gpus_per_node")
         found = []
@@ -179,7 +195,9 @@ class LayoutQuery(ChoiceOfLayouts[LaidOutStep]):
 
     def _number(self, name: str) -> float:
         """0 where the profile does not state it."""
-        cluster = self.question.cluster
+        cluster, caps = self.question.cluster, self.question.caps
+        if name == _CAPS[0]:
+            return float((caps and caps.device_bytes) or 0)
         if name.startswith(CLUSTER_NUMBER):
             own = name.removeprefix(CLUSTER_NUMBER)
             return cluster.number(own) if getattr(cluster, own) is not None else 0.0
@@ -196,16 +214,15 @@ class LayoutQuery(ChoiceOfLayouts[LaidOutStep]):
             asked = replace(asked, cluster=load.cluster(str(values["cluster"])))
         given = _in_sequences(values, int(values.get("seq_len", asked.job.seq_len)))
         asked = asked.changed(given)
-        caps = [None if (cap := values.get(name)) is None else str(cap) for name in _CAPS]
-        if any(caps):
-            capped = with_caps(asked.cluster, asked.num_gpus, *caps)
-            asked = replace(asked, cluster=capped)
-        return replace(self, question=asked)
+        return replace(self, question=replace(asked, caps=_caps(asked, values)))
 
     def fastest(self, progress: Callable[[str], None] = lambda text: None) -> LaidOutStep:
         searched = self.question.answer(self.keep, progress)
         found, cluster = searched.best[0], self.question.cluster
-        return LaidOutStep.predicted(found.job, cluster, found.prediction, searched, is_known=False)
+        return LaidOutStep.predicted(
+            found.job, cluster, found.prediction, searched, is_known=False,
+            caps=self.question.caps,
+        )  # fmt: skip
 
     def beside(self, known: LaidOutStep, fastest: LaidOutStep) -> LaidOutStep:
         bound_s = fastest.bound_s
@@ -221,11 +238,28 @@ class LayoutQuery(ChoiceOfLayouts[LaidOutStep]):
         cluster = self.question.cluster
         job = with_kernels(kept_job(self.question, layout), machine_of(cluster))
         require_possible(job, self.question.num_gpus)
-        prediction = predict(job, cluster)
+        prediction = predict(job, cluster, caps=self.question.caps)
         if not prediction.fits:
             needs, room = prediction.memory_bytes / _GIB, prediction.room_bytes / _GIB
             raise StudyError(f"{job.layout.text} needs {needs:.1f} GiB of a GPU's {room:.1f}")
-        return LaidOutStep.predicted(job, cluster, prediction)
+        return LaidOutStep.predicted(job, cluster, prediction, caps=self.question.caps)
+
+
+def _caps(asked: LayoutSearch, values: Values) -> Caps | None:
+    """Caps of a GPU with those that are given: a text is one that its node has, a number may be
+    more."""
+    texts, numbers = dict.fromkeys(_CAPS), dict[str, int]()
+    for name in _CAPS:
+        value = values.get(name)
+        if isinstance(value, str):
+            texts[name] = value
+        elif value is not None:
+            numbers[name.replace("mem", "bytes")] = round(value)
+    caps = given_caps(asked.cluster, asked.num_gpus, *texts.values()) or asked.caps
+    if not numbers:
+        return caps
+    own = caps or gpu_caps(asked.cluster, machine_of(asked.cluster), asked.num_gpus)
+    return own.model_copy(update=numbers)
 
 
 def _in_sequences(values: Values, seq_len: int) -> dict[str, Value]:

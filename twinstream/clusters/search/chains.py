@@ -19,6 +19,7 @@ from twinstream.models.lowering.priced.parts import (
 from twinstream.models.parallel.job import Job
 from twinstream.schedule.cluster.mesh import Mesh
 from twinstream.schedule.cost import Work
+from twinstream.schedule.document import Caps
 from twinstream.simulator.network_costs import equally_near
 
 NCCL_DTYPES = {"bfloat16": "half", "float16": "half", "float32": None}
@@ -43,10 +44,10 @@ class LayerTimes:
 
 
 class Pricing:
-    """Times of work and of collectives of a job's mesh, each found once."""
+    """Times of work and of collectives of a job's mesh, each found once, within caps of a GPU."""
 
-    def __init__(self, cluster: Cluster, machine: Machine) -> None:
-        self.cluster, self.machine = cluster, machine
+    def __init__(self, cluster: Cluster, machine: Machine, caps: Caps | None = None) -> None:
+        self.cluster, self.machine, self.caps = cluster, machine, caps
         self._works: dict[Work, float] = {}
 
     def work(self, works: tuple[Work, ...]) -> float:

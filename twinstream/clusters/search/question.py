@@ -16,6 +16,7 @@ from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice, Recipe
 from twinstream.planner.request import caps_of
+from twinstream.schedule.document import Caps
 from twinstream.schedule.sizes import SizeError, parse_bytes
 from twinstream.simulator.network_costs import share_of
 
@@ -42,6 +43,7 @@ class LayoutSearch:
     num_gpus: int
     cluster: Cluster
     fixed: Mapping[str, Any]
+    caps: Caps | None = None  # of one GPU; None: its share of all that a node has
 
     def answer(
         self, keep: int = KEPT, progress: Callable[[str], None] = lambda text: None
@@ -52,7 +54,13 @@ class LayoutSearch:
             TwinstreamError: fixed fields contradict the GPUs, or a profile lacks a number.
         """
         return search_layouts(
-            self.job, self.num_gpus, self.cluster, self.fixed, keep=keep, progress=progress
+            self.job,
+            self.num_gpus,
+            self.cluster,
+            self.fixed,
+            keep=keep,
+            progress=progress,
+            caps=self.caps,
         )
 
     @property
@@ -61,7 +69,8 @@ class LayoutSearch:
         machine = machine_of(self.cluster).model_dump(mode="json", exclude=set(_NOT_CONTENT))
         cluster = self.cluster.model_dump(mode="json", exclude=set(_NOT_CONTENT))
         job = self.job.model_dump(mode="json", exclude={"layout"})
-        told = {"gpus": self.num_gpus, "fixed": dict(self.fixed)}
+        caps = None if self.caps is None else self.caps.model_dump()
+        told = {"gpus": self.num_gpus, "fixed": dict(self.fixed), "caps": caps}
         return {**told, "job": job, "cluster": cluster, "machine": machine}
 
     def changed(self, values: Mapping[str, Value]) -> "LayoutSearch":
@@ -89,24 +98,18 @@ class LayoutSearch:
         )
 
 
-def with_caps(
+def given_caps(
     cluster: Cluster, num_gpus: int, device_mem: str | None, host_mem: str | None
-) -> Cluster:
-    """The cluster with no more memory than the caps of a GPU, of the host its share.
+) -> Caps | None:
+    """The caps of a GPU, of the host its share; None where neither is given.
 
     Raises:
         SizeError: a cap cannot be read, or is more than there is.
     """
+    if device_mem is None and host_mem is None:
+        return None
     on_node = min(cluster.count("gpus_per_node"), num_gpus)
-    caps = caps_of(share_of(machine_of(cluster), on_node), device_mem, host_mem)
-    changes: dict[str, float] = {}
-    if device_mem is not None and caps.device_bytes is not None:
-        changes["machine.device_memory_bytes"] = caps.device_bytes
-    if host_mem is not None and caps.host_bytes is not None:
-        changes["machine.host_memory_bytes"] = caps.host_bytes * on_node
-    if not changes:
-        return cluster
-    return with_numbers(cluster, changes).model_copy(update={"name": cluster.name})
+    return caps_of(share_of(machine_of(cluster), on_node), device_mem, host_mem)
 
 
 def full_name(name: str) -> str:

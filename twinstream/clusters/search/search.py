@@ -10,6 +10,7 @@ import numpy as np
 from twinstream.clusters.kernel_sets import run_refusal, with_kernels
 from twinstream.clusters.predict import (
     Prediction,
+    gpu_caps,
     predicted_alone,
     schedule_alone,
     without_reduction,
@@ -26,7 +27,7 @@ from twinstream.models.executable import executor_refusal
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.planner.kernel_choice import usual_kernels
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.node import records_html
 
 GIB = 2**30
@@ -95,13 +96,14 @@ class SearchResult:
         return self.best[0].prediction.step_s / self.least_bound_s - 1
 
 
-def search_layouts(
+def search_layouts(  # noqa: PLR0913
     job: Job,
     num_gpus: int,
     cluster: Cluster,
     fixed: Mapping[str, Any] | None = None,
     keep: int = 3,
     progress: Callable[[str], None] = lambda text: None,
+    caps: Caps | None = None,
 ) -> SearchResult:
     """Bound all layouts, simulate the best looking ones, best first, until none can be better.
 
@@ -110,6 +112,7 @@ def search_layouts(
         fixed: fields of the layout that are not left open.
         keep: so many families of the best, which differ in degrees, are simulated whole, beside the
             fastest of each kernel set and of each number of experts' ranks.
+        caps: of one GPU; None: its share of all that a node has.
 
     Raises:
         NoLayoutError: none is possible (every reason once) or none fits (bytes by class).
@@ -117,13 +120,14 @@ def search_layouts(
     fixed = dict(fixed or {})
     require_axes(fixed, num_gpus)
     if num_gpus == 1 and run_refusal(job.shape, job.recipe, _alone(fixed)) is None:
-        return _search_alone(job, cluster, fixed)
+        return _search_alone(job, cluster, fixed, caps)
     cluster = cluster if job.network_reduction else without_reduction(cluster)
     machine = machine_of(cluster)
     if job.recipe.kernels is None and executor_refusal(job.shape) is None:
         chosen = {"kernels": usual_kernels(machine, job.shape)}  # once, not layout by layout
         job = job.model_copy(update={"recipe": job.recipe.model_copy(update=chosen)})
-    pricing = Pricing(cluster, machine)
+    caps = caps or gpu_caps(cluster, machine, num_gpus)
+    pricing = Pricing(cluster, machine, caps)
     asked = SearchSpace(job, num_gpus, cluster, pricing, fixed)
     possible = asked.possible()
     progress(f"bounds of {len(possible):,} layouts")
@@ -131,7 +135,7 @@ def search_layouts(
     offload = fixed.get("offload")  # None: where nothing fits without
     found: SearchResult | None = None
     for allowed in (False, True) if offload is None else (bool(offload),):
-        memory = Memory.of(cluster, machine, num_gpus, offload=allowed)
+        memory = Memory.of(caps, machine, offload=allowed)
         found = _ranked(asked, possible, bounds, memory, keep, progress)
         if found is not None:
             return found
@@ -240,14 +244,16 @@ def _alone(fixed: Mapping[str, Any]) -> Layout:
     return Layout(**found | {name: fixed[name] for name in names if name in fixed})
 
 
-def _search_alone(job: Job, cluster: Cluster, fixed: Mapping[str, Any]) -> SearchResult:
+def _search_alone(
+    job: Job, cluster: Cluster, fixed: Mapping[str, Any], caps: Caps | None
+) -> SearchResult:
     """One GPU is a mesh of one: its plan is that of the machine, which cuts the step itself."""
     machine = machine_of(cluster)
     job = with_kernels(job.model_copy(update={"layout": _alone(fixed)}), machine)
     require_possible(job, 1)
     is_fixed = "micro_batch" in fixed
     chunk_tokens = job.layout.micro_batch * job.seq_len if is_fixed else None
-    schedule = schedule_alone(job, machine, chunk_tokens)
+    schedule = schedule_alone(job, machine, chunk_tokens, caps)
     micro_batch = max(1, schedule.workload.chunk_tokens // job.seq_len)
     layout = job.layout.model_copy(update={"micro_batch": micro_batch})
     job = job.model_copy(update={"layout": layout})

@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 from twinstream.clusters.predict import Prepared
 from twinstream.clusters.search.bounds import Bounds, BoundTables
 from twinstream.clusters.search.space import NoLayoutError, SearchSpace
-from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.parallel.layout import Layout
+from twinstream.schedule.document import Caps
 from twinstream.schedule.sizes import gib
-from twinstream.simulator.network_costs import share_of
 
 _MOST_TIMES = 64  # as many GPUs are tried, in doublings
 
@@ -30,15 +29,13 @@ class Memory:
     offload: bool
 
     @staticmethod
-    def of(cluster: Cluster, machine: Machine, num_gpus: int, *, offload: bool) -> "Memory":
-        """Without `offload` only its own."""
-        reserve = machine.number("device_reserve_bytes")
-        room = machine.number("device_memory_bytes") - reserve
+    def of(caps: Caps, machine: Machine, *, offload: bool) -> "Memory":
+        """Within caps of a GPU; without `offload` only its own."""
+        reserve = caps.device_reserve_bytes
+        room = (np.inf if caps.device_bytes is None else caps.device_bytes) - reserve
         if not offload:
             return Memory(room, reserve, room, np.inf, offload)
-        on_node = min(cluster.count("gpus_per_node"), num_gpus)
-        host = share_of(machine, on_node).host_memory_bytes
-        host_bytes = np.inf if host is None or host.value is None else host.value
+        host_bytes = np.inf if caps.host_bytes is None else caps.host_bytes
         most = room + host_bytes if room > 0 else room  # nothing runs in the host memory alone
         return Memory(room, reserve, most, machine.rate("pcie_h2d_bytes_per_s"), offload)
 

@@ -18,6 +18,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import LayoutError
 from twinstream.planner.planner import gc_paused
+from twinstream.schedule.document import Caps
 from twinstream.schedule.worker_processes import (
     WorkerContext,
     ignore_interrupts,
@@ -80,7 +81,7 @@ class LayoutTimers:
         if self._most > 1 and each_s * num_left > _WORTH_S:
             self._pool = ProcessPoolExecutor(
                 self._most, mp_context=WorkerContext(), initializer=_begin,
-                initargs=(self._pricing.cluster, self._pricing.machine),
+                initargs=(self._pricing.cluster, self._pricing.machine, self._pricing.caps),
             )  # fmt: skip
         return found
 
@@ -92,10 +93,10 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _begin(cluster: Cluster, machine: Machine) -> None:
+def _begin(cluster: Cluster, machine: Machine, caps: Caps | None) -> None:
     global _pricing
     ignore_interrupts()
-    _pricing = Pricing(cluster, machine)
+    _pricing = Pricing(cluster, machine, caps)
 
 
 def _in_worker(work: Any, asked: tuple[Any, ...]) -> Any:
@@ -111,6 +112,6 @@ def _predicted(pricing: Pricing, job: Job) -> tuple[Job, Prediction] | None:
     with gc_paused():
         try:
             job = with_kernels(job, pricing.machine)
-            return job, predict(job, pricing.cluster)
+            return job, predict(job, pricing.cluster, caps=pricing.caps)
         except (OffloadError, LayoutError):
             return None

@@ -2,7 +2,7 @@
 
 from typing import Any, get_args
 
-from twinstream.clusters.search.question import KEPT, LayoutSearch, with_caps
+from twinstream.clusters.search.question import KEPT, LayoutSearch, given_caps
 from twinstream.clusters.shared_machine import cores_here, place_here
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.requests import lengths_of, recipe_of, require_known, spec_of
@@ -138,20 +138,19 @@ class ClusterOptions(RankOptions):
         """
         num_gpus = self.gpus or 1
         cluster = self.profile(wanted, num_gpus)
-        return LayoutSearch(self._job(wanted, cluster), num_gpus, cluster, self.fixed(wanted))
+        caps = given_caps(cluster, num_gpus, wanted.device_mem, wanted.host_mem)
+        return LayoutSearch(self._job(wanted, cluster), num_gpus, cluster, self.fixed(wanted), caps)
 
     def profile(self, wanted: PlanOptions, num_gpus: int) -> Cluster:
-        """The cluster, or the machine as one of so many devices, with the caps of a device."""
+        """The cluster, or the machine as one of so many devices."""
         if self.cluster is None:
             if wanted.machine is None:
                 raise LayoutError("this needs --machine (one device), or --cluster with --gpus")
             place = place_here(load_machine(wanted.machine), num_gpus, cores_here())
-            cluster = place.cluster.model_copy(update={"machine": wanted.machine})
-        else:
-            if wanted.machine is not None:
-                raise LayoutError("--machine and --cluster both say where to train: leave out one")
-            cluster = load_cluster(self.cluster)
-        return with_caps(cluster, num_gpus, wanted.device_mem, wanted.host_mem)
+            return place.cluster.model_copy(update={"machine": wanted.machine})
+        if wanted.machine is not None:
+            raise LayoutError("--machine and --cluster both say where to train: leave out one")
+        return load_cluster(self.cluster)
 
     def fixed(self, wanted: PlanOptions) -> dict[str, Any]:
         """Fields of the layout that are not left open.
