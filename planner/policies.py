@@ -133,6 +133,11 @@ def policy_named(name: str) -> Policy:
         UnknownPolicyError: the message lists the policies there are.
         TwinstreamError: the file cannot be run, or has no such policy.
     """
+    if "," in name:
+        raise UnknownPolicyError(
+            f"'{name:.80}' are several policies, and a plan is by one: a sweep with axes.policy "
+            "compares them (twinstream sweep FILE.toml)"
+        )
     if (own := split_name(name)) is not None:
         policy = object_of_file(*own)
         if not isinstance(policy, Policy):

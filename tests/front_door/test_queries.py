@@ -29,7 +29,7 @@ def test_a_query_of_a_cluster_is_answered_as_plan_does():
     ]
     (best, *_) = call("plan", *flags, "--json").json()["layouts"]
     answer = ts.query(**LAYOUT).answer()
-    assert (answer.told, answer.tokens_per_s) == (best["told"], best["tokens_per_s"])
+    assert (answer.layout_text, answer.tokens_per_s) == (best["layout_text"], best["tokens_per_s"])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A policy from a person's own file."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,17 @@ def test_the_example_plans_and_offloads_where_memory_is_short():
     assert tight["step_time_s"] >= tight["lower_bound_s"]
 
 
-def test_own_policies_are_compared_with_the_others():
-    outcomes = call(*STEP, "--policy", f"all,{GREEDY}", "--json").json()["policies"]
-    assert [one["policy"] for one in outcomes][-1] == GREEDY
-    assert outcomes[-1]["summary"]["step_time_s"] > 0
+def test_own_policies_are_compared_with_the_others_by_a_sweep(tmp_path: Path):
+    assert "a sweep with axes.policy compares them" in error_of(*STEP, "--policy", f"all,{GREEDY}")
+    config = tmp_path / "policies.toml"
+    config.write_text(
+        '[fixed]\nmodel = "tiny"\nmachine = "cpu"\nseq_len = 64\n'
+        'tokens_per_step = 256\n[axes]\npolicy = ["streaming", "' + GREEDY + '"]\n'
+    )
+    assert call("sweep", config, "-o", tmp_path / "out", "--json").json()["num_cells"]["ok"] == 2
+    rows = list(csv.DictReader((tmp_path / "out" / "rows.csv").read_text().splitlines()))
+    assert [row["policy"] for row in rows][-1].endswith(":POLICY")
+    assert all(float(row["step_time_s"]) > 0 for row in rows)
 
 
 @pytest.mark.parametrize(
