@@ -16,7 +16,8 @@ demo: $(RUNS)
 	$(BIN)/twinstream demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		--durations=0 --durations-min=5
 
 # Those of tests/slow.txt, too.
 test-all: $(INSTALLED)
