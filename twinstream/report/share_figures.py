@@ -120,7 +120,7 @@ def device_memory_figure(summary: Summary, names: Sequence[str]) -> go.Figure:
         figure.add_vline(
             x=has, line={"dash": "dash", "width": 1.5, "color": OTHER_COLOUR},
             annotation={"text": f"a device has {gib(summary.device_bytes)}",
-                        "xanchor": "right", "yanchor": "top"},
+                        "xanchor": "right", "yanchor": "bottom"},
         )  # fmt: skip
     figure.update_xaxes(range=[0, most * 1.03])
     return figure
