@@ -1,6 +1,7 @@
 "use strict";
 // Figures in the colours and the width of their page. `showFigure` draws one, or draws it again.
 const NARROW_PX = 640;
+const TOOLBAR_PX = 28; // above all that a figure has, so that it covers no legend or scale
 const figures = new Map();
 const config = { responsive: true, displaylogo: false, scrollZoom: false,
   modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
@@ -12,7 +13,8 @@ const colours = () => {
 const isAxis = (key) => /^[xy]axis/.test(key);
 const themed = ({ data, layout }) => {
   const c = colours();
-  const result = { ...layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+  const margin = { ...layout.margin, t: (layout.margin?.t ?? 60) + TOOLBAR_PX };
+  const result = { ...layout, margin, height: layout.height && layout.height + TOOLBAR_PX, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: c.text, family: "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", size: 12.5 },
     hoverlabel: { bgcolor: c.card, bordercolor: c.edge, font: { color: c.text }, align: "left" } };
   for (const key of Object.keys(layout).filter(isAxis)) {
