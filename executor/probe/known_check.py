@@ -29,6 +29,8 @@ _LIMIT_S, _LOAD_S, _PRODUCT_S = 60.0, 0.2, 1.0
 # A product that is kept up is slower than those of steps, whose attention leaves power: an H200's
 # 8192 cubed for 2 s was at 0.981 of the price that its probe's samples give.
 _KEPT_UP = 0.981
+_BELIEVED = (0.2, 3.0)  # of kernels' rates: beyond, what was measured was something else
+_BELIEVED_LINKS = (0.05, 2.0)  # hosts have links of older generations, and fewer lanes
 _MISFIT = 0.09  # of one shape of attention on its curve, worst of an H200: so little is left
 # The most that two profiles, scaled so, were off on 15 steps of 8B and 15B of an H200, and on
 # average (docs/benchmarks/gpu.md).
@@ -111,6 +113,10 @@ def _with_links(machine: Machine, copies: Copies, where: str, told: list[str]) -
     to, back = (1e9 / line.ns_per_unit for line in copies.lines)
     both = min(to + back, max(to, back, sum(copies.both_bytes_per_s)))
     curves = dict(machine.efficiency)
+    rates = {H2D: to, D2H: back, DUPLEX: both}
+    if not all(_is_believed(r / machine.rate(f), _BELIEVED_LINKS) for f, r in rates.items()):
+        told.append("links not believed")
+        return machine
     for key, field, rate in (("h2d", H2D, to), ("d2h", D2H, back), ("duplex", DUPLEX, both)):
         told.append(_change(f"{key} {rate / 1e9:.1f} GB/s", rate / machine.rate(field)))
         update = {"max": min(1.5, rate / machine.number(field)), "half": 0.0, "kind": "measured",
@@ -129,6 +135,8 @@ def _with_product(machine: Machine, found: Checked, where: str, told: list[str])
     times = work_time(work, machine)
     faster = times.compute_ns / (flops / rate * 1e9 - times.launch_ns) / _KEPT_UP
     told.append(_change(f"products {rate / 1e12:.0f} TFLOP/s", faster))
+    if not _is_believed(faster):
+        return machine
     return _scaled_curve(machine, "sustained", faster, where)
 
 
@@ -141,7 +149,7 @@ def _with_attention(
     faster = times.compute_ns / (sample.time_ns - times.launch_ns)
     told.append(_change(work.unit.replace("_", " "), faster))
     chosen = curve_for(work, machine)
-    if abs(faster - 1) <= _MISFIT:
+    if abs(faster - 1) <= _MISFIT or not _is_believed(faster):
         return machine
     return _scaled_curve(machine, chosen.key, faster, where)
 
@@ -153,9 +161,14 @@ def _scaled_curve(machine: Machine, key: str, faster: float, where: str) -> Mach
     return machine.model_copy(update={"efficiency": {**machine.efficiency, key: new}})
 
 
+def _is_believed(ratio: float, limits: tuple[float, float] = _BELIEVED) -> bool:
+    return limits[0] <= ratio <= limits[1]  # false of what is no number
+
+
 def _change(what: str, ratio: float) -> str:
     """
-    >>> _change("h2d 55.1 GB/s", 1.05)
-    'h2d 55.1 GB/s (+5.0 %)'
+    >>> _change("h2d 55.1 GB/s", 1.05), _change("attention", 7.0)
+    ('h2d 55.1 GB/s (+5.0 %)', 'attention (+600.0 %, not believed)')
     """
-    return f"{what} ({ratio - 1:+.1%})".replace("%", " %")
+    doubt = "" if _is_believed(ratio, _BELIEVED_LINKS) else ", not believed"
+    return f"{what} ({ratio - 1:+.1%}{doubt})".replace("%", " %")

@@ -17,6 +17,7 @@ from twinstream.executor.probe.process import JobFailed
 from twinstream.executor.probe.tasks.task_samples import TaskSample, listed_samples
 from twinstream.executor.probe.timing.fit import Line
 from twinstream.hardware_profiles.cost import copy_alone_ns, work_time
+from twinstream.hardware_profiles.curve_choice import with_own_rates
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.measures.uncertainty import uncertainty_of
 from twinstream.schedule.cost import Work
@@ -54,6 +55,22 @@ def test_a_profile_prices_what_was_checked_as_it_was_measured(head_dim):
         assert work_time(sample.works[0], machine).alone_ns == pytest.approx(sample.time_ns, 1e-3)
     assert "h2d 44.0 GB/s" in told and "products 650 TFLOP/s" in told
     assert "attention backward" in told
+
+
+def test_what_cannot_be_is_not_believed():
+    """A clock that stood still, or a copy that was none: shipped curves stay, and that is said."""
+    fast = (Line(0.0, 1 / 5000, 0.0), Line(0.0, 1 / 50, 0.0))
+    whole = found_by(128)
+    late = tuple(replace(one, time_ns=0.0) for one in whole.attention)
+    machine, told = scaled(H200, replace(whole, copies=Copies(fast, (4e12, 4e12)), attention=late))
+    base, _ = scaled(H200, replace(whole, attention=()))
+    for sample in late:  # priced as without them
+        before = work_time(sample.works[0], with_own_rates(base, sample.works)).compute_ns
+        assert work_time(sample.works[0], machine).compute_ns == before
+    assert all(machine.efficiency[way] == H200.efficiency[way] for way in ("h2d", "d2h", "duplex"))
+    assert "links not believed" in told and told.count("not believed") >= 3
+    slow = replace(whole, product_flop_per_s=1e9, attention=())
+    assert scaled(H200, slow)[0].efficiency["sustained"] == H200.efficiency["sustained"]
 
 
 def test_what_a_check_leaves_is_said_beside_the_speed():
