@@ -250,7 +250,7 @@ def test_where_nothing_near_was_published_the_profile_s_own_error_counts():
     for one in (job_of("tiny", tp=1, pp=1, dp=2), job_of(offload=True)):
         found = uncertainty_of_job(one, machine, lambda: document)
         assert (found.kind, found.mean) == ("held_out", uncertainty_of(machine).mean)
-        assert "no step like this on several h100_dgx-node is known" in found.sentence
+        assert "no step like this on several GPUs of h100_dgx is known" in found.sentence
     assert uncertainty_of_job(job_of(), other, lambda: document).short == "+/- 19 %"
 
 
