@@ -200,7 +200,8 @@ def _of_many(
         alone = uncertainty_of(machine, schedule.of(schedule.classes[0]))
         if schedule.mesh.size == 1:
             return alone
-        note = f"of one device: no step like this on several GPUs of {machine.name.removesuffix("-node")} is known"
+        gpus = f"several GPUs of {machine.name.removesuffix('-node')}"
+        note = f"of one device: no step like this on {gpus} is known"
         return alone.model_copy(update={"note": note})
     return Uncertainty(
         mean=near.mean, worst=near.worst, kind="published", source=f"{near.told}: {near.source}",
