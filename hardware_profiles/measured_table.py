@@ -65,6 +65,11 @@ class MeasuredRow(Node):
         """Whether twinstream ran it, by a policy that `plan` has."""
         return self.policy != RECORDED_POLICY
 
+    @property
+    def planned_model(self) -> str:
+        """The model, and the policy where it is one of ours: such rows differ by their caps."""
+        return f"{self.model} {self.policy}" if self.is_ours else self.model
+
 
 def read_measured(path: Path) -> tuple[MeasuredRow, ...]:
     """The rows of a table, failed ones included.

@@ -99,7 +99,7 @@ def listed_rows(rows: Sequence[MeasuredRow], cells: Path) -> tuple[MeasuredRow, 
     """The successful rows that a file lists.
 
     The file is a CSV with a header that has at least seq_len, host_mem_gib and dev_mem_gib, and
-    machine and model where the table has several; other columns are not read.
+    machine, model and policy where the table has several; other columns are not read.
 
     Raises:
         MeasuredTableError: the file cannot be read or is no list of cells.
@@ -118,10 +118,10 @@ def listed_rows(rows: Sequence[MeasuredRow], cells: Path) -> tuple[MeasuredRow, 
         if row is None:
             failed = f" (line {match[0].line} failed)" if match else ""
             raise CalibrationError(f"{where}: no successful row of the table has {shown}{failed}")
-        if len(several := sorted({f"{row.machine} {row.model}" for row in match})) > 1:
+        if len(several := sorted({f"{row.machine} {row.planned_model}" for row in match})) > 1:
             raise CalibrationError(
                 f"{where}: rows of {', '.join(several)} have {shown}; give the list a column "
-                "machine or model"
+                "machine, model or policy"
             )
         found[id(row)] = row
     return tuple(found.values())
