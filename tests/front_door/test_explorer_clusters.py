@@ -90,10 +90,10 @@ def test_a_cluster_is_answered_with_the_layout_of_the_command_shown():
     _, *arguments = shlex.split(answers.command(ON_GPUS, "h100_dgx"))
     assert arguments[:3] == ["plan", "--model", "1b"]
     (best, *_) = call(*arguments, "--json").json()["layouts"]
-    assert (found.told, found.tokens_per_s) == (best["told"], best["tokens_per_s"])
+    assert (found.layout_text, found.tokens_per_s) == (best["layout_text"], best["tokens_per_s"])
     shown = Found("h100_dgx", ON_GPUS, found)
     page = str(column(shown, 1, "the command"))
-    assert best["told"] in page and f"{best['tokens_per_s']:,.0f}" in page
+    assert best["layout_text"] in page and f"{best['tokens_per_s']:,.0f}" in page
     assert "h100_dgx" in str(compared([shown] * 4))
     assert "timeline-h100_dgx" in str(timeline_of("h100_dgx", found))
     assert more_of({"h100_dgx": found}).children is None  # its bound has no prices
