@@ -200,7 +200,7 @@ def _summed_up(
         cells=len(compared),
         overall=errors_of(compared),
         stalled=errors_of([each for each in compared if (each.stall or 0.0) > STALLED]),
-        by_model=_grouped(compared, lambda row: f"{row.machine} {row.model}"),
+        by_model=_grouped(compared, lambda row: f"{row.machine} {row.planned_model}"),
         by_seq_len=_grouped(compared, lambda row: str(row.seq_len)),
         failed_rows=len(failed),
         refused_alike=sum(map(_is_alike, failed)),

@@ -150,16 +150,13 @@ class State:
             values = self.values(kind, place)
         except StateError:
             typed = {name: text.strip() for name, text in vars(self).items() if text.strip()}
-            typed.pop("price", None)
             del typed["machines"]
             values = {"model": self.model, kind: place, **typed}
+        if self.price.strip():
+            values["price"] = self.price.strip()
         given = (
             f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
             for name, value in values.items()
-        )
-        given = (
-            *given,
-            *([f"--price {shlex.quote(self.price.strip())}"] if self.price.strip() else []),
         )
         return f"twinstream plan {' '.join(given)}"
 
