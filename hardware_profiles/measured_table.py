@@ -22,7 +22,8 @@ NEEDED = ("machine", "model", "seq_len", "host_mem_gib", "dev_mem_gib", "tokens_
 _NUMBERS = (*NEEDED[2:], "step_time_s", "rounds_per_step")
 _MOST_FAULTS = 3
 _LONGEST_SEQUENCE = 2**30
-_OUT_OF_MEMORY = ("oom", "out of memory")
+OUT_OF_MEMORY = ("oom", "out of memory")
+RECORDED_POLICY = "ml_dataflow"
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -34,13 +35,15 @@ class MeasuredTableError(TwinstreamError):
 class MeasuredRow(Node):
     """One measured configuration.
 
-    `line` is the row's in its file, counted from 1. `tokens_per_s` is None where the run failed,
-    and `status_detail` then says why.
+    `line` is the row's in its file, counted from 1. `policy` planned the run; a table that does not
+    say is of the seed system's. `tokens_per_s` is None where the run failed, and `status_detail`
+    then says why.
     """
 
     line: PositiveInt
     machine: str
     model: str
+    policy: str = RECORDED_POLICY
     seq_len: Annotated[int, Field(gt=0, le=_LONGEST_SEQUENCE)]
     host_mem_gib: Positive
     dev_mem_gib: Positive
@@ -56,6 +59,16 @@ class MeasuredRow(Node):
     def preset(self) -> str:
         """Name of the model's preset."""
         return self.model.lower()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether twinstream ran it, by a policy that `plan` has."""
+        return self.policy != RECORDED_POLICY
+
+    @property
+    def planned_model(self) -> str:
+        """The model, and the policy where it is one of ours: such rows differ by their caps."""
+        return f"{self.model} {self.policy}" if self.is_ours else self.model
 
 
 def read_measured(path: Path) -> tuple[MeasuredRow, ...]:
@@ -154,7 +167,7 @@ def _row(number: int, cells: dict[str, str]) -> MeasuredRow:
     known = {name: fields.pop(name) for name in given if name in fields}
     known.setdefault("status", "ok" if "tokens_per_s" in known else "failed")
     known["status"] = str(known["status"]).lower()
-    if known["status"] in _OUT_OF_MEMORY:
+    if known["status"] in OUT_OF_MEMORY:
         known.setdefault("status_detail", known["status"])
         known["status"] = "failed"
     if known["status"] == "ok":

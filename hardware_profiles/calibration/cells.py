@@ -4,9 +4,9 @@ Candidates are chosen by configuration: of models and lengths spread over the ta
 with the smallest caps, the largest, the smallest device cap with the largest host cap, where the
 link is busiest, and the smallest host cap, where the most is computed again: only runs that differ
 in that tell attention's forward rate from its backward rate. Four pairs of smallest and largest
-caps, at lengths from the shortest to the longest and every model in turn, are taken at once. The
-rest are those candidates that tell the most of all parameters together, by how predictions change
-with each (D-optimal).
+caps, at lengths from the shortest to the longest and every model in turn, are taken at once; runs
+of one model by two policies of ours count as of two models. The rest are those candidates that tell
+the most of all parameters together, by how predictions change with each (D-optimal).
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,7 +37,7 @@ def candidate_cells(
     by_sweep: dict[tuple[int, str], list[MeasuredRow]] = {}
     for row in rows:
         if row.status == "ok":
-            by_sweep.setdefault((row.seq_len, row.model), []).append(row)
+            by_sweep.setdefault((row.seq_len, row.planned_model), []).append(row)
     if not by_sweep:
         raise CalibrationError("the table has no successful row to calibrate with")
     chosen = {id(row): row for row in _first(by_sweep)}
@@ -63,7 +63,7 @@ def informative_cells(
     """
     by_sweep: dict[tuple[int, str], list[MeasuredRow]] = {}
     for row in candidates:
-        by_sweep.setdefault((row.seq_len, row.model), []).append(row)
+        by_sweep.setdefault((row.seq_len, row.planned_model), []).append(row)
     first = {id(row) for row in _first(by_sweep)}
     chosen = [i for i, row in enumerate(candidates) if id(row) in first][:most]
     while len(chosen) < min(most, len(candidates)):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from twinstream.fidelity.rows import candidate_rows, listed_rows, rows_of
+from twinstream.fidelity.rows import candidate_rows, listed_rows, profiles_of, rows_of
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredTableError, read_measured
@@ -46,6 +46,19 @@ def test_a_profile_that_is_of_none_needs_to_be_told_the_machine(rows):
     with pytest.raises(CalibrationError, match="say which"):
         rows_of(rows, called(CPU, "h1000"), [])
     assert len(rows_of(rows, called(CPU, "mine"), ["machine=rtx3090"])) == 1
+
+
+def test_rows_of_our_policies_are_of_the_profile_that_is_called_so(rows):
+    """A GPU that the seed system does not know; two policies at the same caps are not guessed."""
+    ours = [
+        rows[2].model_copy(update={"line": line, "machine": "RTX 4090", "policy": policy})
+        for line, policy in ((7, "optimal"), (8, "streaming"))
+    ]
+    mixed = [*rows, *ours]
+    assert rows_of(mixed, load_machine("rtx4090"), []) == ours
+    assert rows_of(mixed, load_machine("rtx4090"), ["policy=streaming"]) == ours[1:]
+    assert set(profiles_of(["H100", "RTX 4090"], [load_machine("rtx4090")])) == {"RTX 4090"}
+    assert len(candidate_rows(ours)) == 2
 
 
 def test_conditions_narrow_the_rows(rows):
@@ -95,6 +108,9 @@ def test_a_cell_that_several_models_or_machines_have_is_not_guessed(rows, tmp_pa
     other = rows[2].model_copy(update={"line": 7, "model": "1B"})
     with pytest.raises(CalibrationError, match=r"line 2: rows of H100 1B, H100 8B have seq_len"):
         listed_rows([*rows, other], cells)
+    ours = rows[2].model_copy(update={"line": 7, "policy": "streaming"})
+    with pytest.raises(CalibrationError, match=r"H100 8B, H100 8B streaming .* or policy"):
+        listed_rows([rows[2], ours], cells)
 
 
 def test_the_rule_chooses_only_what_can_be_predicted(rows):

@@ -157,7 +157,9 @@ def test_only_some_rows_are_validated():
 
 def test_what_cannot_be_validated_is_told(tmp_path):
     assert "RTX3090" in error_of(*VALIDATE, "--machine", "a100")
-    assert "no constants for machine 'cpu'" in error_of(*VALIDATE, "--machine", "cpu")
+    assert "rows of H100, RTX3090, the profiles given are cpu" in error_of(
+        *VALIDATE, "--machine", "cpu"
+    )
     missing = tmp_path / "none.csv"
     assert "none.csv" in error_of("validate", "--machine", "h100", "--measured", missing)
     failed = tmp_path / "failed.csv"

@@ -28,7 +28,7 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.study.explore.answers import Answers, State, StateError, count_of
 from twinstream.study.explore.app import explorer
-from twinstream.study.explore.show import Found, column, ranking_note, timeline_of
+from twinstream.study.explore.show import Found, column, compared, ranking_note, timeline_of
 from twinstream.study.planned_step import PlannedStep
 
 TINY = State("tiny", "cpu", "64", "256", "8MiB", "", "streaming")
@@ -228,6 +228,32 @@ def test_machines_that_may_change_places_are_said_to():
     assert "The order is not certain" in str(ranking_note(shown))
     page = str([column(one, len(shown), "") for one in shown])
     assert "+/- 19 %" in page and "+/- 1.0 %" in page
+
+
+def test_money_of_a_billion_tokens_stands_beside_speeds_where_there_is_a_price():
+    """Hours times the price over 1 +/- the error; a machine without a price has a dash."""
+    answers = Answers({}, {}, price="h100=$2.50, b200=6")
+    named = {"model": "tiny", "machines": "h100,mi300x", "seq_len": "64"}
+    state = replace(answers.new_page, **named, tokens_per_step="256", policy="streaming")
+    assert parse_qs(state.url[1:])["price"] == ["h100=$2.50, b200=6"]
+    priced, other = (
+        Found(name, state, answers.answer(state, name)) for name in state.machine_names
+    )
+    money, error = 1e9 / priced.answer.tokens_per_s / 3600 * 2.5, priced.answer.uncertainty.mean
+    page = str(column(priced, 2, ""))
+    assert "money a billion tokens" in page and "at 2.50 a GPU-hour" in page
+    assert f"{money / (1 + error):.2f} to {money / (1 - error):.2f}" in page
+    assert "no price is of this machine" in str(column(other, 2, ""))
+    assert "money" not in str(column(replace(priced, asked=state.unpriced), 2, ""))
+    assert "a billion tokens" in str(compared([priced, other] * 2))
+    bill = cli(answers.command(state, "h100"))["bill"]
+    assert bill["money"] == pytest.approx(money)
+    assert "--price" not in answers.command(state, "mi300x")
+    cheaper = replace(state, price="1")
+    assert answers.answer(cheaper, "h100") is priced.answer  # not planned anew
+    wrong = answers.answer(replace(state, price="h100=much"), "h100")
+    assert "price 'h100=much' is none" in str(wrong)
+    assert "--price 'much' is none: write 2.50" in error_of("explore", "--price", "much")
 
 
 def test_a_url_may_not_open_files(tmp_path):

@@ -229,5 +229,7 @@ def test_a_wrong_input_is_one_message(given: tuple[str, ...], says: str) -> None
 
 def test_lengths_and_prices_are_read() -> None:
     assert lengths_of("512,1k,1024") == (512, 1024)
-    assert prices_by_machine(["2"], ("a", "b")) == {"a": 2.0, "b": 2.0}
-    assert prices_by_machine(["a=1,b=$2.50"], ("a", "b")) == {"a": 1.0, "b": 2.5}
+    assert prices_by_machine(["2"], ("cpu", "h100")) == {"cpu": 2.0, "h100": 2.0}
+    assert prices_by_machine(["cpu=1,H100=$2.50"], ("cpu", "h100_datasheet")) == {
+        "cpu": 1.0, "h100_datasheet": 2.5,
+    }  # fmt: skip

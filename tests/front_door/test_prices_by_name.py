@@ -9,6 +9,7 @@ from tests.front_door.command_line import call, error_of
 from twinstream.cost.bill import CostError, Prices
 from twinstream.cost.chip import load_chip
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.study.query import StudyError
 from twinstream.study.sweep.config import config_of
 
 PRICES = "h100=$2.50, b200=6"
@@ -47,6 +48,25 @@ def test_python_and_sweeps_read_the_same():
     document = {"fixed": FIXED, "axes": {"machine": ["h100", "b200"]}}
     cells = config_of(document, source="a sweep", folder=Path()).cells()
     assert [cell.price_per_gpu_hour for cell in cells] == [2.5, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "price"), [("h100", 2.5), ("h100_training", 3.0), ("H100_DGX", 3.5)]
+)
+def test_a_sweep_of_a_cluster_takes_the_price_of_its_node_and_gpu_as_plan_does(name, price):
+    """A cluster's own name comes first; a price of what the sweep is not of is refused."""
+    fixed = {**FIXED, "global_batch": 8, "gpus": 8, "price_per_gpu_hour": {name: price, "b200": 6}}
+    document = {"fixed": fixed, "axes": {"cluster": ["h100_dgx", "b200_dgx"]}}
+    cells = config_of(document, source="a sweep", folder=Path()).cells()
+    assert [cell.price_per_gpu_hour for cell in cells] == [price, 6.0]
+    document["axes"] = {"cluster": ["h100_dgx"]}
+    if name != "H100_DGX":
+        fixed["price_per_gpu_hour"] = {name: 1.0, "h100_dgx": 2.0}
+        [cell] = config_of(document, source="a sweep", folder=Path()).cells()
+        assert cell.price_per_gpu_hour == 2.0
+    fixed["price_per_gpu_hour"] = {"a100": 1.0}
+    with pytest.raises(StudyError, match="is of 'a100', and the sweep is of h100_dgx"):
+        config_of(document, source="a sweep", folder=Path()).cells()
 
 
 @pytest.mark.parametrize("given", ["h100=", "=2", "h100=-1", "nan", "h100=1,h100=2", "much", "1,2"])

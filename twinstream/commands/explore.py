@@ -57,7 +57,7 @@ class BesideSchedules:
 
 
 @grouped()
-def explore(
+def explore(  # noqa: PLR0913
     address: Address,
     beside: BesideSchedules,
     schedules: Annotated[
@@ -72,6 +72,15 @@ def explore(
         list[Path] | None,
         typer.Option(metavar="FILE", help="A Hugging Face config.json to offer; repeatable."),
     ] = None,
+    price: Annotated[
+        str,
+        typer.Option(
+            "--price-per-gpu-hour",
+            metavar="[NAME=]PRICE,...",
+            help="Price of an hour of one GPU, in any currency; or of each machine or cluster, as "
+            "h100=2.5,b200=6. A new page begins with it.",
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Serve a page with model, machines, caps and sequence length as controls; Ctrl-C ends it.
@@ -98,4 +107,7 @@ def explore(
     def tell(url: str) -> None:
         print_json({"url": url}) if as_json else print_report(f"Serving {url}; end with Ctrl-C.")
 
-    serve(model or (), machine or (), shown, host=address.host, port=address.port, on_ready=tell)
+    serve(
+        model or (), machine or (), shown, host=address.host, port=address.port, price=price,
+        on_ready=tell,
+    )  # fmt: skip

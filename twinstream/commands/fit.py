@@ -13,7 +13,9 @@ from twinstream.commands.arguments.options import Json
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.requests import require_known
 from twinstream.commands.output import filled_in, print_json, print_report
-from twinstream.cost.bill import prices_of
+from twinstream.cost.bill import price_at, prices_of
+from twinstream.hardware_profiles.clusters.loader import place_names
+from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.recipe import dpo_of
 from twinstream.planner.choices import EFFORTS
 from twinstream.schedule.errors import TwinstreamError
@@ -223,20 +225,24 @@ def lengths_of(text: str) -> tuple[int, ...]:
 
 def prices_by_machine(given: list[str], machines: tuple[str, ...]) -> dict[str, float]:
     """
-    >>> prices_by_machine(["0.4", "h100=2.5"], ("rtx4090", "h100"))
-    {'rtx4090': 0.4, 'h100': 2.5}
+    A name is of a machine, or of the GPU that several profiles are of.
+
+    >>> prices_by_machine(["0.4", "h100=2.5"], ("rtx4090", "h100_datasheet"))
+    {'rtx4090': 0.4, 'h100_datasheet': 2.5}
 
     Raises:
         FitError: one is no price, or of a machine that is not asked about.
     """
     found: dict[str, float] = {}
+    names = {one: (one, *place_names(load_machine(one))) for one in machines} if given else {}
+    known = {name.lower() for own in names.values() for name in own}
     for text in given:
         prices = prices_of(text)
-        named = dict.fromkeys(machines, prices) if isinstance(prices, float) else prices
-        if named is None or not named.keys() <= set(machines):
+        if prices is None or (isinstance(prices, dict) and not {*map(str.lower, prices)} <= known):
             raise FitError(
                 f"--price '{text}' is no price of an hour of {', '.join(machines)}: write 0.4 or "
                 f"{machines[0]}=0.4"
             )
-        found |= named
+        at = {machine: price_at(prices, own) for machine, own in names.items()}
+        found |= {machine: price for machine, price in at.items() if price is not None}
     return found

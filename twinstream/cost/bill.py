@@ -33,6 +33,18 @@ def prices_of(given: object) -> float | dict[str, float] | None:
     return _by_name(given) if isinstance(given, Mapping) and given else _price(given)
 
 
+def price_at(prices: float | Mapping[str, float] | None, names: Iterable[str]) -> float | None:
+    """The price of what has these names, as a machine and its cluster; None where it has none.
+
+    >>> price_at({"H100": 2.5, "b200": 6}, ("h100_dgx", "h100")), price_at({"b200": 6}, ("cpu",))
+    (2.5, None)
+    """
+    if not isinstance(prices, Mapping):
+        return prices
+    by_name = {name.lower(): price for name, price in prices.items()}
+    return next((by_name[name.lower()] for name in names if name.lower() in by_name), None)
+
+
 def _by_name(named: Mapping[Any, object]) -> dict[str, float] | None:
     found = {str(name): _price(price) for name, price in named.items()}
     return None if None in found.values() else {n: p for n, p in found.items() if p is not None}
@@ -88,9 +100,8 @@ class Prices(Node, title="Money and goodput"):
         """
         if not isinstance(self.price_per_gpu_hour, dict):
             return self
-        prices = {name.lower(): price for name, price in self.price_per_gpu_hour.items()}
         own = [name for name in names if name]
-        found = next((prices[name.lower()] for name in own if name.lower() in prices), None)
+        found = price_at(self.price_per_gpu_hour, own)
         if found is None:
             here = f"this is of {own[0]}" if own else "this is of no machine"
             told = f"{own[0]}=2.5" if own else "2.5"

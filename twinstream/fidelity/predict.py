@@ -1,9 +1,10 @@
-"""Predicted speeds of the seed system's schedules, timed as their source times them."""
+"""Predicted speeds of rows' schedules; the seed system's are timed as their source times them."""
 
 import math
 from dataclasses import dataclass
 
-from twinstream.fidelity.cells import Cell, cell_of
+from twinstream.fidelity.cells import Cell, CellKey, cell_of, key_of
+from twinstream.fidelity.own_rows import OwnCell, OwnKey, own_cell, own_key
 from twinstream.fidelity.seed_system.policy import timed_ns
 from twinstream.hardware_profiles.link import LINK_FIELDS
 from twinstream.hardware_profiles.measured_table import MeasuredRow
@@ -12,8 +13,10 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.timeline import PassSpans
 from twinstream.simulator.costs import MachineCosts
-from twinstream.simulator.replay import replay_passes
+from twinstream.simulator.replay import replay_passes, steady_state
 
+RowKey = CellKey | OwnKey
+RowCell = Cell | OwnCell
 _FREE = (*LINK_FIELDS, "host_dram_bytes_per_s")  # where a step waits for no copy
 
 
@@ -31,24 +34,42 @@ class Prediction:
         return self.step_s / self.free_link_step_s - 1.0
 
 
+def key_of_row(row: MeasuredRow) -> RowKey:
+    """What the row's schedule is decided by; raises as `key_of` and `own_key`."""
+    return own_key(row) if row.is_ours else key_of(row)
+
+
+def cell_of_row(row: MeasuredRow, machine: Machine) -> RowCell:
+    """The row's schedule; one of ours is planned for the machine. Raises as they do."""
+    return own_cell(row, machine) if row.is_ours else cell_of(row)
+
+
 def predict_row(row: MeasuredRow, machine: Machine) -> Prediction:
     """Predict one row of a measured table on a machine.
 
     Raises:
         SizingRefused: the seed system would not run the row.
+        InfeasiblePlan: no plan of ours fits the row's caps.
         MissingNumberError: the profile lacks a number.
     """
-    return predict_cell(cell_of(row), machine)
+    return predict_cell(cell_of_row(row, machine), machine)
 
 
-def predict_cell(cell: Cell, machine: Machine) -> Prediction:
+def predict_cell(cell: RowCell, machine: Machine) -> Prediction:
     """Predict a step of a schedule on a machine; two simulations."""
     seconds = step_s(cell, machine)
     return Prediction(cell.tokens_per_step / seconds, seconds, free_link_step_s(cell, machine))
 
 
-def step_s(cell: Cell, machine: Machine) -> float:
-    """Seconds of a step, from compute's start to the end of the last outbound copy.
+def step_s(cell: RowCell, machine: Machine) -> float:
+    """Seconds of a step: of ours in the steady state, of the seed system's as it times them."""
+    if isinstance(cell, OwnCell):
+        return steady_state(cell.schedule, machine).step_ns / 1e9
+    return _seed_step_s(cell, machine)
+
+
+def _seed_step_s(cell: Cell, machine: Machine) -> float:
+    """From compute's start to the end of the last outbound copy.
 
     Steps are apart from each other by a barrier, so that one pass from empty queues is a step. Its
     rounds but the first and the last repeat exactly: each further one adds the middle one's time.
@@ -61,7 +82,7 @@ def step_s(cell: Cell, machine: Machine) -> float:
     return step_ns / 1e9
 
 
-def free_link_step_s(cell: Cell, machine: Machine) -> float:
+def free_link_step_s(cell: RowCell, machine: Machine) -> float:
     """The same with infinitely fast links and host memory."""
     return step_s(cell, override(machine, dict.fromkeys(_FREE, math.inf)))
 

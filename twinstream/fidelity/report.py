@@ -12,7 +12,7 @@ from twinstream.screens.fitted_table import FittedTable
 _COLUMNS = (
     "machine", "model", "seq_len", "host_mem_gib", "dev_mem_gib", "status", "status_detail",
     "rounds_per_step", "tokens_per_s", "predicted_tokens_per_s", "error", "predicted_step_s",
-    "stall", "schedule", "refused",
+    "stall", "schedule", "refused", "policy",
 )  # fmt: skip
 
 

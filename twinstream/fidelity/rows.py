@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinstream.fidelity.cells import CellKey, key_of
+from twinstream.fidelity.predict import RowKey, key_of_row
 from twinstream.fidelity.seed_system.classes import UnknownMachineClass, machine_class
 from twinstream.fidelity.seed_system.sizing import SizingRefused, UnsuitableModel
 from twinstream.hardware_profiles.calibration.cells import candidate_cells
@@ -17,6 +17,7 @@ from twinstream.models.presets import UnknownModelError
 
 _COLUMNS: Mapping[str, Callable[[MeasuredRow], str | float]] = {
     "machine": lambda row: row.machine.lower(),
+    "policy": lambda row: row.policy.lower(),
     "model": lambda row: row.model.lower(),
     "seq_len": lambda row: float(row.seq_len),
     "host_mem_gib": lambda row: row.host_mem_gib,
@@ -54,8 +55,8 @@ def rows_of(
     """The rows of one machine that fit all conditions.
 
     Where the table has several machines and no condition names one, it is the machine that the
-    profile is called after (`h100`, `h100_datasheet` and `my-H100` mean `H100`), or has its
-    datasheet from.
+    profile is called as (`rtx4090` means `RTX 4090`) or after (`h100`, `h100_datasheet` and
+    `my-H100` mean `H100`), or has its datasheet from.
 
     Raises:
         CalibrationError: nothing is left, a condition cannot be read, or the machine is not clear.
@@ -64,10 +65,7 @@ def rows_of(
     machines = sorted({row.machine for row in left})
     if len(machines) == 1:
         return left
-    try:
-        named = [name for name in machines if class_named(name) == class_of(profile)]
-    except UnknownMachineClass:
-        named = []
+    named = [name for name in machines if is_called(profile, name)]
     if len(named) != 1:
         raise CalibrationError(
             f"the table has rows of {', '.join(machines)}, and the profile is called "
@@ -88,7 +86,7 @@ def candidate_rows(
         CalibrationError: no row both ran and can be planned.
     """
     known = planned(rows, on_row)
-    first: dict[CellKey, MeasuredRow] = {}
+    first: dict[RowKey, MeasuredRow] = {}
     for row in rows:
         if row.status == "ok" and row.line in known.keys:
             first.setdefault(known.keys[row.line], row)
@@ -101,7 +99,7 @@ def listed_rows(rows: Sequence[MeasuredRow], cells: Path) -> tuple[MeasuredRow, 
     """The successful rows that a file lists.
 
     The file is a CSV with a header that has at least seq_len, host_mem_gib and dev_mem_gib, and
-    machine and model where the table has several; other columns are not read.
+    machine, model and policy where the table has several; other columns are not read.
 
     Raises:
         MeasuredTableError: the file cannot be read or is no list of cells.
@@ -120,10 +118,10 @@ def listed_rows(rows: Sequence[MeasuredRow], cells: Path) -> tuple[MeasuredRow, 
         if row is None:
             failed = f" (line {match[0].line} failed)" if match else ""
             raise CalibrationError(f"{where}: no successful row of the table has {shown}{failed}")
-        if len(several := sorted({f"{row.machine} {row.model}" for row in match})) > 1:
+        if len(several := sorted({f"{row.machine} {row.planned_model}" for row in match})) > 1:
             raise CalibrationError(
                 f"{where}: rows of {', '.join(several)} have {shown}; give the list a column "
-                "machine or model"
+                "machine, model or policy"
             )
         found[id(row)] = row
     return tuple(found.values())
@@ -134,7 +132,7 @@ def _value(column: str, text: str, where: str) -> str | float:
         raise CalibrationError(
             f"'{where}' is no condition: write column=value with one of {', '.join(_COLUMNS)}"
         )
-    if column in ("machine", "model"):
+    if column in ("machine", "model", "policy"):
         return text.strip().lower()
     try:
         return float(text)
@@ -144,27 +142,27 @@ def _value(column: str, text: str, where: str) -> str | float:
 
 @dataclass(frozen=True)
 class Known:
-    """What the seed system would make of rows, by their lines, and what is beyond what is known.
+    """What would be made of rows, by their lines, and what is beyond what is known.
 
     `unknown` counts the rows whose model nobody here knows, by the reason.
     """
 
-    keys: Mapping[int, CellKey]
+    keys: Mapping[int, RowKey]
     refused: Mapping[int, str]
     unknown: Mapping[str, int]
 
 
 def planned(rows: Iterable[MeasuredRow], on_row: Callable[[], None] = lambda: None) -> Known:
-    """By line: what decides the schedule, or why the policy refuses the row.
+    """By line: what decides the schedule, or why the seed system refuses the row.
 
-    `on_row` is called after each.
+    Whether our planner would is only known by planning. `on_row` is called after each.
     """
-    keys: dict[int, CellKey] = {}
+    keys: dict[int, RowKey] = {}
     refused: dict[int, str] = {}
     unknown: Counter[str] = Counter()
     for row in rows:
         try:
-            keys[row.line] = key_of(row)
+            keys[row.line] = key_of_row(row)
         except SizingRefused as error:
             refused[row.line] = error.reason
         except (UnknownModelError, UnsuitableModel) as error:
@@ -182,28 +180,32 @@ def nothing_left(known: Known) -> str:
 def profiles_of(names: Sequence[str], machines: Sequence[Machine]) -> dict[str, Machine]:
     """The profile of each machine of a table that has one, by the machine's name in the table.
 
-    A profile is of the class that its name contains; where it contains none, of the shipped
-    machine that it has its datasheet from. A single profile takes a table of a single machine,
-    whatever they are called.
-
-    Raises:
-        UnknownMachineClass: nothing tells what machine a profile is of.
+    A profile is of the machine of its own name, or of the class that its name contains; where it
+    contains none, of the shipped machine that it has its datasheet from. A single profile takes a
+    table of a single machine, whatever they are called.
     """
     if len(names) == len(machines) == 1:
         return {names[0]: machines[0]}
-    by_class = {class_of(machine): machine for machine in machines}
-    classes = {name: class_named(name) for name in names}
-    return {name: by_class[found] for name, found in classes.items() if found in by_class}
+    return {name: machine for machine in machines for name in names if is_called(machine, name)}
 
 
-def class_of(machine: Machine) -> str:
-    """Name of the class of a profile's machine; see `profiles_of`."""
-    found = class_named(machine.name) or next(
+def is_called(machine: Machine, name: str) -> bool:
+    """Whether a table's name is of a profile's machine; see `profiles_of`."""
+    if _plain(name) == _plain(machine.name):
+        return True
+    found = class_named(name)
+    return found is not None and found == class_of(machine)
+
+
+def _plain(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
+
+
+def class_of(machine: Machine) -> str | None:
+    """Name of the class of a profile's machine, None where nothing tells; see `profiles_of`."""
+    return class_named(machine.name) or next(
         filter(None, map(class_named, _relatives(machine))), None
     )
-    if found is None:
-        return machine_class(machine.name).name  # raises, and says what there is
-    return found
 
 
 def class_named(name: str) -> str | None:

@@ -60,13 +60,14 @@ def fit_timelines(
             found.append(replays.seconds(trial.machine)[index])
         return found
 
-    start, parameters = _start(base, works)
+    start, parameters = start_of(base, works)
     result = fit(start, parameters, observations, seconds)
     require_same_machine(result, "the machine of the timeline")
     return result
 
 
-def _start(base: Machine, works: Sequence[Work]) -> tuple[Machine, tuple[Parameter, ...]]:
+def start_of(base: Machine, works: Sequence[Work]) -> tuple[Machine, tuple[Parameter, ...]]:
+    """The profile that a fit to runs of ours varies, and its parameters."""
     base = with_own_rates(base, works)
     if base.device == "cpu":
         return base, cpu_parameters(base, works)

@@ -2,17 +2,18 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
 
-from twinstream.fidelity.cells import CellKey, PlanKey
-from twinstream.fidelity.predict import Prediction, predict_row
+from twinstream.fidelity.predict import Prediction, RowKey, predict_row
 from twinstream.fidelity.rows import Known, nothing_left, planned, profiles_of
-from twinstream.hardware_profiles.measured_table import MeasuredRow
+from twinstream.hardware_profiles.measured_table import OUT_OF_MEMORY, MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.worker_processes import WorkerContext
@@ -56,7 +57,8 @@ class Validation(Node):
 
     A schedule's measured and predicted speeds are the means over its rows. `stalled` are those
     predicted over 10 % slower than with infinite links. `failed_rows` of the table did not run;
-    `refused_alike` of these are refused for the reason that the table gives; `refused_rows` ran,
+    `refused_alike` of these are refused for the reason that the table gives, or for want of memory
+    where it gives that; `refused_rows` ran,
     but the policy refuses them, so that nothing is predicted of them. `left_out` rows are
     of machines that no profile was given for, `without_rows` are profiles given whose machine has
     none; `unknown` counts rows of models that nobody here knows, by the reason.
@@ -101,18 +103,25 @@ def validate(
     mine = [row for row in rows if row.machine in profiles]
     start = on_start or (lambda what, total: lambda: None)
     known = planned(mine, start("sizing", len(mine)))
-    first_rows: dict[CellKey, MeasuredRow] = {}
-    for row in mine:
-        if row.status == "ok" and row.line in known.keys:
-            first_rows.setdefault(known.keys[row.line], row)
-    if not first_rows:
+    plannable = [row for row in mine if row.line in known.keys]
+    if not any(row.status == "ok" for row in plannable):
         raise ValidationError(nothing_left(known))
+    first_rows: dict[RowKey, MeasuredRow] = {}
+    for row in plannable:
+        if row.status == "ok" or row.is_ours:
+            first_rows.setdefault(known.keys[row.line], row)
     advance = start("predicting", len(first_rows))
     tasks = {key: (row, profiles[row.machine]) for key, row in first_rows.items()}
-    predictions: dict[CellKey, Prediction] = {}
-    for key, prediction in _predicted(tasks, jobs):
-        predictions[key] = prediction
+    predictions: dict[RowKey, Prediction] = {}
+    refused: dict[RowKey, str] = {}
+    for key, outcome in _predicted(tasks, jobs):
+        if isinstance(outcome, str):
+            refused[key] = outcome
+        else:
+            predictions[key] = outcome
         advance()
+    of_lines = {line: refused[key] for line, key in known.keys.items() if key in refused}
+    known = replace(known, refused={**known.refused, **of_lines})
     found = _summed_up(mine, known, predictions, left_out=len(rows) - len(mine))
     without = [machine.name for machine in machines if machine not in profiles.values()]
     return found.model_copy(update={"without_rows": tuple(without)})
@@ -132,28 +141,40 @@ def _profiles(rows: Sequence[MeasuredRow], machines: Sequence[Machine]) -> dict[
 
 
 def _predicted(
-    tasks: Mapping[CellKey, tuple[MeasuredRow, Machine]], jobs: int | None
-) -> Iterator[tuple[CellKey, Prediction]]:
-    """Predictions, the longest first."""
+    tasks: Mapping[RowKey, tuple[MeasuredRow, Machine]], jobs: int | None
+) -> Iterator[tuple[RowKey, Prediction | str]]:
+    """Predictions, or the reason of a refusal, the longest first."""
     keys = sorted(tasks, key=lambda key: (-tasks[key][0].seq_len, tasks[key][0].line))
     rows, machines = [tasks[key][0] for key in keys], [tasks[key][1] for key in keys]
     jobs = min(jobs or os.cpu_count() or 1, len(keys))
     if jobs == 1 or len(keys) <= _FEW_SCHEDULES:
-        yield from zip(keys, map(predict_row, rows, machines), strict=True)
+        yield from zip(keys, map(_outcome, rows, machines), strict=True)
         return
     context = WorkerContext()  # a fork would copy the progress bar's thread
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        yield from zip(keys, pool.map(predict_row, rows, machines), strict=True)
+        yield from zip(keys, pool.map(_outcome, rows, machines), strict=True)
+
+
+def _outcome(row: MeasuredRow, machine: Machine) -> Prediction | str:
+    try:
+        return predict_row(row, machine)
+    except InfeasiblePlan as error:
+        return "failed_dev_mem" if error.shortage.cap == "device" else "failed_host_mem"
+
+
+def _is_alike(each: "ValidatedRow") -> bool:
+    told = each.row.status_detail
+    return each.refused is not None and (each.refused == told or told.lower() in OUT_OF_MEMORY)
 
 
 def _summed_up(
     rows: Sequence[MeasuredRow],
     known: Known,
-    predictions: Mapping[CellKey, Prediction],
+    predictions: Mapping[RowKey, Prediction],
     *,
     left_out: int,
 ) -> Validation:
-    numbers: dict[PlanKey, int] = {}
+    numbers: dict[Hashable, int] = {}
     found: list[ValidatedRow] = []
     for row in rows:
         key = known.keys.get(row.line)
@@ -179,10 +200,10 @@ def _summed_up(
         cells=len(compared),
         overall=errors_of(compared),
         stalled=errors_of([each for each in compared if (each.stall or 0.0) > STALLED]),
-        by_model=_grouped(compared, lambda row: f"{row.machine} {row.model}"),
+        by_model=_grouped(compared, lambda row: f"{row.machine} {row.planned_model}"),
         by_seq_len=_grouped(compared, lambda row: str(row.seq_len)),
         failed_rows=len(failed),
-        refused_alike=sum(each.refused == each.row.status_detail for each in failed),
+        refused_alike=sum(map(_is_alike, failed)),
         refused_rows=sum(each.refused is not None for each in ran),
         left_out=left_out,
         unknown=dict(known.unknown),

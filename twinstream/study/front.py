@@ -69,12 +69,14 @@ def explore(
     *,
     host: str = "127.0.0.1",
     port: int = 8050,
+    price_per_gpu_hour: float | str | Mapping[str, float] | None = None,
 ) -> None:
     """Serve the explorer's page until Ctrl-C.
 
     Args:
         models: config.json files that it offers beside the shipped models.
         machines: TOML profiles that it offers beside the shipped ones.
+        price_per_gpu_hour: of all, or by machine or cluster, for the money of a billion tokens.
 
     Raises:
         TwinstreamError: Dash is not installed, a file is wrong, or the address is taken.
@@ -82,7 +84,10 @@ def explore(
     require_dash()
     from twinstream.study.explore.app import serve
 
-    serve(models, machines, host=host, port=port)
+    price = price_per_gpu_hour
+    if isinstance(price, Mapping):
+        price = ",".join(f"{name}={number}" for name, number in price.items())
+    serve(models, machines, host=host, port=port, price="" if price is None else str(price))
 
 
 def require_dash() -> None:

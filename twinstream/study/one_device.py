@@ -80,13 +80,17 @@ class DeviceQuery(Query):
 
     @classmethod
     def of(cls, values: Values, load: Loader) -> "DeviceQuery":
+        return cls.on(load.machine(str(values["machine"])), values, load)
+
+    @classmethod
+    def on(cls, machine: Machine, values: Values, load: Loader) -> "DeviceQuery":
+        """As `of`, on a machine that is no file; what the values call it does not matter."""
         seq_len = int(values["seq_len"])
         lora = str(values.get("lora", _NOT_ASKED))
         loss = None if "loss" not in values else str(values["loss"])
         spec = load.any_model(
             str(values["model"]), seq_len, None if lora == _NOT_ASKED else lora, loss
         )
-        machine = load.machine(str(values["machine"]))
         base = PlanRequest.of(spec, machine, step=TrainingStep(seq_len))
         rest = {name: value for name, value in values.items() if name not in ("model", "machine")}
         asked = cls(base)._with(rest, load)

@@ -17,6 +17,10 @@ class Row:
     dev_mem_gib: float
     status: str = "ok"
 
+    @property
+    def planned_model(self) -> str:
+        return self.model
+
 
 def grid(model, lengths, caps=((32, 16), (64, 16), (32, 48), (64, 48))):
     return [Row(model, length, host, device) for length in lengths for host, device in caps]

@@ -14,6 +14,7 @@ from twinstream.commands.runs.calibrating_collectives import calibrate_collectiv
 from twinstream.commands.runs.calibrating_ranks import calibrate_ranks
 from twinstream.commands.runs.calibrating_steps import calibrate_steps
 from twinstream.commands.schedule_inputs import holds_cluster
+from twinstream.fidelity.cell_workers import CellWorkers
 from twinstream.fidelity.fit_report import (
     ending,
     fit_json,
@@ -154,12 +155,17 @@ def _table_fit(
         chosen = listed_rows(rows, cells)
     else:
         with progress(f"sizing {measured.name}", len(rows), quiet=quiet) as step:
-            candidates = candidate_rows(rows, step)
-        told = f"choosing of {len(candidates)} rows: predictions"
+            chosen = candidate_rows(rows, step)
+    with CellWorkers(profile) as workers:
+        with progress(f"planning {len(chosen)} rows", len(chosen), quiet=quiet) as step:
+            workers.hold(chosen, step)
+        if cells is None:
+            told = f"choosing of {len(chosen)} rows: predictions"
+            with progress(told, quiet=quiet) as step:
+                chosen = informative_rows(profile, chosen, step, workers=workers)
+        told = f"fitting {len(chosen)} of {len(rows)} rows: predictions"
         with progress(told, quiet=quiet) as step:
-            chosen = informative_rows(profile, candidates, step)
-    with progress(f"fitting {len(chosen)} of {len(rows)} rows: predictions", quiet=quiet) as step:
-        return fit_table(profile, chosen, step)
+            return fit_table(profile, chosen, step, workers)
 
 
 def _timeline_fit(profile: Machine, schedule: Path, timeline: Path, *, quiet: bool) -> Fit:

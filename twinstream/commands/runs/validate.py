@@ -66,8 +66,8 @@ def validate(  # noqa: PLR0913
 ) -> None:
     """Predict every row of a table of measured speeds, and say how far off that is.
 
-    The runs of --measured were planned by the policy ml_dataflow, the only one whose table is
-    known; those of --cluster are training steps on many GPUs, laid out as their table says.
+    The runs of --measured were planned by the policy that their column says, ml_dataflow where
+    there is none; those of --cluster are training steps on many GPUs, laid out as their table says.
     """
     if cluster is not None:
         if machine or measured or only or html:

@@ -68,6 +68,6 @@ def machine_class(name: str) -> MachineClass:
     known = ", ".join(found.name for found in machine_classes())
     raise UnknownMachineClass(
         f"policy 'ml_dataflow' has no constants for machine '{name}'; it knows names that contain "
-        f"{known}. Runs of twinstream's own calibrate a profile by --schedule and --timeline, and "
-        "`twinstream probe` measures this machine"
+        f"{known}. In a table, name the policy of twinstream's own runs in a column 'policy' "
+        "(optimal, streaming, ...)"
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from threading import Lock
 from urllib.parse import parse_qs, urlencode
 
+from twinstream.cost.bill import price_at, prices_of
 from twinstream.hardware_profiles.clusters.loader import cluster_names
 from twinstream.hardware_profiles.loader import machine_names
 from twinstream.hardware_profiles.profile_files import nearest
@@ -43,7 +44,8 @@ class RefusedPlan(TwinstreamError):
 class State:
     """The controls as texts, as they are typed and as they stand in the URL; "" is not given.
 
-    `machines` are of machines and of clusters; `gpus` is of the latter.
+    `machines` are of machines and of clusters; `gpus` is of the latter. `price` is of an hour of
+    one GPU, of all or by name, as `h100=2.5,b200=6`; no plan follows from it.
     """
 
     model: str = "8b"
@@ -59,6 +61,7 @@ class State:
     kernels: str = ""
     attention: str = ""
     gpus: str = ""
+    price: str = ""
 
     def at_url(self, search: object) -> "State":
         """The state in a URL's query; what it lacks is as here, in a new page.
@@ -79,6 +82,22 @@ class State:
     @property
     def machine_names(self) -> Sequence[str]:
         return [name for name in self.machines.split(",") if name]
+
+    @property
+    def price_fault(self) -> StateError | None:
+        """What is wrong with the price, if it is."""
+        if not self.price.strip() or prices_of(self.price) is not None:
+            return None
+        return StateError(f"price '{self.price[:40]}' is none: write 2.50 or h100=2.5,b200=6")
+
+    def price_at(self, names: Sequence[str]) -> float | None:
+        """The price of what has these names, None where none is given or it is wrong."""
+        return price_at(prices_of(self.price), names) if self.price.strip() else None
+
+    @property
+    def unpriced(self) -> "State":
+        """The same without a price: all that a plan follows from."""
+        return replace(self, price="")
 
     @property
     def refined(self) -> "State | None":
@@ -133,6 +152,8 @@ class State:
             typed = {name: text.strip() for name, text in vars(self).items() if text.strip()}
             del typed["machines"]
             values = {"model": self.model, kind: place, **typed}
+        if self.price.strip():
+            values["price"] = self.price.strip()
         given = (
             f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
             for name, value in values.items()
@@ -163,12 +184,12 @@ Asked = tuple[State, str]  # and the machine or cluster
 class Answers:
     """Answers by state and machine or cluster. Models and profiles are those offered, by name.
 
-    A new page begins with those that were given, the first model and all machines.
+    A new page begins with those that were given, the first model and all machines, and the price.
     """
 
     def __init__(
         self, model_files: Mapping[str, str], machine_files: Mapping[str, str],
-        cluster_files: Mapping[str, str] | None = None,
+        cluster_files: Mapping[str, str] | None = None, price: str = "",
     ) -> None:  # fmt: skip
         self._models = {name: name for name in executable_presets()} | dict(model_files)
         self._places = {
@@ -178,6 +199,7 @@ class Answers:
         given = {
             "model": next(iter(model_files), ""),
             "machines": ",".join([*machine_files, *(cluster_files or {})]),
+            "price": price,
         }
         self.new_page = State(**{name: value for name, value in given.items() if value})
         self._kept: OrderedDict[Asked, Answer | TwinstreamError] = OrderedDict()
@@ -197,6 +219,9 @@ class Answers:
         """The `plan` command of a state on one of its machines or clusters."""
         of_file = replace(state, model=self._models.get(state.model, state.model))
         kind, names = self._offering(place)
+        answer = self.kept(state, place)
+        if isinstance(answer, Answer) and state.price_at(answer.place_names) is None:
+            of_file = of_file.unpriced  # `plan` refuses prices of others
         return of_file.command(names.get(place, place), kind)
 
     def answer(self, state: State, place: str) -> Answer | TwinstreamError:
@@ -230,13 +255,14 @@ class Answers:
         return kind, self._places[kind]
 
     def kept(self, state: State, place: str) -> Answer | TwinstreamError | None:
-        """The answer if it is known already."""
-        return self._kept.get((state, place))
+        """The answer if it is known already; of a wrong price what is wrong."""
+        return state.price_fault or self._kept.get((state.unpriced, place))
 
     def keep(self, asked: Asked, answer: Answer | TwinstreamError) -> None:
         """Remember an answer, and forget the oldest of too many."""
+        state, place = asked
         with self._lock:
-            self._kept[asked] = answer
+            self._kept[state.unpriced, place] = answer
             while len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
 

@@ -42,6 +42,7 @@ _TEXTS = {
     "host_mem": "host memory",
     "lora": "LoRA",
     "gpus": "GPUs of a cluster",
+    "price": "price of a GPU-hour",
 }
 _CHOICES = {
     "policy": "policy", "effort": "effort", "optimizer_state": "optimizer state",
@@ -53,7 +54,7 @@ _POLL_MS = 700
 _MENU_PX = 560
 _HINTS = {
     "device_mem": "all", "host_mem": "all", "lora": "r=16", "tokens_per_step": "open",
-    "gpus": "64",
+    "gpus": "64", "price": "h100=2.5",
 }  # fmt: skip
 _CONTROLS = tuple(field.name for field in fields(Question))
 
@@ -106,9 +107,9 @@ def explorer(
     return app
 
 
-def serve(
+def serve(  # noqa: PLR0913
     models: Sequence[str | Path], machines: Sequence[str | Path],
-    shown: Sequence[ShownCluster] = (), *, host: str, port: int,
+    shown: Sequence[ShownCluster] = (), *, host: str, port: int, price: str = "",
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:  # fmt: skip
     """Serve the page until Ctrl-C; `on_ready` gets its address.
@@ -116,10 +117,13 @@ def serve(
     Args:
         models: files that it offers, too; so are the machines.
         shown: schedules of clusters, below the plans.
+        price: of an hour of one GPU, or of each machine or cluster; a new page begins with it.
 
     Raises:
-        ExploreError: the address is taken, or not this machine's.
+        ExploreError: the address is taken, or not this machine's; the price is none.
     """
+    if (fault := Question(price=price).price_fault) is not None:
+        raise ExploreError(f"--{fault}")
     machine_files = {load_machine(path).name: str(path) for path in machines}
     # each question says how long its sequences are
     model_files = {load_model(path, longest=1).name: str(path) for path in models}
@@ -133,7 +137,7 @@ def serve(
         raise ExploreError(
             f"cannot serve at {host}:{port}: {why}; choose another {option}"
         ) from None
-    app = explorer(Answers(model_files, machine_files), shown, host)
+    app = explorer(Answers(model_files, machine_files, price=price), shown, host)
     on_ready(f"http://{host}:{port}/")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line for every request
     serving.run_simple(host, port, app.server, threaded=True)

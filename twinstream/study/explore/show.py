@@ -7,6 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 from dash import html
 
+from twinstream.cost.bill import Prices, bill_of
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.link import D2H, DUPLEX, H2D
 from twinstream.hardware_profiles.schema import Machine
@@ -23,6 +24,7 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline
+from twinstream.screens.layout_screen import money_text, range_text
 from twinstream.screens.tables import readable, seconds, workload_line
 from twinstream.simulator.replay import simulate, simulate_cluster
 from twinstream.study.explore.answers import State
@@ -32,6 +34,7 @@ from twinstream.study.planned_step import PlannedStep
 from twinstream.study.query import Answer
 
 MOST_IN_CARDS = 3  # machines; more stand in a table
+_BILLION = 1e9
 _MORE = 0.1
 _WORTH = 5e-5  # gains below are not shown
 _FIELD_OF_LINK = {
@@ -64,7 +67,7 @@ def column(one: Found, num_machines: int, command: str) -> html.Div:
     else:
         parts += map(html.P, _about(answer))
         if num_machines <= MOST_IN_CARDS:
-            cards = [_card(name, *rest) for name, *rest in _cards(machine, answer)]
+            cards = [_card(name, *rest) for name, *rest in _cards(one, answer)]
             parts.append(html.Div(cards, className="cards"))
         parts += map(html.P, _notes(answer))
         link = f"/report{one.asked.url}&machine={machine}"
@@ -138,16 +141,16 @@ def _effort(one: Found) -> str:
 
 def compared(shown: Sequence[Found]) -> list[html.Div]:
     """Of many machines: throughput as bars, and beside them all headlines, the fastest on top."""
-    plans = [(one.machine, one.answer) for one in shown if isinstance(one.answer, Answer)]
+    plans = [(one, one.answer) for one in shown if isinstance(one.answer, Answer)]
     if len(shown) <= MOST_IN_CARDS or not plans:
         return []
     plans.sort(key=lambda plan: -plan[1].tokens_per_s)
     looks = {one.machine: series(number) for number, one in enumerate(shown)}
     figure = go.Figure(
         go.Bar(
-            orientation="h", y=[machine for machine, _ in plans],
+            orientation="h", y=[one.machine for one, _ in plans],
             x=[answer.tokens_per_s for _, answer in plans],
-            marker={"color": [looks[machine].colour for machine, _ in plans]},
+            marker={"color": [looks[one.machine].colour for one, _ in plans]},
             hovertemplate="%{y}: %{x:,.0f} tokens/s<extra></extra>",
         )
     )  # fmt: skip
@@ -158,8 +161,8 @@ def compared(shown: Sequence[Found]) -> list[html.Div]:
     )  # fmt: skip
     names = [name for name, *_ in _cards(*plans[0])]
     rows = [
-        [machine, *((value, identity) for _, value, _, identity in _cards(machine, answer))]
-        for machine, answer in plans
+        [one.machine, *((value, identity) for _, value, _, identity in _cards(one, answer))]
+        for one, answer in plans
     ]
     return [html.Div([graph(figure, "speeds"), _table(["", *names], rows, looks)],
                      className="beside")]  # fmt: skip
@@ -184,7 +187,9 @@ def _table(
     return html.Div(html.Table([html.Thead(html.Tr(head)), html.Tbody(body)]), className="table")
 
 
-def _cards(machine: str, answer: Answer) -> list[tuple[str, str, str, str]]:
+def _cards(one: Found, answer: Answer) -> list[tuple[str, str, str, str]]:
+    """Name, value, what it means, and id of each headline."""
+    machine = one.machine
     limits = ", ".join(readable(limit) for limit in answer.limits)
     gap = "-" if answer.gap is None else f"{answer.gap:.1%}"
     mfu, redone = f"{answer.mfu:.1%}", ""
@@ -195,12 +200,28 @@ def _cards(machine: str, answer: Answer) -> list[tuple[str, str, str, str]]:
     return [
         ("throughput, tokens/s", f"{rate_text(answer.tokens_per_s)} {answer.uncertainty.short}",
          f"{seconds(answer.step_s)} a step", f"speed-{machine}"),
+        *_money(one, answer),
         ("MFU, HFU", mfu, "of the peak", f"mfu-{machine}"),
         ("above the bound", gap, f"limited by {limits or '-'}", f"gap-{machine}"),
         ("compute waits", f"{answer.compute_waits:.1%}", redone, f"idle-{machine}"),
         ("device memory", gib(answer.device_bytes), _cap(device), f"device-{machine}"),
         ("host memory", gib(answer.host_bytes), _cap(host), f"host-{machine}"),
     ]  # fmt: skip
+
+
+def _money(one: Found, answer: Answer) -> list[tuple[str, str, str, str]]:
+    """What a billion tokens come to, where prices are given; a dash where none is of this one."""
+    if not one.asked.price.strip():
+        return []
+    title, identity = "money a billion tokens", f"money-{one.machine}"
+    price = one.asked.price_at(answer.place_names)
+    if price is None:
+        return [(title, "-", "no price is of this machine", identity)]
+    run_s = _BILLION / answer.tokens_per_s
+    bill = bill_of(run_s, answer.num_gpus, Prices(price_per_gpu_hour=price))
+    assert bill.money is not None
+    shown = range_text(bill.money, answer.uncertainty.mean, money_text)
+    return [(title, shown, f"at {price:,.2f} a GPU-hour", identity)]
 
 
 def _cap(cap_bytes: int | None) -> str:

@@ -7,7 +7,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from twinstream.cost.bill import prices_of
+from twinstream.cost.bill import price_at, prices_of
+from twinstream.hardware_profiles.clusters.loader import place_names
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import parse_toml, read_text
 from twinstream.schedule.sizes import parse_number
@@ -21,7 +22,7 @@ class SweepConfig:
     """`axes` are varied, all combinations; `fixed` have one value.
 
     `folder` is the file's, `source` what errors call it. Names are those of a query's values, and
-    `price_per_gpu_hour`, of all or by the name of a machine or cluster:
+    `price_per_gpu_hour`, of all or by the name of a machine, cluster, its node or GPU:
     `price_per_gpu_hour = { h100 = 2.5, b200 = 4 }`.
     """
 
@@ -47,13 +48,16 @@ class SweepConfig:
         """Every combination of the axes' values, the last axis fastest.
 
         Raises:
-            StudyError: a model, machine, cluster or number of one is wrong; it names the values.
+            StudyError: a model, machine, cluster or number of one is wrong; it names the values. A
+                price is of nothing that the sweep is of.
         """
         load, found = Loader(self.folder), []
+        names_of = self._names_of_places(load)
         for combination in product(*self.axes.values()):
             varied = dict(zip(self.axes, combination, strict=True))
             values = {**self.fixed, **varied}
-            price = values.get(PRICE, values.get(f"{PRICE}.{_place(values)}"))
+            place = values.get("cluster", values.get("machine", ""))
+            price = values.get(PRICE, price_at(_priced(values), names_of.get(place, ())))
             try:
                 query = self.kind.of(values, load)
             except TwinstreamError as error:
@@ -62,6 +66,32 @@ class SweepConfig:
                 raise StudyError(f"{where}: {error}") from None
             found.append(Cell(values, query, None if price is None else float(price)))
         return found
+
+    def _names_of_places(self, load: Loader) -> dict[Value, tuple[str, ...]]:
+        """The names by which a price may be given, by place; none where no price is by name."""
+        given = {**self.fixed, **self.axes}
+        named = list(_priced(given))
+        if not named:
+            return {}
+        kind = "cluster" if "cluster" in given else "machine"
+        load_place = load.cluster if kind == "cluster" else load.machine
+        places = {
+            place: (str(place), *place_names(load_place(str(place))))
+            for place in self.axes.get(kind, (self.fixed.get(kind, ""),))
+        }
+        known = {name.lower() for names in places.values() for name in names}
+        if unknown := [name for name in named if name.lower() not in known]:
+            raise StudyError(
+                f"{self.source}: {PRICE} is of '{unknown[0]}', and the sweep is of "
+                f"{', '.join(map(str, places))}"
+            )
+        return places
+
+
+def _priced(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given of prices by name, by that name."""
+    start = f"{PRICE}."
+    return {name.removeprefix(start): v for name, v in given.items() if name.startswith(start)}
 
 
 def load_config(path: Path) -> SweepConfig:
@@ -104,14 +134,7 @@ def config_of(document: Mapping[str, Any], *, source: str, folder: Path) -> Swee
         raise StudyError(
             f"{source}: a sweep is of machines or of clusters: leave out 'machine' or 'cluster'"
         )
-    places = axes.get("cluster", axes.get("machine", [fixed.get("cluster", fixed.get("machine"))]))
-    priced = [name.removeprefix(f"{PRICE}.") for name in given if name.startswith(f"{PRICE}.")]
-    if unknown := [name for name in priced if name not in places]:
-        raise StudyError(
-            f"{source}: {PRICE} is of '{unknown[0]}', and the sweep is of "
-            f"{', '.join(map(str, places))}"
-        )
-    if priced and PRICE in given:
+    if PRICE in given and _priced(given):
         raise StudyError(f"{source}: {PRICE} is one price or a table of them: leave one out")
     for name, value in fixed.items():
         _check(kind, name, value, f"{source}: fixed.{name}")
@@ -127,10 +150,6 @@ def config_of(document: Mapping[str, Any], *, source: str, folder: Path) -> Swee
     if missing := missing_of(given):
         raise StudyError(f"{source}: {missing} is missing; put it in [fixed] or in [axes]")
     return SweepConfig({name: tuple(v) for name, v in axes.items()}, fixed, folder, source)
-
-
-def _place(values: Mapping[str, Value]) -> Value:
-    return values.get("cluster", values.get("machine", ""))
 
 
 def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
