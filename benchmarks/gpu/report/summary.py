@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from benchmarks.gpu.jobs.results import ProbeFound, Results, SuiteFound
+from benchmarks.gpu.jobs.results import CheckFound, ProbeFound, Results, SuiteFound
 from benchmarks.gpu.report.table import CellRow, JobRow, Table
 
 _LISTED = 8  # of one reason; the table of jobs has the others
@@ -39,11 +39,13 @@ def _ran(results: Results, table: Table) -> Iterator[str]:
     done = [outcome.seconds for outcome in results.outcomes.values() if outcome.found is not None]
     whole = sum(name.endswith(" whole") for name in results.outcomes)
     yield (
-        f"Ran: {len(done)} jobs in {sum(done):,.0f} s, of them {len(table.cells)} cells, {whole} "
-        f"whole steps, {len(table.peers)} peers."
+        f"Ran: {len(done)} jobs in {sum(done):,.0f} s (cells {len(table.cells)}, whole steps "
+        f"{whole}, peers {len(table.peers)})."
     )
     if table.cells:
         yield _error_line(table.cells)
+    if table.check is not None:
+        yield from _check_lines(table.check)
     if table.probe is not None:
         yield _probe_line(table.probe)
     for what, tests in (("First tests", table.smoke), ("Tests", table.tests)):
@@ -56,6 +58,17 @@ def _error_line(cells: Sequence[CellRow]) -> str:
     mean = sum(abs(row.error) for row in cells) / len(cells)
     at_worst = f"{worst.error:+.1%} at worst ({worst.cell})"
     return f"Predicted step time: {mean:.1%} off on average, {at_worst}."
+
+
+def _check_lines(check: CheckFound) -> Iterator[str]:
+    tried = [one for one in check.attention if one.same_bits is not None]
+    same = sum(one.same_bits is True for one in tried)
+    yield (
+        f"Check: attention ran {len(tried)} of {len(check.attention)} times, {same} with the same "
+        "bits twice."
+    )
+    if check.unsteady:
+        yield f"Links have no figures: {_one_line(check.unsteady)}"
 
 
 def _probe_line(probe: ProbeFound) -> str:

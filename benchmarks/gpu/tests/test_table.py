@@ -8,7 +8,9 @@ import pytest
 
 from benchmarks.gpu.jobs.campaign import campaign_of
 from benchmarks.gpu.jobs.results import (
+    AttentionChecked,
     CellFound,
+    CheckFound,
     KindTime,
     Outcome,
     PeerFound,
@@ -183,7 +185,7 @@ def test_the_tables_have_every_figure_of_a_job():
 
 def test_half_a_page_says_what_ran_and_what_did_not():
     text = summary_of(results(), table_of(results(), PLAN), {"x-cells.csv": "a row a cell"})
-    assert "Ran: 3 jobs in 0 s, of them 1 cells, 0 whole steps, 1 peers." in text
+    assert "Ran: 3 jobs in 0 s (cells 1, whole steps 0, peers 1)." in text
     assert "2.2% off on average, -2.2% at worst (8b S8192 24 GiB)" in text, "45 / 46 - 1"
     assert "Tests marked gpu: 40 passed, 1 failed, 2 skipped." in text
     assert "Failed: test_x - boom" in text
@@ -191,6 +193,14 @@ def test_half_a_page_says_what_ran_and_what_did_not():
     assert "waiting (for time, or for what comes before it): facts, smoke, kernels" in text
     assert "[x-cells.csv](x-cells.csv)" in text
     assert len(text.split()) < 350
+    tried = AttentionChecked(name="a", seq_len=8, num_sequences=1, head_dim=4)
+    attention = (tried.model_copy(update={"same_bits": True}),
+                 tried.model_copy(update={"same_bits": False}), tried)  # fmt: skip
+    found = CheckFound(attention=attention, unsteady="copies H2D are 37% off any line")
+    with_check = results(check=Outcome(status="done", found=found))
+    text = summary_of(with_check, table_of(with_check, PLAN), {})
+    assert "- Check: attention ran 2 of 3 times, 1 with the same bits twice." in text
+    assert "- Links have no figures: copies H2D are 37% off any line" in text
     empty = Results(where=WHERE, size="full")
     assert "Ran: 0 jobs" in summary_of(empty, table_of(empty, PLAN), {})
 

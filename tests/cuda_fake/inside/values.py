@@ -19,6 +19,7 @@ RUNTIME.fake_cuda_room.restype = ctypes.c_void_p
 _Body = ctypes.CFUNCTYPE(None, ctypes.c_uint64)
 RUNTIME.fake_cuda_launch.argtypes = [ctypes.c_void_p, ctypes.c_char_p, _Body, ctypes.c_uint64]
 _ROOM_BYTES = 64 << 20
+_DRAWN = 4  # by one operator, as a generator's offset counts
 
 ERRORS: list[str] = []
 """Of kernels, which on a device would end the process."""
@@ -75,7 +76,14 @@ def enqueue(name: str, body: Callable[[], object]) -> None:
 
 
 def on_cpu(value: Any) -> Any:
-    """A tensor of the device as one of the CPU, of the same bytes; others as they are."""
+    """A tensor of the device as one of the CPU, of the same bytes; others as they are.
+
+    A generator draws on the CPU by its seed and what it has drawn so far.
+    """
+    if isinstance(value, torch.Generator) and value.device.type == "cuda":
+        drawn = value.get_offset()
+        value.set_offset(drawn + _DRAWN)
+        return torch.Generator().manual_seed((value.initial_seed() + drawn) % 2**63)
     if not isinstance(value, torch.Tensor) or not value.is_cuda:
         return value
     if not value.numel():
@@ -267,4 +275,5 @@ def install() -> None:
             library.impl(name, _Operator(op), allow_override=True)
     for name, function in {"copy_": _copy, **FLASH}.items():
         library.impl(name, function, allow_override=True)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # there is no cuDNN; torch would prefer it
     _triton_values()
