@@ -29,7 +29,7 @@ _registered: list[torch.library.Library] = []
 # Results of a size that depends on values: whoever asks waits for the stream.
 _DATA_DEPENDENT = frozenset(
     ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount",
-     "repeat_interleave")
+     "repeat_interleave", "equal")
 )  # fmt: skip
 # Left as they are: they move no values, or come to the driver or cuBLAS by themselves.
 _LEFT = frozenset(
@@ -37,7 +37,7 @@ _LEFT = frozenset(
     record_stream _local_scalar_dense copy_ is_set_to alias _pin_memory is_pinned mm addmm bmm
     baddbmm _addmm_activation _scaled_mm _grouped_mm _scaled_grouped_mm view_as_real view_as_complex
     _efficientzerotensor _sleep _debug_has_internal_overlap detach _to_copy clone lift lift_fresh
-    _conj _neg_view item equal is_nonzero _nested_view_from_buffer _has_same_storage_numel
+    _conj _neg_view item is_nonzero _nested_view_from_buffer _has_same_storage_numel
     _new_zeros_with_same_feature_meta to_padded_tensor diagonal select slice squeeze unsqueeze t
     transpose permute expand split unbind""".split()  # noqa: SIM905
 )
