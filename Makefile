@@ -40,7 +40,7 @@ test-cuda-fake: .venv-cuda/installed.stamp
 
 .venv-cuda/installed.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-cuda
-	{ grep -v -E '^(torch|triton)==' constraints.txt; echo '$(CUDA_TORCH)'; } >.venv-cuda/constraints.txt
+	{ grep -v -E '^(torch|triton|setuptools)==' constraints.txt; echo '$(CUDA_TORCH)'; } >.venv-cuda/constraints.txt
 	.venv-cuda/bin/python -m pip install '$(CUDA_TORCH)'
 	.venv-cuda/bin/python -m pip install --constraint .venv-cuda/constraints.txt --editable '.[dev,train]'
 	touch $@

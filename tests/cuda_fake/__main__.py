@@ -15,9 +15,11 @@ _PRELOADED = ("libcudart.so.13", "libcublasLt.so.13", "libcublas.so.13", "libcud
 _GPU_TESTS = ("tests/executor/test_cuda.py", "tests/executor/test_cuda_training.py")
 # Kernels either compute, or only their launches are counted.
 RUNS = {
-    "FAKE_CUDA_VALUES": (*_GPU_TESTS, "tests/cuda_fake/test_late_orders.py"),
+    "FAKE_CUDA_VALUES": (
+        "tests/cuda_fake/test_values.py", *_GPU_TESTS, "tests/cuda_fake/test_late_orders.py",
+    ),
     "FAKE_CUDA_NO_COMPUTE": ("tests/cuda_fake/test_counts.py", "tests/cuda_fake/test_failures.py"),
-}
+}  # fmt: skip
 
 
 def environment(libraries: Path = LIBRARIES) -> dict[str, str]:

@@ -4,7 +4,7 @@ Bits twice, error against eager attention in float32, and the rate, of attention
 queries beside the same called whole.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -19,6 +19,7 @@ from twinstream.executor.kernels.attention.trial import AttentionTrial
 from twinstream.executor.probe.cuda import matmul_load
 from twinstream.executor.probe.tasks.attention import reference_error
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
+from twinstream.executor.probe.timing.fit import UnsteadyLinkError
 from twinstream.models.kernel_costs.attention_limits import DeviceName
 from twinstream.models.kernel_costs.attention_shape import AttentionShape
 
@@ -35,8 +36,12 @@ _COMPARED_KEY_HEADS = 1
 
 
 def check_device(backend: Backend) -> CheckFound:
-    """Links and attention, in half a minute; of a CPU attention alone."""
-    return CheckFound(links=tuple(_links(backend)), attention=tuple(_attention(backend)))
+    """Links and attention, in half a minute; of a CPU attention alone.
+
+    What breaks is said, and takes nothing else with it.
+    """
+    links, unsteady = _links(backend)
+    return CheckFound(links=links, unsteady=unsteady, attention=tuple(_attention(backend)))
 
 
 def attention_shapes(backend: Backend) -> Iterator[AttentionShape]:
@@ -58,12 +63,30 @@ def attention_shapes(backend: Backend) -> Iterator[AttentionShape]:
 def checked(name: str, shape: AttentionShape, timer: DeviceTimer) -> AttentionChecked:
     """One implementation on one shape, or why it cannot be had."""
     device: DeviceName = "cuda" if timer.device.type == "cuda" else "cpu"
-    told = {
+    if reason := attention_reason(name, device, shape):
+        return _refused(name, shape, reason)
+    try:
+        return _measured(name, shape, timer, device)
+    except torch.AcceleratorError:
+        raise  # the device is lost to this process
+    except RuntimeError as error:  # of the library, for this shape
+        return _refused(name, shape, str(error))
+
+
+def _refused(name: str, shape: AttentionShape, reason: str) -> AttentionChecked:
+    return AttentionChecked(**_told(name, shape), refused=reason)  # type: ignore[arg-type]
+
+
+def _told(name: str, shape: AttentionShape) -> dict[str, object]:
+    return {
         "name": name, "seq_len": shape.num_queries, "num_sequences": shape.num_sequences,
         "head_dim": shape.head_dim,
     }  # fmt: skip
-    if reason := attention_reason(name, device, shape):
-        return AttentionChecked(**told, refused=reason)  # type: ignore[arg-type]
+
+
+def _measured(
+    name: str, shape: AttentionShape, timer: DeviceTimer, device: DeviceName
+) -> AttentionChecked:
     with torch.no_grad():
         trial = AttentionTrial(attention_implementation(name), shape, timer.device)
         same_bits = trial.results().same_bits(trial.results())
@@ -71,7 +94,7 @@ def checked(name: str, shape: AttentionShape, timer: DeviceTimer) -> AttentionCh
         del trial
         error = reference_error(name, _compared(shape), device)
     return AttentionChecked(
-        **told,  # type: ignore[arg-type]
+        **_told(name, shape),  # type: ignore[arg-type]
         same_bits=same_bits,
         error=error,
         forward_ns=forward_ns,
@@ -105,13 +128,18 @@ def _attention(backend: Backend) -> Iterator[AttentionChecked]:
             yield checked(name, shape, timer)
 
 
-def _links(backend: Backend) -> Sequence[LinkRate]:
+def _links(backend: Backend) -> tuple[tuple[LinkRate, ...], str]:
+    """The rates, or why there are none."""
     if backend == "cpu":
-        return ()
+        return (), ""
     from twinstream.executor.probe.cuda_links import measure_links
 
-    links = measure_links(torch.device(backend))
-    return [
+    try:
+        links = measure_links(torch.device(backend))
+    except UnsteadyLinkError as error:
+        return (), str(error)
+    rates = (
         LinkRate(direction=direction, size_bytes=size, gb_per_s=rate)
         for direction, size, rate in links.copies
-    ]
+    )
+    return tuple(rates), ""

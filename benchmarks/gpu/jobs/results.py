@@ -80,10 +80,11 @@ class AttentionChecked(Node):
 
 
 class CheckFound(Node):
-    """Links, and attention in slices beside the same called whole."""
+    """Links, or why they have no figures, and attention in slices beside the same called whole."""
 
     kind: Literal["check"] = "check"
     links: tuple[LinkRate, ...] = ()
+    unsteady: str = ""
     attention: tuple[AttentionChecked, ...] = ()
 
 

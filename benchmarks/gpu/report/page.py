@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from benchmarks.gpu.jobs.results import AttentionChecked, Results, TrainFound
+from benchmarks.gpu.jobs.results import AttentionChecked, CheckFound, Results, TrainFound
 from benchmarks.gpu.report.table import CellRow, JobRow, PeerRow, Table
 from twinstream.executor.run.device_state import DeviceState
 
@@ -33,7 +33,7 @@ def _probe_lines(table: Table) -> list[str]:
     lines = [f"- {name}: {told}" for name, told in table.facts.facts.items()] if table.facts else []
     lines += [""] if lines else []
     if table.check is not None:
-        lines += [*(f"- {checked_line(found)}" for found in table.check.attention), ""]
+        lines += [*(f"- {line}" for line in check_lines(table.check)), ""]
     for what, tests in (("First tests", table.smoke), ("Tests", table.tests)):
         if tests is None:
             continue
@@ -58,6 +58,12 @@ def _probe_lines(table: Table) -> list[str]:
             rate = probe.sustained_flop_per_s / 1e12
             lines += [f"Sustained: {rate:.0f} TFLOP/s, at {_state(probe.sustained)}.", ""]
     return lines
+
+
+def check_lines(found: CheckFound) -> list[str]:
+    """What the check came to, a line an attention; of links only why they have no figures."""
+    unsteady = [f"links have no figures: {found.unsteady}"] if found.unsteady else []
+    return [*unsteady, *map(checked_line, found.attention)]
 
 
 def checked_line(found: AttentionChecked) -> str:

@@ -34,7 +34,7 @@ from benchmarks.gpu.jobs.campaign import (
 )
 from benchmarks.gpu.jobs.results import CheckFound, FactsFound, Found, PeerFound
 from benchmarks.gpu.jobs.store import Store
-from benchmarks.gpu.report.page import checked_line
+from benchmarks.gpu.report.page import check_lines
 from benchmarks.gpu.run import expected
 from benchmarks.gpu.run.attempts import Attempts
 from benchmarks.gpu.run.budget import Budget
@@ -112,8 +112,8 @@ class Engine:
 
     def _check(self, limit_s: float) -> CheckFound:
         found = self.worker.ask(requests.CheckDevice(), CheckFound, limit_s)
-        for attention in found.attention:
-            self.tell(checked_line(attention))
+        for line in check_lines(found):
+            self.tell(line)
         return found
 
     def _suite(self, key: str, tests: tuple[str, ...], limit_s: float) -> None:

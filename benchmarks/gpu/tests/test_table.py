@@ -1,12 +1,16 @@
 """The table, its page, and where it is published."""
 
+import csv
 import json
+from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu.jobs.campaign import campaign_of
 from benchmarks.gpu.jobs.results import (
+    AttentionChecked,
     CellFound,
+    CheckFound,
     KindTime,
     Outcome,
     PeerFound,
@@ -15,15 +19,18 @@ from benchmarks.gpu.jobs.results import (
     WholeFound,
 )
 from benchmarks.gpu.jobs.store import CampaignError, Store
+from benchmarks.gpu.report.figures import jobs_csv
 from benchmarks.gpu.report.page import markdown_of
 from benchmarks.gpu.report.publish import main as publish_main
 from benchmarks.gpu.report.publish import publish, write_tables
+from benchmarks.gpu.report.summary import summary_of
 from benchmarks.gpu.report.table import table_of
 from benchmarks.gpu.tests.stand_ins import MACHINE, WHERE
 from twinstream.executor.run.device_state import DeviceState
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.schedule.files import read_document
 
+PAGES = Path(__file__).parents[3] / "docs/benchmarks"
 PLAN = campaign_of("full", None)
 CELL = CellFound(
     tokens_per_step=524_288, workload="32 rounds of 1 chunk of 16,384 tokens, sequences of 8,192",
@@ -144,13 +151,92 @@ def test_a_campaign_is_published_under_its_devices_name(tmp_path):
     write_tables(store.results, campaign)
     written = publish(campaign, pages)
     assert [path.name for path in written] == [
-        f"nvidia-h100-80gb-hbm3{ending}" for ending in (".md", ".json", ".toml")
+        f"nvidia-h100-80gb-hbm3{ending}"
+        for ending in (".md", "-cells.csv", "-jobs.csv", ".json", ".toml")
     ]
-    assert written[0].read_text() == (campaign / "table.md").read_text()
-    assert read_document(Results, written[1]) == store.results
-    assert load_machine(written[2]) == MACHINE
+    page, cells, _, kept, profile = written
+    assert "# Campaign on NVIDIA H100 80GB HBM3" in page.read_text()
+    assert all(f"({path.name})" in page.read_text() for path in written[1:]), "links"
+    assert "timelines" not in page.read_text(), "there are none"
+    (row,) = csv.DictReader(cells.read_text().splitlines())
+    assert float(row["measured_tokens_per_s"]) == pytest.approx(524_288 / 46.0, rel=1e-5)
+    assert (row["goal_tokens_per_s"], row["whole_error"]) == ("11000", "")
+    assert read_document(Results, kept) == store.results
+    assert load_machine(profile) == MACHINE
     with pytest.raises(CampaignError, match="is no folder"):
         publish(campaign, tmp_path / "nowhere")
+
+
+def test_the_tables_have_every_figure_of_a_job():
+    found = results()
+    rows = [*csv.reader(jobs_csv(found, table_of(found, PLAN)).splitlines())]
+    assert len(rows) == len({tuple(row) for row in rows}), "no figure twice"
+    told = {tuple(row[:3]): row[3] for row in rows}
+    kind = "kinds/block_forward"
+    assert told["8b S8192 24 GiB", kind, "num_ops"] == "128"
+    assert told["8b S8192 24 GiB", kind, "measured_ns"] == "2.5e+09"
+    assert told["tests", "", "failed"] == "1" and told["tests", "", "failures"] == "test_x - boom"
+    peer = "fsdp_offload 8b S8192"
+    assert float(told[peer, "", "tokens_per_s"]) == pytest.approx(524_288 / 92.0, rel=1e-5)
+    assert (told[peer, "", "beside"], told[peer, "", "ours_over_peer"]) == ("8b S8192 24 GiB", "2")
+    assert told["8b S8192 130 GiB", "", "reason"] == "this device has 79.1 GiB"
+    assert told["probe", "", "status"] == "waiting"
+
+
+def test_half_a_page_says_what_ran_and_what_did_not():
+    text = summary_of(results(), table_of(results(), PLAN), {"x-cells.csv": "a row a cell"})
+    assert "Ran: 3 jobs in 0 s (cells 1, whole steps 0, peers 1)." in text
+    assert "2.2% off on average, -2.2% at worst (8b S8192 24 GiB)" in text, "45 / 46 - 1"
+    assert "Tests marked gpu: 40 passed, 1 failed, 2 skipped." in text
+    assert "Failed: test_x - boom" in text
+    assert "skipped (this device has 79.1 GiB): 8b S8192 130 GiB." in text
+    assert "waiting (for time, or for what comes before it): facts, smoke, kernels" in text
+    assert "[x-cells.csv](x-cells.csv)" in text
+    assert len(text.split()) < 350
+    tried = AttentionChecked(name="a", seq_len=8, num_sequences=1, head_dim=4)
+    attention = (tried.model_copy(update={"same_bits": True}),
+                 tried.model_copy(update={"same_bits": False}), tried)  # fmt: skip
+    found = CheckFound(attention=attention, unsteady="copies H2D are 37% off any line")
+    with_check = results(check=Outcome(status="done", found=found))
+    text = summary_of(with_check, table_of(with_check, PLAN), {})
+    assert "- Check: attention ran 2 of 3 times, 1 with the same bits twice." in text
+    assert "- Links have no figures: copies H2D are 37% off any line" in text
+    empty = Results(where=WHERE, size="full")
+    assert "Ran: 0 jobs" in summary_of(empty, table_of(empty, PLAN), {})
+
+
+@pytest.mark.parametrize(
+    ("cell", "measured", "peer", "ratio", "kind_ms"),
+    [
+        ("8b S8192 78 GiB", 10_115, "compiled 8b S8192", 1.18, 2213.1),
+        ("8b S1024 78 GiB", 13_238, "compiled 8b S1024", 1.33, 1549.5),
+        ("8b S8192 24 GiB", 9_354, "fsdp_offload 8b S8192", 9.19, 4452.1),
+    ],
+)
+def test_what_the_h200_measured_is_in_its_tables(cell, measured, peer, ratio, kind_ms):
+    """Figures as they were printed on the machine (2026-11-27)."""
+    with (PAGES / "nvidia-h200-cells.csv").open() as file:
+        cells = {row["cell"]: row for row in csv.DictReader(file)}
+    with (PAGES / "nvidia-h200-jobs.csv").open() as file:
+        jobs = {(row["job"], row["part"], row["figure"]): row["value"]
+                for row in csv.DictReader(file)}  # fmt: skip
+    assert len(cells) == 17
+    assert float(cells[cell]["measured_tokens_per_s"]) == pytest.approx(measured, abs=0.6)
+    assert float(jobs[peer, "", "ours_over_peer"]) == pytest.approx(ratio, abs=0.006)
+    backward = float(jobs[cell, "kinds/block_backward", "measured_ns"])
+    assert backward / 1e6 == pytest.approx(kind_ms, abs=0.06)
+    assert sum(key[2] == "ratio" for key in jobs) == 152, "samples of the probe"
+
+
+def test_the_h200s_page_and_tables_are_what_publish_writes(tmp_path):
+    campaign, pages = tmp_path / "campaign", tmp_path / "pages"
+    campaign.mkdir()
+    pages.mkdir()
+    for name, ending in (("results.json", ".json"), ("profile.toml", ".toml"),
+                         ("timelines.json.gz", "-timelines.json.gz")):  # fmt: skip
+        (campaign / name).write_bytes((PAGES / f"nvidia-h200{ending}").read_bytes())
+    for path in publish(campaign, pages):
+        assert path.read_bytes() == (PAGES / path.name).read_bytes(), path.name
 
 
 def test_publishing_what_is_not_there_is_a_sentence(tmp_path, capsys):

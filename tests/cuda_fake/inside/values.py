@@ -19,6 +19,7 @@ RUNTIME.fake_cuda_room.restype = ctypes.c_void_p
 _Body = ctypes.CFUNCTYPE(None, ctypes.c_uint64)
 RUNTIME.fake_cuda_launch.argtypes = [ctypes.c_void_p, ctypes.c_char_p, _Body, ctypes.c_uint64]
 _ROOM_BYTES = 64 << 20
+_DRAWN = 4  # by one operator, as a generator's offset counts
 
 ERRORS: list[str] = []
 """Of kernels, which on a device would end the process."""
@@ -28,7 +29,7 @@ _registered: list[torch.library.Library] = []
 # Results of a size that depends on values: whoever asks waits for the stream.
 _DATA_DEPENDENT = frozenset(
     ("nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount",
-     "repeat_interleave")
+     "repeat_interleave", "equal")
 )  # fmt: skip
 # Left as they are: they move no values, or come to the driver or cuBLAS by themselves.
 _LEFT = frozenset(
@@ -36,7 +37,7 @@ _LEFT = frozenset(
     record_stream _local_scalar_dense copy_ is_set_to alias _pin_memory is_pinned mm addmm bmm
     baddbmm _addmm_activation _scaled_mm _grouped_mm _scaled_grouped_mm view_as_real view_as_complex
     _efficientzerotensor _sleep _debug_has_internal_overlap detach _to_copy clone lift lift_fresh
-    _conj _neg_view item equal is_nonzero _nested_view_from_buffer _has_same_storage_numel
+    _conj _neg_view item is_nonzero _nested_view_from_buffer _has_same_storage_numel
     _new_zeros_with_same_feature_meta to_padded_tensor diagonal select slice squeeze unsqueeze t
     transpose permute expand split unbind""".split()  # noqa: SIM905
 )
@@ -75,7 +76,14 @@ def enqueue(name: str, body: Callable[[], object]) -> None:
 
 
 def on_cpu(value: Any) -> Any:
-    """A tensor of the device as one of the CPU, of the same bytes; others as they are."""
+    """A tensor of the device as one of the CPU, of the same bytes; others as they are.
+
+    A generator draws on the CPU by its seed and what it has drawn so far.
+    """
+    if isinstance(value, torch.Generator) and value.device.type == "cuda":
+        drawn = value.get_offset()
+        value.set_offset(drawn + _DRAWN)
+        return torch.Generator().manual_seed((value.initial_seed() + drawn) % 2**63)
     if not isinstance(value, torch.Tensor) or not value.is_cuda:
         return value
     if not value.numel():
@@ -267,4 +275,5 @@ def install() -> None:
             library.impl(name, _Operator(op), allow_override=True)
     for name, function in {"copy_": _copy, **FLASH}.items():
         library.impl(name, function, allow_override=True)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # there is no cuDNN; torch would prefer it
     _triton_values()

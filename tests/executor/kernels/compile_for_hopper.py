@@ -1,17 +1,15 @@
 """Compile every Triton kernel for sm_90, as it is launched for Llama-3 8B in bf16; no GPU needed.
 
 Run as a program without TRITON_INTERPRET: prints a JSON list of {name, stack_bytes, wide_loads,
-grid, resident}, the last being how many programs a multiprocessor has registers for.
+grid, resident}, the last being how many programs a multiprocessor has registers for; of AdamW's
+kernel also {issued, integer}, instructions an element.
 """
 
 import contextlib
 import importlib
 import json
 import re
-import subprocess
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 import triton
@@ -19,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from tests.executor.kernels.driver import LLAMA_3_1
+from tests.executor.kernels.sass import disassembled, loop_count
 from twinstream.executor.kernels.registry import vector_ops
 from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.rope import Rope
@@ -47,7 +46,6 @@ TYPES = {
     torch.int64: "i64",
     torch.uint8: "u8",
 }
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
 class NoWorkspace:
@@ -85,7 +83,9 @@ def compiled(kernel, grid, arguments, options) -> dict:
     settings.setdefault("enable_fp_fusion", True)
     found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=settings)
     stack_bytes, registers = resources(found.asm["cubin"])
+    is_adamw = kernel.fn.__name__ == "_adamw_kernel"
     return {
+        **(counted(found.asm["cubin"], options) if is_adamw else {}),
         "name": kernel.fn.__name__,
         "grid": grid,
         "resident": 2**16 // (-(-registers // 8) * 8 * 32 * settings["num_warps"]),
@@ -96,16 +96,24 @@ def compiled(kernel, grid, arguments, options) -> dict:
 
 def resources(cubin: bytes) -> tuple[int, int]:
     """Bytes of a stack, to which registers spill and indexed arrays go; registers of a thread."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(CUOBJDUMP), "-res-usage", file.name]
-        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    printed = disassembled(cubin, "-res-usage")
     stack, registers = (
         max(int(size) for size in re.findall(rf"{what}:(\d+)", printed))
         for what in ("STACK", "REG")
     )
     return stack, registers
+
+
+def counted(cubin: bytes, options: dict) -> dict:
+    """Of AdamW's kernel: which it is, and a thread's instructions an element."""
+    elements = options["BLOCK"] / (32 * options["num_warps"])
+    count = loop_count(disassembled(cubin, "-sass"))
+    names = ("HAS_CODES", "HAS_MASTER", "CLIPS", "STOCHASTIC")
+    return {
+        **{name: options[name] for name in names},
+        "issued": count.issued / elements,
+        "integer": count.integer / elements,
+    }
 
 
 def launch_all(ops) -> None:

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
-from twinstream.executor.probe import known_check
+from twinstream.executor.probe import cuda_links, known_check
 from twinstream.executor.probe.chains import check_chain
-from twinstream.executor.probe.cuda_links import Copies
+from twinstream.executor.probe.cuda_links import Copies, measure_copies
 from twinstream.executor.probe.known_check import (
     Checked,
     checked_machine,
@@ -15,7 +16,7 @@ from twinstream.executor.probe.known_check import (
 )
 from twinstream.executor.probe.process import JobFailed
 from twinstream.executor.probe.tasks.task_samples import TaskSample, listed_samples
-from twinstream.executor.probe.timing.fit import Line
+from twinstream.executor.probe.timing.fit import Line, UnsteadyLinkError
 from twinstream.hardware_profiles.cost import copy_alone_ns, work_time
 from twinstream.hardware_profiles.curve_choice import with_own_rates
 from twinstream.hardware_profiles.loader import load_machine
@@ -127,3 +128,24 @@ def test_the_check_runs_through_on_a_cpu():
     assert found.copies == COPIES and found.product_flop_per_s > 0 and found.product_rows == 256
     assert [s.works[0].unit for s in found.attention] == ["attention_forward", "attention_backward"]
     assert all(sample.works[0].shape[3] == 32 for sample in found.attention)
+
+
+@pytest.mark.parametrize("unsteady", [0, 2, 3])
+def test_copies_beside_a_neighbours_burst_are_measured_again_and_refused_the_third_time(
+    unsteady, monkeypatch
+):
+    copies = Copies((Line(0.0, 0.02, 0.0), Line(0.0, 0.02, 0.0)), (4e10, 4e10))
+    answers = iter([*[UnsteadyLinkError("off any line")] * unsteady, copies])
+
+    def once(_):
+        answer = next(answers)
+        if isinstance(answer, UnsteadyLinkError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(cuda_links, "_measured_once", once)
+    if unsteady < 3:
+        assert measure_copies(torch.device("cpu")) == copies
+    else:
+        with pytest.raises(UnsteadyLinkError, match="off any line"):
+            measure_copies(torch.device("cpu"))

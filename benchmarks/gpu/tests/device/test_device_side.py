@@ -14,8 +14,10 @@ from tests.helpers.fake_cudart import FakeCudart
 from twinstream.executor.memory import arena_memory
 from twinstream.executor.memory.host_limits import AvailableMemoryError, HostMemoryError
 from twinstream.executor.memory.pinned import Pinning
+from twinstream.executor.probe import cuda_links
 from twinstream.executor.probe import device as probed_device
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
+from twinstream.executor.probe.timing.fit import UnsteadyLinkError
 from twinstream.executor.run.execute import NoCudaError
 
 
@@ -85,6 +87,28 @@ def test_attention_is_checked_before_it_is_relied_on():
         assert one.backward_ns and one.backward_flop_per_s == pytest.approx(
             10 * 32 * one.head_dim * seen / one.backward_ns * 1e9
         )
+
+
+def test_a_link_or_library_that_breaks_takes_no_other_part_of_the_check_with_it(monkeypatch):
+    def unsteady(*_):
+        raise UnsteadyLinkError("copies H2D are 37% off any line")
+
+    def broken(*_):
+        raise RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED")
+
+    monkeypatch.setattr(cuda_links, "measure_links", unsteady)
+    assert check._links("cuda") == ((), "copies H2D are 37% off any line")
+    monkeypatch.setattr(check, "_links", lambda _: ((), "copies H2D are 37% off any line"))
+    real = check._measured
+    monkeypatch.setattr(
+        check, "_measured", lambda name, *rest: broken() if name == "eager" else real(name, *rest)
+    )
+    found = check.check_device("cpu")
+    assert [one.name for one in found.attention if one.same_bits] == ["sdpa_cpu"] * 4
+    told = page.check_lines(found)
+    assert told[0] == "links have no figures: copies H2D are 37% off any line"
+    assert told[1].endswith("eager, head_dim 128, 2 of 64 tokens: cuDNN error: "
+                            "CUDNN_STATUS_NOT_SUPPORTED")  # fmt: skip
 
 
 def test_attention_that_is_not_here_or_wrong_is_said(monkeypatch):
