@@ -143,6 +143,7 @@ def _layouts_json(
 
 def _layout_json(one: RankedLayout) -> dict[str, Any]:
     prediction = one.prediction
+    exchanged = exposed_communication(prediction.shares)
     return {
         "layout": one.layout.model_dump(mode="json"),
         "recipe": one.job.recipe.model_dump(mode="json"),
@@ -160,7 +161,8 @@ def _layout_json(one: RankedLayout) -> dict[str, Any]:
         "shares": {
             "bubble": 0.0,
             **prediction.shares,
-            "communication": exposed_communication(prediction.shares),
+            "communication": exchanged,
+            "talk": exchanged,  # its name in earlier versions, which scripts may read
         },
     }
 
