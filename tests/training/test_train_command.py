@@ -52,7 +52,8 @@ def test_it_says_what_it_will_do_trains_and_says_what_it_came_to(
     took = re.search(rf"process took {size} of the host's .* peak, {size} were predicted", words)
     assert shown is not None and took is not None
     whole, *addends = (parse_bytes(one) for one in shown.groups())
-    assert abs(whole - sum(addends)) < 0.02 * whole and addends[1] > 100 * 2**20
+    # sizes are shown in two or more digits: of 1.6 and 1.8 GiB the last is 3 % each
+    assert abs(whole - sum(addends)) < 0.07 * whole and addends[1] > 100 * 2**20
     assert took[2] == shown[1]
 
 
