@@ -248,8 +248,8 @@ class _Rows:
         self.axes = [row_axis(shapes[name].shape, size) for name in names]
         self.inputs = self.flat(bound.inputs(names))
         fed = bound.operands["tokens"].view(torch.int32, (2, bound.num_tokens))
-        self.labels = fed[1]
-        self.loss_scale = StepState(bound.operands["step_state"].bytes).loss_scale[0]
+        self.labels = _own(fed[1])
+        self.loss_scale = _own(StepState(bound.operands["step_state"].bytes).loss_scale[0])
         self.loss = _Contribution(
             bound.operands["loss"].view(torch.float32, (1,)), bound.operands["loss"].mode
         )
