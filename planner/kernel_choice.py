@@ -3,21 +3,28 @@
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from twinstream.hardware_profiles.cost import work_time
+from twinstream.hardware_profiles.curve_choice import curve_for
+from twinstream.hardware_profiles.errors import MissingNumberError
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.kernel_costs.attention_limits import (
     attention_limits,
     attention_names,
     attention_refusal,
 )
+from twinstream.models.kernel_costs.work import ChunkWork
 from twinstream.models.model import AnyModel
-from twinstream.models.recipe import KernelChoice
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
-from twinstream.planner.packed_attention import fastest_of_packed
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.workload import Packing, Workload
 
 # By major compute capability, where torch's FlashAttention-2 is slow; the fastest first.
 _FASTER_FROM_LIBRARIES = {9: ("flash4", "flash3"), 10: ("flash4", "flash3")}
+# What a call for each document costs beside its launch: the host waits for the lengths, and a short
+# document does not fill the device. Assumed, on the safe side; no GPU has timed it.
+_OF_EACH_CALL_NS = 100_000.0
 KernelsOption = Literal["auto", "eager", "triton"]
 Packed = Sequence[int] | bool
 """Whether sequences of unequal lengths are packed; or the lengths that are expected."""
@@ -86,7 +93,7 @@ def attention_for(
         before = suitable[: suitable.index(for_all[0])]
         if packed is True or not before or not isinstance(spec, ModelSpec):
             return for_all[0]
-        return fastest_of_packed(machine, spec, for_all[0], before, packed)
+        return _fastest_of_packed(machine, spec, for_all[0], before, packed)
     if reason := refusal(attention):
         those = ", ".join(name for name in attention_names() if refusal(name) is None)
         raise UnsuitableAttentionError(
@@ -187,3 +194,43 @@ def kernels_for(machine: Machine, kernels: str = "auto", attention: str = "eager
         return KernelChoice(vector="eager", attention=attention, deterministic=same_bits)
     known = ", ".join(get_args(KernelsOption))
     raise UnknownKernelsError(f"--kernels '{kernels}' is unknown; known: {known}")
+
+
+def _fastest_of_packed(
+    machine: Machine, spec: ModelSpec, for_all: str, for_each: Sequence[str], lengths: Sequence[int]
+) -> str:
+    """`for_all`, which takes documents of any lengths in one call, or a faster one of `for_each`.
+
+    The others are called for one document after the other. One of which the profile states no rate
+    of its own is never taken.
+
+    Args:
+        lengths: tokens of the documents of a chunk, as they are expected.
+    """
+    best, best_ns = for_all, _pack_ns(machine, spec, for_all, lengths)
+    for name in for_each:
+        ns = _pack_ns(machine, spec, name, lengths)
+        if ns is not None and best_ns is not None and ns < best_ns:
+            best, best_ns = name, ns
+    return best
+
+
+def _pack_ns(
+    machine: Machine, spec: ModelSpec, name: str, lengths: Sequence[int]
+) -> float | None:  # fmt: skip
+    """Attention forward and backward of a block; None where nothing is known of it."""
+    tokens, packing = sum(lengths), Packing.of(tuple(lengths))
+    workload = Workload(
+        seq_len=tokens, chunk_tokens=tokens, chunks_per_round=1, rounds_per_step=1, packing=packing
+    )
+    recipe = Recipe(kernels=KernelChoice(attention=name))
+    work = ChunkWork(spec, workload, 0, recipe)
+    both = (work.attention_forward(), work.attention_backward())
+    takes_all = attention_limits(name).variable_length
+    try:
+        if not takes_all and any(curve_for(one, machine).of != name for one in both):
+            return None
+        alone_ns = sum(work_time(one, machine).alone_ns for one in both)
+    except MissingNumberError:
+        return None
+    return alone_ns + (0 if takes_all else len(both) * len(lengths) * _OF_EACH_CALL_NS)

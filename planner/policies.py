@@ -133,7 +133,8 @@ def policy_named(name: str) -> Policy:
         UnknownPolicyError: the message lists the policies there are.
         TwinstreamError: the file cannot be run, or has no such policy.
     """
-    if "," in name:
+    first, several, _ = name.partition(",")
+    if several and first in ("all", *policy_names()):
         raise UnknownPolicyError(
             f"'{name:.80}' are several policies, and a plan is by one: a sweep with axes.policy "
             "compares them (twinstream sweep FILE.toml)"

@@ -13,7 +13,7 @@ import torch
 
 from twinstream.executor.memory.device_memory import fix_library_workspaces
 from twinstream.executor.memory.host_limits import host_limits
-from twinstream.executor.probe.cuda_links import Links, measure_links
+from twinstream.executor.probe.cuda_links import Copies, Links, measure_links
 from twinstream.executor.probe.tasks.curves import Ceilings, CurveFit, fit_curves
 from twinstream.executor.probe.tasks.sample_log import SampleLog
 from twinstream.executor.probe.tasks.task_samples import (
@@ -210,8 +210,8 @@ def _machine(
             source="copies are bounded by the duplex rate measured through the same DRAM",
         ),
         **{field: _measured(value, where) for field, value in rates.items()},
-        **link_numbers((links.h2d, links.d2h), where),
-        **_both_numbers(links, where),
+        **link_numbers(links.copies.lines, where),
+        **_both_numbers(links.copies, where),
         "efficiency": curves | with_general(fit.curves),
     }
     return Machine.model_validate(document), fit
@@ -229,15 +229,10 @@ def link_numbers(lines: tuple[Line, Line], where: str) -> dict[str, Number]:
     return {field: _measured(value, source) for field, value in found.items()}
 
 
-def _both_numbers(links: Links, where: str) -> dict[str, Number]:
+def _both_numbers(copies: Copies, where: str) -> dict[str, Number]:
     """What it says of both directions at once: their rate together, and H2D's share."""
-    to, back = (1e9 / line.ns_per_unit for line in (links.h2d, links.d2h))
-    both = sum(links.both_bytes_per_s)
-    found = {
-        DUPLEX: min(to + back, max(to, back, both)),
-        DUPLEX_SHARE: links.both_bytes_per_s[0] / both,
-    }
-    each = " and ".join(f"{rate / 1e9:.1f}" for rate in links.both_bytes_per_s)
+    found = {DUPLEX: copies.duplex_bytes_per_s, DUPLEX_SHARE: copies.h2d_share}
+    each = " and ".join(f"{rate / 1e9:.1f}" for rate in copies.both_bytes_per_s)
     source = f"{where}; H2D and D2H at once {each} GB/s"
     return {field: _measured(value, source) for field, value in found.items()}
 

@@ -31,21 +31,32 @@ class Copies:
     both_bytes_per_s: tuple[float, float]
     rates: tuple[tuple[str, int, float], ...] = ()
 
+    @property
+    def alone_bytes_per_s(self) -> tuple[float, float]:
+        """What each reaches by itself."""
+        h2d, d2h = self.lines
+        return 1e9 / h2d.ns_per_unit, 1e9 / d2h.ns_per_unit
+
+    @property
+    def duplex_bytes_per_s(self) -> float:
+        """What both reach together: no less than one alone, no more than each alone."""
+        alone = self.alone_bytes_per_s
+        return min(sum(alone), max(*alone, sum(self.both_bytes_per_s)))
+
+    @property
+    def h2d_share(self) -> float:
+        """H2D's share of that."""
+        return self.both_bytes_per_s[0] / sum(self.both_bytes_per_s)
+
 
 @dataclass(frozen=True)
 class Links:
-    """Measured copies and fixed costs; `copies` has (direction, bytes, GB/s) of every size.
+    """Measured copies and fixed costs."""
 
-    `both_bytes_per_s` is what H2D and D2H reach while both are busy.
-    """
-
-    h2d: Line
-    d2h: Line
-    both_bytes_per_s: tuple[float, float]
+    copies: Copies
     hbm_copy_bytes_per_s: float
     launch_ns: float
     event_wait_ns: float
-    copies: tuple[tuple[str, int, float], ...]
 
 
 def measure_links(device: torch.device) -> Links:
@@ -54,14 +65,11 @@ def measure_links(device: torch.device) -> Links:
     Raises:
         UnsteadyLinkError: something else uses the link meanwhile.
     """
-    copies = measure_copies(device)
     return Links(
-        *copies.lines,
-        both_bytes_per_s=copies.both_bytes_per_s,
+        copies=measure_copies(device),
         hbm_copy_bytes_per_s=_hbm_copy_bytes_per_s(DeviceTimer(device)),
         launch_ns=_launch_ns(device),
         event_wait_ns=_event_wait_ns(device),
-        copies=copies.rates,
     )
 
 

@@ -110,8 +110,7 @@ def scaled(machine: Machine, found: Checked) -> tuple[Machine, str]:
 
 
 def _with_links(machine: Machine, copies: Copies, where: str, told: list[str]) -> Machine:
-    to, back = (1e9 / line.ns_per_unit for line in copies.lines)
-    both = min(to + back, max(to, back, sum(copies.both_bytes_per_s)))
+    (to, back), both = copies.alone_bytes_per_s, copies.duplex_bytes_per_s
     curves = dict(machine.efficiency)
     rates = {H2D: to, D2H: back, DUPLEX: both}
     if not all(_is_believed(r / machine.rate(f), _BELIEVED_LINKS) for f, r in rates.items()):
@@ -122,8 +121,7 @@ def _with_links(machine: Machine, copies: Copies, where: str, told: list[str]) -
         update = {"max": min(1.5, rate / machine.number(field)), "half": 0.0, "kind": "measured",
                   "source": where}  # fmt: skip
         curves[key] = curves[key].model_copy(update=update)
-    share = copies.both_bytes_per_s[0] / sum(copies.both_bytes_per_s)
-    number = Number(value=share, kind="measured", source=where)
+    number = Number(value=copies.h2d_share, kind="measured", source=where)
     return machine.model_copy(update={"efficiency": curves, DUPLEX_SHARE: number})
 
 

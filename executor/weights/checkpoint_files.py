@@ -62,10 +62,14 @@ class CheckpointFiles:
             (self.folder / OPTIMIZER).mkdir(exist_ok=True)
         for name in names:
             path, size_bytes = self._path(name), 0
-            for piece in pieces(name):
-                size_bytes += piece.numel()
-                with writing(path, size_bytes), path.open("ab") as file:
-                    file.write(piece.numpy().data)
+            with writing(path, 0):
+                file = path.open("wb")
+            with file:
+                for piece in pieces(name):
+                    size_bytes += piece.numel()
+                    with writing(path, size_bytes):
+                        file.write(piece.numpy().data)
+                        file.flush()
             with writing(path, size_bytes):
                 sync(path)
         with writing(self.folder, 0):

@@ -46,17 +46,13 @@ class OptionGroup(Node):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
-    @property
-    def given_names(self) -> list[str]:
-        """The options that were given, in the order of their declaration."""
-        return [
-            name for name in type(self).model_fields
-            if name in self.model_fields_set and getattr(self, name) not in (None, False, ())
-        ]  # fmt: skip
-
     def given(self) -> list[str]:
-        """The flags that were given."""
-        return [flag_of(name) for name in self.given_names]
+        """The flags that were given, in the order of their declaration."""
+        return [
+            flag_of(name)
+            for name in type(self).model_fields
+            if name in self.model_fields_set and getattr(self, name) not in (None, False, ())
+        ]
 
     @field_validator("*", mode="before")
     @classmethod

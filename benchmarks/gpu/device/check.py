@@ -132,14 +132,14 @@ def _links(backend: Backend) -> tuple[tuple[LinkRate, ...], str]:
     """The rates, or why there are none."""
     if backend == "cpu":
         return (), ""
-    from twinstream.executor.probe.cuda_links import measure_links
+    from twinstream.executor.probe.cuda_links import measure_copies
 
     try:
-        links = measure_links(torch.device(backend))
+        copies = measure_copies(torch.device(backend))
     except UnsteadyLinkError as error:
         return (), str(error)
     rates = (
         LinkRate(direction=direction, size_bytes=size, gb_per_s=rate)
-        for direction, size, rate in links.copies
+        for direction, size, rate in copies.rates
     )
     return tuple(rates), ""

@@ -122,7 +122,7 @@ def probe_device(backend: Backend, request: requests.ProbeDevice) -> requests.Pr
     )
     return requests.ProbedDevice(
         machine=probed.machine,
-        links=probed.links.copies,
+        links=probed.links.copies.rates,
         samples=tuple(
             SampleRatio(
                 name=sample.name,

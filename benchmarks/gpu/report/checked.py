@@ -4,10 +4,7 @@ A profile is scaled by what a campaign's probe measured of links, products and o
 `train` does on a known GPU, and then predicts the campaign's steps, of which it has seen none.
 """
 
-import gzip
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import mean
 from typing import Annotated
 
@@ -17,11 +14,19 @@ from benchmarks.gpu.exits import run_app
 from benchmarks.gpu.jobs.results import KernelsFound, ProbeFound, Results
 from benchmarks.gpu.jobs.store import CampaignError
 from benchmarks.gpu.report.refit import line_of, samples_of
-from benchmarks.gpu.report.terms import Ran, error_of, ran_cells, rates_at_once
+from benchmarks.gpu.report.terms import (
+    CampaignFile,
+    HostMem,
+    PlannedOn,
+    Ran,
+    TimelinesFile,
+    error_of,
+    rates_at_once,
+    read_campaign,
+)
 from twinstream.executor.probe.cuda_links import Copies
 from twinstream.executor.probe.known_check import Checked, scaled
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.schedule.sizes import parse_bytes
 
 _PRODUCT_ROWS, _PLACE = 8192, "8192/8192x1 "
 
@@ -54,16 +59,12 @@ def found_there(results: Results, cells: Sequence[Ran]) -> tuple[Checked, ...]:
 
 
 def _command(
-    campaign: Annotated[Path, typer.Argument(help="results.json of a campaign.")],
-    timelines: Annotated[Path, typer.Argument(help="Its timelines, .json.gz.")],
-    planned_on: Annotated[Path, typer.Option(help="The profile that its plans were made with.")],
+    campaign: CampaignFile, timelines: TimelinesFile, planned_on: PlannedOn,
     machine: Annotated[str, typer.Option(help="The profile that is checked.")] = "h200_datasheet",
-    host_mem: Annotated[str, typer.Option(help="--host-mem of the campaign.")] = "100GiB",
-) -> None:
+    host_mem: HostMem = "100GiB",
+) -> None:  # fmt: skip
     """Predict each measured step before and after a check."""
-    results = Results.model_validate_json(campaign.read_text(encoding="utf-8"))
-    told = json.loads(gzip.decompress(timelines.read_bytes()))
-    cells = ran_cells(results, told, load_machine(planned_on), parse_bytes(host_mem))
+    results, cells = read_campaign(campaign, timelines, planned_on, host_mem)
     first, *others = found_there(results, cells)
     base = load_machine(machine)
     checks = [scaled(base, found) for found in (first, *others)]

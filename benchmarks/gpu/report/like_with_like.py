@@ -5,7 +5,7 @@ were made with, which gives them to the nanosecond, and predicted on any other: 
 and no other plan is predicted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -59,16 +59,27 @@ def compared(
     Raises:
         CampaignError: the results are of no CUDA device.
     """
+    return [
+        _compared(cell, measured, recipe, planned_on, machines)
+        for cell, measured, recipe in measured_cells(results, host_bytes)
+    ]
+
+
+def measured_cells(
+    results: Results, host_bytes: int
+) -> Iterator[tuple[Cell, CellFound, Recipe]]:  # fmt: skip
+    """Each cell that was measured, what was found, and the recipe that it ran with.
+
+    Raises:
+        CampaignError: the results are of no CUDA device.
+    """
     kernels = results.found("kernels")
     if not isinstance(kernels, KernelsFound):
         raise CampaignError("these results name no kernels: they have no probe of a CUDA device")
-    found = []
     for cell in campaign_of("full", host_bytes, "cuda").cells:
         measured = results.found(cell.key)
         if isinstance(measured, CellFound):
-            recipe = recipe_of(kernels.kernels, cell)
-            found.append(_compared(cell, measured, recipe, planned_on, machines))
-    return found
+            yield cell, measured, recipe_of(kernels.kernels, cell)
 
 
 def recipe_of(best: KernelChoice, cell: Cell) -> Recipe:

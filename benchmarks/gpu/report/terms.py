@@ -18,10 +18,8 @@ import numpy.typing as npt
 import typer
 
 from benchmarks.gpu.exits import run_app
-from benchmarks.gpu.jobs.campaign import campaign_of
-from benchmarks.gpu.jobs.results import CellFound, KernelsFound, Results
-from benchmarks.gpu.jobs.store import CampaignError
-from benchmarks.gpu.report.like_with_like import plan_of, recipe_of
+from benchmarks.gpu.jobs.results import Results
+from benchmarks.gpu.report.like_with_like import measured_cells, plan_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.document import Schedule
@@ -38,6 +36,10 @@ _WINDOW_NS, _LEAST_NS = 70e6, 1e6
 _REPLAYS = 4  # until idle shares and the times that follow from them agree
 
 Array = npt.NDArray[np.float64]
+CampaignFile = Annotated[Path, typer.Argument(help="results.json of a campaign.")]
+TimelinesFile = Annotated[Path, typer.Argument(help="Its timelines, .json.gz.")]
+PlannedOn = Annotated[Path, typer.Option(help="The profile that its plans were made with.")]
+HostMem = Annotated[str, typer.Option(help="--host-mem of the campaign.")]
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,8 @@ def ran_cells(
     results: Results, timelines: Mapping[str, Any], planned_on: Machine, host_bytes: int
 ) -> list[Ran]:
     """All cells that were measured and whose plan still has as many ops."""
-    kernels = results.found("kernels")
-    if not isinstance(kernels, KernelsFound):
-        raise CampaignError("these results name no kernels: they have no probe of a CUDA device")
     found = []
-    for cell in campaign_of("full", host_bytes, "cuda").cells:
-        measured = results.found(cell.key)
-        if not isinstance(measured, CellFound):
-            continue
-        recipe = recipe_of(kernels.kernels, cell)
+    for cell, measured, recipe in measured_cells(results, host_bytes):
         work = plan_of(cell, recipe, planned_on).workload
         short = cell.shortened(work, measured.rounds_measured[-1])
         schedule, told = plan_of(short, recipe, planned_on), timelines[cell.key]["measured"]
@@ -76,6 +71,15 @@ def ran_cells(
             starts, took = (np.array(told[k]) * 1e3 for k in ("starts_us", "durations_us"))
             found.append(Ran(cell.key, schedule, starts, took, measured.short_steps_s[-1]))
     return found
+
+
+def read_campaign(
+    campaign: Path, timelines: Path, planned_on: Path, host_mem: str
+) -> tuple[Results, list[Ran]]:
+    """Results of a campaign, and its cells with their timelines."""
+    results = Results.model_validate_json(campaign.read_text(encoding="utf-8"))
+    told = json.loads(gzip.decompress(timelines.read_bytes()))
+    return results, ran_cells(results, told, load_machine(planned_on), parse_bytes(host_mem))
 
 
 def rates_at_once(cells: Sequence[Ran]) -> dict[str, float]:
@@ -215,16 +219,12 @@ def _percent(error: float) -> str:
 
 
 def _command(
-    campaign: Annotated[Path, typer.Argument(help="results.json of a campaign.")],
-    timelines: Annotated[Path, typer.Argument(help="Its timelines, .json.gz.")],
-    planned_on: Annotated[Path, typer.Option(help="The profile that its plans were made with.")],
+    campaign: CampaignFile, timelines: TimelinesFile, planned_on: PlannedOn,
     machine: Annotated[str, typer.Option(help="The profile to predict on.")] = "h200",
-    host_mem: Annotated[str, typer.Option(help="--host-mem of the campaign.")] = "100GiB",
-) -> None:
+    host_mem: HostMem = "100GiB",
+) -> None:  # fmt: skip
     """Say what two terms are worth on the timelines of a campaign."""
-    results = Results.model_validate_json(campaign.read_text(encoding="utf-8"))
-    told = json.loads(gzip.decompress(timelines.read_bytes()))
-    cells = ran_cells(results, told, load_machine(planned_on), parse_bytes(host_mem))
+    _, cells = read_campaign(campaign, timelines, planned_on, host_mem)
     each = ", ".join(f"{way} {rate / 1e9:.1f} GB/s" for way, rate in rates_at_once(cells).items())
     print(f"while both directions are busy: {each}\n")
     print(table(cells, load_machine(machine)))

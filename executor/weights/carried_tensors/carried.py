@@ -16,7 +16,7 @@ from twinstream.executor.weights.codes.coded_tensor import CodedTensor
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.safetensors_header import StoredTensor
 from twinstream.models.hf_weights import HfWeight
-from twinstream.schedule.files import open_file, reason_of
+from twinstream.schedule.files import open_file, reason_of, stamp_of
 
 _GROUP = "carried."
 _BLOCK_BYTES = 2**23
@@ -43,7 +43,7 @@ class CarriedTensors:
 
     stored: Mapping[str, StoredTensor] = field(default_factory=dict)
     values: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    stamps: Mapping[Path, tuple[int, int]] = field(default_factory=dict)
+    stamps: Mapping[Path, list[int]] = field(default_factory=dict)
     dtype: str = "float32"
 
     @classmethod
@@ -216,16 +216,15 @@ def _decoded(stored: CodedTensor, dtype: torch.dtype) -> torch.Tensor:
     return values
 
 
-def _stamp(file: Path) -> tuple[int, int]:
+def _stamp(file: Path) -> list[int]:
     try:
-        found = file.stat()
+        return stamp_of(file)[:2]  # a link that a backup makes is no change of its bytes
     except OSError as error:
         raise WeightsError(
             file,
             f"cannot be read: {reason_of(error)}; tensors of it that are not trained are to be "
             "written back",
         ) from None
-    return found.st_size, found.st_mtime_ns
 
 
 def require_tied(

@@ -10,7 +10,7 @@ from tests.helpers.plans import planned
 from twinstream.executor.probe import cuda
 from twinstream.executor.probe.chains import expert_chains
 from twinstream.executor.probe.cuda import ProbeRequest, kernel_samples
-from twinstream.executor.probe.cuda_links import Links
+from twinstream.executor.probe.cuda_links import Copies, Links
 from twinstream.executor.probe.tasks import trial
 from twinstream.executor.probe.tasks.curves import Ceilings, fit_curves
 from twinstream.executor.probe.tasks.task_samples import (
@@ -247,9 +247,11 @@ def test_attention_alone_is_priced_as_the_cost_model_does(samples):
 
 
 LINKS = Links(
-    h2d=Line(8000.0, 1e9 / 55e9, 0.0), d2h=Line(7000.0, 1e9 / 56e9, 0.0),
-    both_bytes_per_s=(42e9, 48e9), hbm_copy_bytes_per_s=4.3e12, launch_ns=2000.0,
-    event_wait_ns=1500.0, copies=(("h2d", 2**20, 50.0),),
+    Copies(
+        (Line(8000.0, 1e9 / 55e9, 0.0), Line(7000.0, 1e9 / 56e9, 0.0)), (42e9, 48e9),
+        (("h2d", 2**20, 50.0),),
+    ),
+    hbm_copy_bytes_per_s=4.3e12, launch_ns=2000.0, event_wait_ns=1500.0,
 )  # fmt: skip
 
 
@@ -304,7 +306,7 @@ def test_the_profile_prices_every_op_and_survives_its_file(datasheet, tmp_path):
 
 def test_both_directions_together_are_no_faster_than_their_sum():
     """A measured rate of both may be above it by noise, and no profile may state that."""
-    fast = replace(LINKS, both_bytes_per_s=(100e9, 100e9))
+    fast = replace(LINKS, copies=replace(LINKS.copies, both_bytes_per_s=(100e9, 100e9)))
     request = ProbeRequest(REAL, None, commit="abc", date="2026-01-01")
     machine, _ = cuda._machine(request, fast, (samples_of(a_machine(**KNOWN)), SUSTAINED), "a test")
     assert machine.number("pcie_duplex_bytes_per_s") == pytest.approx(55e9 + 56e9)

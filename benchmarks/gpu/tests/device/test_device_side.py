@@ -96,7 +96,7 @@ def test_a_link_or_library_that_breaks_takes_no_other_part_of_the_check_with_it(
     def broken(*_):
         raise RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED")
 
-    monkeypatch.setattr(cuda_links, "measure_links", unsteady)
+    monkeypatch.setattr(cuda_links, "measure_copies", unsteady)
     assert check._links("cuda") == ((), "copies H2D are 37% off any line")
     monkeypatch.setattr(check, "_links", lambda _: ((), "copies H2D are 37% off any line"))
     real = check._measured
