@@ -54,7 +54,7 @@ def _row(option: Any, width: int) -> list[str]:
         names += f" {option.metavar}"
     told = option.help or ""
     default = option.default
-    if option.show_default and default not in (None, False, ()) and not callable(default):
+    if option.show_default and default not in (None, False, (), "") and not callable(default):
         told += f" Default: {default}."
     told += " Required." if option.required else ""
     lines = wrap(told, max(20, width - _NAMES - 2)) or [""]
