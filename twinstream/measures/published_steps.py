@@ -22,8 +22,8 @@ COLUMNS = (
 )
 _AXES = ("tp", "cp", "pp", "dp", "ep")
 _NARROW = ("fp8", "fp4")
-# Each of the 272 steps with others near left out in turn: the mean error stated is 7.9 %, that found
-# 8.2 %, their correlation 0.63; 92 % are off by less than twice as much.
+# Each of the 272 steps with others near left out in turn: the mean error stated is 7.9 %, that
+# found 8.2 %, their correlation 0.63; 92 % are off by less than twice as much.
 _MOST_STEPS = 8
 _FARTHEST = 4.0  # a model 16 times as large, or 256 times as many GPUs
 _OF_GPUS, _OF_AN_AXIS, _OF_PRECISION, _OF_ZERO3 = 0.5, 1.0, 2.0, 1.0
