@@ -99,10 +99,14 @@ class PlanRequest:
         step: TrainingStep,
         device_mem: str | int | None = None,
         host_mem: str | int | None = None,
+        ranks: int = 1,
         policy: str = DEFAULT_POLICY,
         choices: Choices = OPEN,
     ) -> PlanRequest:
         """Make a request of a user's words; the arguments are those of `twinstream.plan`.
+
+        Args:
+            ranks: so many share the machine's host, and caps are of one of them.
 
         Raises:
             TwinstreamError: a name, a number or a file is wrong.
@@ -112,7 +116,7 @@ class PlanRequest:
         if isinstance(spec, ModelSpec):
             require_executable(spec)
         require("choices", choices, Choices)
-        caps = caps_of(profile, device_mem, host_mem)
+        caps = caps_of(profile, device_mem, host_mem, ranks)
         request = PlanRequest(spec, step, profile, caps, policy, choices)
         require_allowed(request.recipe.implementations)
         return request

@@ -36,7 +36,7 @@ from twinstream.planner.choices import (
 )
 from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.policies import ON_DEVICE, optimizer_places
-from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep, caps_of
+from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import SizeError, parse_number
@@ -160,22 +160,25 @@ def asked_by(
         wanted.aux_loss,
     )  # fmt: skip
     kind = kind or _kind(wanted, asked, num_ranks, spec)
-    num_gpus = num_ranks or asked.gpus or 1
     _require_of(kind, wanted, asked, num_ranks)
+    num_gpus = num_ranks or asked.gpus or 1
     cluster = None if asked.cluster is None else load.cluster(asked.cluster)
     machine = _machine(wanted, cluster, load)
     if kind == "cluster":
-        return _of_cluster(wanted, asked, spec, num_gpus, cluster or _around(machine, num_gpus))
+        cluster = cluster or _around(machine, num_gpus, wanted)
+        machine = machine_of(cluster)
     wanted = _in_tokens(wanted, asked, lengths)
-    request = request_of(wanted, machine, spec)
+    on_host = num_gpus if cluster is None else min(cluster.count("gpus_per_node"), num_gpus)
+    request = request_of(wanted, machine, spec, asked, kind, on_host)
     if kind == "device":
         return DeviceQuery(request)
-    if (why := recipe_refusal(request.recipe)) is not None:
+    if kind == "ranks" and (why := recipe_refusal(request.recipe)) is not None:
         raise LayoutError(f"ranks cannot run this: {why}")
-    on_host = num_gpus if cluster is None else min(cluster.count("gpus_per_node"), num_gpus)
-    caps = caps_of(machine, wanted.device_mem, wanted.host_mem, on_host)
-    fixed = _fixed(wanted, asked, (*RECOMPUTE_LEVELS,))
-    return LayoutQuery(replace(request, caps=caps), num_gpus, cluster, fixed)
+    fixed = _fixed(wanted, asked, kind)
+    return LayoutQuery(
+        request, num_gpus, cluster, fixed, runs_here=kind == "ranks",
+        any_kernels=wanted.kernels in (None, "auto"), keep=asked.keep or KEPT,
+    )  # fmt: skip
 
 
 def notes_of(wanted: PlanOptions) -> list[str]:
@@ -267,9 +270,10 @@ def _machine(wanted: PlanOptions, cluster: Cluster | None, load: Loader) -> Mach
     return machine_of(cluster)
 
 
-def _around(machine: Machine, num_gpus: int) -> Cluster:
+def _around(machine: Machine, num_gpus: int, wanted: PlanOptions) -> Cluster:
     """The machine as one with so many devices."""
-    return place_here(machine, num_gpus, cores_here()).cluster
+    found = place_here(machine, num_gpus, cores_here()).cluster
+    return found.model_copy(update={"machine": wanted.machine})
 
 
 def _in_tokens(wanted: PlanOptions, asked: ClusterOptions, lengths: Sequence[int]) -> PlanOptions:
@@ -307,8 +311,12 @@ def _one_length(lengths: Sequence[int]) -> int:
     return lengths[0]
 
 
-def request_of(wanted: PlanOptions, machine: Machine, spec: AnyModel) -> PlanRequest:
-    """What the options ask of one device.
+def request_of(
+    wanted: PlanOptions, machine: Machine, spec: AnyModel,
+    asked: ClusterOptions = ClusterOptions(),  # noqa: B008 - frozen
+    kind: Kind = "device", on_host: int = 1,
+) -> PlanRequest:  # fmt: skip
+    """What the options ask of one device, of which so many share a host.
 
     Raises:
         TwinstreamError: one cannot be read, is unknown, or does not go with another.
@@ -320,39 +328,44 @@ def request_of(wanted: PlanOptions, machine: Machine, spec: AnyModel) -> PlanReq
                 f"'{size[:_LONGEST_SIZE]}...' is no size; write it as 24GiB, 80% or bytes"
             )
     lengths, overhead = lengths_of(wanted.seq_len), wanted.optimizer_overhead
+    unequal = len(set(lengths)) > 1
     if overhead is not None and wanted.tokens_per_step is not None:
         raise ShareError(
             "--optimizer-overhead proposes tokens per step where none are given; leave out "
             "either it or --tokens-per-step"
         )
-    unequal = len(set(lengths)) > 1
-    kernels = kernels_named(
-        machine, spec, wanted.kernels, wanted.attention, nondeterministic=wanted.nondeterministic,
-        packed=lengths if unequal else is_dpo(wanted.loss),
-    )  # fmt: skip
-    recipe = wanted.recipe(
-        spec, kernels=kernels, clips=wanted.clips, optimizer=_optimizer(wanted, wanted.policy)
-    )
+    if kind == "cluster":
+        kernels = _priced_kernels(wanted, asked, require_decoder(spec), machine)
+        _require_sequences(wanted, _one_length(lengths))
+    else:
+        packed = lengths if unequal else is_dpo(wanted.loss)
+        kernels = kernels_named(
+            machine, spec, wanted.kernels, wanted.attention,
+            nondeterministic=wanted.nondeterministic, packed=packed,
+        )  # fmt: skip
+    own = {"kernels": kernels, "clips": wanted.clips, "optimizer": _optimizer(wanted)}
     step = TrainingStep(
-        max(lengths), wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round,
-        recipe=recipe, packing=Packing.of(lengths) if unequal else None,
+        max(lengths), wanted.tokens_per_step, None if kind == "cluster" else wanted.chunk_tokens,
+        wanted.chunks_per_round, wanted.recipe(spec, **own),
+        0.01 if overhead is None else share_of(overhead), Packing.of(lengths) if unequal else None,
     )  # fmt: skip
-    if overhead is not None:
-        step = replace(step, optimizer_overhead=share_of(overhead))
+    if kind == "cluster":
+        caps = caps_of(machine, wanted.device_mem, wanted.host_mem, on_host)
+        return PlanRequest(spec, step, machine, caps)
     return PlanRequest.of(
         spec, machine, step=step, device_mem=wanted.device_mem, host_mem=wanted.host_mem,
-        policy=wanted.policy, choices=_choices(wanted),
+        ranks=on_host, policy=wanted.policy, choices=_choices(wanted),
     )  # fmt: skip
 
 
-def _optimizer(wanted: PlanOptions, policy: str) -> str:
+def _optimizer(wanted: PlanOptions) -> str:
     """Where updates are made."""
     require_known("--optimizer", wanted.optimizer, ON_DEVICE)
-    places = optimizer_places(policy)
+    places = optimizer_places(wanted.policy)
     if wanted.optimizer is not None and wanted.optimizer not in places:
         raise ChoiceError(
-            f"policy '{policy}' has the optimizer '{places[0]}', not {wanted.optimizer}: leave out "
-            "--optimizer"
+            f"policy '{wanted.policy}' has the optimizer '{places[0]}', not {wanted.optimizer}: "
+            "leave out --optimizer"
         )
     return wanted.optimizer or ON_DEVICE[0]
 
@@ -371,56 +384,38 @@ def _choices(wanted: PlanOptions) -> Choices:
     return Choices(homes, level, wanted.prefetch, wanted.effort)
 
 
-def _fixed(wanted: PlanOptions, asked: ClusterOptions, levels: tuple[str, ...]) -> dict[str, Any]:
-    """Fields of the layout that are given; recomputation is one of `levels`."""
+def _fixed(wanted: PlanOptions, asked: ClusterOptions, kind: Kind) -> dict[str, Any]:
+    """Fields of the layout that are given."""
     found = asked.layout_fields()
     if wanted.recompute is not None:
         found["recompute"] = recompute_word(wanted.recompute)
+        levels = (*RECOMPUTE_LEVELS,) if kind == "ranks" else get_args(Recompute)
         require_known("--recompute", found["recompute"], levels)
-    return found
-
-
-def _of_cluster(
-    wanted: PlanOptions, asked: ClusterOptions, spec: AnyModel, num_gpus: int, cluster: Cluster
-) -> LayoutQuery:
-    """Whole sequences of a model on GPUs; what is not given of their layout is open."""
+    if kind == "ranks":
+        return found
     assert wanted.seq_len is not None
-    lengths, model = lengths_of(wanted.seq_len), require_decoder(spec)
-    seq_len, machine = _one_length(lengths), machine_of(cluster)
-    on_host = min(cluster.count("gpus_per_node"), num_gpus)
-    caps = caps_of(machine, wanted.device_mem, wanted.host_mem, on_host)
-    tokens = _once("--global-batch", asked.global_batch, wanted.tokens_per_step, lengths)
-    if tokens is None:
+    others = {name: getattr(asked, name) for name in ("tp", "cp", "ep", "offload")}
+    if wanted.chunk_tokens is not None:
+        others["micro_batch"] = wanted.chunk_tokens // lengths_of(wanted.seq_len)[0]
+    return found | {name: value for name, value in others.items() if value is not None}
+
+
+def _require_sequences(wanted: PlanOptions, seq_len: int) -> None:
+    """
+    Raises:
+        LayoutError: tokens are missing, or are no whole sequences.
+    """
+    if wanted.tokens_per_step is None:
         raise LayoutError(
             "a layout of several GPUs needs --tokens-per-step, or --global-batch in sequences"
         )
-    _sequences("--tokens-per-step", tokens, seq_len, "a step is whole sequences")
-    kernels = _priced_kernels(wanted, asked, model, machine)
-    recipe = wanted.recipe(
-        model, kernels=kernels, clips=wanted.clips, optimizer=_optimizer(wanted, DEFAULT_POLICY)
-    )
-    fixed = _fixed(wanted, asked, get_args(Recompute))
-    fixed |= {n: v for n in ("tp", "cp", "ep") if (v := getattr(asked, n)) is not None}
-    chunk = _once("--micro-batch", asked.micro_batch, wanted.chunk_tokens, lengths)
-    if chunk is not None:
-        fixed["micro_batch"] = _sequences(
-            "--chunk-tokens", chunk, seq_len,
-            "layouts are searched with whole sequences in a microbatch; --ranks plans slices",
-        )  # fmt: skip
-    if asked.offload is not None:
-        fixed["offload"] = asked.offload
-    request = PlanRequest(model, TrainingStep(seq_len, tokens, recipe=recipe), machine, caps)
-    return LayoutQuery(
-        request, num_gpus, cluster, fixed, runs_here=False,
-        any_kernels=wanted.kernels in (None, "auto"), keep=asked.keep or KEPT,
-    )  # fmt: skip
-
-
-def _sequences(flag: str, tokens: int, seq_len: int, why: str) -> int:
-    count, left = divmod(tokens, seq_len)
-    if left or not count:
-        raise LayoutError(f"{flag} {tokens:,} are no multiple of --seq-len {seq_len:,}: {why}")
-    return count
+    chunks = "layouts are searched with whole sequences in a microbatch; --ranks plans slices"
+    for flag, tokens, why in (
+        ("--tokens-per-step", wanted.tokens_per_step, "a step is whole sequences"),
+        ("--chunk-tokens", wanted.chunk_tokens, chunks),
+    ):
+        if tokens is not None and (tokens % seq_len or not tokens):
+            raise LayoutError(f"{flag} {tokens:,} are no multiple of --seq-len {seq_len:,}: {why}")
 
 
 def _priced_kernels(
