@@ -99,27 +99,36 @@ class PlanRequest:
         step: TrainingStep,
         device_mem: str | int | None = None,
         host_mem: str | int | None = None,
-        ranks: int = 1,
         policy: str = DEFAULT_POLICY,
         choices: Choices = OPEN,
     ) -> PlanRequest:
         """Make a request of a user's words; the arguments are those of `twinstream.plan`.
-
-        Args:
-            ranks: so many share the machine's host, and caps are of one of them.
 
         Raises:
             TwinstreamError: a name, a number or a file is wrong.
         """
         require("step", step, TrainingStep)
         spec, profile = load_any_model(model, longest=step.seq_len), load_machine(machine)
-        if isinstance(spec, ModelSpec):
-            require_executable(spec)
         require("choices", choices, Choices)
-        caps = caps_of(profile, device_mem, host_mem, ranks)
-        request = PlanRequest(spec, step, profile, caps, policy, choices)
-        require_allowed(request.recipe.implementations)
-        return request
+        caps = caps_of(profile, device_mem, host_mem)
+        return PlanRequest(spec, step, profile, caps, policy, choices).allowed()
+
+    def allowed(self, *, runs: bool = True) -> PlanRequest:
+        """Return the request if its model and kernels are ones to plan with.
+
+        Args:
+            runs: whether twinstream's own kernels have to run the model.
+
+        Raises:
+            NotExecutableError: they do not.
+            NondeterministicAttentionError: the attention is not deterministic, which is not
+                allowed.
+        """
+        if runs and isinstance(self.spec, ModelSpec):
+            require_executable(self.spec)
+        if runs or self.step.recipe.kernels is not None:
+            require_allowed(self.recipe.implementations)
+        return self
 
     @property
     def decoder(self) -> ModelSpec:

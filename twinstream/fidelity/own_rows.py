@@ -13,7 +13,7 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.python_file import split_name
 from twinstream.schedule.sizes import parse_number
 from twinstream.study.query import Loader
-from twinstream.study.questions import planned_on
+from twinstream.study.questions import device_query
 from twinstream.study.values import NAMES, STEP_COUNTS, Value, fault_of
 
 _GIB = 2**30
@@ -76,7 +76,8 @@ def own_cell(row: MeasuredRow, machine: Machine) -> OwnCell:
     values, named = _values(row), _columns(row).get(_PLANNED_FOR)
     try:
         profile = machine if named is None else _loader().machine(named)
-        schedule = planned_on(profile, values, _loader())
+        named_machine = {**values, "machine": profile.name}
+        schedule = device_query(named_machine, _loader().on(profile)).planned(advises=False)
     except InfeasiblePlan:
         raise
     except TwinstreamError as error:

@@ -94,11 +94,9 @@ class Loader:
 
     Args:
         folder: that files lie relative to.
-        numbers: of profiles, in place of those that they state: `machine.hbm_bytes_per_s`, and of
-            clusters by their own names.
     """
 
-    def __init__(self, folder: Path = Path(), numbers: Mapping[str, float] | None = None) -> None:
+    def __init__(self, folder: Path = Path()) -> None:
         def beside(name: str) -> str:
             return str(folder / name) if (folder / name).is_file() else name
 
@@ -112,25 +110,27 @@ class Loader:
                 trust_remote_code=trusted,
             )  # fmt: skip
 
-        self.model = model
-        self._folder, self._numbers = folder, numbers or {}
-        self._machine = cache(lambda name: load_machine(beside(name)))
-        self._cluster = cache(lambda name: load_cluster(beside(name)))
+        self.model, self._folder = model, folder
+        self.machine: Callable[[str], Machine] = cache(lambda name: load_machine(beside(name)))
+        self.cluster: Callable[[str], Cluster] = cache(lambda name: load_cluster(beside(name)))
 
     def with_numbers(self, numbers: Mapping[str, float]) -> "Loader":
-        """The loader of profiles with these numbers, which reads nothing anew."""
+        """The loader of profiles with other numbers than they state, which reads nothing anew.
+
+        Args:
+            numbers: of machines as `machine.hbm_bytes_per_s`, of clusters by their own names.
+        """
         found = copy(self)
-        found._numbers = numbers
+        if numbers:
+            found.machine = cache(lambda name: with_machine_numbers(self.machine(name), numbers))
+            found.cluster = cache(lambda name: with_numbers(self.cluster(name), numbers))
         return found
 
-    def machine(self, name: str) -> Machine:
-        """The profile of a machine."""
-        return with_machine_numbers(self._machine(name), self._numbers)
-
-    def cluster(self, name: str) -> Cluster:
-        """The profile of a cluster."""
-        found = self._cluster(name)
-        return with_numbers(found, self._numbers) if self._numbers else found
+    def on(self, machine: Machine) -> "Loader":
+        """The loader of a machine that is no file, whatever it is called."""
+        found = copy(self)
+        found.machine = lambda name: machine
+        return found
 
     def policy(self, name: str) -> str:
         """The name of a policy, its file where it lies."""

@@ -8,9 +8,8 @@ once.
 from collections.abc import Sequence
 from dataclasses import replace
 from math import nan
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
-from twinstream.clusters.kernel_sets import recipe_refusal
 from twinstream.clusters.shared_machine import cores_here, place_here
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
@@ -37,7 +36,6 @@ from twinstream.planner.choices import (
 from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.policies import ON_DEVICE, optimizer_places
 from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
-from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import SizeError, parse_number
 from twinstream.schedule.workload import Packing
@@ -123,16 +121,6 @@ def device_query(values: Values, load: Loader) -> DeviceQuery:
     return found
 
 
-def planned_on(machine: Machine, values: Values, load: Loader) -> Schedule:
-    """The plan of values on a machine that is no file; what they call it does not matter."""
-    options = written_options({n: v for n, v in values.items() if n != "machine"})
-    wanted = PlanOptions.model_validate(options)
-    assert wanted.model is not None and wanted.seq_len is not None
-    longest = max(lengths_of(wanted.seq_len))
-    spec = load.model(wanted.model, longest, wanted.lora, wanted.loss, wanted.dtype)
-    return DeviceQuery(request_of(wanted, machine, spec)).planned(advises=False)
-
-
 def asked_by(
     wanted: PlanOptions,
     asked: ClusterOptions = ClusterOptions(),  # noqa: B008 - frozen
@@ -152,29 +140,34 @@ def asked_by(
     assert wanted.model is not None and wanted.seq_len is not None
     load, lengths = load or Loader(), lengths_of(wanted.seq_len)
     require_known("--precision", asked.precision, tuple(MATMULS_OF_PRECISION))
-    spec = with_aux_loss(
-        load.model(
-            wanted.model, max(lengths), wanted.lora, wanted.loss, wanted.dtype,
-            trusted=wanted.trust_remote_code,
-        ),
-        wanted.aux_loss,
+    wanted, choices = _in_tokens(wanted, asked, lengths), _choices(wanted, asked)
+    optimizer, overhead = _optimizer(wanted), _overhead(wanted)
+    spec = load.model(
+        wanted.model, max(lengths), wanted.lora, wanted.loss, wanted.dtype,
+        trusted=wanted.trust_remote_code,
     )  # fmt: skip
     kind = kind or _kind(wanted, asked, num_ranks, spec)
     _require_of(kind, wanted, asked, num_ranks)
-    num_gpus = num_ranks or asked.gpus or 1
+    fixed, num_gpus = _fixed(wanted, asked, kind), num_ranks or asked.gpus or 1
     cluster = None if asked.cluster is None else load.cluster(asked.cluster)
     machine = _machine(wanted, cluster, load)
-    if kind == "cluster":
-        cluster = cluster or _around(machine, num_gpus, wanted)
-        machine = machine_of(cluster)
-    wanted = _in_tokens(wanted, asked, lengths)
+    if kind == "cluster" and cluster is None:
+        cluster = _around(machine, num_gpus, wanted)
     on_host = num_gpus if cluster is None else min(cluster.count("gpus_per_node"), num_gpus)
-    request = request_of(wanted, machine, spec, asked, kind, on_host)
+    packing = Packing.of(lengths) if len(set(lengths)) > 1 else None
+    kernels = _kernels(kind, wanted, asked, spec, machine)
+    recipe = wanted.recipe(spec, kernels=kernels, clips=wanted.clips, optimizer=optimizer)
+    chunk_tokens = None if kind == "cluster" else wanted.chunk_tokens
+    step = TrainingStep(
+        max(lengths), wanted.tokens_per_step, chunk_tokens, wanted.chunks_per_round, recipe,
+        overhead, packing,
+    )  # fmt: skip
+    request = PlanRequest(
+        with_aux_loss(spec, wanted.aux_loss), step, machine,
+        caps_of(machine, wanted.device_mem, wanted.host_mem, on_host), wanted.policy, choices,
+    ).allowed(runs=kind != "cluster")  # fmt: skip
     if kind == "device":
         return DeviceQuery(request)
-    if kind == "ranks" and (why := recipe_refusal(request.recipe)) is not None:
-        raise LayoutError(f"ranks cannot run this: {why}")
-    fixed = _fixed(wanted, asked, kind)
     return LayoutQuery(
         request, num_gpus, cluster, fixed, runs_here=kind == "ranks",
         any_kernels=wanted.kernels in (None, "auto"), keep=asked.keep or KEPT,
@@ -277,15 +270,27 @@ def _around(machine: Machine, num_gpus: int, wanted: PlanOptions) -> Cluster:
 
 
 def _in_tokens(wanted: PlanOptions, asked: ClusterOptions, lengths: Sequence[int]) -> PlanOptions:
-    """What is asked of every device: with tokens where sequences are given, and homes where
-    nothing may be offloaded."""
-    homes = wanted.home
-    if asked.offload is False:
-        homes = (*(f"{kind}=device" for kind in KINDS), *homes)
+    """The options with tokens where sequences are given."""
+    for size in (wanted.device_mem, wanted.host_mem):
+        if size is not None and len(size) > _LONGEST_SIZE:
+            raise SizeError(
+                f"'{size[:_LONGEST_SIZE]}...' is no size; write it as 24GiB, 80% or bytes"
+            )
     tokens = _once("--global-batch", asked.global_batch, wanted.tokens_per_step, lengths)
     chunk = _once("--micro-batch", asked.micro_batch, wanted.chunk_tokens, lengths)
-    changes = {"tokens_per_step": tokens, "chunk_tokens": chunk, "home": homes}
-    return wanted.model_copy(update=changes)
+    return wanted.model_copy(update={"tokens_per_step": tokens, "chunk_tokens": chunk})
+
+
+def _overhead(wanted: PlanOptions) -> float:
+    """The share of the step that the optimizer may take."""
+    if wanted.optimizer_overhead is None:
+        return 0.01
+    if wanted.tokens_per_step is not None:
+        raise ShareError(
+            "--optimizer-overhead proposes tokens per step where none are given; leave out "
+            "either it or --tokens-per-step"
+        )
+    return share_of(wanted.optimizer_overhead)
 
 
 def _once(
@@ -311,53 +316,6 @@ def _one_length(lengths: Sequence[int]) -> int:
     return lengths[0]
 
 
-def request_of(
-    wanted: PlanOptions, machine: Machine, spec: AnyModel,
-    asked: ClusterOptions = ClusterOptions(),  # noqa: B008 - frozen
-    kind: Kind = "device", on_host: int = 1,
-) -> PlanRequest:  # fmt: skip
-    """What the options ask of one device, of which so many share a host.
-
-    Raises:
-        TwinstreamError: one cannot be read, is unknown, or does not go with another.
-    """
-    assert wanted.seq_len is not None
-    for size in (wanted.device_mem, wanted.host_mem):
-        if size is not None and len(size) > _LONGEST_SIZE:
-            raise SizeError(
-                f"'{size[:_LONGEST_SIZE]}...' is no size; write it as 24GiB, 80% or bytes"
-            )
-    lengths, overhead = lengths_of(wanted.seq_len), wanted.optimizer_overhead
-    unequal = len(set(lengths)) > 1
-    if overhead is not None and wanted.tokens_per_step is not None:
-        raise ShareError(
-            "--optimizer-overhead proposes tokens per step where none are given; leave out "
-            "either it or --tokens-per-step"
-        )
-    if kind == "cluster":
-        kernels = _priced_kernels(wanted, asked, require_decoder(spec), machine)
-        _require_sequences(wanted, _one_length(lengths))
-    else:
-        packed = lengths if unequal else is_dpo(wanted.loss)
-        kernels = kernels_named(
-            machine, spec, wanted.kernels, wanted.attention,
-            nondeterministic=wanted.nondeterministic, packed=packed,
-        )  # fmt: skip
-    own = {"kernels": kernels, "clips": wanted.clips, "optimizer": _optimizer(wanted)}
-    step = TrainingStep(
-        max(lengths), wanted.tokens_per_step, None if kind == "cluster" else wanted.chunk_tokens,
-        wanted.chunks_per_round, wanted.recipe(spec, **own),
-        0.01 if overhead is None else share_of(overhead), Packing.of(lengths) if unequal else None,
-    )  # fmt: skip
-    if kind == "cluster":
-        caps = caps_of(machine, wanted.device_mem, wanted.host_mem, on_host)
-        return PlanRequest(spec, step, machine, caps)
-    return PlanRequest.of(
-        spec, machine, step=step, device_mem=wanted.device_mem, host_mem=wanted.host_mem,
-        ranks=on_host, policy=wanted.policy, choices=_choices(wanted),
-    )  # fmt: skip
-
-
 def _optimizer(wanted: PlanOptions) -> str:
     """Where updates are made."""
     require_known("--optimizer", wanted.optimizer, ON_DEVICE)
@@ -370,8 +328,9 @@ def _optimizer(wanted: PlanOptions) -> str:
     return wanted.optimizer or ON_DEVICE[0]
 
 
-def _choices(wanted: PlanOptions) -> Choices:
-    homes: dict[str, Any] = {}
+def _choices(wanted: PlanOptions, asked: ClusterOptions) -> Choices:
+    """What is fixed of plans; homes where nothing may be offloaded are on the device."""
+    homes: dict[str, Any] = dict.fromkeys(KINDS, "device") if asked.offload is False else {}
     for text in wanted.home:
         kind, found, where = text.partition("=")
         if not found or kind in homes:
@@ -386,17 +345,21 @@ def _choices(wanted: PlanOptions) -> Choices:
 
 def _fixed(wanted: PlanOptions, asked: ClusterOptions, kind: Kind) -> dict[str, Any]:
     """Fields of the layout that are given."""
+    if kind == "device":
+        return {}
     found = asked.layout_fields()
     if wanted.recompute is not None:
         found["recompute"] = recompute_word(wanted.recompute)
-        levels = (*RECOMPUTE_LEVELS,) if kind == "ranks" else get_args(Recompute)
+        levels = get_args(Recompute) if kind == "cluster" else (*RECOMPUTE_LEVELS,)
         require_known("--recompute", found["recompute"], levels)
-    if kind == "ranks":
+    if kind != "cluster":
         return found
     assert wanted.seq_len is not None
+    lengths = lengths_of(wanted.seq_len)
+    _require_sequences(wanted, _one_length(lengths))
     others = {name: getattr(asked, name) for name in ("tp", "cp", "ep", "offload")}
     if wanted.chunk_tokens is not None:
-        others["micro_batch"] = wanted.chunk_tokens // lengths_of(wanted.seq_len)[0]
+        others["micro_batch"] = wanted.chunk_tokens // lengths[0]
     return found | {name: value for name, value in others.items() if value is not None}
 
 
@@ -418,10 +381,26 @@ def _require_sequences(wanted: PlanOptions, seq_len: int) -> None:
             raise LayoutError(f"{flag} {tokens:,} are no multiple of --seq-len {seq_len:,}: {why}")
 
 
-def _priced_kernels(
-    wanted: PlanOptions, asked: ClusterOptions, spec: ModelSpec, machine: Machine
+def _kernels(
+    kind: Kind, wanted: PlanOptions, asked: ClusterOptions, spec: AnyModel, machine: Machine
 ) -> KernelChoice | None:
     """Those that are named; None leaves them open."""
+    if kind == "cluster" and (priced := _priced(wanted, asked, require_decoder(spec))) is not None:
+        return priced if isinstance(priced, KernelChoice) else None
+    assert wanted.seq_len is not None
+    lengths = lengths_of(wanted.seq_len)
+    return kernels_named(
+        machine, spec, wanted.kernels, wanted.attention,
+        nondeterministic=wanted.nondeterministic,
+        packed=lengths if len(set(lengths)) > 1 else is_dpo(wanted.loss) and kind != "cluster",
+    )  # fmt: skip
+
+
+def _priced(
+    wanted: PlanOptions, asked: ClusterOptions, spec: ModelSpec
+) -> KernelChoice | Literal["open"] | None:
+    """Megatron's kernels where they are named or meant, or nothing else computes a model, of which
+    attention alone is open; None where twinstream's own may be named."""
     matmuls, named = MATMULS_OF_PRECISION[asked.precision or "bf16"], wanted.kernels
     require_known("--kernels", named, ("auto", *get_args(KernelSet)))
     why, is_narrow = executor_refusal(spec), matmuls != "model"
@@ -435,18 +414,14 @@ def _priced_kernels(
             f"the kernel set {named} does not compute {spec.name}: {why}; leave out --kernels, or "
             "price Megatron's with --kernels megatron"
         )
-    if named == "megatron" or is_narrow or (why is not None and wanted.attention is not None):
-        known = (*attention_names(), "flash", "unfused")
-        require_known("--attention", wanted.attention, known)
-        attention = wanted.attention or "flash"
-        return KernelChoice(
-            vector="megatron", attention=attention, matmuls=matmuls, deterministic=False
-        )
-    if why is not None:
-        return None
-    return kernels_named(
-        machine, spec, named, wanted.attention, nondeterministic=wanted.nondeterministic
-    )
+    if named != "megatron" and not is_narrow and (why is None or wanted.attention is None):
+        return None if why is None else "open"
+    known = (*attention_names(), "flash", "unfused")
+    require_known("--attention", wanted.attention, known)
+    return KernelChoice(
+        vector="megatron", attention=wanted.attention or "flash", matmuls=matmuls,
+        deterministic=False,
+    )  # fmt: skip
 
 
 def share_of(text: str) -> float:
