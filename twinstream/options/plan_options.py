@@ -1,6 +1,6 @@
 """What is planned, as options: a model and its step, and the GPUs that they are laid out on."""
 
-from typing import Any
+from typing import Any, Literal
 
 from twinstream.options.option_group import (
     FIXED,
@@ -63,7 +63,7 @@ class PlanOptions(RecipeOptions, StepOptions):
         "Load at most so long before the first use, in times of the longest task.",
         rare=True,
     )
-    optimizer: str | None = flag(
+    optimizer: Literal["device", "device_after_backward"] | None = flag(
         FIXED,
         "WHEN",
         "device (each group as soon as its gradients are there, the default) or "
@@ -101,7 +101,7 @@ class ClusterOptions(RankOptions):
     global_batch: int | None = flag(
         STEPS, "N", "Sequences of a training step: --tokens-per-step in sequences.", ge=1
     )
-    precision: str | None = flag(
+    precision: Literal["bf16", "fp16", "fp8", "fp4"] | None = flag(
         SEVERAL, "NAME", "bf16 (the default), fp16, fp8 or fp4, of linear layers; the last two are "
         "of the kernel set megatron.",
     )  # fmt: skip

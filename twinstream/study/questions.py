@@ -8,7 +8,7 @@ once.
 from collections.abc import Sequence
 from dataclasses import replace
 from math import nan
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from twinstream.clusters.shared_machine import cores_here, place_here
 from twinstream.hardware_profiles.clusters.loader import machine_of
@@ -139,7 +139,6 @@ def asked_by(
     """
     assert wanted.model is not None and wanted.seq_len is not None
     load, lengths = load or Loader(), lengths_of(wanted.seq_len)
-    require_known("--precision", asked.precision, tuple(MATMULS_OF_PRECISION))
     wanted, choices = _in_tokens(wanted, asked, lengths), _choices(wanted, asked)
     optimizer, overhead = _optimizer(wanted), _overhead(wanted)
     spec = load.model(
@@ -148,14 +147,20 @@ def asked_by(
     )  # fmt: skip
     kind = kind or _kind(wanted, asked, num_ranks, spec)
     _require_of(kind, wanted, asked, num_ranks)
-    fixed, num_gpus = _fixed(wanted, asked, kind), num_ranks or asked.gpus or 1
+    fixed, num_gpus = _fixed(wanted, asked, kind, lengths), num_ranks or asked.gpus or 1
     cluster = None if asked.cluster is None else load.cluster(asked.cluster)
     machine = _machine(wanted, cluster, load)
     if kind == "cluster" and cluster is None:
         cluster = _around(machine, num_gpus, wanted)
     on_host = num_gpus if cluster is None else min(cluster.count("gpus_per_node"), num_gpus)
     packing = Packing.of(lengths) if len(set(lengths)) > 1 else None
-    kernels = _kernels(kind, wanted, asked, spec, machine)
+    packed = False if kind == "cluster" else lengths if packing else is_dpo(wanted.loss)
+    priced = _priced(wanted, asked, require_decoder(spec)) if kind == "cluster" else None
+    is_open = kind == "cluster" and wanted.kernels == "auto" and wanted.attention is None
+    kernels = priced or kernels_named(
+        machine, spec, None if is_open else wanted.kernels, wanted.attention,
+        nondeterministic=wanted.nondeterministic, packed=packed,
+    )  # fmt: skip
     recipe = wanted.recipe(spec, kernels=kernels, clips=wanted.clips, optimizer=optimizer)
     chunk_tokens = None if kind == "cluster" else wanted.chunk_tokens
     step = TrainingStep(
@@ -318,7 +323,6 @@ def _one_length(lengths: Sequence[int]) -> int:
 
 def _optimizer(wanted: PlanOptions) -> str:
     """Where updates are made."""
-    require_known("--optimizer", wanted.optimizer, ON_DEVICE)
     places = optimizer_places(wanted.policy)
     if wanted.optimizer is not None and wanted.optimizer not in places:
         raise ChoiceError(
@@ -343,7 +347,9 @@ def _choices(wanted: PlanOptions, asked: ClusterOptions) -> Choices:
     return Choices(homes, level, wanted.prefetch, wanted.effort)
 
 
-def _fixed(wanted: PlanOptions, asked: ClusterOptions, kind: Kind) -> dict[str, Any]:
+def _fixed(
+    wanted: PlanOptions, asked: ClusterOptions, kind: Kind, lengths: Sequence[int]
+) -> dict[str, Any]:
     """Fields of the layout that are given."""
     if kind == "device":
         return {}
@@ -354,8 +360,6 @@ def _fixed(wanted: PlanOptions, asked: ClusterOptions, kind: Kind) -> dict[str, 
         require_known("--recompute", found["recompute"], levels)
     if kind != "cluster":
         return found
-    assert wanted.seq_len is not None
-    lengths = lengths_of(wanted.seq_len)
     _require_sequences(wanted, _one_length(lengths))
     others = {name: getattr(asked, name) for name in ("tp", "cp", "ep", "offload")}
     if wanted.chunk_tokens is not None:
@@ -381,26 +385,9 @@ def _require_sequences(wanted: PlanOptions, seq_len: int) -> None:
             raise LayoutError(f"{flag} {tokens:,} are no multiple of --seq-len {seq_len:,}: {why}")
 
 
-def _kernels(
-    kind: Kind, wanted: PlanOptions, asked: ClusterOptions, spec: AnyModel, machine: Machine
-) -> KernelChoice | None:
-    """Those that are named; None leaves them open."""
-    if kind == "cluster" and (priced := _priced(wanted, asked, require_decoder(spec))) is not None:
-        return priced if isinstance(priced, KernelChoice) else None
-    assert wanted.seq_len is not None
-    lengths = lengths_of(wanted.seq_len)
-    return kernels_named(
-        machine, spec, wanted.kernels, wanted.attention,
-        nondeterministic=wanted.nondeterministic,
-        packed=lengths if len(set(lengths)) > 1 else is_dpo(wanted.loss) and kind != "cluster",
-    )  # fmt: skip
-
-
-def _priced(
-    wanted: PlanOptions, asked: ClusterOptions, spec: ModelSpec
-) -> KernelChoice | Literal["open"] | None:
-    """Megatron's kernels where they are named or meant, or nothing else computes a model, of which
-    attention alone is open; None where twinstream's own may be named."""
+def _priced(wanted: PlanOptions, asked: ClusterOptions, spec: ModelSpec) -> KernelChoice | None:
+    """Megatron's kernels where they are named, or nothing else computes what is; None where
+    twinstream's own may be named, or kernels are open."""
     matmuls, named = MATMULS_OF_PRECISION[asked.precision or "bf16"], wanted.kernels
     require_known("--kernels", named, ("auto", *get_args(KernelSet)))
     why, is_narrow = executor_refusal(spec), matmuls != "model"
@@ -415,7 +402,7 @@ def _priced(
             "price Megatron's with --kernels megatron"
         )
     if named != "megatron" and not is_narrow and (why is None or wanted.attention is None):
-        return None if why is None else "open"
+        return None
     known = (*attention_names(), "flash", "unfused")
     require_known("--attention", wanted.attention, known)
     return KernelChoice(
