@@ -164,8 +164,8 @@ def page_of(rows: list[tuple[str, ...]]) -> str:
         "- *packed*: whether documents in one row see each other (`isolated_by_mask`: not with "
         "masks that know the positions):\n  "
         + ", ".join(f"{name} {count}" for name, count in packed.most_common())
-        + f".\n\nNot to the bit: {', '.join(off) or 'none'}. Refused, with the reason in the table: "
-        + f"{', '.join(refused) or 'none'}.\n\n"
+        + f".\n\nNot to the bit: {', '.join(off) or 'none'}. Refused, with the reason in the "
+        + f"table: {', '.join(refused) or 'none'}.\n\n"
         + "Without a row, since they read images or sound, encode, or have no small config: "
         + f"{', '.join(new_families())}.\n"
         + kept_of(PAGE)
