@@ -82,7 +82,7 @@ class CutPlanner:
         return replace(found, simulated=self._simulated(self.emit(found.packed)))
 
     def fits(self) -> bool:
-        """Return whether decisions are found at once within the caps, with room for copies or none."""
+        """Return whether decisions that fit are found at once, with room for copies or none."""
         for room_bytes in (self.room_bytes(), 0):
             found = self._packed(self.first_knobs(self.cuts.choices, room_bytes), None, None)
             if found.packed is not None and found.packed.fits:
