@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.constrain import Constrain
 
-from twinstream.clusters.kernel_sets import recipe_text, why_not_here, why_schedule_not_here
+from twinstream.clusters.kernel_sets import why_not_here, why_schedule_not_here
 from twinstream.clusters.predict import document_of
 from twinstream.clusters.search.search import RankedLayout, SearchResult
 from twinstream.commands.arguments.price_options import RunOptions
@@ -20,7 +20,7 @@ from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.workload import Workload
 from twinstream.screens.layout_screen import bills_screen, layouts_screen
-from twinstream.screens.plan_screen import WIDTH, plan_notes, plan_screen
+from twinstream.screens.plan_screen import WIDTH, plan_notes, plan_screen, recipe_line
 from twinstream.screens.ranks_screen import ranks_screen, stages_figures
 from twinstream.study.answer import Answer
 
@@ -73,14 +73,11 @@ def _device_parts(answer: Answer, seconds: float, notes: Sequence[str]) -> list[
 
 
 def _ranks_json(answer: Answer) -> dict[str, object]:
-    why = answer.why_not_here
     schedule = answer.schedule
     assert isinstance(schedule, ClusterSchedule), "it is of several ranks"
     return {
         "layout": schedule.layout,
-        "recipe": answer.asked.recipe,
-        "runs_here": why is None,
-        "why_not_here": why,
+        **_recipe_json(answer.asked.recipe, answer.why_not_here),
         "candidates": [str(one) for one in answer.candidates],
         "workload": _of_a_replica(answer),
         "stages": stages_figures(schedule),
@@ -93,11 +90,10 @@ def _ranks_parts(answer: Answer, seconds: float, _: Sequence[str]) -> list[Rende
     schedule, why, asked = answer.schedule, answer.why_not_here, answer.asked
     assert isinstance(schedule, ClusterSchedule) and answer.cluster is not None
     others = [str(one) for one in answer.candidates if one.layout != answer.layout]
-    runs = "Runs here" if why is None else f"Does not run here: {why}"
     where = answer.cluster.name
     return [
         ranks_screen(schedule, _of_a_replica(answer), answer.summary, where, seconds),
-        f"Recipe: {recipe_text(asked.spec, asked.recipe)}. {runs}.",
+        recipe_line(asked.spec, asked.recipe, why),
         *([f"Other layouts: {'; '.join(others)}."] if others else []),
     ]
 
@@ -154,14 +150,12 @@ def _layouts_json(
 
 
 def _layout_json(one: RankedLayout) -> dict[str, Any]:
-    prediction = one.prediction
+    prediction, recipe = one.prediction, one.job.recipe
     exchanged = exposed_communication(prediction.shares)
     return {
         "layout": one.layout.model_dump(mode="json"),
-        "recipe": one.job.recipe.model_dump(mode="json"),
+        **_recipe_json(recipe, why_not_here(one.job.shape, recipe, one.layout)),
         "has_kernels": one.job.is_own,
-        "runs_here": (why := why_not_here(one.job.shape, one.job.recipe, one.layout)) is None,
-        "why_not_here": why,
         "layout_text": one.layout.text,
         "step_s": prediction.step_s,
         "bound_s": one.bound_s,
@@ -179,6 +173,11 @@ def _layout_json(one: RankedLayout) -> dict[str, Any]:
     }
 
 
+def _recipe_json(recipe: object, why_not_here: str | None) -> dict[str, object]:
+    """The recipe, and whether that runs on this machine or why not."""
+    return {"recipe": recipe, "runs_here": why_not_here is None, "why_not_here": why_not_here}
+
+
 def narrow(notes: Sequence[str]) -> list[Constrain]:
     """As wide as the screen above them."""
     return [Constrain(note, WIDTH) for note in notes]
@@ -191,9 +190,7 @@ def describe(schedule: Schedule) -> dict[str, object]:
         "machine": schedule.machine.name,
         "policy": schedule.policy,
         "kernels": schedule.recipe.get("kernels"),
-        "recipe": schedule.recipe,
-        "runs_here": (why := why_schedule_not_here(schedule)) is None,
-        "why_not_here": why,
+        **_recipe_json(schedule.recipe, why_schedule_not_here(schedule)),
         "nondeterministic": nondeterministic_kernels(schedule),
         "num_ops": len(schedule.ops),
         "workload": schedule.workload,
