@@ -172,8 +172,11 @@ class Shapes:
     def gradient_dtype(self) -> str:
         return self.recipe.gradient_dtype(self.spec.dtype)
 
+    def num_elements(self, group: str) -> int:
+        return self.group_bytes(group) // self.spec.itemsize
+
     def gradient_bytes(self, group: str) -> int:
-        return self.group_bytes(group) // self.spec.itemsize * ITEMSIZE_BYTES[self.gradient_dtype]
+        return self.num_elements(group) * ITEMSIZE_BYTES[self.gradient_dtype]
 
 
 def declare_groups(builder: ChainBuilder, shapes: Shapes) -> None:
@@ -203,19 +206,6 @@ def declare_results(builder: ChainBuilder, shapes: Shapes) -> None:
     builder.declare(dense_tensor("loss", "loss", "float32", (1,)))
     if shapes.recipe.clips:
         _declare_norm(builder, shapes)
-
-
-def carried_or_used(
-    builder: ChainBuilder, workload: Workload, persistent: tuple[str, ...]
-) -> tuple[Tensor, ...]:
-    """Of a training step all tensors; of a forward alone what tasks use, and the whole state."""
-    declared = tuple(builder.tensors)
-    if not workload.forward_only:
-        return declared
-    root = {tensor.tensor_id: tensor.parent or tensor.tensor_id for tensor in declared}
-    kept = {root[operand.tensor] for task in builder.tasks for operand in task.operands}
-    kept.update(persistent)
-    return tuple(tensor for tensor in declared if root[tensor.tensor_id] in kept)
 
 
 def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:

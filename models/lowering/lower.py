@@ -6,13 +6,12 @@ has a library's, which are priced and not run here, they are split at what ranks
 
 from twinstream.models.flops import SavedLevel, saved_bytes_per_token
 from twinstream.models.kernel_costs.attention_library import library_bytes
-from twinstream.models.lowering.declarations import carried_or_used
 from twinstream.models.lowering.decoder import DecoderLowering
-from twinstream.models.lowering.priced.chain import lower_priced
+from twinstream.models.lowering.priced.part_blocks import lower_in_parts
 from twinstream.models.lowering.settled import require_pairs, settled
-from twinstream.models.lowering.stage import lower_stage
 from twinstream.models.lowering.stage_cut import stage_cut
 from twinstream.models.lowering.step import StepLowering
+from twinstream.models.lowering.task_blocks import TaskBlocks
 from twinstream.models.lowering.traced_step import TracedLowering
 from twinstream.models.model import AnyModel, model_of, node_in
 from twinstream.models.parallel.job import Job
@@ -51,32 +50,36 @@ def lower(
     """
     recipe = recipe or Recipe()
     if layout is None:
-        return _of_one_device(model, workload, recipe)
+        return _chain(step_lowering(model, workload, _settled(model, workload, recipe)))
     assert isinstance(model, ModelSpec), "layouts are of decoders that are not traced"
     is_split = layout.tp * layout.cp * layout.ep > 1
     if folded or is_split or recipe.implementations.vector == "megatron":
-        return lower_priced(Job.of_step(model, workload, recipe, layout), stage, folded=folded)
-    cut = stage_cut(layout, model.num_layers, workload, stage)
-    return lower_stage(model, workload, recipe, cut)
+        return lower_in_parts(Job.of_step(model, workload, recipe, layout), stage, folded=folded)
+    recipe = _settled(model, workload, recipe)
+    return _chain(TaskBlocks(model, workload, recipe, stage_cut(layout, model, workload, stage)))
 
 
-def _of_one_device(model: AnyModel, workload: Workload, recipe: Recipe) -> Chain:
+def _settled(model: AnyModel, workload: Workload, recipe: Recipe) -> Recipe:
     recipe = settled(recipe)
     require_pairs(model, workload, recipe)
-    lowering = step_lowering(model, workload, recipe)
+    return recipe
+
+
+def _chain(lowering: StepLowering) -> Chain:
     lowering.run()
-    builder = lowering.builder
+    builder, tensors = lowering.builder, lowering.tensors()
+    names = {tensor.tensor_id for tensor in tensors}
     return Chain(
-        tensors=carried_or_used(builder, workload, lowering.shapes.persistent),
+        tensors=tensors,
         calls=builder.calls,
         tasks=tuple(builder.tasks),
         recomputes=tuple(builder.recomputes),
-        inputs=tuple(builder.inputs),
+        inputs=tuple(fed for fed in builder.inputs if fed.tensor in names),
         outputs=tuple(builder.outputs),
         persistent=lowering.shapes.persistent,
         round_starts=tuple(lowering.round_starts),
-        workload=workload,
-        model=model.ref(),
+        workload=lowering.workload,
+        model=lowering.shapes.spec.ref(),
         recipe=lowering.recipe.model_dump(mode="json"),
         model_flops=lowering.model_flops(),
         library_bytes=max(map(library_bytes, builder.calls.values()), default=0),

@@ -72,7 +72,7 @@ def declare_shards(builder: ChainBuilder, shapes: Shapes, sharding: Sharding) ->
         if group not in trained and sharding.zero < 3:
             builder.declare_flat(f"param.{group}", shapes.group_bytes(group), "parameter", dtype)
             continue
-        shard = sharding.shard_elements(shapes.group_bytes(group) // itemsize, recipe)
+        shard = sharding.shard_elements(shapes.num_elements(group), recipe)
         whole = sharding.num_shards * shard
         kept = shard if sharding.zero == 3 else whole
         builder.declare_flat(f"param.{group}", kept * itemsize, "parameter", dtype)

@@ -1,6 +1,7 @@
 """What a stage of a pipeline has of a model, and what of its tensors each of its replicas keeps."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from twinstream.models.adapters.adapter_layout import adapter_group, lora_of_layer
 from twinstream.models.layout import layer_of
@@ -8,6 +9,7 @@ from twinstream.models.lowering.declarations import DecoderShapes
 from twinstream.models.lowering.sharding import Sharding, sharding_of
 from twinstream.models.parallel.layout import Layout, stages_of
 from twinstream.models.parallel.orders import actions_of
+from twinstream.models.spec import ModelSpec
 from twinstream.models.trained import all_groups, first_backward_layer, trained_groups
 from twinstream.schedule.ops import Reduction
 from twinstream.schedule.workload import Workload
@@ -50,6 +52,16 @@ class StageCut:
         """Whether another stage has the same embedding."""
         return self.tied and self.first != self.last
 
+    @cached_property
+    def _last(self) -> dict[int, int]:
+        """By virtual stage the microbatch that is the last to add to gradients of weights."""
+        phase = "weight" if any(one == "weight" for one, _, _ in self.actions) else "backward"
+        return {chunk: j for one, chunk, j in self.actions if one == phase}
+
+    def completes(self, chunk: int, j: int) -> bool:
+        """Return whether a microbatch completes the gradients of a virtual stage."""
+        return self._last[chunk] == j
+
     @property
     def gathers(self) -> bool:
         """Whether parameters are gathered before each use."""
@@ -67,9 +79,9 @@ class StageCut:
         return self.has(group) and (group != "embedding" or self.first)
 
 
-def stage_cut(layout: Layout, num_layers: int, workload: Workload, stage: int) -> StageCut:
-    """What a stage of a layout has, and runs in a step of one replica."""
-    spans = stages_of(layout, num_layers)
+def stage_cut(layout: Layout, spec: ModelSpec, workload: Workload, stage: int) -> StageCut:
+    """Return what a stage of a layout has, and runs in a step of one replica."""
+    spans = stages_of(layout, spec.num_layers)
     places = tuple(chunk * layout.pp + stage for chunk in range(layout.virtual_stages))
     return StageCut(
         spans=tuple(spans[place] for place in places),
@@ -78,6 +90,7 @@ def stage_cut(layout: Layout, num_layers: int, workload: Workload, stage: int) -
         actions=_actions(layout, workload, stage),
         replicas=("dp",) if layout.dp > 1 else (),
         sharding=sharding_of(layout),
+        tied=spec.tied_embeddings,
         overlaps=layout.dp_overlap,
         reduction=layout.reduction,
     )

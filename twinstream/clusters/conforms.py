@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from twinstream.clusters.pipeline import layout_in
 from twinstream.clusters.refusals import refusals_of
 from twinstream.models.lowering.lower import lower
-from twinstream.models.lowering.priced.chain import with_some_kernels
 from twinstream.models.lowering.priced.groups import mesh_of
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
@@ -57,7 +56,7 @@ def conforms_cluster(schedule: ClusterSchedule) -> list[Violation]:
         return [CallDiffers(f"the document's layout cannot be: {why[0]}")]
     if mesh_of(job, schedule.mesh.ranks_per_node).axes != schedule.mesh.axes:
         return [CallDiffers("the mesh is not that of the document's layout")]
-    job = with_some_kernels(job)
+    job = job.with_megatron_kernels()
 
     def differences(one: RankClass, stage: int) -> Iterator[Violation]:
         return _of_class(

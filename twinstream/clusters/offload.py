@@ -12,7 +12,6 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.cost import copy_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import lower
-from twinstream.models.lowering.priced.chain import with_some_kernels
 from twinstream.models.parallel.job import Job
 from twinstream.planner.emit.merged_chain import MergedChain
 from twinstream.planner.planner import gc_paused
@@ -98,7 +97,7 @@ def offloaded(
         MissingNumberError: a profile lacks a number that is needed.
     """
     assert job.layout.offload, "layers together in one task cannot leave one by one"
-    job = with_some_kernels(job)
+    job = job.with_megatron_kernels()
     share = share_of(machine, min(cluster.count("gpus_per_node"), document.mesh.size))
     caps = caps or caps_of(share, None, None)
     room = caps.arena_bytes("device")

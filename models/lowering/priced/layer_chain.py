@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from twinstream.models.lowering.priced.builder import Buffer, Collective, Ends, StageBuilder, Use
+from twinstream.models.lowering.chain_builder import CollectiveCall
+from twinstream.models.lowering.priced.builder import Buffer, Ends, StageBuilder, Use
 from twinstream.models.lowering.priced.parts import (
+    Collective,
     CollectiveElement,
     Element,
     LayerCompute,
@@ -166,7 +168,7 @@ class LayerChain(LayerEmitter):
         else:
             uses = [*uses, self._weights.read_of_layer(layer, element.weights)]
             works = element.work.forward
-            label = self._b.label(f"{element.name}_forward", layer, microbatch=j, phase=phase)
+            label = self._b.label(f"{element.name}_forward", layer, round_=j, phase=phase)
             name = f"forward.{element.name}"
             self._b.compute(f"{name}.{tag}", name, works, uses, label)
 
@@ -188,7 +190,7 @@ class LayerChain(LayerEmitter):
             uses.append(("put_off", put, "write"))
         gathered = None if self._zero_bubble else self._gather_again(layer, part, element, kept, j)
         name = f"backward.{element.name}"
-        label = self._b.label(f"{element.name}_backward", layer, microbatch=j)
+        label = self._b.label(f"{element.name}_backward", layer, round_=j)
         self._b.compute(f"{name}.{layer}.{j}", name, element.work.backward_input, uses, label)
         if not self._zero_bubble:
             self._weight(layer, element, [("d_output", current, "read"), *kept], gathered, j)
@@ -204,24 +206,24 @@ class LayerChain(LayerEmitter):
         pool, size = "kv.b" if backward else "kv.f", ring.sent_bytes(backward=backward)
         block = b.exchanged(pool, size, "context", dtype, tensor, spare=1)
         made: list[Use] = [uses[0], ("kv", block, "write")]
-        label = b.label("kv", layer, microbatch=j, phase=phase)
+        label = b.label("kv", layer, round_=j, phase=phase)
         b.compute(f"kv.{tag}", "kv", (), made, label)
         (name, out, _), call = uses[1], "core.b" if backward else "core.f"
         for step in range(ring.num_steps):
             after = None
             if step + 1 < ring.num_steps:
                 after = b.exchanged(pool, size, "context", dtype, tensor, spare=1)
-                label = b.label("ring", layer, microbatch=j)
+                label = b.label("ring", layer, round_=j)
                 sent: list[Use] = [("kv", block, "read")]
                 heard: list[Use] = [("kv", after, "write")]
                 send, recv = f"ring_send.{tag}.{step}", f"ring_recv.{tag}.{step}"
-                b.communicate(send, "send", (("cp",), "cp.send"), sent, label, 1)
-                b.communicate(recv, "recv", (("cp",), "cp.recv"), heard, label, -1)
+                b.communicate(send, CollectiveCall("send", ("cp",), "cp.send", 1), sent, label)
+                b.communicate(recv, CollectiveCall("recv", ("cp",), "cp.recv", -1), heard, label)
             made_so_far: Mode = "update" if step else "write"
             # what is saved is there since the first step
             rest = [use for use in uses[2:] if not step or use[2] != "write"]
             operands: list[Use] = [uses[0], (name, out, made_so_far), ("kv", block, "read"), *rest]
-            label = b.label("core", layer, microbatch=j, phase=phase)
+            label = b.label("core", layer, round_=j, phase=phase)
             b.compute(f"core.{tag}.{step}", call, works, operands, label)
             block = after or block
 
@@ -235,10 +237,10 @@ class LayerChain(LayerEmitter):
         gathered = b.allocate("gathered_again", part.gathered_bytes, "activation", self._job.dtype)
         given = b.allocate("gathered_part", self._parts.input_bytes, "activation", self._job.dtype)
         told: list[Use] = [kept[0], ("part", given, "write")]
-        b.compute(f"part.{tag}", "part", (), told, b.label("part", layer, microbatch=j))
+        b.compute(f"part.{tag}", "part", (), told, b.label("part", layer, round_=j))
         uses: list[Use] = [("part", given, "read"), ("hidden", gathered, "write")]
-        label = b.label("tp", layer, microbatch=j)
-        b.communicate(f"gather.{tag}", "all_gather", (("tp",), "tp"), uses, label)
+        label = b.label("tp", layer, round_=j)
+        b.communicate(f"gather.{tag}", CollectiveCall("all_gather", ("tp",), "tp"), uses, label)
         b.free(given)
         return gathered
 
@@ -251,7 +253,7 @@ class LayerChain(LayerEmitter):
                 uses = [*uses, ("gathered", gathered, "read")]
             uses = [*uses, self._weights.gradient_of_layer(layer, element.weights)]
             name = f"weight.{element.name}"
-            label = self._b.label(f"{element.name}_weight", layer, microbatch=j)
+            label = self._b.label(f"{element.name}_weight", layer, round_=j)
             works = element.work.backward_weight
             self._b.compute(f"{name}.{layer}.{j}", name, works, uses, label)
         if gathered is not None:
@@ -282,10 +284,8 @@ class LayerChain(LayerEmitter):
         uses: list[Use] = [("hidden", flow.current, "update")]
         if collective != "all_reduce":
             uses = [("given", flow.current, "read"), ("made", flow.to, "write")]
-        label = self._b.label(talk.axis)
-        self._b.communicate(
-            f"{talk.axis}.{tag}", collective, ((talk.axis,), talk.axis), uses, label
-        )
+        said = CollectiveCall(collective, (talk.axis,), talk.axis)
+        self._b.communicate(f"{talk.axis}.{tag}", said, uses, self._b.label(talk.axis))
 
 
 class _Stop(NamedTuple):

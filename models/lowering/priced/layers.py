@@ -99,7 +99,7 @@ class LayerOps:
     def _pass_on(self, op_id: str, source: Buffer, target: Buffer, kind: str, j: int) -> None:
         """All that a chunk without layers does."""
         uses: list[Use] = [("given", source, "read"), ("made", target, "write")]
-        self._b.compute(op_id, "pass_on", (), uses, self._b.label(kind, microbatch=j))
+        self._b.compute(op_id, "pass_on", (), uses, self._b.label(kind, round_=j))
 
     def _stream(self) -> Buffer:
         return self._b.allocate("stream", self._parts.input_bytes, "activation", self._job.dtype)
@@ -185,7 +185,7 @@ class PlainLayers(LayerEmitter):
         call = f"{name}.{len(unit)}"
         if call not in self._b.calls and len(unit) > 1:
             works = tuple(times(work, len(unit)) for work in works)
-        label = self._b.label(kind, unit[0], microbatch=j)
+        label = self._b.label(kind, unit[0], round_=j)
         self._b.compute(f"{name}.{unit[0]}.{j}", call, works, uses, label)
 
 
