@@ -15,7 +15,9 @@ from twinstream.models.lowering.stage_cut import StageCut
 class StageBlocks(Protocol[OperandT]):
     """What adds the tasks of a stage's layers, embedding and head, by virtual stage and microbatch.
 
-    Messages are operands by what tells their tasks apart.
+    Messages of hidden states and of their gradients are operands, each by what tells its task
+    apart. `other_phase` is what one form alone has: `evaluate` makes the loss alone, `weight` the
+    gradients of weights that zero-bubble has put off.
     """
 
     @property
@@ -24,41 +26,27 @@ class StageBlocks(Protocol[OperandT]):
     @property
     def groups(self) -> GroupLife[OperandT]: ...
 
-    def begin(self, chunk: int, j: int) -> None:
-        """Come before a microbatch enters a virtual stage."""
+    def begin(self, chunk: int, j: int) -> None: ...
 
-    def embed_forward(self, chunk: int, j: int) -> None:
-        """Make the hidden state of the first layer."""
+    def embed_forward(self, chunk: int, j: int) -> None: ...
 
-    def hidden_in(self, chunk: int, j: int) -> Iterable[tuple[str, OperandT]]:
-        """Return what the stage before sends."""
+    def hidden_in(self, chunk: int, j: int) -> Iterable[tuple[str, OperandT]]: ...
 
-    def forward(self, chunk: int, j: int) -> None:
-        """Go through the layers of a virtual stage."""
+    def forward(self, chunk: int, j: int) -> None: ...
 
-    def hidden_out(self, chunk: int, j: int) -> Iterable[tuple[str, OperandT]]:
-        """Return what the next stage is sent."""
+    def hidden_out(self, chunk: int, j: int) -> Iterable[tuple[str, OperandT]]: ...
 
-    def head(self, chunk: int, j: int) -> None:
-        """Make the loss and its gradients."""
+    def head(self, chunk: int, j: int) -> None: ...
 
-    def evaluate(self, chunk: int, j: int) -> None:
-        """Make the loss alone."""
+    def gradient_in(self, chunk: int, j: int) -> Iterable[tuple[str, OperandT]]: ...
 
-    def gradient_in(self, chunk: int, j: int) -> Iterable[tuple[str, OperandT]]:
-        """Return the gradients that the next stage sends."""
+    def backward(self, chunk: int, j: int) -> None: ...
 
-    def backward(self, chunk: int, j: int) -> None:
-        """Go back through the layers of a virtual stage."""
+    def gradient_out(self, chunk: int, j: int) -> Iterable[tuple[str, OperandT]]: ...
 
-    def gradient_out(self, chunk: int, j: int) -> Iterable[tuple[str, OperandT]]:
-        """Return the gradients that the stage before is sent."""
+    def embed_backward(self, chunk: int, j: int) -> None: ...
 
-    def embed_backward(self, chunk: int, j: int) -> None:
-        """Make the gradients of the embedding."""
-
-    def weight(self, chunk: int, j: int) -> None:
-        """Make the gradients of weights that backward has put off (zero-bubble)."""
+    def other_phase(self, phase: str, chunk: int, j: int) -> None: ...
 
 
 def run_stage(cut: StageCut, blocks: StageBlocks[OperandT], *, trains: bool = True) -> None:
@@ -91,9 +79,7 @@ def run_stage(cut: StageCut, blocks: StageBlocks[OperandT], *, trains: bool = Tr
                     blocks.embed_backward(chunk, j)
                 else:
                     exchange("send", blocks.gradient_out(chunk, j), -1, j)
-            case "weight":
-                blocks.weight(chunk, j)
-            case "evaluate":
-                blocks.evaluate(chunk, j)
+            case _:
+                blocks.other_phase(phase, chunk, j)
     if trains:
         blocks.groups.finish()

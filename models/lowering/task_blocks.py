@@ -104,7 +104,8 @@ class TaskBlocks(DecoderLowering):
         self.groups.use(self.shapes.of_head, j)
         self._head(0)
 
-    def evaluate(self, chunk: int, j: int) -> None:
+    def other_phase(self, phase: str, chunk: int, j: int) -> None:
+        assert phase == "evaluate", "a block's one task makes all its gradients"
         self._microbatch = j
         self.groups.use(self.shapes.of_head, j)
         self._head_alone(self.groups.step_state)
@@ -134,9 +135,6 @@ class TaskBlocks(DecoderLowering):
     def embed_backward(self, chunk: int, j: int) -> None:
         if "embedding" in self.trained:
             self._embed_backward(0)
-
-    def weight(self, chunk: int, j: int) -> None:
-        raise AssertionError("one task makes a block's gradients, of weights too")
 
     def _begin_backward(self, chunk: int, j: int) -> None:
         self._microbatch, self._completes = j, self.cut.completes(chunk, j)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from twinstream.clusters.assembling import in_one_order
+from twinstream.clusters.planned_stage import plan_stage
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.cost import copy_alone_ns
 from twinstream.hardware_profiles.schema import Machine
@@ -16,7 +17,8 @@ from twinstream.models.parallel.job import Job
 from twinstream.planner.emit.merged_chain import MergedChain
 from twinstream.planner.planner import gc_paused
 from twinstream.planner.request import caps_of
-from twinstream.planner.search.one_chain import OneChain, plan_of_chain
+from twinstream.planner.search.one_chain import OneChain
+from twinstream.schedule.analysis.occupancy import slot_bytes_by_role
 from twinstream.schedule.chain import COMMUNICATE, Chain, SlotPools, Task
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
@@ -24,12 +26,12 @@ from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.ops import Communicate, Compute, KernelCall, Label, TaskOperand
+from twinstream.schedule.ops import KernelCall, Label, TaskOperand
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE, Tensor
 from twinstream.simulator.network_costs import ClusterCosts, share_of
-from twinstream.simulator.replay import replay_cluster, steady_state
+from twinstream.simulator.replay import replay_cluster
 
 _SIMULATED_TASKS = 5000  # in all plans of a stage that are simulated
 _MOST_ATTEMPTS = 8
@@ -148,31 +150,16 @@ def _planned(name: str, stage: _Stage, machine: Machine, caps: Caps) -> Schedule
     """
     for tight in (False, True):
         merged = _merged(stage, machine, caps, tight=tight)
-        source = OneChain(merged.planned, machine, merged.left_of(caps))
         attempts = min(_MOST_ATTEMPTS, max(2, _SIMULATED_TASKS // len(merged.planned.tasks)))
-        emitted = plan_of_chain(source, steady_state, attempts)
-        if emitted is not None:
-            return merged.written_out(emitted.schedule, caps)
-    least_device, least_host = source.least_bytes()
+        found = plan_stage(merged, machine, caps, most_attempts=attempts)
+        if found is not None:
+            return found.schedule
+    least_device, least_host = OneChain(merged.planned, machine, merged.left_of(caps)).least_bytes()
     raise OffloadError(
-        name, caps, bytes_by_role(stage.resident),
+        name, caps, slot_bytes_by_role(stage.resident),
         None if least_device is None else round(least_device) + merged.apart_bytes,
         None if least_host is None else round(least_host),
     )  # fmt: skip
-
-
-def bytes_by_role(schedule: Schedule) -> dict[str, int]:
-    """Of the slots of a stage with everything on the device, by class of tensor."""
-    roles = {tensor.tensor_id: tensor.role for tensor in schedule.tensors}
-    sizes = {slot.slot_id: slot.size_bytes for slot in schedule.slots}
-    found: dict[str, int] = {}
-    for op in schedule.ops:
-        if isinstance(op, Compute | Communicate):
-            for operand in op.operands:
-                if size := sizes.pop(operand.slot, 0):
-                    role = roles[operand.tensor]
-                    found[role] = found.get(role, 0) + size
-    return found
 
 
 def _merged(stage: _Stage, machine: Machine, caps: Caps, *, tight: bool) -> MergedChain:

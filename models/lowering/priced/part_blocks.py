@@ -125,8 +125,9 @@ class PartBlocks:
 
     gradient_out = hidden_out
 
-    def weight(self, chunk: int, j: int) -> None:
+    def other_phase(self, phase: str, chunk: int, j: int) -> None:
         """Make the gradients of weights that backward has put off."""
+        assert phase == "weight", "what is priced only is not evaluated"
         last, fine = self._last_and_fine(chunk, j)
         entered = self._inputs[chunk, j]
         self.layers.weight(self.cut.spans[chunk], chunk, j, entered, fine=fine, last=last)
