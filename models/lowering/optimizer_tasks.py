@@ -177,13 +177,9 @@ class OptimizerTasks(GroupLife[TaskOperand]):
         ]
         self.builder.add("gradient_norm", call, operands, self.builder.label("gradient_norm"))
 
-    def _parts(self, group: str) -> Sequence[OptimizerPart]:
-        """Return the stretches of a group's flat tensor that have a task each."""
-        return optimizer_parts(self.shapes.spec, group, self.recipe)
-
     def _update(self, group: str) -> None:
         builder = self.builder
-        for part in self._parts(group):
+        for part in self.shapes.parts(group):
             operands = [
                 builder.update("parameters", f"param.{part.suffix}"),
                 builder.read("gradients", f"{self.summed_kind}.{part.suffix}"),

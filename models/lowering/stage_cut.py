@@ -10,7 +10,7 @@ from twinstream.models.lowering.sharding import Sharding, sharding_of
 from twinstream.models.parallel.layout import Layout, stages_of
 from twinstream.models.parallel.orders import actions_of
 from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import all_groups, first_backward_layer, trained_groups
+from twinstream.models.trained import all_groups, trained_groups
 from twinstream.schedule.ops import Reduction
 from twinstream.schedule.workload import Workload
 
@@ -144,22 +144,9 @@ class StageShapes(DecoderShapes):
         return self.cut.shares_embedding and "embedding" in self.trained
 
     @property
-    def uses(self) -> tuple[tuple[str, ...], ...]:
-        """The groups whose parameters are read together, one use after the other."""
-        found: list[tuple[str, ...]] = []
-        first = first_backward_layer(self.spec, self.recipe)
-        for phase, chunk, _ in self.cut.actions:
-            span, place = self.cut.spans[chunk], self.cut.places[chunk]
-            if phase == "forward":
-                found += [("embedding",)] if place == 0 else []
-                found += [self.of_layer(layer) for layer in span]
-                continue
-            if place == self.cut.num_places - 1:
-                found.append(self.of_head)
-            if phase == "evaluate":
-                continue
-            found += [self.of_layer(layer) for layer in reversed(span) if layer >= first]
-        return tuple(found)
+    def sharding(self) -> Sharding | None:
+        """What each replica keeps of a stage's groups."""
+        return self.cut.sharding
 
     @property
     def of_head(self) -> tuple[str, ...]:

@@ -22,8 +22,9 @@ class StageOptimizer(OptimizerTasks):
     Each stage has zeros for groups of others, so that the sum over stages is what each owner has,
     and the norm is summed in the order of one device.
 
-    With ZeRO 3 a group's parameters are gathered when the use before theirs begins: one use ahead.
-    What is used twice in a row is gathered once.
+    With ZeRO each replica updates its shard of every group, and has the others' parameters
+    gathered; with ZeRO 3 when the use before theirs begins: one use ahead. What is used twice in a
+    row is gathered once.
     """
 
     shapes: StageShapes
@@ -36,7 +37,10 @@ class StageOptimizer(OptimizerTasks):
         self._cut = cut
         self.behind = 1 if cut.replicas and cut.overlaps else 0
         self.reduction = cut.reduction
-        self._uses, self._number = shapes.uses, 0
+        self._used: tuple[tuple[str, ...], int, int] | None = None
+        self.sharding = cut.sharding
+        if self.sharding is not None:
+            self.zero, self.summed_kind = self.sharding.zero, self.sharding.gradient_kind
         if shapes.shares_gradient:
             self.shared = "embedding"
             sizes = {tensor.tensor_id: tensor.size_bytes for tensor in builder.tensors}
@@ -44,18 +48,21 @@ class StageOptimizer(OptimizerTasks):
             builder.declare_flat(_OF_HEAD, size, "gradient", shapes.gradient_dtype)
 
     def use(self, groups: tuple[str, ...], round_: int) -> None:
-        """Come before the tasks of a use of parameters, of all groups that are read together."""
+        """Gather parameters before a use of all groups that are read together."""
         if not self._cut.gathers:
             return
-        number, self._number = self._number, self._number + 1
-        assert self._uses[number] == groups, f"{groups} are used out of turn"
-        following = self._uses[number + 1] if number + 1 < len(self._uses) else ()
-        gathered = [*(groups if number == 0 else ()), *(g for g in following if g not in groups)]
-        for group in gathered:
-            whole = self.builder.write("parameters", f"gathered.{group}")
-            operands = [self.builder.read("shard", f"param.{group}"), whole]
-            label = self.builder.label("gather_parameters", self._layer(group), round_=round_)
-            self._gather(f"{group}.v{whole.version}", group, operands, label)
+        tasks = self.builder.tasks
+        number = len(tasks)
+        used, place, used_in = self._used or ((), number, round_)
+        for group in groups:
+            if group not in used:
+                whole = self.builder.write("parameters", f"gathered.{group}")
+                operands = [self.builder.read("shard", f"param.{group}"), whole]
+                label = self.builder.label("gather_parameters", self._layer(group), None, used_in)
+                self._gather(f"{group}.v{whole.version}", group, operands, label)
+        gathers, tasks[number:] = tasks[number:], []
+        tasks[place:place] = gathers
+        self._used = groups, len(tasks), round_
 
     def gradient(self, name: str, group: str, round_: int) -> TaskOperand:
         """The head's contributions to a shared embedding are added up by themselves."""
@@ -109,46 +116,34 @@ class StageOptimizer(OptimizerTasks):
             builder.communicate("reduce.squares", said, [squares], builder.label("gradient_norm"))
         super()._take_norm()
 
-
-class ShardedOptimizer(StageOptimizer):
-    """Each replica updates its shard of every group, and has the others' parameters gathered.
-
-    Calls name the axes over which a shard's place follows from the rank's coordinates.
-    """
-
-    def __init__(
-        self, builder: ChainBuilder, shapes: StageShapes, recipe: Recipe, step_state: TaskOperand,
-        cut: StageCut,
-    ) -> None:  # fmt: skip
-        super().__init__(builder, shapes, recipe, step_state, cut)
-        assert cut.sharding is not None, "without shards nothing is cut"
-        self.sharding, self.zero = cut.sharding, cut.sharding.zero
-        self.summed_kind = self.sharding.gradient_kind
-
-    def _parts(self, group: str) -> tuple[OptimizerPart]:
-        shard = self.sharding.shard_elements(self.shapes.num_elements(group), self.recipe)
-        return (OptimizerPart(group, 0, shard),)
-
     @property
     def _shard_attributes(self) -> dict[str, Attribute]:
+        """The axes over which a shard's place follows from the rank's coordinates."""
+        if self.sharding is None:
+            return {}
         told: dict[str, Attribute] = {"shard_axes": " ".join(self.sharding.axes)}
         whole = self.sharding.whole_operands
         return told | ({"whole_operands": whole} if whole else {})
 
     def _place(self, group: str, part: OptimizerPart) -> dict[str, Attribute]:
         """With the ranges of the whole group, of which each rank's shard has its own."""
+        if self.sharding is None:
+            return super()._place(group, part)
         whole = OptimizerPart(group, 0, self.shapes.num_elements(group))
         return super()._place(group, whole) | self._shard_attributes
 
     def _gradient_shard(self, group: str, mode: UseMode) -> TaskOperand | None:
-        if self.zero == 1:
+        if self.zero <= 1:
             return None
         return self.builder.operand("shard", f"grad_shard.{group}", mode)
 
     def _sum_squares(self, group: str) -> None:
         """Of stretches of the shard; all of them gathered are added up as one device does it."""
+        if self.sharding is None:
+            super()._sum_squares(group)
+            return
         builder, dtype = self.builder, self.shapes.gradient_dtype
-        (part,) = self._parts(group)
+        (part,) = self.shapes.parts(group)
         shard, vector = part.num_elements, self.recipe.implementations.vector
         attributes: dict[str, Attribute] = {"dtype": dtype, "num_elements": shard}
         if self.zero == 1:

@@ -6,12 +6,10 @@ round of the workload; all have names of their own here, since several are alive
 round r chunk c is chunk r x chunks_per_round + c.
 """
 
-from twinstream.models.lowering.declarations import declare_groups, declare_step
 from twinstream.models.lowering.decoder import DecoderLowering
-from twinstream.models.lowering.sharding import declare_shards
 from twinstream.models.lowering.stage import run_stage
 from twinstream.models.lowering.stage_cut import StageCut, StageShapes
-from twinstream.models.lowering.stage_optimizer import ShardedOptimizer, StageOptimizer
+from twinstream.models.lowering.stage_optimizer import StageOptimizer
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError
@@ -57,16 +55,9 @@ class TaskBlocks(DecoderLowering):
         """Return what the stage's tasks use, and its state."""
         return self._used_tensors()
 
-    def _declare(self) -> None:
-        if self.cut.sharding is None:
-            declare_groups(self.builder, self.shapes)
-        else:
-            declare_shards(self.builder, self.shapes, self.cut.sharding)
-        declare_step(self.builder, self.shapes)
-
     def _add_tasks(self, step_state: TaskOperand) -> None:
-        kind = StageOptimizer if self.cut.sharding is None else ShardedOptimizer
-        self.groups = kind(self.builder, self.shapes, self.recipe, step_state, self.cut)
+        told = self.builder, self.shapes, self.recipe, step_state, self.cut
+        self.groups = StageOptimizer(*told)
         self.optimizer = self.groups
         self.round_starts.append(0)
         run_stage(self.cut, self, trains=self._trains)

@@ -166,7 +166,7 @@ class LayerChain(LayerEmitter):
         if isinstance(element, Ring):
             self._ring(element, layer, tag, uses, j, phase or "forward")
         else:
-            uses = [*uses, self._weights.read_of_layer(layer, element.weights)]
+            uses = [*uses, self._weights.read(f"{layer}{element.suffix}")]
             works = element.work.forward
             label = self._b.label(f"{element.name}_forward", layer, round_=j, phase=phase)
             name = f"forward.{element.name}"
@@ -182,7 +182,7 @@ class LayerChain(LayerEmitter):
         if isinstance(element, Ring):
             self._ring(element, layer, f"b{layer}.{j}", uses, j, "backward")
             return
-        uses.append(self._weights.read_of_layer(layer, element.weights))
+        uses.append(self._weights.read(f"{layer}{element.suffix}"))
         if self._zero_bubble and (size := element.gradient_bytes):
             pool = f"put_off.{element.name}"
             put = self._b.allocate(pool, size, "activation", self._job.dtype)
@@ -251,7 +251,7 @@ class LayerChain(LayerEmitter):
         if element.work.backward_weight:
             if gathered is not None:
                 uses = [*uses, ("gathered", gathered, "read")]
-            uses = [*uses, self._weights.gradient_of_layer(layer, element.weights)]
+            uses = [*uses, self._weights.gradient(f"{layer}{element.suffix}")]
             name = f"weight.{element.name}"
             label = self._b.label(f"{element.name}_weight", layer, round_=j)
             works = element.work.backward_weight

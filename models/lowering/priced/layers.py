@@ -38,10 +38,10 @@ class LayerOps:
             self._pass_on(f"forward.none{chunk}.{j}", source, target, "layer_forward", j)
             return
         units = _units(span, fine)
-        self._weights.gather_layers(units[0], f"f{chunk}.{j}")
+        self._weights.gather(self._weights.of(units[0]), f"f{chunk}.{j}")
         for number, unit in enumerate(units):
             if number + 1 < len(units):
-                self._weights.gather_layers(units[number + 1], f"f{chunk}.{j}")
+                self._weights.gather(self._weights.of(units[number + 1]), f"f{chunk}.{j}")
             out = target if number == len(units) - 1 else self._stream()
             if self._parts.plain:
                 self._plain.forward(unit, j, source, out, first=number == 0)
@@ -49,7 +49,7 @@ class LayerOps:
                 self._chain.forward(unit[0], j, source, out, first=number == 0)
             if number:
                 self._b.free(source)
-            self._weights.drop_layers(unit)
+            self._weights.drop(self._weights.of(unit))
             source = out
 
     def backward(
@@ -61,10 +61,10 @@ class LayerOps:
             self._pass_on(f"backward.none{chunk}.{j}", gradient, target, "layer_backward", j)
             return
         units = _units(span, fine)[::-1]
-        self._weights.gather_layers(units[0], f"b{chunk}.{j}")
+        self._weights.gather(self._weights.of(units[0]), f"b{chunk}.{j}")
         for number, unit in enumerate(units):
             if number + 1 < len(units):
-                self._weights.gather_layers(units[number + 1], f"b{chunk}.{j}")
+                self._weights.gather(self._weights.of(units[number + 1]), f"b{chunk}.{j}")
             first = number == len(units) - 1
             out = target if first else self._stream()
             if self._parts.plain:
@@ -73,9 +73,9 @@ class LayerOps:
                 self._chain.backward(unit[0], j, (entered, gradient, out), first=first)
             if number:
                 self._b.free(gradient)
-            self._weights.drop_layers(unit)
+            self._weights.drop(self._weights.of(unit))
             if not self._zero_bubble:
-                self._weights.after_backward_of_layers(unit, f"{chunk}.{j}", last=last)
+                self._after_backward(unit, f"{chunk}.{j}", last=last)
             gradient = out
 
     def weight(
@@ -87,7 +87,12 @@ class LayerOps:
                 self._plain.weight(unit, j, entered)
             else:
                 self._chain.weight(unit[0], j, entered)
-            self._weights.after_backward_of_layers(unit, f"{chunk}.{j}", last=last)
+            self._after_backward(unit, f"{chunk}.{j}", last=last)
+
+    def _after_backward(self, unit: Sequence[int], tag: str, *, last: bool) -> None:
+        for layer in reversed(unit):
+            for name in self._weights.of([layer]):
+                self._weights.after_backward(name, tag, last=last)
 
     def versions_made(self, span: range, phase: Literal["forward", "backward"]) -> int:
         """Of what a chunk leaves: one, or two where the last op is a sum over tp in its place."""
@@ -120,7 +125,7 @@ class PlainLayers(LayerEmitter):
         """From the input of the first to the output of the last; `first` of the chunk."""
         uses: list[Use] = [("hidden", source, "read"), ("output", out, "write")]
         for layer in unit:
-            uses += self._weights.read_layer(layer)
+            uses += map(self._weights.read, self._weights.of([layer]))
             uses += self._kept.keep_all(layer, j, first=first and layer == unit[0])
         self._op("forward", "layer_forward", unit, j, self._works("forward"), uses)
 
@@ -135,9 +140,10 @@ class PlainLayers(LayerEmitter):
             again = self._b.allocate("again", self._parts.full_bytes, "activation", self._job.dtype)
             uses.append(("again", again, "write"))
         for layer in unit:
-            uses += [*self._weights.read_layer(layer), *self._kept.all_of(layer, j)]
+            names = self._weights.of([layer])
+            uses += [*map(self._weights.read, names), *self._kept.all_of(layer, j)]
             uses += (
-                [self._put(layer, j)] if self._zero_bubble else self._weights.layer_gradients(layer)
+                [self._put(layer, j)] if self._zero_bubble else map(self._weights.gradient, names)
             )
         works = self._works("backward_input")
         if self._parts.full_recompute:
@@ -156,7 +162,8 @@ class PlainLayers(LayerEmitter):
         uses: list[Use] = [("entered", entered, "read")]
         for layer in unit:
             uses.append((f"put_off.{layer}", self._deferred[layer, j], "read"))
-            uses += [*self._kept.all_of(layer, j), *self._weights.layer_gradients(layer)]
+            uses += self._kept.all_of(layer, j)
+            uses += map(self._weights.gradient, self._weights.of([layer]))
         self._op("weight", "weight", unit, j, self._works("backward_weight"), uses)
         for layer in unit:
             self._b.free(self._deferred.pop((layer, j)))

@@ -27,7 +27,6 @@ from twinstream.models.parallel.layout import stages_of
 from twinstream.models.shapes.saved import head_peak_bytes, stored_hidden_bytes
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cost import Work
-from twinstream.schedule.ops import Label
 from twinstream.schedule.workload import ModelRef
 
 Message = tuple[str, Use]
@@ -135,98 +134,80 @@ class PartBlocks:
     def embed_forward(self, chunk: int, j: int) -> None:
         """Make the first layer's input of shards of the vocabulary."""
         held = self._enter(chunk, j)
-        job, b = self.job, self.b
-        self.groups.gather("embedding", f"forward.{j}")
-        works = job.work.embedding().forward
-        label = b.label("embed_forward", round_=j)
-        read = self.groups.read("embedding")
-        if job.layout.tp == 1:
-            self._compute(f"embed_forward.{j}", works, [read, ("output", held, "write")], label)
-        elif not job.layout.sequence_parallel:
-            self._compute(f"embed_forward.{j}", works, [read, ("output", held, "write")], label)
-            self._communicate(f"embed_reduce.{j}", "all_reduce", [("hidden", held, "update")])
-        else:
-            part = b.allocate("whole", whole(job), "activation", job.dtype)
-            self._compute(f"embed_forward.{j}", works, [read, ("output", part, "write")], label)
-            self._communicate(
-                f"embed_scatter.{j}", "reduce_scatter",
-                [("hidden", part, "read"), ("part", held, "write")],
-            )  # fmt: skip
-            b.free(part)
-        self.groups.drop("embedding")
+        self.groups.gather(["embedding"], f"forward.{j}")
+        made = self._whole() if self._is_split else held
+        uses: list[Use] = [self.groups.read("embedding"), ("output", made, "write")]
+        self._compute("embed_forward", j, self.job.work.embedding().forward, uses)
+        self._sum_over_tp("embed", j, made, held)
+        self.groups.drop(["embedding"])
 
     def embed_backward(self, chunk: int, j: int) -> None:
         """Make the embedding's gradients, of the hidden state of all tokens."""
-        job, b, gradient = self.job, self.b, self._out
-        source = gradient
-        if job.layout.tp > 1 and job.layout.sequence_parallel:
-            source = b.allocate("whole", whole(job), "activation", job.dtype)
-            self._communicate(
-                f"embed_gather.{j}", "all_gather",
-                [("part", gradient, "read"), ("hidden", source, "write")],
-            )  # fmt: skip
+        source = self._all_tokens("embed", j, self._out)
         uses: list[Use] = [("d_hidden", source, "read"), self.groups.gradient("embedding")]
-        self._compute(f"embed_backward.{j}", job.work.embedding().backward, uses,
-                      b.label("embed_backward", round_=j))  # fmt: skip
-        if source is not gradient:
-            b.free(source)
+        self._compute("embed_backward", j, self.job.work.embedding().backward, uses)
+        if self._is_split:
+            self.b.free(source)
         last = self.cut.completes(chunk, j)
         self.groups.after_backward("embedding", f"backward.{j}", last=last)
 
     def head(self, chunk: int, j: int) -> None:
         """Make the loss and its gradients over shards of the vocabulary."""
-        job, b, weights = self.job, self.b, self.groups
-        layout = job.layout
-        split = layout.tp > 1 and layout.sequence_parallel
-        top = self._tops.pop(j)
-        weights.gather("head", f"{j}")
-        if self.job.shape.tied_embeddings and layout.pp == 1:
-            weights.gather("embedding", f"head.{j}")
-        hidden = top
-        if split:
-            hidden = b.allocate("whole", whole(job), "activation", job.dtype)
-            self._communicate(f"head_gather.{j}", "all_gather",
-                       [("part", top, "read"), ("hidden", hidden, "write")])  # fmt: skip
+        job, b, weights, work = self.job, self.b, self.groups, self.job.work.head()
+        weights.gather(["head"], f"{j}")
+        names = ["head"]
+        if job.shape.tied_embeddings and job.layout.pp == 1:
+            weights.gather(["embedding"], f"head.{j}")
+            names.append("embedding")
+        hidden = self._all_tokens("head", j, self._tops.pop(j))
         logits = b.allocate("logits", head_peak_bytes(job.work), "scratch", "float32")
-        work = job.work.head()
-        read = [weights.read("head")]
-        grads = [weights.gradient("head")]
-        if job.shape.tied_embeddings and layout.pp == 1:
-            read.append(weights.read("embedding"))
-            grads.append(weights.gradient("embedding"))
-        self._compute(
-            f"head_forward.{j}", work.forward,
-            [("hidden", hidden, "read"), *read, ("logits", logits, "write")],
-            b.label("head_forward", round_=j),
-        )  # fmt: skip
-        if layout.tp > 1:
+        reads: list[Use] = [("hidden", hidden, "read"), *map(weights.read, names)]
+        gradients = [*map(weights.gradient, names)]
+        self._compute("head_forward", j, work.forward, [*reads, ("logits", logits, "write")])
+        if job.layout.tp > 1:
             sums = b.allocate("loss_sums", 12 * job.work.tokens, "scratch", "float32")
             uses: list[Use] = [("logits", logits, "read"), ("sums", sums, "write")]
-            self._compute(f"loss_sums.{j}", (), uses, b.label("loss", round_=j))
+            b.compute(f"loss_sums.{j}", "loss", (), uses, b.label("loss", round_=j))
             self._communicate(f"loss_reduce.{j}", "all_reduce", [("sums", sums, "update")])
-            read.append(("sums", sums, "read"))
+            reads.append(("sums", sums, "read"))
             b.free(sums)
         out = b.allocate("head_gradient", self.hidden, "activation", job.dtype, spare=1)
-        whole_out = b.allocate("whole", whole(job), "activation", job.dtype) if split else out
-        self._compute(
-            f"head_backward.{j}", work.backward,
-            [("hidden", hidden, "read"), *read, ("logits", logits, "update"),
-             ("d_hidden", whole_out, "write"), *grads],
-            b.label("head_backward", round_=j),
-        )  # fmt: skip
-        if split:
-            self._communicate(f"head_scatter.{j}", "reduce_scatter",
-                       [("hidden", whole_out, "read"), ("part", out, "write")])  # fmt: skip
-            b.free(whole_out)
+        made = self._whole() if self._is_split else out
+        uses = [*reads, ("logits", logits, "update"), ("d_hidden", made, "write"), *gradients]
+        self._compute("head_backward", j, work.backward, uses)
+        self._sum_over_tp("head", j, made, out)
+        if self._is_split:
             b.free(hidden)
-        elif layout.tp > 1:
-            self._communicate(f"head_reduce.{j}", "all_reduce", [("hidden", out, "update")])
         b.free(logits)
-        weights.drop("head")
-        if job.shape.tied_embeddings and layout.pp == 1:
-            weights.drop("embedding")
+        weights.drop(names)
         weights.after_backward("head", f"{j}", last=self.cut.completes(chunk, j))
         self._gradient = out
+
+    @property
+    def _is_split(self) -> bool:
+        """Whether each rank of tp has some tokens' hidden state only."""
+        return self.job.layout.tp > 1 and self.job.layout.sequence_parallel
+
+    def _whole(self) -> Buffer:
+        return self.b.allocate("whole", whole(self.job), "activation", self.job.dtype)
+
+    def _all_tokens(self, name: str, j: int, part: Buffer) -> Buffer:
+        """Return the hidden state of all tokens, gathered over tp where it is split."""
+        if not self._is_split:
+            return part
+        held = self._whole()
+        uses: list[Use] = [("part", part, "read"), ("hidden", held, "write")]
+        self._communicate(f"{name}_gather.{j}", "all_gather", uses)
+        return held
+
+    def _sum_over_tp(self, name: str, j: int, made: Buffer, out: Buffer) -> None:
+        """Sum what each rank of tp has made of all tokens; where they are split, a share for each."""
+        if self._is_split:
+            uses: list[Use] = [("hidden", made, "read"), ("part", out, "write")]
+            self._communicate(f"{name}_scatter.{j}", "reduce_scatter", uses)
+            self.b.free(made)
+        elif self.job.layout.tp > 1:
+            self._communicate(f"{name}_reduce.{j}", "all_reduce", [("hidden", out, "update")])
 
     def _enter(self, chunk: int, j: int, spare: int = 0) -> Buffer:
         held = self._take("boundary", f"boundary.{self.cut.places[chunk]}.{j}", spare)
@@ -256,10 +237,8 @@ class PartBlocks:
     def _take(self, pool: str, tensor: str, spare: int = 0) -> Buffer:
         return self.b.exchanged(pool, self.hidden, "activation", self.job.dtype, tensor, spare)
 
-    def _compute(
-        self, op_id: str, works: tuple[Work, ...], uses: Sequence[Use], label: Label
-    ) -> None:  # fmt: skip
-        self.b.compute(op_id, label.kind, works, uses, label)
+    def _compute(self, kind: str, j: int, works: tuple[Work, ...], uses: Sequence[Use]) -> None:
+        self.b.compute(f"{kind}.{j}", kind, works, uses, self.b.label(kind, round_=j))
 
     def _communicate(self, op_id: str, collective: str, uses: Sequence[Use]) -> None:
         said = CollectiveCall(collective, ("tp",), "tp")

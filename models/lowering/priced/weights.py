@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from twinstream.models.layout import EXPERTS
 from twinstream.models.lowering.chain_builder import CollectiveCall, UseMode
 from twinstream.models.lowering.group_life import GroupLife
 from twinstream.models.lowering.priced.builder import Buffer, StageBuilder, Use
@@ -52,33 +52,30 @@ class StageWeights(GroupLife[Use]):
         self.postpones = not job.layout.dp_overlap
         self.behind = 1  # the newest sum may still be on its way
         self._tied = embedding_group(job)
-        self._experts = job.shape.experts is not None
+        self._suffixes = ("", EXPERTS) if job.shape.experts is not None else ("",)
         self._states = {name: self._declare(name, group) for name, group in groups.items()}
         self._pending: tuple[_State, str, str, Buffer] | None = None
         self._squares: Buffer | None = None
         self._norm: Buffer | None = None
 
-    def sharded(self, name: str) -> bool:
-        """Whether a group's parameters are gathered for every use."""
-        state = self._states[name]
-        return self.zero == 3 and state.group.num_shards > 1
+    def of(self, layers: Sequence[int]) -> list[str]:
+        """Return the names of layers' groups."""
+        return [f"{layer}{suffix}" for layer in layers for suffix in self._suffixes]
 
-    def gather(self, name: str, tag: str) -> None:
-        """Gather a group's parameters, if they are in shards."""
-        state = self._states[name]
-        if not self.sharded(name) or state.parameters is not None:
-            return
-        shard = state.shard or self._cast(state, name, tag)
-        state.parameters = self.builder.allocate(
-            f"gathered.{state.group.name}", state.group.bytes, "parameter", self._job.dtype, spare=1
-        )
-        uses: list[Use] = [
-            ("shard", shard, "read"),
-            ("parameters", state.parameters, "write"),
-        ]
-        self._gather(f"{name}.{tag}", name, uses, self._label("gather_parameters", name))
-        if state.shard is None:
-            self.builder.free(shard)
+    def gather(self, names: Sequence[str], tag: str) -> None:
+        """Gather the parameters of groups that are in shards."""
+        for name in names if self.zero == 3 else ():
+            state = self._states[name]
+            if not state.group.axes or state.parameters is not None:
+                continue
+            shard = state.shard or self._cast(state, name, tag)
+            pool, size = f"gathered.{state.group.name}", state.group.bytes
+            whole = self.builder.allocate(pool, size, "parameter", self._job.dtype, spare=1)
+            state.parameters = whole
+            uses: list[Use] = [("shard", shard, "read"), ("parameters", whole, "write")]
+            self._gather(f"{name}.{tag}", name, uses, self._label("gather_parameters", name))
+            if state.shard is None:
+                self.builder.free(shard)
 
     def _cast(self, state: _State, name: str, tag: str) -> Buffer:
         """A shard in the model's dtype, made of its float32 master for each gathering."""
@@ -93,12 +90,13 @@ class StageWeights(GroupLife[Use]):
         self.builder.compute(f"cast.{name}.{tag}", f"cast.{group.name}", (cast,), uses, label)
         return shard
 
-    def drop(self, name: str) -> None:
-        """Gathered parameters are not needed any more."""
-        state = self._states[name]
-        if self.sharded(name) and state.parameters is not None:
-            self.builder.free(state.parameters)
-            state.parameters = None
+    def drop(self, names: Sequence[str]) -> None:
+        """Give back gathered parameters, which are not needed any more."""
+        for name in names if self.zero == 3 else ():
+            state = self._states[name]
+            if state.group.axes and state.parameters is not None:
+                self.builder.free(state.parameters)
+                state.parameters = None
 
     def read(self, name: str) -> Use:
         """The parameters, as an operand."""
@@ -115,49 +113,9 @@ class StageWeights(GroupLife[Use]):
                 self._job.gradient_dtype, spare=1,
             )  # fmt: skip
             state.begun = False
-        mode = "update" if state.begun else "write"
+        mode: Mode = "update" if state.begun else "write"
         state.begun = True
-        return (f"gradient.{name}", state.gradient, mode)  # type: ignore[return-value]
-
-    def read_layer(self, layer: int) -> list[Use]:
-        """All parameters of a layer."""
-        return [self.read(name) for name in self._names(layer)]
-
-    def read_of_layer(self, layer: int, group: Literal["layer", "experts"]) -> Use:
-        """The parameters of one group of a layer."""
-        return self.read(self._name(layer, group))
-
-    def layer_gradients(self, layer: int) -> list[Use]:
-        """All gradients of a layer."""
-        return [self.gradient(name) for name in self._names(layer)]
-
-    def gradient_of_layer(self, layer: int, group: Literal["layer", "experts"]) -> Use:
-        """The gradient of one group of a layer."""
-        return self.gradient(self._name(layer, group))
-
-    def gather_layers(self, layers: Sequence[int], tag: str) -> None:
-        """Gather what is in shards."""
-        for layer in layers if self.zero == 3 else ():
-            for name in self._names(layer):
-                self.gather(name, tag)
-
-    def drop_layers(self, layers: Sequence[int]) -> None:
-        """What was gathered is not needed any more."""
-        for layer in layers if self.zero == 3 else ():
-            for name in self._names(layer):
-                self.drop(name)
-
-    def after_backward_of_layers(self, layers: Sequence[int], tag: str, *, last: bool) -> None:
-        """Reduce gradients, or note that they are complete."""
-        for layer in reversed(layers):
-            for name in self._names(layer):
-                self.after_backward(name, tag, last=last)
-
-    def _names(self, layer: int) -> list[str]:
-        return [str(layer), *([f"{layer}.experts"] if self._experts else [])]
-
-    def _name(self, layer: int, group: Literal["layer", "experts"]) -> str:
-        return f"{layer}.experts" if group == "experts" else str(layer)
+        return (f"gradient.{name}", state.gradient, mode)
 
     def finish(self) -> None:
         """Follow the backward pass; without overlap the next step begins with all parameters."""
