@@ -63,6 +63,20 @@ class TaskBuilder(ABC, Generic[OperandT]):
         self.tasks: list[Task] = []
         self._labels: dict[tuple[object, ...], Label] = {}
 
+    def declare(self, tensor: Tensor) -> None:
+        """Add a tensor."""
+        self.tensors.append(tensor)
+
+    def declare_flat(self, tensor_id: str, size_bytes: int, role: Role, dtype: str) -> None:
+        """Add a flat tensor, whose inner layout is the kernels' business."""
+        dtype, shape = flat_shape(size_bytes, dtype)
+        self.declare(
+            Tensor.made(
+                tensor_id=tensor_id, size_bytes=size_bytes, role=role, dtype=dtype, shape=shape,
+                parent=None, offset_bytes=0,
+            )
+        )  # fmt: skip
+
     @abstractmethod
     def add(self, task_id: str, call: str, operands: Sequence[OperandT], label: Label) -> None:
         """Add a task of a declared call."""
@@ -114,17 +128,10 @@ class ChainBuilder(TaskBuilder[TaskOperand]):
         self._operands: dict[tuple[str, str, int, Mode, int | None], TaskOperand] = {}
 
     def declare(self, tensor: Tensor) -> None:
-        self.tensors.append(tensor)
+        super().declare(tensor)
         self._latest[tensor.tensor_id] = 0
         if tensor.parent is not None:
             self._parts.setdefault(tensor.parent, []).append(tensor.tensor_id)
-
-    def declare_flat(self, tensor_id: str, size_bytes: int, role: Role, dtype: str) -> None:
-        """A flat tensor whose inner layout is the kernels' business."""
-        dtype, shape = flat_shape(size_bytes, dtype)
-        self.declare(
-            Tensor(tensor_id=tensor_id, size_bytes=size_bytes, role=role, dtype=dtype, shape=shape)
-        )
 
     def call(
         self,

@@ -56,17 +56,17 @@ class GroupLife(ABC, Generic[OperandT]):
         for group in self._updated_last():
             self._update_group(group)
 
-    @abstractmethod
     def _axes(self, group: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the axes over whose ranks ZeRO shards, and those where shards are held again."""
+        return (), ()
 
     @abstractmethod
     def _gradient(self, group: str, mode: UseMode) -> OperandT:
         """Return the whole gradient as an operand."""
 
-    @abstractmethod
     def _gradient_shard(self, group: str, mode: UseMode) -> OperandT | None:
         """Return the summed shard as an operand; None where it lies in the whole gradient."""
+        return None
 
     @abstractmethod
     def _parameters(self, group: str) -> OperandT:
@@ -76,9 +76,8 @@ class GroupLife(ABC, Generic[OperandT]):
     def _layer(self, group: str) -> int | None:
         """Return the layer that a group is of."""
 
-    @abstractmethod
     def _sum_over_ends(self, group: str) -> None:
-        """Add up the shared gradient with the other stage's part of it."""
+        """Add up a shared gradient with the other stage's part of it."""
 
     @abstractmethod
     def _follow(self, group: str) -> None:

@@ -95,24 +95,14 @@ class OptimizerTasks(GroupLife[TaskOperand]):
             if group == self.shapes.trained[0]:
                 self.finish()
 
-    def _axes(self, group: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Of one device no group is on another, too."""
-        return (), ()
-
     def _gradient(self, group: str, mode: UseMode) -> TaskOperand:
         return self.builder.operand("gradients", f"grad.{group}", mode)
-
-    def _gradient_shard(self, group: str, mode: UseMode) -> TaskOperand | None:
-        return None
 
     def _parameters(self, group: str) -> TaskOperand:
         return self.builder.update("parameters", f"param.{group}")
 
     def _layer(self, group: str) -> int | None:
         return self.shapes.spec.layer_of(group)
-
-    def _sum_over_ends(self, group: str) -> None:
-        """One device has all contributions."""
 
     def _follow(self, group: str) -> None:
         if self.recipe.clips:

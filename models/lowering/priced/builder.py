@@ -8,7 +8,7 @@ from twinstream.models.lowering.chain_builder import TaskBuilder
 from twinstream.schedule.chain import SlotPools, Task
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import KernelCall, Label, Mode, TaskOperand
-from twinstream.schedule.tensors import Role, Tensor, flat_shape
+from twinstream.schedule.tensors import Role
 
 
 @dataclass(eq=False, slots=True)
@@ -118,13 +118,7 @@ class StageBuilder(TaskBuilder[Use]):
 
     def _declare(self, tensor: str, size_bytes: int, role: Role, dtype: str) -> Buffer:
         size_bytes = max(1, size_bytes)
-        dtype, shape = flat_shape(size_bytes, dtype)
-        self.tensors.append(
-            Tensor.made(
-                tensor_id=tensor, size_bytes=size_bytes, role=role, dtype=dtype,
-                shape=shape, parent=None, offset_bytes=0,
-            )
-        )  # fmt: skip
+        self.declare_flat(tensor, size_bytes, role, dtype)
         return Buffer(tensor, tensor, size_bytes)
 
     def _count(self, name: str) -> int:

@@ -91,16 +91,11 @@ class LayerChain(LayerEmitter):
         self._out, self._back = _stops(job, parts, "forward"), _stops(job, parts, "backward")
 
     def forward(
-        self,
-        layer: int,
-        j: int,
-        source: Buffer,
-        target: Buffer,
-        *,
-        first: bool,
+        self, unit: tuple[int, ...], j: int, source: Buffer, target: Buffer, *, first: bool,
         again: bool = False,
-    ) -> dict[str, Buffer]:
-        """All elements. Again: of what parts then keep, by their names, backward disposes."""
+    ) -> dict[str, Buffer]:  # fmt: skip
+        """Emit a layer. Again: of what parts then keep, by their names, backward disposes."""
+        (layer,) = unit
         tag = f"{layer}.{j}" + (".again" if again else "")
         phase: Phase | None = "recompute" if again else None
         made: dict[str, Buffer] = {}
@@ -117,8 +112,9 @@ class LayerChain(LayerEmitter):
             self._forward(layer, element, tag, uses, j, phase)
         return made
 
-    def backward(self, layer: int, j: int, ends: Ends, *, first: bool) -> None:
-        """From the gradient of a layer's output to that of its input."""
+    def backward(self, unit: tuple[int, ...], j: int, ends: Ends, *, first: bool) -> None:
+        """Go from the gradient of a layer's output to that of its input."""
+        (layer,) = unit
         entered, gradient, target = ends
         again: dict[str, Buffer] = {}
         if self._parts.full_recompute:
@@ -126,7 +122,7 @@ class LayerChain(LayerEmitter):
             end = self._b.allocate(
                 "again.end", self._parts.input_bytes, "activation", self._job.dtype
             )
-            again = self.forward(layer, j, kept or entered, end, first=first, again=True)
+            again = self.forward(unit, j, kept or entered, end, first=first, again=True)
             self._b.free(end)
         flow = _Flow(self._b, self._job.dtype, gradient, target, self._back)
         for at, part, element, _, _ in flow:
@@ -142,8 +138,9 @@ class LayerChain(LayerEmitter):
         else:
             self._release(layer, j, again)
 
-    def weight(self, layer: int, j: int, entered: Buffer) -> None:
-        """The gradients of weights that backward has put off."""
+    def weight(self, unit: tuple[int, ...], j: int, entered: Buffer) -> None:
+        """Make the gradients of weights that backward has put off."""
+        (layer,) = unit
         again = self._again.pop((layer, j))
         for part in self._parts.parts[::-1]:
             for element in part.elements[::-1]:

@@ -201,7 +201,7 @@ class PartBlocks:
         return held
 
     def _sum_over_tp(self, name: str, j: int, made: Buffer, out: Buffer) -> None:
-        """Sum what each rank of tp has made of all tokens; where they are split, a share for each."""
+        """Sum what each rank of tp has made of all tokens; where they are split, its share."""
         if self._is_split:
             uses: list[Use] = [("hidden", made, "read"), ("part", out, "write")]
             self._communicate(f"{name}_scatter.{j}", "reduce_scatter", uses)
