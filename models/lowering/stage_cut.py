@@ -11,7 +11,6 @@ from twinstream.models.parallel.layout import Layout, stages_of
 from twinstream.models.parallel.orders import actions_of
 from twinstream.models.spec import ModelSpec
 from twinstream.models.trained import all_groups, trained_groups
-from twinstream.schedule.ops import Reduction
 from twinstream.schedule.workload import Workload
 
 
@@ -19,23 +18,31 @@ from twinstream.schedule.workload import Workload
 class StageCut:
     """One stage: `spans` are the layers of its virtual stages, `places` which ones they are.
 
-    `actions` say what it runs, in order: forward, backward or (of an evaluation, the loss alone)
-    evaluate, which of its virtual stages, which microbatch. `replicas` are axes of a mesh over
-    which gradients are summed, and `sharding` what each of the replicas keeps, if not all. With
-    `tied` embeddings the head reads the embedding's: the first and the last stage then both have
-    them, and update them alike. Where it `overlaps`, gradients are summed over replicas beside the
-    backward pass, else that waits for each sum; the `reduction` says how.
+    `actions` say what it runs, in order: forward, backward, weight or (of an evaluation, the loss
+    alone) evaluate, which of its virtual stages, which microbatch. With `tied` embeddings the head
+    reads the embedding's: the first and the last stage then both have them, and update them alike.
     """
 
+    layout: Layout
+    tied: bool
     spans: tuple[range, ...]
     places: tuple[int, ...]
-    num_places: int
     actions: tuple[tuple[str, int, int], ...]
-    replicas: tuple[str, ...] = ()
-    sharding: Sharding | None = None
-    tied: bool = False
-    overlaps: bool = True
-    reduction: Reduction = "rank_order"
+
+    @property
+    def num_places(self) -> int:
+        """Virtual stages of the pipeline."""
+        return self.layout.pp * self.layout.virtual_stages
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Axes of the mesh over which gradients are summed."""
+        return ("dp",) if self.layout.dp > 1 else ()
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """What each of the replicas keeps; None where that is all."""
+        return sharding_of(self.layout)
 
     @property
     def first(self) -> bool:
@@ -83,22 +90,11 @@ def stage_cut(layout: Layout, spec: ModelSpec, workload: Workload, stage: int) -
     """Return what a stage of a layout has, and runs in a step of one replica."""
     spans = stages_of(layout, spec.num_layers)
     places = tuple(chunk * layout.pp + stage for chunk in range(layout.virtual_stages))
-    return StageCut(
-        spans=tuple(spans[place] for place in places),
-        places=places,
-        num_places=len(spans),
-        actions=_actions(layout, workload, stage),
-        replicas=("dp",) if layout.dp > 1 else (),
-        sharding=sharding_of(layout),
-        tied=spec.tied_embeddings,
-        overlaps=layout.dp_overlap,
-        reduction=layout.reduction,
-    )
+    cut = tuple(spans[place] for place in places)
+    return StageCut(layout, spec.tied_embeddings, cut, places, _actions(layout, workload, stage))
 
 
-def _actions(
-    layout: Layout, workload: Workload, stage: int
-) -> tuple[tuple[str, int, int], ...]:  # fmt: skip
+def _actions(layout: Layout, workload: Workload, stage: int) -> tuple[tuple[str, int, int], ...]:
     if not workload.forward_only:
         actions = actions_of(layout, stage, workload.rounds_per_step)
         return tuple((one.phase, one.chunk, one.microbatch) for one in actions)

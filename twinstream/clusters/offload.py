@@ -21,7 +21,6 @@ from twinstream.planner.search.one_chain import OneChain
 from twinstream.schedule.analysis.occupancy import slot_bytes_by_role
 from twinstream.schedule.chain import COMMUNICATE, Chain, SlotPools, Task
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Caps, Schedule
@@ -57,22 +56,19 @@ class OffloadError(TwinstreamError):
         self.role_bytes = role_bytes
         self.least_device_bytes, self.least_host_bytes = least_device_bytes, least_host_bytes
         needs = ", ".join(f"{role} {gib(size)}" for role, size in role_bytes.items())
-        has = " and ".join(
-            f"{gib(size)} of {memory} memory"
-            for memory, size in (("device", caps.device_bytes), ("host", caps.host_bytes))
-            if size is not None
-        )
-        least = [
-            f"{gib(size)} of {memory} memory a GPU"
-            for memory, size in (("device", least_device_bytes), ("host", least_host_bytes))
-            if size is not None
-        ]
+        has = _rooms_text(" and ", (caps.device_bytes, caps.host_bytes), "memory")
+        least = _rooms_text(" or ", (least_device_bytes, least_host_bytes), "memory a GPU")
         super().__init__(
             f"{name} does not fit, not even with offload: a GPU has {has}, and the stage takes "
             f"{needs}. "
-            + (f"It takes at least {' or '.join(least)}, the other as it is. " if least else "")
+            + (f"It takes at least {least}, the other as it is. " if least else "")
             + "More stages or shards (--zero, --dp), smaller microbatches or recompute take less."
         )
+
+
+def _rooms_text(between: str, sizes: tuple[int | None, int | None], of_what: str) -> str:
+    rooms = zip(("device", "host"), sizes, strict=True)
+    return between.join(f"{gib(size)} of {of} {of_what}" for of, size in rooms if size is not None)
 
 
 def offloaded(
@@ -112,9 +108,10 @@ def offloaded(
             if room is None or arena_bytes(schedule, DEVICE) <= room:
                 schedules[one.schedule] = schedule.model_copy(update={"caps": caps})
                 continue
-            times = _times(timeline, one.name, schedule)
             chain = lower(job.shape, job.workload, job.recipe, job.layout, stage)
-            whole = _Stage(chain, schedule, times)
+            starts = timeline.classes[one.name].passes[-1].start_ns
+            start_ns = dict(zip((op.op_id for op in schedule.ops), starts, strict=True))
+            whole = _Stage(chain, schedule, start_ns, timeline.step_ns)
             planned = _planned(one.name, whole, share, caps)
             schedules[one.schedule] = planned.model_copy(update={"machine": schedule.machine})
         found = in_one_order(document.model_copy(update={"schedules": schedules}))
@@ -123,24 +120,13 @@ def offloaded(
 
 
 @dataclass(frozen=True)
-class _Times:
-    """When each task of a stage begins, with everything on the device, and how long a pass is."""
-
-    start_ns: Mapping[str, int]
-    pass_ns: float
-
-
-@dataclass(frozen=True)
 class _Stage:
+    """A stage, and when its tasks begin in a pass with everything on the device."""
+
     chain: Chain
     resident: Schedule
-    times: _Times
-
-
-def _times(timeline: ClusterTimeline, name: str, schedule: Schedule) -> _Times:
-    starts = timeline.classes[name].passes[-1].start_ns
-    ids = [op.op_id for op in schedule.ops]
-    return _Times(dict(zip(ids, starts, strict=True)), timeline.step_ns)
+    start_ns: Mapping[str, int]
+    pass_ns: float
 
 
 def _planned(name: str, stage: _Stage, machine: Machine, caps: Caps) -> Schedule:
@@ -168,13 +154,13 @@ def _merged(stage: _Stage, machine: Machine, caps: Caps, *, tight: bool) -> Merg
     Each is as long as it takes with everything on the device. That includes waiting for other
     stages, so that copies are planned to hide there, too.
     """
-    chain, times = stage.chain, stage.times
+    chain = stage.chain
     placed, movable = _places(stage, machine, tight=tight)
     room = caps.arena_bytes("device") or 0
     blocks = _few_blocks(chain, placed, 0 if tight else round(_WORKING_SET * room))
     calls: dict[str, KernelCall] = {}
     tasks, members = [], {}
-    for number, (block, time_ns) in enumerate(zip(blocks, _block_ns(blocks, times), strict=True)):
+    for number, (block, time_ns) in enumerate(zip(blocks, _block_ns(blocks, stage), strict=True)):
         task_id, call = f"block.{number}", f"{block.label.kind}.{round(time_ns)}"
         works = (_lasting(time_ns, machine),) if round(time_ns) else ()
         calls.setdefault(call, KernelCall(kernel="cluster.block", attributes={}, cost=works))
@@ -235,12 +221,16 @@ class _Block:
 
     def operands(self) -> tuple[TaskOperand, ...]:
         """As those of one task: what is read and made is an operand twice."""
-        found = []
+        found, made = [], TaskOperand.made
         for name in self.order:
-            if name in self.reads:
-                found.append(_operand(f"{name}.in", name, self.reads[name], "read"))
-            if name in self.makes:
-                found.append(_operand(f"{name}.out", name, self.makes[name], "write"))
+            for end, versions, mode in (("in", self.reads, "read"), ("out", self.makes, "write")):
+                if name in versions:
+                    found.append(
+                        made(
+                            name=f"{name}.{end}", tensor=name, version=versions[name], mode=mode,
+                            num_parts=None,
+                        )
+                    )  # fmt: skip
         return tuple(found)
 
 
@@ -290,15 +280,11 @@ def _key(task: Task, together: int) -> _Key:
     return label.layer // together, label.round
 
 
-def _operand(name: str, tensor: str, version: int, mode: str) -> TaskOperand:
-    return TaskOperand.made(name=name, tensor=tensor, version=version, mode=mode, num_parts=None)
-
-
-def _block_ns(blocks: Sequence[_Block], times: _Times) -> list[float]:
+def _block_ns(blocks: Sequence[_Block], stage: _Stage) -> list[float]:
     """From the start of a block's first computation to that of the next, around the pass."""
     found = [0.0] * len(blocks)
-    at = [(i, times.start_ns[b.first]) for i, b in enumerate(blocks) if b.first is not None]
-    ends = [start for _, start in at[1:]] + [at[0][1] + times.pass_ns]
+    at = [(i, stage.start_ns[b.first]) for i, b in enumerate(blocks) if b.first is not None]
+    ends = [start for _, start in at[1:]] + [at[0][1] + stage.pass_ns]
     for (number, start_ns), end_ns in zip(at, ends, strict=True):
         found[number] = max(0.0, end_ns - start_ns)
     return found
@@ -353,12 +339,12 @@ def _places(
 
 
 def _lives(stage: _Stage) -> Mapping[str, _Life]:
-    chain, times = stage.chain, stage.times
+    chain = stage.chain
     roles = {tensor.tensor_id: tensor.role for tensor in chain.tensors}
     persistent = set(chain.persistent)
     found: dict[str, _Life] = {}
     for task in chain.tasks:
-        start_ns, call = times.start_ns[task.task_id], chain.calls[task.call]
+        start_ns, call = stage.start_ns[task.task_id], chain.calls[task.call]
         for operand in task.operands:
             life = found.setdefault(operand.tensor, _Life())
             if life.first_ns is None:
@@ -374,7 +360,7 @@ def _lives(stage: _Stage) -> Mapping[str, _Life]:
     for name in persistent & found.keys():
         life = found[name]
         if life.first_ns is not None:
-            over_ns = times.pass_ns - life.last_ns + life.first_ns
+            over_ns = stage.pass_ns - life.last_ns + life.first_ns
             life.longest_ns = max(life.longest_ns, over_ns)
     return found
 
