@@ -7,8 +7,7 @@ has a library's, which are priced and not run here, they are split at what ranks
 from twinstream.models.flops import SavedLevel, saved_bytes_per_token
 from twinstream.models.kernel_costs.attention_library import library_bytes
 from twinstream.models.lowering.decoder import DecoderLowering
-from twinstream.models.lowering.priced.part_blocks import lower_in_parts
-from twinstream.models.lowering.settled import require_pairs, settled
+from twinstream.models.lowering.parts.part_blocks import lower_in_parts
 from twinstream.models.lowering.stage_cut import stage_cut
 from twinstream.models.lowering.step import StepLowering
 from twinstream.models.lowering.task_blocks import TaskBlocks
@@ -18,9 +17,11 @@ from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.models.traced import TracedModel
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.derived.flush import flush_chain
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Workload
 
 
@@ -60,9 +61,45 @@ def lower(
 
 
 def _settled(model: AnyModel, workload: Workload, recipe: Recipe) -> Recipe:
-    recipe = settled(recipe)
-    require_pairs(model, workload, recipe)
-    return recipe
+    """Return the recipe with kernels, and with the optimizer where the recipe can have it."""
+    _require_pairs(model, workload, recipe)
+    changes: dict[str, object] = {"kernels": recipe.implementations}
+    if not recipe.places_among((recipe.optimizer,)):
+        if recipe.optimizer != "device":
+            raise TwinstreamError(
+                f"the optimizer '{recipe.optimizer}' cannot clip: the norm of all gradients is "
+                'made on the device; lower with Recipe(optimizer="device_after_backward")'
+            )
+        changes["optimizer"] = "device_after_backward"
+    return recipe.model_copy(update=changes)
+
+
+def _require_pairs(model: AnyModel, workload: Workload, recipe: Recipe) -> None:
+    """
+    Raises:
+        TwinstreamError: the loss is of pairs, and the model or its chunks have none.
+    """
+    if recipe.dpo is None:
+        return
+    require_packs(model)
+    if not workload.most_pairs:
+        raise TwinstreamError(
+            "the loss of pairs (dpo) needs both sequences of a pair packed in one chunk, and a "
+            f"chunk of {workload.chunk_tokens:,} tokens has no room for two: give it twice the "
+            "tokens of the longest sequence"
+        )
+
+
+def require_packs(model: AnyModel) -> None:
+    """
+    Raises:
+        TwinstreamError: the model cannot have both documents of a pair in one chunk.
+    """
+    if isinstance(model, TracedModel) and not model.is_packed:
+        raise TwinstreamError(
+            f"'{model.name}' does not keep packed documents apart, and the loss of pairs (dpo) "
+            "needs both of a pair in one chunk"
+        )
 
 
 def _chain(lowering: StepLowering) -> Chain:

@@ -1,7 +1,7 @@
 """One stage of a pipeline: its microbatches forward and backward, and what it says to neighbours.
 
 The driver is the same for every layout. Its blocks have two forms: one task for each block and
-direction (`task_blocks`), or parts with collectives between them (`priced.part_blocks`).
+direction (`task_blocks`), or parts with collectives between them (`parts.part_blocks`).
 """
 
 from collections.abc import Iterable

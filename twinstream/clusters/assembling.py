@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 
 from twinstream.models.lowering.lower import lower
-from twinstream.models.lowering.priced.groups import mesh_of
+from twinstream.models.lowering.parts.groups import mesh_of
 from twinstream.models.parallel.job import Job
 from twinstream.planner.emit.task_ops import resident_schedule
 from twinstream.planner.planner import gc_paused

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from twinstream.clusters.refusals import refusals_of
 from twinstream.models.lowering.lower import lower
-from twinstream.models.lowering.priced.groups import mesh_of
+from twinstream.models.lowering.parts.groups import mesh_of
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe, megatron_recipe
@@ -179,16 +179,17 @@ def _runs_here(part: Schedule) -> bool:
 
 
 def _of_class(one: RankClass, part: Schedule, job: Job, stage: int) -> Iterator[Violation]:
-    workload: Workload | None = job.workload
+    workload, own = job.workload, part.workload
     priced, runs_here = job.with_megatron_kernels().recipe, _runs_here(part)
     if runs_here:
-        workload, own = workload_of_rounds(part, job.layout), part.workload
-        if workload is None or own.seq_len != job.seq_len:
+        rounds = workload_of_rounds(part, job.layout)
+        if rounds is None or own.seq_len != job.seq_len:
             yield WorkDiffers(
                 f"class '{one.name}' has {own.sequences_per_step} sequences, which are not rounds "
                 f"of {job.layout.micro_batch} in whole chunks"
             )
             return
+        workload = rounds
     try:
         recipe = Recipe.model_validate(part.recipe) if runs_here else priced
         chain = lower(job.shape, workload, recipe, job.layout, stage)

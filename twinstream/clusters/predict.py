@@ -198,13 +198,13 @@ class _Simulated:
         return cls(job, counts, documents, times)
 
     @property
-    def further_ns(self) -> int:
+    def further_ns(self) -> float:
         """What the more microbatches take longer than the few."""
         return self.times[-1].step_ns - self.times[0].step_ns
 
     def prediction(
         self, machine: Machine, caps: Caps, memory: Mapping[str, int] | None = None, *,
-        least_ns: int = 0,
+        least_ns: float = 0.0,
     ) -> Prediction:  # fmt: skip
         """Return what the whole step comes to.
 

@@ -91,7 +91,10 @@ class StageBuilder(TaskBuilder[Use]):
     def compute(
         self, task_id: str, call: str, works: tuple[Work, ...], uses: Sequence[Use], label: Label
     ) -> None:
-        """A task of computation; those of one call do the same work."""
+        """Add a task of computation; those of one call do the same work.
+
+        A kernel is named after the kind of its part; `cluster.` says that it is only priced.
+        """
         if call not in self.calls:
             self.calls[call] = KernelCall(kernel=f"cluster.{label.kind}", attributes={}, cost=works)
         self.add(task_id, call, uses, label)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from twinstream.models.layout import EXPERTS
 from twinstream.models.lowering.chain_builder import CollectiveCall, UseMode
 from twinstream.models.lowering.group_life import GroupLife
-from twinstream.models.lowering.priced.builder import Buffer, StageBuilder, Use
-from twinstream.models.lowering.priced.groups import Group, embedding_group
+from twinstream.models.lowering.parts.builder import Buffer, StageBuilder, Use
+from twinstream.models.lowering.parts.groups import Group, embedding_group
 from twinstream.models.parallel.job import Job
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Mode

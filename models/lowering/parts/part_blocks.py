@@ -9,17 +9,17 @@ from dataclasses import replace
 
 from twinstream.models.flops import model_flops_per_sequence
 from twinstream.models.lowering.chain_builder import CollectiveCall
-from twinstream.models.lowering.priced.builder import Buffer, StageBuilder, Use
-from twinstream.models.lowering.priced.groups import (
+from twinstream.models.lowering.parts.builder import Buffer, StageBuilder, Use
+from twinstream.models.lowering.parts.groups import (
     Group,
     embedding_group,
     groups_of_layer,
     head_group,
     mesh_of,
 )
-from twinstream.models.lowering.priced.layers import LayerOps
-from twinstream.models.lowering.priced.parts import whole
-from twinstream.models.lowering.priced.weights import StageWeights
+from twinstream.models.lowering.parts.layer_parts import whole
+from twinstream.models.lowering.parts.layers import LayerOps
+from twinstream.models.lowering.parts.weights import StageWeights
 from twinstream.models.lowering.stage import run_stage
 from twinstream.models.lowering.stage_cut import StageCut, stage_cut
 from twinstream.models.parallel.job import Job

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from twinstream.models.lowering.chain_builder import CollectiveCall
-from twinstream.models.lowering.priced.builder import Buffer, Ends, StageBuilder, Use
-from twinstream.models.lowering.priced.parts import (
+from twinstream.models.lowering.parts.builder import Buffer, Ends, StageBuilder, Use
+from twinstream.models.lowering.parts.layer_parts import (
     Collective,
     CollectiveElement,
     Element,
@@ -15,7 +15,7 @@ from twinstream.models.lowering.priced.parts import (
     Ring,
     whole,
 )
-from twinstream.models.lowering.priced.weights import StageWeights
+from twinstream.models.lowering.parts.weights import StageWeights
 from twinstream.models.parallel.job import Job
 from twinstream.schedule.ops import Mode, Phase
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from twinstream.models.lowering.priced.builder import Buffer, Ends, StageBuilder, Use
-from twinstream.models.lowering.priced.layer_chain import LayerChain, LayerEmitter
-from twinstream.models.lowering.priced.parts import CollectiveElement, LayerParts, layer_parts
-from twinstream.models.lowering.priced.weights import StageWeights
+from twinstream.models.lowering.parts.builder import Buffer, Ends, StageBuilder, Use
+from twinstream.models.lowering.parts.layer_chain import LayerChain, LayerEmitter
+from twinstream.models.lowering.parts.layer_parts import CollectiveElement, LayerParts, layer_parts
+from twinstream.models.lowering.parts.weights import StageWeights
 from twinstream.models.parallel.job import Job
 from twinstream.models.shapes.kernels import times
 from twinstream.schedule.cost import Work
