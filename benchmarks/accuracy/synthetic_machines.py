@@ -19,7 +19,6 @@ from pathlib import Path
 from statistics import fmean
 
 from twinstream.fidelity.cells import cell_of, key_of
-from twinstream.fidelity.predict import predict_cell
 from twinstream.fidelity.rows import candidate_rows
 from twinstream.fidelity.seed_system.sizing import SizingRefused
 from twinstream.fidelity.table_fit import fit_table, informative_rows
@@ -116,7 +115,7 @@ def rows_of(
             continue
     rows = list(plans.values())
     for row in chance.sample(rows, min(MOST_ROWS, len(rows))):
-        found = predict_cell(cell_of(row), hidden)
+        found = cell_of(row).predicted(hidden)
         noisy = found.tokens_per_s * (1.0 + NOISE * chance.gauss(0.0, 1.0))
         noisy *= pace[row.model, row.seq_len]
         yield row.model_copy(update={"tokens_per_s": noisy}), found.stall
@@ -165,7 +164,7 @@ def _errors(test: list[tuple[MeasuredRow, float]], machine: Machine) -> list[tup
     found = []
     for row, stall in test:
         assert row.tokens_per_s is not None
-        predicted = predict_cell(cell_of(row), machine).tokens_per_s
+        predicted = cell_of(row).predicted(machine).tokens_per_s
         found.append((abs(predicted / row.tokens_per_s - 1.0), stall))
     return found
 

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from twinstream.hardware_profiles.calibration.linear_fit import Vector, noise_covariance
+from twinstream.hardware_profiles.calibration.linear_fit import noise_covariance
+from twinstream.hardware_profiles.calibration.trials import Vector
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 

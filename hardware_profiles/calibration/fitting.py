@@ -9,7 +9,8 @@ import numpy as np
 
 from twinstream.hardware_profiles.calibration.linear_fit import WITHIN_SWEEP
 from twinstream.hardware_profiles.calibration.parameters import Parameter, applied
-from twinstream.hardware_profiles.calibration.search import FAR, Predictor, Problem
+from twinstream.hardware_profiles.calibration.search import FAR, Problem
+from twinstream.hardware_profiles.calibration.trials import Predictor
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.schema import ExpectedError, Machine
 
@@ -165,7 +166,7 @@ def fit(
     base: Machine,
     parameters: Sequence[Parameter],
     observations: Sequence[Observation],
-    predict: Predictor,
+    predict: Predictor[Machine],
 ) -> Fit:
     """Fit the parameters' factors on the base to measured times.
 
@@ -190,12 +191,12 @@ def fit(
         [o.weight for o in observations],
         tuple(o.sweep for o in observations),
     )
-    before = problem.times_s(np.zeros(len(parameters)))
+    before = problem.trials.times_s(np.zeros(len(parameters)))
     found = problem.search()
     logs, linear = found.logs, found.linear
-    after = problem.times_s(logs)
+    after = problem.trials.times_s(logs)
     without = linear.left_out_optima(tuple(o.group for o in observations))
-    left_out = problem.times_at_s([without[o.group] for o in observations])
+    left_out = problem.trials.times_at_s([without[o.group] for o in observations])
     machine = problem.machine(logs)
     widths = linear.widths(logs)
     priors = np.array([p.width for p in parameters])
@@ -217,7 +218,7 @@ def fit(
             FittedObservation(observation, float(before[i]), float(after[i]), float(left_out[i]))
             for i, observation in enumerate(observations)
         ),
-        num_predictions=problem.num_predictions,
+        num_predictions=problem.trials.num_predictions,
     )
 
 

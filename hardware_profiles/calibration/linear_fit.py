@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-Vector = NDArray[np.float64]
+from twinstream.hardware_profiles.calibration.trials import Vector
 
 # The optimum takes each relative residual to be off by NOISE, by itself: a noise that the rows of a
 # sweep share would explain away what only one sweep tells.

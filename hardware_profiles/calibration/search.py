@@ -1,13 +1,14 @@
 """The search for the factors: predicted times and derivatives, until nothing moves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.hardware_profiles.calibration.linear_fit import NOISE, LinearFit, Vector
+from twinstream.hardware_profiles.calibration.linear_fit import NOISE, LinearFit
 from twinstream.hardware_profiles.calibration.parameters import Parameter, applied
+from twinstream.hardware_profiles.calibration.trials import Predictor, Trials, Vector
 from twinstream.hardware_profiles.schema import Machine
 
 _STEP = 0.02  # of a log factor, for differences: well above the rounding of simulated times
@@ -18,17 +19,6 @@ _NEARLY_STILL = 0.05
 _FAR_START = 1.0  # a log factor
 _OTHER_STARTS = 2
 FAR = 3 * NOISE  # residuals beyond are not explained by noise
-
-
-@dataclass(frozen=True)
-class TimeQuery:
-    """A question to the predictor: how long observation `index` takes on this machine."""
-
-    machine: Machine
-    index: int
-
-
-Predictor = Callable[[Sequence[TimeQuery]], Sequence[float]]  # seconds, in the order of the trials
 
 
 @dataclass(frozen=True)
@@ -53,37 +43,22 @@ class Problem:
         self,
         base: Machine,
         parameters: tuple[Parameter, ...],
-        predict: Predictor,
+        predict: Predictor[Machine],
         measured_s: Sequence[float],
         weights: Sequence[float],
         sweeps: tuple[str, ...],
     ) -> None:
-        self._base, self._parameters, self._predict = base, parameters, predict
+        self._base, self._parameters = base, parameters
         self._measured_s, self._weights = np.array(measured_s), np.array(weights)
         self._sweeps = sweeps
         bounds = [p.factor_bounds(base) for p in parameters]
         self._low: Vector = np.log([low for low, _ in bounds])
         self._high: Vector = np.log([high for _, high in bounds])
-        self._known: dict[bytes, Vector] = {}
-        self.num_predictions = 0
+        self.trials = Trials(len(measured_s), self.machine, predict)
 
     def machine(self, logs: Vector) -> Machine:
-        """The base with these log factors."""
+        """Return the base with these log factors."""
         return applied(self._base, self._parameters, [float(f) for f in np.exp(logs)], "trial")
-
-    def times_s(self, logs: Vector) -> Vector:
-        """Predicted seconds of each observation."""
-        key = logs.tobytes()
-        if key not in self._known:
-            self._known[key] = self._ask([logs])[0]
-        return self._known[key]
-
-    def times_at_s(self, points: Sequence[Vector]) -> Vector:
-        """Predicted seconds of each observation at a point of its own."""
-        machines = {point.tobytes(): self.machine(point) for point in points}
-        trials = [TimeQuery(machines[point.tobytes()], i) for i, point in enumerate(points)]
-        self.num_predictions += len(trials)
-        return np.array(self._predict(trials))
 
     def effects_of_priors(self) -> Vector:
         """[observations, parameters]: how far each prior's width downwards moves the log times.
@@ -92,10 +67,8 @@ class Problem:
         """
         widths = np.array([p.width for p in self._parameters])
         steps = np.maximum(-widths, np.minimum(self._low, -_STEP))
-        here = np.log(self.times_s(np.zeros(len(steps))))
-        moved = self._ask(list(np.diag(steps)))
-        slopes = [(np.log(t) - here) / s for t, s in zip(moved, steps, strict=True)]
-        effects: Vector = np.array(slopes).T * widths
+        slopes = self.trials.slopes(np.zeros(len(steps)), dict(enumerate(steps)))
+        effects: Vector = slopes * widths
         return effects
 
     def search(self) -> FittedFactors:
@@ -142,7 +115,7 @@ class Problem:
         measured = np.log(self._measured_s)
         costs = [
             linear.cost(np.log(times) - measured, point)
-            for point, times in zip(points, self._ask(points), strict=True)
+            for point, times in zip(points, self.trials.ask(points), strict=True)
         ]
         return [points[i] for i in np.argsort(costs)[:_OTHER_STARTS]]
 
@@ -155,22 +128,13 @@ class Problem:
         return logs
 
     def _linearised(self, logs: Vector, free: NDArray[np.bool_]) -> LinearFit:
-        points, steps = [], []
-        columns = np.flatnonzero(free)
-        for column in columns:  # a difference towards the wider side stays within the bounds
-            up = self._high[column] - logs[column] >= logs[column] - self._low[column]
-            steps.append(_STEP if up else -_STEP)
-            point = logs.copy()
-            point[column] += steps[-1]
-            points.append(point)
-        here = np.log(self.times_s(logs))
-        jacobian = np.zeros((len(here), len(logs)))
-        for column, step, times in zip(columns, steps, self._ask(points), strict=True):
-            jacobian[:, column] = (np.log(times) - here) / step
+        # A difference towards the wider side stays within the bounds.
+        wider = self._high - logs >= logs - self._low
+        steps = {int(c): _STEP if wider[c] else -_STEP for c in np.flatnonzero(free)}
         return LinearFit(
             at_logs=logs,
             residuals=self._residuals(logs),
-            jacobian=jacobian,
+            jacobian=self.trials.slopes(logs, steps),
             weights=self._weights,
             sweeps=self._sweeps,
             prior_widths=np.array([p.width for p in self._parameters]),
@@ -181,12 +145,5 @@ class Problem:
         )
 
     def _residuals(self, logs: Vector) -> Vector:
-        errors: Vector = np.log(self.times_s(logs) / self._measured_s)
+        errors: Vector = np.log(self.trials.times_s(logs) / self._measured_s)
         return errors
-
-    def _ask(self, points: Sequence[Vector]) -> list[Vector]:
-        count = len(self._measured_s)
-        trials = [TimeQuery(m, i) for m in map(self.machine, points) for i in range(count)]
-        times = np.array(self._predict(trials)).reshape(len(points), count)
-        self.num_predictions += len(trials)
-        return list(times)

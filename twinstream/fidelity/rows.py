@@ -1,19 +1,15 @@
-"""Which rows of a measured table are meant, and which of them can be predicted at all."""
+"""The choice of a measured table's rows: by machine, by conditions, by a list of cells."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from twinstream.fidelity.predict import RowKey, key_of_row
 from twinstream.fidelity.seed_system.classes import UnknownMachineClass, machine_class
-from twinstream.fidelity.seed_system.sizing import SizingRefused, UnsuitableModel
+from twinstream.fidelity.table_rows import RowKey, known_of
 from twinstream.hardware_profiles.calibration.cells import candidate_cells
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_cells
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.presets import UnknownModelError
 
 _COLUMNS: Mapping[str, Callable[[MeasuredRow], str | float]] = {
     "machine": lambda row: row.machine.lower(),
@@ -85,13 +81,13 @@ def candidate_rows(
     Raises:
         CalibrationError: no row both ran and can be planned.
     """
-    known = planned(rows, on_row)
+    known = known_of(rows, on_row)
     first: dict[RowKey, MeasuredRow] = {}
     for row in rows:
         if row.status == "ok" and row.line in known.keys:
             first.setdefault(known.keys[row.line], row)
     if not first:
-        raise CalibrationError(nothing_left(known))
+        raise CalibrationError(known.nothing_left)
     return candidate_cells(first.values())
 
 
@@ -138,43 +134,6 @@ def _value(column: str, text: str, where: str) -> str | float:
         return float(text)
     except ValueError:
         raise CalibrationError(f"{where}: {column} needs a number, got '{text}'") from None
-
-
-@dataclass(frozen=True)
-class Known:
-    """What would be made of rows, by their lines, and what is beyond what is known.
-
-    `unknown` counts the rows whose model nobody here knows, by the reason.
-    """
-
-    keys: Mapping[int, RowKey]
-    refused: Mapping[int, str]
-    unknown: Mapping[str, int]
-
-
-def planned(rows: Iterable[MeasuredRow], on_row: Callable[[], None] = lambda: None) -> Known:
-    """By line: what decides the schedule, or why the seed system refuses the row.
-
-    Whether our planner would is only known by planning. `on_row` is called after each.
-    """
-    keys: dict[int, RowKey] = {}
-    refused: dict[int, str] = {}
-    unknown: Counter[str] = Counter()
-    for row in rows:
-        try:
-            keys[row.line] = key_of_row(row)
-        except SizingRefused as error:
-            refused[row.line] = error.reason
-        except (UnknownModelError, UnsuitableModel) as error:
-            unknown[str(error)] += 1
-        on_row()
-    return Known(keys, refused, unknown)
-
-
-def nothing_left(known: Known) -> str:
-    """What to say where no row is left to predict."""
-    why = "".join(f"; {count} rows: {reason}" for reason, count in known.unknown.items())
-    return f"no row of the table both ran and can be planned, so there is nothing to compare{why}"
 
 
 def profiles_of(names: Sequence[str], machines: Sequence[Machine]) -> dict[str, Machine]:

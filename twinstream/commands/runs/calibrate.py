@@ -9,12 +9,11 @@ import typer
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.inputs import checked_schedule, read_timelines
 from twinstream.commands.arguments.outputs import output_option
-from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.output import print_report, progress, told_at_the_end
 from twinstream.commands.runs.calibrating_collectives import calibrate_collectives
 from twinstream.commands.runs.calibrating_ranks import calibrate_ranks
 from twinstream.commands.runs.calibrating_steps import calibrate_steps
 from twinstream.commands.schedule_inputs import holds_cluster
-from twinstream.fidelity.cell_workers import CellWorkers
 from twinstream.fidelity.fit_report import (
     ending,
     fit_json,
@@ -22,8 +21,9 @@ from twinstream.fidelity.fit_report import (
     parameter_table,
     provenance,
 )
+from twinstream.fidelity.measured import Predictors
 from twinstream.fidelity.rows import candidate_rows, listed_rows, rows_of
-from twinstream.fidelity.table_fit import fit_table, informative_rows
+from twinstream.fidelity.table_fit import fit_table, hold, informative_rows
 from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.fitting import Fit
 from twinstream.hardware_profiles.errors import CalibrationError
@@ -127,16 +127,15 @@ def calibrate(  # noqa: PLR0913
         )
     source = provenance(fit, told, datetime.now(UTC).date())
     fitted = fit.machine(output.stem if output else f"{profile.name}_fitted", source)
-    try:
+    with told_at_the_end(
+        lambda: fit_json(fit),
+        as_json=as_json,
+        screen=lambda: [parameter_table(fit), observation_table(fit), ending(fit)],
+    ):
         if output is not None:
             if not anyway:
                 fit.require_no_worse()
             save_machine(fitted, output)
-    finally:  # what was fitted is told, on a full disk too
-        if as_json:
-            print_json(fit_json(fit))
-        else:
-            print_report(parameter_table(fit), observation_table(fit), ending(fit))
     if output is not None and not as_json:
         print_report(f"Wrote the profile to {output}; use it as --machine {output}.")
 
@@ -156,16 +155,16 @@ def _table_fit(
     else:
         with progress(f"sizing {measured.name}", len(rows), quiet=quiet) as step:
             chosen = candidate_rows(rows, step)
-    with CellWorkers(profile) as workers:
+    with Predictors(hold=True) as held:
         with progress(f"planning {len(chosen)} rows", len(chosen), quiet=quiet) as step:
-            workers.hold(chosen, step)
+            hold(held, profile, chosen, step)
         if cells is None:
             told = f"choosing of {len(chosen)} rows: predictions"
             with progress(told, quiet=quiet) as step:
-                chosen = informative_rows(profile, chosen, step, workers=workers)
+                chosen = informative_rows(profile, chosen, step, predictors=held)
         told = f"fitting {len(chosen)} of {len(rows)} rows: predictions"
         with progress(told, quiet=quiet) as step:
-            return fit_table(profile, chosen, step, workers)
+            return fit_table(profile, chosen, step, held)
 
 
 def _timeline_fit(profile: Machine, schedule: Path, timeline: Path, *, quiet: bool) -> Fit:

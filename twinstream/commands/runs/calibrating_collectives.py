@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from twinstream.commands.output import print_json, print_report
+from twinstream.commands.output import print_report, told_at_the_end
 from twinstream.hardware_profiles.clusters.loader import load_cluster, save_cluster
 from twinstream.hardware_profiles.collectives.calibrating import CalibratedCluster, calibrated
 from twinstream.hardware_profiles.collectives.points import chosen
@@ -30,14 +30,11 @@ def calibrate_collectives(
     points = chosen(read_points(collectives), _gpu(only))
     name = output.stem if output else f"{profile.name}_calibrated"
     found = calibrated(profile, points, name, collectives.name, datetime.now(UTC).date())
-    try:
+    with told_at_the_end(
+        lambda: _document(found), as_json=as_json, screen=lambda: [curves_table(found.fitted)]
+    ):
         if output is not None:
             save_cluster(found.cluster, output)
-    finally:  # what was fitted is told, on a full disk too
-        if as_json:
-            print_json(_document(found))
-        else:
-            print_report(curves_table(found.fitted))
     if output is not None and not as_json:
         print_report(f"Wrote the profile of cluster '{name}' to {output}.")
 

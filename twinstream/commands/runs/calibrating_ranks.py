@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.output import print_report, progress, told_at_the_end
 from twinstream.commands.schedule_inputs import measured_of_cluster, read_cluster
 from twinstream.fidelity.fit_report import fit_json, observation_table, parameter_table
 from twinstream.fidelity.ranks_fit import fit_ranks
@@ -39,17 +39,20 @@ def calibrate_ranks(
         document = read_cluster(schedule)
         run = document, measured_of_cluster(document, timeline)
         found = fit_ranks(base, [run], name, told)
-    try:
+    with told_at_the_end(
+        lambda: fit_json(found.kernels) | {"curves": found.cluster.curves},
+        as_json=as_json,
+        screen=lambda: [
+            parameter_table(found.kernels),
+            observation_table(found.kernels),
+            f"{found.cluster.description}.",
+            *map(_curve_told, found.cluster.curves),
+        ],
+    ):
         if output is not None:
             if not anyway:
                 found.kernels.require_no_worse()
             save_with_node(found.cluster, found.machine, output)
-    finally:  # what was fitted is told, on a full disk too
-        if as_json:
-            print_json(fit_json(found.kernels) | {"curves": found.cluster.curves})
-        else:
-            print_report(parameter_table(found.kernels), observation_table(found.kernels))
-            print_report(f"{found.cluster.description}.", *map(_curve_told, found.cluster.curves))
     if output is not None and not as_json:
         print_report(f"Wrote the profile to {output}; use it as --cluster {output}.")
 

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rich import box
-
-from twinstream.commands.output import print_json, print_report, progress
-from twinstream.fidelity.clusters.constants import with_constants
-from twinstream.fidelity.clusters.fitting import ConstantsFit, fit_constants
-from twinstream.fidelity.clusters.measured_steps import read_measured_steps
-from twinstream.fidelity.clusters.predicting import RowPredictors
+from twinstream.commands.output import print_report, progress, told_at_the_end
+from twinstream.fidelity.cluster_rows import ClusterRow, Values, read_measured_steps
+from twinstream.fidelity.constants import with_constants
+from twinstream.fidelity.constants_fit import ConstantsFit, fit_constants
+from twinstream.fidelity.measured import Predicted, Predictors, predicted
+from twinstream.fidelity.report import table_of
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of, save_cluster
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import save_machine
@@ -36,24 +35,22 @@ def calibrate_steps(
         )
     profile = load_cluster(cluster)
     rows = read_measured_steps(tables)
-    with (
-        progress("fitting: predictions", quiet=as_json) as step,
-        RowPredictors(None, step, hold=True) as pool,
-    ):
-        fit = fit_constants(gpu, rows, pool.predicted)
+    with progress("fitting: predictions", quiet=as_json) as step, Predictors(hold=True) as held:
+
+        def predict(asked: Sequence[ClusterRow], values: Sequence[Values]) -> list[Predicted]:
+            return held.ask(predicted, list(zip(asked, values, strict=True)), step)
+
+        fit = fit_constants(gpu, rows, predict)
     source = provenance(fit, [table.name for table in tables])
     machine, fitted = with_constants(machine_of(profile), profile, fit.values, source)
-    try:
+    with told_at_the_end(
+        fit.model_dump, as_json=as_json, screen=lambda: [constants_table(fit), _told(fit)]
+    ):
         if output is not None:
             node = output.with_name(f"{output.stem}_node.toml")
             save_machine(machine.model_copy(update={"name": node.stem}), node)
             changes = {"name": output.stem, "machine": node.name, "machine_changes": {}}
             save_cluster(fitted.model_copy(update=changes), output)
-    finally:  # what was fitted is told, on a full disk too
-        if as_json:
-            print_json(fit.model_dump())
-        else:
-            print_report(constants_table(fit), _told(fit))
     if output is not None and not as_json:
         print_report(f"Wrote the cluster to {output}, and its node beside it.")
 
@@ -68,15 +65,20 @@ def provenance(fit: ConstantsFit, tables: Sequence[str]) -> str:
 
 def constants_table(fit: ConstantsFit) -> FittedTable:
     """Each constant: value with its spread, bounds, meaning."""
-    table = FittedTable(box=box.SIMPLE_HEAD)
-    table.add_column("constant")
-    for name in ("fitted", "+/-", "bounds"):
-        table.add_column(name, justify="right")
+    lines = [
+        (
+            one.name,
+            f"{one.value:.4g}",
+            f"{one.width:.2g}",
+            f"{one.low:g} to {one.high:g}",
+            one.meaning + (" (at its bound)" if one.at_bound else ""),
+        )
+        for one in fit.constants
+    ]
+    table = table_of(("constant",), ("fitted", "+/-", "bounds"))
     table.add_column("")
-    for one in fit.constants:
-        bound = " (at its bound)" if one.at_bound else ""
-        numbers = (f"{one.value:.4g}", f"{one.width:.2g}", f"{one.low:g} to {one.high:g}")
-        table.add_row(one.name, *numbers, one.meaning + bound)
+    for line in lines:
+        table.add_row(*line)
     return table
 
 
