@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from statistics import fmean
+from typing import Any
 
+from pydantic import computed_field
 from rich.console import Group, RenderableType
 
 from twinstream.fidelity.cluster_rows import ClusterRow
@@ -41,39 +43,17 @@ class SpeedComparison(Node):
     measured: float
     predicted: float
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def points(self) -> float:
         """Return predicted less measured, in percent of the base's speed."""
         return (self.predicted - self.measured) * 100
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def ratio_error(self) -> float:
         """Return the error of the predicted ratio, a fraction."""
         return self.predicted / self.measured - 1
-
-
-class SeriesErrors(Node):
-    """Errors of one series' rows, as fractions; None where there are none.
-
-    `rows` counts those scored, `mean_error` is of absolute errors, `bias` of signed ones, `worst`
-    the largest. The `all_` ones take the rows that constants were fitted to as well. `drift` is
-    over runs of one configuration on fewest and most GPUs, the difference of their errors: the mean
-    of the absolute ones over `families`, and the worst.
-    """
-
-    series: str
-    rows: int
-    mean_error: float | None
-    bias: float | None
-    worst: float | None
-    all_rows: int
-    all_mean_error: float | None
-    all_bias: float | None
-    families: int
-    mean_drift: float | None
-    worst_drift: float | None
-    do_not_fit: int
-    not_modelled: int
 
 
 def score_steps(
@@ -104,31 +84,32 @@ def required(rows: tuple[Scored, ...]) -> tuple[Scored, ...]:
     return rows
 
 
-def series_errors(rows: Sequence[Scored]) -> tuple[SeriesErrors, ...]:
-    """Sum up the errors of each series, in order of first appearance."""
+def series_errors(rows: Sequence[Scored]) -> list[dict[str, Any]]:
+    """Sum up the errors of each series, in order of first appearance.
+
+    `rows` counts those scored, `mean_error` is of absolute errors, `bias` of signed ones, `worst`
+    the largest. The `all_` ones take the rows that constants were fitted to as well. `drift` is
+    over runs of one configuration on fewest and most GPUs, the difference of their errors: the mean
+    of the absolute ones over `families`, and the worst.
+    """
     series = grouped(rows, lambda row: row.series)
-    return tuple(_series_errors(name, group) for name, group in series.items())
+    return [{"series": name, **_errors(group)} for name, group in series.items()]
 
 
-def _series_errors(name: str, rows: Sequence[Scored]) -> SeriesErrors:
+def _errors(rows: Sequence[Scored]) -> dict[str, Any]:
     counted = [each for each in rows if each.row.split != "not scored"]
     unseen = errors_of(each for each in counted if each.row.split == "scored")
     every, drifts = errors_of(counted), list(_drifts(counted))
-    return SeriesErrors(
-        series=name,
-        rows=unseen.count,
-        mean_error=unseen.mean_error,
-        bias=unseen.bias,
-        worst=unseen.worst,
-        all_rows=every.count,
-        all_mean_error=every.mean_error,
-        all_bias=every.bias,
-        families=len(drifts),
-        mean_drift=fmean(map(abs, drifts)) if drifts else None,
-        worst_drift=max(drifts, key=abs, default=None),
-        do_not_fit=sum(each.predicted.fits is False for each in rows),
-        not_modelled=sum(each.predicted.step_s is None for each in rows),
-    )
+    return {
+        **{"rows": unseen.count, "mean_error": unseen.mean_error},
+        **{"bias": unseen.bias, "worst": unseen.worst},
+        **{"all_rows": every.count, "all_mean_error": every.mean_error, "all_bias": every.bias},
+        "families": len(drifts),
+        "mean_drift": fmean(map(abs, drifts)) if drifts else None,
+        "worst_drift": max(drifts, key=abs, default=None),
+        "do_not_fit": sum(each.predicted.fits is False for each in rows),
+        "not_modelled": sum(each.predicted.step_s is None for each in rows),
+    }
 
 
 def _drifts(rows: Sequence[Scored]) -> Iterator[float]:
@@ -213,11 +194,8 @@ class ClusterReport(Report[ClusterRow]):
     def json(self) -> dict[str, object]:
         """Return series, comparisons, activations and rows."""
         return {
-            "series": [one.model_dump() for one in series_errors(self.rows)],
-            "comparisons": [
-                {**one.model_dump(), "points": one.points, "ratio_error": one.ratio_error}
-                for one in comparisons(self.rows)
-            ],
+            "series": series_errors(self.rows),
+            "comparisons": [one.model_dump() for one in comparisons(self.rows)],
             "activations": [
                 {"row": row.row_id, "published_bytes": published, "predicted_bytes": predicted}
                 for row, published, predicted in self._activations()
@@ -257,18 +235,18 @@ class ClusterReport(Report[ClusterRow]):
         names = ("rows", "mean", "bias", "worst", "all", "drift", "most", "unfit")
         lines = [
             (
-                one.series,
-                f"{one.rows} of {one.all_rows}",
-                _percent(one.mean_error, signed=False),
-                _percent(one.bias),
-                _percent(one.worst),
-                _percent(one.all_mean_error, signed=False),
-                _percent(one.mean_drift, signed=False),
-                _percent(one.worst_drift),
-                str(one.do_not_fit or "-"),
+                one["series"],
+                f"{one['rows']} of {one['all_rows']}",
+                _percent(one["mean_error"], signed=False),
+                _percent(one["bias"]),
+                _percent(one["worst"]),
+                _percent(one["all_mean_error"], signed=False),
+                _percent(one["mean_drift"], signed=False),
+                _percent(one["worst_drift"]),
+                str(one["do_not_fit"] or "-"),
             )
             for one in series_errors(self.rows)
-            if one.all_rows
+            if one["all_rows"]
         ]
         table = table_of(("series",), names, lines)
         table.columns[0].no_wrap = True

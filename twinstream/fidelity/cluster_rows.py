@@ -11,14 +11,14 @@ import json
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from twinstream.clusters.predict import Prepared
 from twinstream.fidelity.constants import with_constants
 from twinstream.fidelity.csv_cells import Cells, ClusterTableError, read_lines
-from twinstream.fidelity.measured import Predicted, Split
+from twinstream.fidelity.measured import Predicted
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
@@ -109,7 +109,7 @@ class ClusterRow(Node):
         return self.measured_s
 
     @property
-    def split(self) -> Split:
+    def split(self) -> Literal["scored", "calibration", "not scored"]:
         """Return whether the row counts in errors, and whether constants were fitted to it."""
         if not self.scored:
             return "not scored"

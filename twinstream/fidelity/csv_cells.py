@@ -1,12 +1,12 @@
 """The lines of a CSV table with their columns' names, and typed access to them."""
 
-import csv
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from twinstream.hardware_profiles.csv_table import csv_lines, table_text
 from twinstream.schedule.errors import TwinstreamError
 
 _Value = TypeVar("_Value")
@@ -25,19 +25,19 @@ class Cells:
     columns: Mapping[str, str]
 
     def text(self, column: str) -> str:
-        """The text of a column; empty where nothing is stated."""
+        """Return the text of a column; empty where nothing is stated."""
         return self.columns.get(column, "").strip()
 
     def count(self, column: str, unstated: int | None = None) -> int:
-        """A whole number above zero; `unstated` where the cell is empty."""
+        """Return a whole number above zero; `unstated` where the cell is empty."""
         return self._parsed(column, _count, "a whole number above zero", unstated)
 
     def number(self, column: str, unstated: float | None = None) -> float:
-        """A number above zero; `unstated` where the cell is empty."""
+        """Return a number above zero; `unstated` where the cell is empty."""
         return self._parsed(column, _positive, "a number above zero", unstated)
 
     def flag(self, column: str, *, unstated: bool = False) -> bool:
-        """Whether a column says true, yes or 1; `unstated` where the cell is empty."""
+        """Return whether a column says true, yes or 1; `unstated` where the cell is empty."""
         text = self.text(column).lower()
         return text in ("true", "yes", "1") if text else unstated
 
@@ -56,33 +56,15 @@ class Cells:
 
 
 def read_lines(path: Path) -> tuple[tuple[str, ...], tuple[Cells, ...]]:
-    """The columns' names and the lines under them.
+    """Read the columns' names and the lines under them.
 
     Raises:
         ClusterTableError: it cannot be read, or a line has more or fewer values than columns.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
-        raise ClusterTableError(f"cannot read {path}: {why or error}") from None
-    lines = _values(path, text)
+    lines = iter(csv_lines(table_text(path, ClusterTableError), str(path), ClusterTableError))
     header = next(lines, (0, ()))[1]
     names = tuple(name.strip() for name in header)
     return names, tuple(_cells(path, number, names, values) for number, values in lines)
-
-
-def _values(path: Path, text: str) -> Iterator[tuple[int, Sequence[str]]]:
-    reader = csv.reader(text.splitlines(keepends=True))
-    while True:
-        try:
-            values = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise ClusterTableError(f"{path}, line {reader.line_num}: {error}") from None
-        if any(value.strip() for value in values) and not values[0].startswith("#"):
-            yield reader.line_num, values
 
 
 def _cells(path: Path, number: int, names: Sequence[str], values: Sequence[str]) -> Cells:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.planner.planner import gc_paused
@@ -17,7 +17,6 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.worker_processes import WorkerContext, ignore_interrupts
 
-Split = Literal["scored", "calibration", "not scored"]
 Profile = TypeVar("Profile")
 _Profile = TypeVar("_Profile", contravariant=True)
 _Answer = TypeVar("_Answer")
@@ -64,11 +63,6 @@ class Row(Protocol[_Profile]):
     @property
     def measured(self) -> float | None:
         """Return the measured value; None where there is none to compare with."""
-        ...
-
-    @property
-    def split(self) -> Split:
-        """Return whether its error counts, and whether constants were fitted to it."""
         ...
 
     @property

@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from twinstream.fidelity.report import TableReport, error_cells
 from twinstream.fidelity.scoring import Errors, grouped
-from twinstream.fidelity.validation import ScoredLine
+from twinstream.fidelity.validation import ScoredLine, TableReport, error_cells
 from twinstream.report.page import Card, Page, Section, Table, html_of
 from twinstream.report.palette import OTHER_COLOUR, series
 
@@ -18,11 +17,11 @@ _MARGIN = {"l": 75, "r": 20, "t": 40, "b": 90}
 def scatter_html(report: TableReport) -> str:
     """Return the page; it works offline."""
     overall, stalled = report.overall, report.stalled
-    groups = grouped(report.validation.compared, lambda row: f"{row.line.machine} {row.line.model}")
+    groups = grouped(report.compared, lambda row: f"{row.line.machine} {row.line.model}")
     return html_of(
         Page(
             "Predicted and measured",
-            f"{report.cells:,} measured cells, {overall.count:,} distinct schedules. An "
+            f"{len(report.compared):,} measured cells, {overall.count:,} distinct schedules. An "
             "error is predicted / measured - 1 of tokens/s.",
             [
                 Card("mean error", _percent(overall.mean_error), "absolute, over schedules"),

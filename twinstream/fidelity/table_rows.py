@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from twinstream.fidelity.cells import Cell, CellKey, cell_of, key_of
-from twinstream.fidelity.measured import Predicted, Split
+from twinstream.fidelity.measured import Predicted
 from twinstream.fidelity.own_rows import OwnCell, OwnKey, own_cell, own_key
 from twinstream.fidelity.seed_system.sizing import SizingRefused, UnsuitableModel
 from twinstream.hardware_profiles.measured_table import MeasuredRow
@@ -32,11 +32,6 @@ class TableRow:
     def measured(self) -> float | None:
         """Return the measured tokens/s; None where the run failed."""
         return self.line.tokens_per_s if self.line.status == "ok" else None
-
-    @property
-    def split(self) -> Split:
-        """Return "scored" where the run succeeded."""
-        return "scored" if self.line.status == "ok" else "not scored"
 
     @property
     def effort(self) -> float:

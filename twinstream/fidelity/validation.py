@@ -1,76 +1,156 @@
 """Every row of a measured table predicted, and how far off the predictions are."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+from rich.console import Group, RenderableType
 
 from twinstream.fidelity.measured import Predicted
+from twinstream.fidelity.report import Report, table_of
 from twinstream.fidelity.rows import profiles_of
-from twinstream.fidelity.scoring import Key, ScoredRow, score
+from twinstream.fidelity.scoring import Errors, Key, ScoredRow, errors_of, grouped, score
 from twinstream.fidelity.table_rows import Known, TableRow, known_of
 from twinstream.hardware_profiles.measured_table import OUT_OF_MEMORY, MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.screens.fitted_table import FittedTable
 
 STALLED = 0.10
 ScoredLine = ScoredRow[TableRow]
 Starts = Callable[[str, int], Callable[[], None]]
+_CONFIGURATION = (
+    *("machine", "model", "seq_len", "host_mem_gib", "dev_mem_gib"),
+    *("status", "status_detail", "rounds_per_step"),
+)
 
 
 class ValidationError(TwinstreamError):
     """Nothing of a table can be predicted with the profiles given."""
 
 
-@dataclass(frozen=True)
-class TableValidation:
-    """All rows of a table that have a profile, in its order, with their predictions.
+class TableReport(Report[TableRow]):
+    """The rows of a table that have a profile, in its order: errors of tokens/s, what is left out.
 
-    `left_out` rows are of machines that no profile was given for, `without_rows` are profiles given
-    whose machine has none.
+    `compared` rows have an error, `stalled` are predicted over 10 % slower than with infinite
+    links. Runs of `failed` rows failed; `refused_alike` of these are refused for the reason that
+    the table gives, or for want of memory where it gives that. `refused` rows ran, but the policy
+    refuses them. `left_out` rows are of machines that no profile was given for, `without_rows` are
+    profiles given whose machine has none; `unknown` counts rows of models that nobody here knows,
+    by the reason.
     """
 
-    rows: tuple[ScoredLine, ...]
-    left_out: int
-    without_rows: tuple[str, ...] = ()
+    def __init__(
+        self, rows: Sequence[ScoredLine], left_out: int = 0, without_rows: tuple[str, ...] = ()
+    ) -> None:
+        self.rows, self.left_out, self.without_rows = rows, left_out, without_rows
+        self.compared = [each for each in rows if each.error is not None]
+        self.failed = [each for each in rows if each.row.line.status == "failed"]
+        self.refused_alike = sum(map(_is_refused_alike, self.failed))
+        ran = [each for each in rows if each.row.line.status == "ok"]
+        self.refused = [each for each in ran if each.predicted.refused]
+        self.unknown = Known({}, {each.row.line.line: each.predicted for each in rows}).unknown
+        self.overall = errors_of(self.compared)
+        self.stalled = errors_of(e for e in self.compared if (e.predicted.stall or 0.0) > STALLED)
+        self.by_model = self._by(lambda row: f"{row.line.machine} {row.line.planned_model}")
+        self.by_seq_len = self._by(lambda row: str(row.line.seq_len))
+        self._numbers: dict[Hashable, int] = {}
+        for each in self.compared:
+            self._numbers.setdefault(each.schedule, len(self._numbers))
 
-    @property
-    def compared(self) -> list[ScoredLine]:
-        """Return the rows with an error."""
-        return [each for each in self.rows if each.error is not None]
+    def told(self, each: ScoredLine) -> dict[str, object]:
+        """Return measured and predicted speed; the prediction of what did not run is of no use."""
+        line, error, found = each.row.line, each.error, each.predicted
+        if error is None:
+            found = Predicted(refused=found.refused)
+        return {
+            **{name: getattr(line, name) for name in _CONFIGURATION},
+            "tokens_per_s": line.tokens_per_s,
+            "predicted_tokens_per_s": found.tokens_per_s,
+            "error": error,
+            "predicted_step_s": found.step_s,
+            "stall": found.stall,
+            "schedule": None if error is None else self._numbers[each.schedule],
+            "refused": found.refused or None,
+            "policy": line.policy,
+        }
 
-    @property
-    def stalled(self) -> list[ScoredLine]:
-        """Return those predicted over 10 % slower than with infinite links."""
-        return [each for each in self.compared if (each.predicted.stall or 0.0) > STALLED]
+    def _by(self, name_of: Callable[[TableRow], str]) -> dict[str, Errors]:
+        def place(each: ScoredLine) -> tuple[str, str, int]:
+            return each.row.line.machine, each.row.line.model, each.row.line.seq_len
 
-    @property
-    def failed(self) -> list[ScoredLine]:
-        """Return the rows of runs that failed."""
-        return [each for each in self.rows if each.row.line.status == "failed"]
+        groups = grouped(sorted(self.compared, key=place), name_of)
+        return {name: errors_of(group) for name, group in groups.items()}
 
-    @property
-    def refused_alike(self) -> int:
-        """Count the failed rows that are refused for the reason that the table gives, or for want
-        of memory where it gives that."""
-        return sum(
-            bool(each.predicted.refused)
-            and (
-                each.predicted.refused == each.row.line.status_detail
-                or each.row.line.status_detail.lower() in OUT_OF_MEMORY
-            )
-            for each in self.failed
+    def screen(self) -> Group:
+        """Return a table of errors each, then notes."""
+        head = (
+            f"{len(self.compared)} measured cells, {self.overall.count} distinct schedules: "
+            "absolute error of tokens/s"
+        )
+        lengths = sorted(self.by_seq_len.items(), key=lambda item: int(item[0]))
+        return Group(
+            head,
+            _error_table("", {"all": self.overall, f"stalled over {STALLED:.0%}": self.stalled}),
+            _error_table("model", self.by_model),
+            _error_table("tokens of a sequence", {f"{int(name):,}": e for name, e in lengths}),
+            *self._notes(),
         )
 
-    @property
-    def refused(self) -> list[ScoredLine]:
-        """Return the rows that ran, but that the policy refuses: nothing is predicted of them."""
-        ran = (each for each in self.rows if each.row.line.status == "ok")
-        return [each for each in ran if each.predicted.refused]
+    def _notes(self) -> list[RenderableType]:
+        notes: list[RenderableType] = []
+        if self.failed:
+            notes.append(
+                f"{self.refused_alike} of {len(self.failed)} failed cells are refused for "
+                "the recorded reason."
+            )
+        if self.refused:
+            lines = ", ".join(str(each.row.line.line) for each in self.refused[:5])
+            notes.append(f"{len(self.refused)} cells that ran are refused, first in lines {lines}.")
+        if self.left_out:
+            notes.append(f"{self.left_out} rows are of machines without a profile here.")
+        if self.without_rows:
+            notes.append(f"The table has no rows for {', '.join(self.without_rows)}.")
+        notes += [f"{n} rows are left out: {reason}" for reason, n in self.unknown.items()]
+        return notes
 
-    @property
-    def unknown(self) -> dict[str, int]:
-        """Count the rows of models that nobody here knows, by the reason."""
-        unpredicted = {each.row.line.line: each.predicted for each in self.rows}
-        return Known({}, unpredicted).unknown
+    def json(self) -> dict[str, object]:
+        """Return the headline errors, then those by model and by length, and counts."""
+        overall = _told_errors(self.overall)
+        return {
+            **{name: value for name, value in overall.items() if name != "schedules"},
+            "stalled_mean_error": self.stalled.mean_error,
+            "cells": len(self.compared),
+            "schedules": self.overall.count,
+            "stalled_schedules": self.stalled.count,
+            "by_model": {name: _told_errors(errors) for name, errors in self.by_model.items()},
+            "by_seq_len": {name: _told_errors(errors) for name, errors in self.by_seq_len.items()},
+            "failed_rows": len(self.failed),
+            "refused_alike": self.refused_alike,
+            "refused_rows": len(self.refused),
+            "left_out": self.left_out,
+            "without_rows": self.without_rows,
+            "unknown": self.unknown,
+        }
+
+
+def _is_refused_alike(each: ScoredLine) -> bool:
+    why, told = each.predicted.refused, each.row.line.status_detail
+    return bool(why) and (why == told or told.lower() in OUT_OF_MEMORY)
+
+
+def _told_errors(errors: Errors) -> dict[str, object]:
+    names = ("mean_error", "median_error", "p90_error", "max_error")
+    return {"schedules": errors.count, **{name: getattr(errors, name) for name in names}}
+
+
+def _error_table(what: str, groups: Mapping[str, Errors]) -> FittedTable:
+    lines = [[name, *error_cells(errors)] for name, errors in groups.items()]
+    return table_of([what], ["schedules", "mean", "median", "p90", "max"], lines)
+
+
+def error_cells(errors: Errors) -> list[str]:
+    """Return the count and the mean, median, 90th percentile and largest absolute error."""
+    sizes = (errors.mean_error, errors.median_error, errors.p90_error, errors.max_error)
+    return [f"{errors.count:,}", *("-" if size is None else f"{size:.2%}" for size in sizes)]
 
 
 def validate(
@@ -79,7 +159,7 @@ def validate(
     *,
     jobs: int | None = None,
     on_start: Starts = lambda what, total: lambda: None,
-) -> TableValidation:
+) -> TableReport:
     """Predict the rows of a table with the profiles of their machines.
 
     Args:
@@ -114,7 +194,7 @@ def validate(
         on_start=lambda total: on_start("predicting", total),
     )
     without = [machine.name for machine in machines if machine not in profiles.values()]
-    return TableValidation(scored, len(rows) - len(mine), tuple(without))
+    return TableReport(scored, len(rows) - len(mine), tuple(without))
 
 
 def _key(row: MeasuredRow, known: Known) -> Key | Predicted:

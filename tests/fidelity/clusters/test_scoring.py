@@ -41,11 +41,11 @@ def test_errors_are_of_rows_that_no_constant_was_fitted_to():
     rows = list(rows_of("vtrain").values())
     found = scored(rows, [1.1, 0.8, 1.5, None], lambda row: row is rows[2])
     (series,) = series_errors(found)
-    assert (series.rows, series.all_rows, series.not_modelled) == (2, 3, 1)
-    assert series.mean_error == pytest.approx(0.15)
-    assert series.bias == pytest.approx(-0.05)
-    assert series.worst == pytest.approx(-0.2)
-    assert series.all_mean_error == pytest.approx(0.8 / 3)
+    assert (series["rows"], series["all_rows"], series["not_modelled"]) == (2, 3, 1)
+    assert series["mean_error"] == pytest.approx(0.15)
+    assert series["bias"] == pytest.approx(-0.05)
+    assert series["worst"] == pytest.approx(-0.2)
+    assert series["all_mean_error"] == pytest.approx(0.8 / 3)
     assert [each.row.split for each in found] == ["scored", "scored", "calibration", "scored"]
 
 
@@ -53,17 +53,15 @@ def test_drift_is_the_largest_runs_error_less_the_smallest():
     rows = [row for row in rows_of("dgxc").values() if "llama3.1-8b" in row.row_id]
     (series,) = series_errors(scored(rows, [1.02, 0.97]))
     assert rows[0].num_gpus < rows[1].num_gpus
-    assert series.families == 1
-    assert series.worst_drift == pytest.approx(-0.05)
-    assert series.mean_drift == pytest.approx(0.05)
+    assert series["families"] == 1
+    assert series["worst_drift"] == pytest.approx(-0.05)
+    assert series["mean_drift"] == pytest.approx(0.05)
 
 
 def test_what_is_suspect_or_not_modelled_is_in_no_error():
     rows = list(rows_of("dgxc").values())
     found = scored(rows, [1.0] * len(rows))
-    assert sum(series.all_rows for series in series_errors(found)) == sum(
-        row.scored for row in rows
-    )
+    assert sum(one["all_rows"] for one in series_errors(found)) == sum(row.scored for row in rows)
     assert {each.row.split for each in found if each.row.suspect} == {"not scored"}
 
 

@@ -12,8 +12,8 @@ from twinstream.commands.arguments.outputs import check_output, output_option
 from twinstream.commands.output import print_report, progress, told_at_the_end
 from twinstream.fidelity.cluster_report import ClusterReport, score_steps
 from twinstream.fidelity.cluster_rows import read_measured_steps
-from twinstream.fidelity.report import TableReport
 from twinstream.fidelity.rows import rows_that
+from twinstream.fidelity.validation import TableReport
 from twinstream.fidelity.validation import validate as validated
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
@@ -84,7 +84,7 @@ def validate(  # noqa: PLR0913
             stack.close()  # the bar before
             return stack.enter_context(progress(f"{what} {measured.name}", total, quiet=as_json))
 
-        report = TableReport(validated(rows, profiles, jobs=jobs, on_start=started))
+        report = validated(rows, profiles, jobs=jobs, on_start=started)
     _deliver(report, output, html, as_json=as_json)
 
 
