@@ -5,8 +5,13 @@ from typing import NamedTuple
 
 from twinstream.hardware_profiles.clusters.curves import COLLECTIVES, Collective, CollectiveCurve
 from twinstream.hardware_profiles.clusters.schema import Cluster
-from twinstream.hardware_profiles.collectives.algorithms import Link, algorithms_of
-from twinstream.hardware_profiles.collectives.links import network_link, node_link, require_room
+from twinstream.hardware_profiles.collectives.algorithms import (
+    Link,
+    algorithms_of,
+    network_link,
+    node_link,
+    require_room,
+)
 from twinstream.hardware_profiles.collectives.rank_group import RankGroup, on_one_node
 from twinstream.schedule.errors import ArgumentError, require_whole
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from twinstream.commands.output import print_report, told_at_the_end
 from twinstream.hardware_profiles.clusters.loader import load_cluster, save_cluster
-from twinstream.hardware_profiles.collectives.calibrating import CalibratedCluster, calibrated
-from twinstream.hardware_profiles.collectives.points import chosen
-from twinstream.hardware_profiles.collectives.reading import read_points
+from twinstream.hardware_profiles.collectives.fitting import CalibratedCluster, calibrated
+from twinstream.hardware_profiles.collectives.reading import chosen, read_points
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.screens.tables import curves_table
 
