@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 
 from twinstream.fidelity.cells import key_of, sizing_of
-from twinstream.fidelity.table_rows import TableRow
+from twinstream.fidelity.rows import TableRow
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
 from twinstream.hardware_profiles.schema import Machine

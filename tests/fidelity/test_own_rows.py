@@ -5,7 +5,7 @@ import pytest
 import twinstream as ts
 from tests.front_door.command_line import call, error_of
 from twinstream.fidelity.own_rows import own_key
-from twinstream.fidelity.table_rows import TableRow
+from twinstream.fidelity.rows import TableRow
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import read_measured
 

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from tests.front_door.command_line import call, error_of
 from twinstream.fidelity.measured import Predicted
+from twinstream.fidelity.rows import TableRow
 from twinstream.fidelity.scoring import ScoredRow, errors_of
-from twinstream.fidelity.table_rows import TableRow
 from twinstream.fidelity.validation import ScoredLine, TableReport, validate
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured

@@ -17,10 +17,10 @@ from pydantic import Field, ValidationError
 
 from twinstream.clusters.predict import Prepared
 from twinstream.fidelity.constants import with_constants
-from twinstream.fidelity.csv_cells import Cells, ClusterTableError, read_lines
 from twinstream.fidelity.measured import Predicted
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.csv_table import Cells, ClusterTableError, read_lines
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout

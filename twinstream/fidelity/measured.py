@@ -41,46 +41,39 @@ class Predicted(Node):
 
 
 class Ready(Protocol[_Profile]):
-    """The schedules of a row, made once and timed on one profile after the other."""
+    """The schedules of a row, made once and timed on one profile after the other.
 
-    def predicted(self, profile: _Profile) -> Predicted:
-        """Predict the step."""
-        ...
+    `step_s` predicts the seconds of a step alone, `predicted` all that is kept.
+    """
 
-    def step_s(self, profile: _Profile) -> float:
-        """Predict the seconds of a step alone."""
-        ...
+    def predicted(self, profile: _Profile) -> Predicted: ...
+
+    def step_s(self, profile: _Profile) -> float: ...
 
 
 class Row(Protocol[_Profile]):
-    """A measured row: what was measured, what it counts as, how it is predicted."""
+    """A measured row: what was measured, and how it is predicted.
+
+    `identity` is equal for the same row alone; `measured` is None where there is nothing to compare
+    with, and `value_in` a prediction is the same figure; `effort` says about how long predictions
+    take beside each other. `ready` makes the schedules, for this profile where that matters;
+    `refusal` is the reason where an error means that the row would not run, else None.
+    """
 
     @property
-    def identity(self) -> Hashable:
-        """Return what is equal for the same row alone."""
-        ...
+    def identity(self) -> Hashable: ...
 
     @property
-    def measured(self) -> float | None:
-        """Return the measured value; None where there is none to compare with."""
-        ...
+    def measured(self) -> float | None: ...
 
     @property
-    def effort(self) -> float:
-        """Return about how long a prediction takes, beside those of other rows."""
-        ...
+    def effort(self) -> float: ...
 
-    def value_in(self, predicted: Predicted) -> float | None:
-        """Return the predicted value of what was measured."""
-        ...
+    def value_in(self, predicted: Predicted) -> float | None: ...
 
-    def ready(self, profile: _Profile) -> Ready[_Profile]:
-        """Make its schedules, for this profile where that matters."""
-        ...
+    def ready(self, profile: _Profile) -> Ready[_Profile]: ...
 
-    def refusal(self, error: TwinstreamError) -> str | None:
-        """Return why the row would not run; None where the error is of something else."""
-        ...
+    def refusal(self, error: TwinstreamError) -> str | None: ...
 
 
 Question = Callable[[Row[Any], Callable[[], Ready[Any]], Any], _Answer]
@@ -141,7 +134,11 @@ class Predictors:
             CalibrationError: a process ended.
         """
         if self._alone or (not self._hold and len(asked) <= _FEW):
-            return [_answered(question, row, profile, on_answer) for row, profile in asked]
+            answers = []
+            for row, profile in asked:
+                answers.append(_answer(question, row, profile, None))
+                on_answer()
+            return answers
         futures = []
         for row, profile in asked:
             place = self._place(row)
@@ -162,14 +159,6 @@ class Predictors:
             self._places[row.identity] = len(self._rows)
             self._rows.append(row)
         return self._places[row.identity]
-
-
-def _answered(
-    question: Question[_Answer], row: Row[Any], profile: Any, on_answer: Callable[[], None]
-) -> _Answer:
-    answer = _answer(question, row, profile, None)
-    on_answer()
-    return answer
 
 
 def _answer(question: Question[_Answer], row: Row[Any], profile: Any, place: int | None) -> _Answer:

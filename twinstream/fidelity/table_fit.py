@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from twinstream.fidelity.cells import Cell
 from twinstream.fidelity.measured import Predictors, Ready, Row, seconds
 from twinstream.fidelity.own_rows import OwnCell
-from twinstream.fidelity.table_rows import TableRow
+from twinstream.fidelity.rows import TableRow
 from twinstream.fidelity.timeline_fit import start_of
 from twinstream.hardware_profiles.calibration.cells import MOST_CELLS, informative_cells, sweep_of
 from twinstream.hardware_profiles.calibration.fitting import (

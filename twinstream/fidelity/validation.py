@@ -6,9 +6,8 @@ from rich.console import Group, RenderableType
 
 from twinstream.fidelity.measured import Predicted
 from twinstream.fidelity.report import Report, table_of
-from twinstream.fidelity.rows import profiles_of
+from twinstream.fidelity.rows import Known, TableRow, known_of, profiles_of
 from twinstream.fidelity.scoring import Errors, Key, ScoredRow, errors_of, grouped, score
-from twinstream.fidelity.table_rows import Known, TableRow, known_of
 from twinstream.hardware_profiles.measured_table import OUT_OF_MEMORY, MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.errors import TwinstreamError

@@ -15,7 +15,7 @@ from benchmarks.accuracy.published.published_models import (
     weighted_stages,
 )
 from twinstream.fidelity.cluster_rows import ClusterRow
-from twinstream.fidelity.csv_cells import Cells
+from twinstream.hardware_profiles.csv_table import Cells
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout, Recompute
 from twinstream.models.recipe import megatron_recipe

@@ -8,7 +8,7 @@ from typing import Literal
 
 from benchmarks.accuracy.published.published_models import published_shape
 from twinstream.fidelity.cluster_rows import ClusterRow
-from twinstream.fidelity.csv_cells import Cells
+from twinstream.hardware_profiles.csv_table import Cells
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import megatron_recipe

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from benchmarks.accuracy.published.published_models import gpt_shape, published_shape
 from twinstream.fidelity.cluster_rows import ClusterRow, Compared
-from twinstream.fidelity.csv_cells import Cells
+from twinstream.hardware_profiles.csv_table import Cells
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout, Recompute
 from twinstream.models.recipe import megatron_recipe
