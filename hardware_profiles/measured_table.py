@@ -61,7 +61,7 @@ class MeasuredRow(Node):
 
     @property
     def is_ours(self) -> bool:
-        """Whether twinstream ran it, by a policy that `plan` has."""
+        """Return whether twinstream ran it, by a policy that `plan` has."""
         return self.policy != RECORDED_POLICY
 
     @property

@@ -75,7 +75,7 @@ class BoundedFit(Generic[Profile]):
         return np.concatenate([self._weights * self._logs(place), _PRIOR * (place - self._start)])
 
     def _jacobian(self, place: Vector) -> Vector:
-        """At the first place by differences, inwards at the upper bound; then by Broyden's update.
+        """Measure slopes at the first place, inwards at the upper bound; then update them (Broyden).
 
         The least change of the slopes J by which the last step s explains what was seen of it, y:
         J + (y - J s) s^T / (s^T s).

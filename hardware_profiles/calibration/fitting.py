@@ -7,9 +7,8 @@ from statistics import fmean, median
 
 import numpy as np
 
-from twinstream.hardware_profiles.calibration.linear_fit import WITHIN_SWEEP
 from twinstream.hardware_profiles.calibration.parameters import Parameter, applied
-from twinstream.hardware_profiles.calibration.search import FAR, Problem
+from twinstream.hardware_profiles.calibration.search import FAR, WITHIN_SWEEP, Problem
 from twinstream.hardware_profiles.calibration.trials import Predictor
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.schema import ExpectedError, Machine
@@ -27,7 +26,7 @@ class Observation:
     """A measured time.
 
     Those of one `group` are repeats of one schedule and left out together. Those of one `sweep` are
-    off together besides each by itself, see `linear_fit`.
+    off together besides each by itself, see `LinearFit`.
     """
 
     name: str
@@ -55,7 +54,7 @@ class FittedParameter:
 
     @property
     def identified(self) -> bool:
-        """Whether the data made it narrower, or took it further than its width from the prior."""
+        """Return whether the data made it narrower, or took it further than its width from the prior."""
         narrower = self.posterior_width < _UNTOLD * self.parameter.width
         return narrower or abs(log(self.factor)) > self.posterior_width
 
@@ -171,7 +170,7 @@ def fit(
     """Fit the parameters' factors on the base to measured times.
 
     Minimises the sum of soft-l1 losses of log(predicted / measured), each over the same noise, and
-    of the priors' losses of log(factor) / width, see `linear_fit`. Predictions are dear and nearly
+    of the priors' losses of log(factor) / width, see `LinearFit`. Predictions are dear and nearly
     linear in the log factors, so a few linearisations do. What the data do not tell stays near its
     prior.
 

@@ -28,6 +28,11 @@ Line = tuple[float, float]
 _LEAST_SIZES = 2  # of a line or a table: fewer would fit anything
 _ROUNDS = 12
 _SCALE = 0.02  # relative errors beyond it count as their size, not as its square
+_US = 1e3  # ns
+_DIGITS = 6
+_CLEARLY = 0.75  # of the table's error: lines below it are taken
+
+Series = tuple[Collective, int, int, str]  # collective, ranks, ranks per node, dtype
 
 
 def fit_lines(size_bytes: Floats, time_ns: Floats, num_lines: int) -> tuple[Line, ...]:
@@ -101,6 +106,7 @@ def _one_line(size_bytes: Floats, time_ns: Floats) -> Line:
     columns = np.stack([1 / time_ns, size_bytes / time_ns])
     weights = np.ones_like(time_ns)
     line = (0.0, 0.0)
+    # Squares weighted by scale / max(|error|, scale): beyond the scale each counts as its size.
     for _ in range(_ROUNDS):
         line = _not_negative(columns, weights)
         errors = np.abs(line[0] * columns[0] + line[1] * columns[1] - 1)
@@ -109,6 +115,7 @@ def _one_line(size_bytes: Floats, time_ns: Floats) -> Line:
 
 
 def _not_negative(columns: Floats, weights: Floats) -> Line:
+    # The normal equations: [aa ab; ab bb] (alpha, beta) = (a, b).
     aa, ab, bb = (
         float(np.sum(weights * columns[i] * columns[j])) for i, j in ((0, 0), (0, 1), (1, 1))
     )
@@ -120,13 +127,6 @@ def _not_negative(columns: Floats, weights: Floats) -> Line:
             return alpha, beta
     # One of both is at 0: the one that leaves the smaller squares.
     return (a / aa, 0.0) if a * a / aa >= b * b / bb else (0.0, b / bb)
-
-
-_US = 1e3
-_DIGITS = 6
-_CLEARLY = 0.75
-
-Series = tuple[Collective, int, int, str]  # collective, ranks, ranks per node, dtype
 
 
 @dataclass(frozen=True)

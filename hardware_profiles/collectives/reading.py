@@ -111,7 +111,7 @@ class _Run:
 
 
 def is_nccl_text(text: str) -> bool:
-    """Whether there is a header of nccl-tests' table."""
+    """Return whether there is a header of nccl-tests' table."""
     return any(_COLUMNS.match(line.strip()) for line in text.splitlines())
 
 
@@ -228,7 +228,7 @@ def _require_right(out: dict[str, str], cells: dict[str, str], where: str) -> No
 
 
 def _collective(run: _Run, row: _Row, ranks: int) -> Collective:
-    """Which collective a run was; `row` is the one whose bandwidths have most digits."""
+    """Return which collective a run was; `row` is the one whose bandwidths have most digits."""
     if run.name is not None:
         return collective_named(run.name, row.where)
     scatters = (ranks - 1) / ranks

@@ -30,7 +30,7 @@ class NothingScoredError(TwinstreamError):
 
 
 class SpeedComparison(Node):
-    """How much faster a row is than the base of its set, as measured and as predicted.
+    """A row's speed beside that of the base of its set, as measured and as predicted.
 
     What is compared is tokens/s per GPU, relative to the row of the lowest rank in the set.
     """
@@ -113,7 +113,7 @@ def _errors(rows: Sequence[Scored]) -> dict[str, Any]:
 
 
 def _drifts(rows: Sequence[Scored]) -> Iterator[float]:
-    """Of every configuration run on several sizes: error on most GPUs less that on fewest."""
+    """Yield for every configuration run on several sizes its error on most GPUs less that on fewest."""
     known = [each for each in rows if each.error is not None]
     for runs in grouped(known, lambda row: row.family).values():
         ends = sorted(runs, key=lambda each: each.row.num_gpus)

@@ -290,7 +290,7 @@ def _model(cells: Cells) -> ModelSpec:
 
 
 def _layout(cells: Cells) -> tuple[Layout, str]:
-    """Of words `name=value`; and the dtype of gradients, which stands there too."""
+    """Read words `name=value`, and the dtype of gradients, which stands there too."""
     fields: dict[str, Any] = {}
     for word in cells.text("layout").split():
         name, _, value = word.partition("=")

@@ -25,7 +25,7 @@ _HELD: dict[int, Any] = {}  # what this process has made of rows, where it is a 
 
 
 class Predicted(Node):
-    """What is kept of a predicted step; None where a kind of rows does not predict it.
+    """A predicted step as it is kept; None where a kind of rows does not predict it.
 
     `refused` says why the row would not run, `unknown` what nobody here knows of it.
     """

@@ -66,7 +66,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of lines before any prediction, by their numbers.
+    """Lines as they are known before any prediction, by their numbers.
 
     `unpredicted` are those that the seed system refuses and those beyond what is known here.
     """
@@ -244,7 +244,7 @@ def profiles_of(names: Sequence[str], machines: Sequence[Machine]) -> dict[str, 
 
 
 def is_called(machine: Machine, name: str) -> bool:
-    """Whether a table's name is of a profile's machine; see `profiles_of`."""
+    """Return whether a table's name is of a profile's machine; see `profiles_of`."""
     if _plain(name) == _plain(machine.name):
         return True
     found = class_named(name)

@@ -15,7 +15,7 @@ R = TypeVar("R", bound=Row[Any])
 
 @dataclass(frozen=True)
 class Key:
-    """What decides a row's prediction, and the schedule that it counts as in errors."""
+    """The identity of a row's prediction, and of the schedule that it counts as in errors."""
 
     prediction: Hashable
     schedule: Hashable

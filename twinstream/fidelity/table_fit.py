@@ -36,7 +36,7 @@ from twinstream.schedule.cost import Work
 
 
 class Facts(NamedTuple):
-    """What a fit knows of a row's schedule: equal `schedule` for equal ones, and its kernels."""
+    """A row's schedule as a fit knows it: equal `schedule` for equal ones, and its kernels."""
 
     schedule: str
     tokens_per_step: int
