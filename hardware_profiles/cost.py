@@ -166,7 +166,7 @@ def _shallowness(work: Work, curve: Efficiency) -> float:
 
 
 def _padding(work: Work) -> float:
-    """Return what experts' last tiles cost, of which half is empty; in a probe's samples all are full."""
+    """Return what experts' last tiles, half empty, cost; in a probe's samples all are full."""
     if work.unit != "grouped_matmul" or work.launches > 1:
         return 1.0
     return 1.0 + GROUPED_TILE_ROWS / 2 / work.shape[0]

@@ -60,7 +60,7 @@ _CURVE_OF_ANY = re.compile(rf"attention_(forward|backward){_REFINED}")
 
 
 def is_compute_unit(unit: str) -> bool:
-    """Return whether the unit's flops run at the peak of its dtype; it never falls back to `vector`."""
+    """Return whether the unit's flops run at its dtype's peak; it never falls back to `vector`."""
     return unit.startswith(("matmul", "grouped_matmul", "attention"))
 
 

@@ -75,10 +75,10 @@ class BoundedFit(Generic[Profile]):
         return np.concatenate([self._weights * self._logs(place), _PRIOR * (place - self._start)])
 
     def _jacobian(self, place: Vector) -> Vector:
-        """Measure slopes at the first place, inwards at the upper bound; then update them (Broyden).
+        """Measure slopes at the first place, inwards at the upper bound; then update them.
 
-        The least change of the slopes J by which the last step s explains what was seen of it, y:
-        J + (y - J s) s^T / (s^T s).
+        Broyden's update is the least change of the slopes J by which the last step s explains what
+        was seen of it, y: J + (y - J s) s^T / (s^T s).
         """
         if self._slopes is None:
             steps = [_DIFF_STEP if each + _DIFF_STEP <= 1 else -_DIFF_STEP for each in place]

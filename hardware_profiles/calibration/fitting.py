@@ -54,7 +54,7 @@ class FittedParameter:
 
     @property
     def identified(self) -> bool:
-        """Return whether the data made it narrower, or took it further than its width from the prior."""
+        """Return whether the data made it narrower, or took it over its width from the prior."""
         narrower = self.posterior_width < _UNTOLD * self.parameter.width
         return narrower or abs(log(self.factor)) > self.posterior_width
 

@@ -113,7 +113,7 @@ def _errors(rows: Sequence[Scored]) -> dict[str, Any]:
 
 
 def _drifts(rows: Sequence[Scored]) -> Iterator[float]:
-    """Yield for every configuration run on several sizes its error on most GPUs less that on fewest."""
+    """Yield the error on most GPUs less that on fewest, of configurations run on several sizes."""
     known = [each for each in rows if each.error is not None]
     for runs in grouped(known, lambda row: row.family).values():
         ends = sorted(runs, key=lambda each: each.row.num_gpus)

@@ -52,8 +52,8 @@ def choose_levels(levels: Levels, home: int, budget_bytes: int) -> tuple[SavedLe
 
 
 def _uncongested(levels: Levels, rest: int) -> tuple[int, int]:
-    """Count how many of a window may be FULL so that it brings no more than the link takes, and of the
-    activations after the last window: all, unless a window is too much without any."""
+    """Count how many of a window may be FULL so that it brings no more than the link takes, and of
+    the activations after the last window: all, unless a window is too much without any."""
     sizes, slots = levels.bytes_of, levels.slots
     assert levels.window_bytes is not None
     left = levels.window_bytes - slots * sizes[_ATTENTION]

@@ -197,7 +197,7 @@ def saved_bytes(spec: ModelSpec, sizes: RoundSizes, level: SavedLevel) -> int:
 
 
 def _chunk_act_bytes(spec: ModelSpec, chunk_tokens: int) -> int:
-    """Return what the code sizes by: a chunk's saved activations without norm scalars and log-sum-exp."""
+    """Return a chunk's saved activations without norm scalars and log-sum-exp: what it sizes by."""
     widths = 2 * spec.d_model + 2 * spec.d_q + 2 * spec.d_kv + 2 * spec.d_ff
     return spec.itemsize * chunk_tokens * widths
 
@@ -287,8 +287,8 @@ class _Device:
 
     @property
     def released_bytes(self) -> int:
-        """Return the used bytes that are laid out after the activation slots' beginning: gradients of
-        an activation, recomputed norms, head and logits. Adam state takes their place."""
+        """Return the used bytes laid out after the activation slots' beginning: gradients of an
+        activation, recomputed norms, head and logits. Adam state takes their place."""
         norms = 2 * self.sizes.chunk_tokens * self.spec.d_model * 2
         return saved_bytes(self.spec, self.sizes, SavedLevel.FULL) + norms + self._head_bytes()
 
