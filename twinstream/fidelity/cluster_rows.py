@@ -5,8 +5,6 @@ describes. A model is a preset, a config.json (its path beside the table) or the
 `ModelSpec` as JSON; a layout the fields of a `Layout` that are not as usual, `tp=8 pp=4 zero=1`.
 """
 
-import csv
-import io
 import json
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -199,16 +197,6 @@ def read_measured_steps(paths: Sequence[Path]) -> tuple[ClusterRow, ...]:
     return tuple(row for path in paths for row in _read(path))
 
 
-def measured_steps_csv(rows: Sequence[ClusterRow]) -> str:
-    """Write the table of rows, which `read_measured_steps` reads."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: _text(value) for name, value in _columns(row).items()})
-    return text.getvalue()
-
-
 def _read(path: Path) -> list[ClusterRow]:
     names, lines = read_lines(path)
     if missing := [name for name in _NEEDED if name not in names]:
@@ -306,38 +294,3 @@ def _layout(cells: Cells) -> tuple[Layout, str]:
 
 def _is_json(value: str) -> bool:
     return value in ("true", "false") or value.replace(".", "", 1).isdecimal()
-
-
-def _columns(row: ClusterRow) -> dict[str, object]:
-    told: dict[str, object] = {
-        "row": row.row_id, "gpu": row.gpu, "num_gpus": row.num_gpus, "cluster": row.cluster,
-        "step_time_s": row.measured_s, "series": row.series, "family": row.family,
-        "calibrates": row.calibrates, "suspect": row.suspect, "scored": row.scored,
-        "activation_bytes": row.activation_bytes, "note": row.note, "why_not": row.why_not,
-    }  # fmt: skip
-    if row.compared is not None:
-        told |= {
-            "comparison": row.compared.kind, "set": row.compared.set, "rank": row.compared.rank
-        }  # fmt: skip
-    if (job := row.job) is not None:
-        layout = job.layout.model_dump(exclude_defaults=True)
-        if job.recipe.gradients == "model":
-            layout["gradient_dtype"] = "bfloat16"
-        kernels = job.recipe.implementations
-        precisions = {m: name for name, m in MATMULS_OF_PRECISION.items() if name != "fp16"}
-        told |= {
-            "model": job.shape.model_dump_json(exclude_defaults=True),
-            "layout": " ".join(f"{name}={_text(value)}" for name, value in layout.items()),
-            "seq_len": job.seq_len, "global_batch": job.global_batch,
-            "attention": kernels.attention,
-            "precision": precisions[kernels.matmuls], "network_reduction": job.network_reduction,
-        }  # fmt: skip
-    return told
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,6 +1,6 @@
 """A validation as one HTML page: measured against predicted speed, errors by length, tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import plotly.graph_objects as go
 
@@ -54,56 +54,49 @@ def _charts(groups: Mapping[str, Sequence[ScoredLine]]) -> list[Section]:
 
 
 def _speeds(groups: Mapping[str, Sequence[ScoredLine]]) -> go.Figure:
-    figure = go.Figure()
     speeds = [each.row.measured or 0.0 for group in groups.values() for each in group]
     ends = [min(speeds), max(speeds)]
-    figure.add_trace(
-        go.Scatter(x=ends, y=ends, mode="lines", name="equal", line={"color": OTHER_COLOUR})
-    )
-    for number, (name, group) in enumerate(groups.items()):
-        measured = [each.row.measured for each in group]
-        predicted = [each.predicted.tokens_per_s for each in group]
-        figure.add_trace(_dots(name, number, group, measured, predicted))
-    figure.update_layout(
-        height=_HEIGHT, legend=_LEGEND, margin=_MARGIN,
+    equal = go.Scatter(x=ends, y=ends, mode="lines", name="equal", line={"color": OTHER_COLOUR})
+    return _figure(
+        [equal, *_dots(groups, lambda e: e.row.measured, lambda e: e.predicted.tokens_per_s)],
         xaxis={"type": "log", "title": {"text": "measured tokens/s"}},
         yaxis={"type": "log", "title": {"text": "predicted tokens/s"}},
-    )  # fmt: skip
-    return figure
+    )
 
 
 def _errors_by_length(groups: Mapping[str, Sequence[ScoredLine]]) -> go.Figure:
-    figure = go.Figure()
-    for number, (name, group) in enumerate(groups.items()):
-        lengths = [each.row.line.seq_len for each in group]
-        errors = [100 * (each.error or 0.0) for each in group]
-        figure.add_trace(_dots(name, number, group, lengths, errors))
-    all_lengths = sorted({each.row.line.seq_len for group in groups.values() for each in group})
-    figure.update_layout(
-        height=_HEIGHT, legend=_LEGEND, margin=_MARGIN,
-        xaxis={"type": "log", "title": {"text": "tokens of a sequence"}, "tickvals": all_lengths,
-               "ticktext": [f"{length:,}" for length in all_lengths], "tickangle": -45},
+    lengths = sorted({each.row.line.seq_len for group in groups.values() for each in group})
+    return _figure(
+        _dots(groups, lambda e: e.row.line.seq_len, lambda e: 100 * (e.error or 0.0)),
+        xaxis={"type": "log", "title": {"text": "tokens of a sequence"}, "tickvals": lengths,
+               "ticktext": [f"{length:,}" for length in lengths], "tickangle": -45},
         yaxis={"title": {"text": "predicted / measured - 1, %"}, "zeroline": True,
                "zerolinecolor": OTHER_COLOUR},
     )  # fmt: skip
+
+
+def _figure(traces: Sequence[go.Scatter], **axes: object) -> go.Figure:
+    figure = go.Figure(traces)
+    figure.update_layout(height=_HEIGHT, legend=_LEGEND, margin=_MARGIN, **axes)
     return figure
 
 
 def _dots(
-    name: str,
-    number: int,
-    group: Sequence[ScoredLine],
-    x: Sequence[object],
-    y: Sequence[object],
-) -> go.Scatter:
-    return go.Scatter(
-        x=x, y=y, mode="markers", name=name, text=[_told(each) for each in group],
-        hovertemplate="%{text}<extra></extra>",
-        marker={
-            "color": series(number).colour, "size": 7, "opacity": 0.65,
-            "symbol": series(number).symbol,
-        },
-    )  # fmt: skip
+    groups: Mapping[str, Sequence[ScoredLine]],
+    x: Callable[[ScoredLine], object],
+    y: Callable[[ScoredLine], object],
+) -> list[go.Scatter]:
+    return [
+        go.Scatter(
+            x=list(map(x, group)), y=list(map(y, group)), mode="markers", name=name,
+            text=list(map(_told, group)), hovertemplate="%{text}<extra></extra>",
+            marker={
+                "color": series(number).colour, "size": 7, "opacity": 0.65,
+                "symbol": series(number).symbol,
+            },
+        )
+        for number, (name, group) in enumerate(groups.items())
+    ]  # fmt: skip
 
 
 def _told(each: ScoredLine) -> str:
