@@ -21,7 +21,7 @@ from twinstream.measures.missing_attention import missing_attention_notes
 from twinstream.measures.residence import checkpoint_bytes
 from twinstream.models.adapters.adapter_layout import lora_there
 from twinstream.models.adapters.lora import Lora, lora_of
-from twinstream.models.lowering.settled import require_packs
+from twinstream.models.lowering.lower import require_packs
 from twinstream.models.model import AnyModel, require_decoder
 from twinstream.models.recipe import KernelChoice, Recipe, is_dpo
 from twinstream.models.traced import TracedModel
