@@ -4,7 +4,7 @@ Names are those of options; those of numbers begin with `machine.` or `cluster.`
 """
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -107,12 +107,17 @@ RESOURCES: Mapping[Kind, tuple[str, ...]] = {
 }  # fmt: skip
 """The names of values of which more is never slower, by kind."""
 
+
+def _texts_of(annotation: Any) -> tuple[str, ...]:
+    """The texts of a literal, which may be None."""
+    if get_origin(annotation) is Literal:
+        return tuple(text for text in get_args(annotation) if isinstance(text, str))
+    return tuple(text for kind in get_args(annotation) for text in _texts_of(kind))
+
+
 CHOICES: Mapping[str, tuple[str, ...]] = {
+    **{name: texts for name, field in _OPTIONS.items() if (texts := _texts_of(field.annotation))},
     "policy": (*policy_names(),),
-    **{
-        name: get_args(_OPTIONS[name].annotation)
-        for name in ("effort", "optimizer_state", "gradients", "base")
-    },
     "kernels": (*get_args(KernelsOption), "megatron"),
     "attention": ("auto", *attention_names()),
 }
