@@ -179,12 +179,12 @@ def _recipe_json(recipe: object, why_not_here: str | None) -> dict[str, object]:
 
 
 def narrow(notes: Sequence[str]) -> list[Constrain]:
-    """As wide as the screen above them."""
+    """Return notes as wide as the screen above them."""
     return [Constrain(note, WIDTH) for note in notes]
 
 
 def describe(schedule: Schedule) -> dict[str, object]:
-    """What a schedule is about, for JSON."""
+    """Return what a schedule is about, for JSON."""
     return {
         "model": schedule.model.name,
         "machine": schedule.machine.name,

@@ -189,7 +189,7 @@ class Answer:
         return self.simulated.schedule
 
     def is_plan(self, schedule: Schedule) -> bool:
-        """Whether the plan is a schedule that was known before."""
+        """Return whether the plan is a schedule that was known before."""
         plan = None if self.planned is None else self.planned.schedule
         return isinstance(plan, Schedule) and plan.ops is schedule.ops
 
@@ -218,7 +218,7 @@ class Answer:
 
     @cached_property
     def uncertainty(self) -> Uncertainty:
-        """How far off the prediction may be."""
+        """The expected error of the prediction."""
         if self.job is not None and self.cluster is not None:
             document = partial(document_of, self.job, self.cluster)
             return uncertainty_of_job(self.job, self.machine, document)
@@ -234,7 +234,7 @@ class Answer:
 
     @property
     def why_not_here(self) -> str | None:
-        """What stands in the way of running it on this machine; None where nothing does."""
+        """The reason why `run` does not run it on this machine; None where it does."""
         if self.layout is None:
             return why_schedule_not_here(self.device_plan[0])
         job, asked = self.job, self.asked
@@ -294,7 +294,7 @@ class Answer:
 
     @property
     def _cut(self) -> dict[str, Any]:
-        """How the step of a replica is cut."""
+        """Rounds and chunks of the step of a replica."""
         work = self.workload
         replicas = 1 if self.layout is None else self.layout.dp
         return {} if work is None else {

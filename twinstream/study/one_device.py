@@ -37,7 +37,7 @@ from twinstream.study.values import (
 
 
 def _policy_content(name: str) -> str:
-    """What plans follow from: of one's own policy the file's content, too."""
+    """Return the name of a policy, of one's own with a digest of its file: plans follow from it."""
     own = split_name(name)
     return name if own is None else f"{own[1]} {digest_of(own[0])}"
 
@@ -181,7 +181,7 @@ class DeviceQuery(Query):
         return Answer.of_plan(fastest, self.request, is_known=True)
 
     def _is_of(self, answer: Answer) -> bool:
-        """Whether the answer's plan is of this step, so that it could be this query's, too."""
+        """Return whether the answer's plan is of this step, and could be this query's, too."""
         if answer.layout is not None:
             return False
         (schedule, _), mine, other = answer.device_plan, self.request, answer.asked
@@ -194,7 +194,7 @@ class DeviceQuery(Query):
         )
 
     def saved_s(self, answer: Answer, one: Property) -> float | None:
-        """By the bound's prices; those of links are for what they reach, numbers are nominal."""
+        """Return the bound's price; those of links are for what they reach, numbers are nominal."""
         bound = answer.device_plan[0].bound
         if bound is None or one.price_of is None:
             return None
@@ -207,7 +207,7 @@ class DeviceQuery(Query):
 
 
 def _cut(request: PlanRequest) -> tuple[object, ...]:
-    """What is fixed of the step, but for its tokens, and of the plan."""
+    """Return what is fixed of the step, but for its tokens, and of the plan."""
     step, choices = request.step, request.choices
     given = (step.seq_len, step.chunk_tokens, step.chunks_per_round, step.packing)
     return (*given, dict(choices.homes), choices.recompute, choices.prefetch_blocks)

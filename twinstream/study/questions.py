@@ -185,7 +185,7 @@ def asked_by(
 
 
 def notes_of(wanted: PlanOptions) -> list[str]:
-    """What to know of the model's file, and by what it is computed."""
+    """Return notes about the model's file, and about what computes it."""
     if wanted.model is None:
         return []
     notes = model_notes(wanted.model, wanted.dtype)
@@ -198,8 +198,8 @@ def notes_of(wanted: PlanOptions) -> list[str]:
 def _kind(
     wanted: PlanOptions, asked: ClusterOptions, num_ranks: int | None, spec: AnyModel
 ) -> Kind:
-    """Whether a query is of one device, by kernels of its own; of several of a machine, by kernels
-    that run here; or of a cluster's GPUs."""
+    """Tell whether a query is of one device, by kernels of its own; of several of a machine, by
+    kernels that run here; or of a cluster's GPUs."""
     if num_ranks is not None:
         return "ranks"
     is_priced = wanted.kernels == "megatron" or _matmuls(asked) != "model"
@@ -327,7 +327,7 @@ def _one_length(lengths: Sequence[int]) -> int:
 
 
 def _optimizer(wanted: PlanOptions) -> str:
-    """Where updates are made."""
+    """Return where updates are made."""
     places = optimizer_places(wanted.policy)
     if wanted.optimizer is not None and wanted.optimizer not in places:
         raise ChoiceError(
@@ -338,7 +338,7 @@ def _optimizer(wanted: PlanOptions) -> str:
 
 
 def _choices(wanted: PlanOptions, asked: ClusterOptions) -> Choices:
-    """What is fixed of plans; homes where nothing may be offloaded are on the device."""
+    """Return what is fixed of plans; homes where nothing may be offloaded are on the device."""
     homes: dict[str, Any] = dict.fromkeys(KINDS, "device") if asked.offload is False else {}
     for text in wanted.home:
         kind, found, where = text.partition("=")

@@ -142,7 +142,7 @@ def missing_of(names: Container[str]) -> str | None:
 
 
 def fault_of(kind: Kind, name: str, value: object) -> str | None:
-    """What a value needs to be, or its name; None if both are right."""
+    """Say what a value needs to be, or its name; None if both are right."""
     if is_price(name):
         is_one = not isinstance(value, str) and prices_of(value) is not None
         return None if is_one else f"needs a price from 0, got {value!r}"
@@ -159,7 +159,7 @@ def fault_of(kind: Kind, name: str, value: object) -> str | None:
 
 
 def is_price(name: str) -> bool:
-    """Whether a value is a price: of an hour of a GPU, which is no part of a query."""
+    """Return whether a value is the price of an hour of a GPU, which is no part of a query."""
     return name == PRICE or name.startswith(f"{PRICE}.")
 
 
@@ -288,7 +288,7 @@ def written_values(texts: Sequence[str], kind: Kind) -> Mapping[str, Value]:
 
 
 def full_name(kind: Kind, name: str) -> str:
-    """Of a number its name with what it is of: `machine.hbm_bytes_per_s` of `hbm_bytes_per_s`.
+    """Return a name with what it is of: `machine.hbm_bytes_per_s` for `hbm_bytes_per_s`.
 
     Raises:
         StudyError: nothing is called so; says what was probably meant.

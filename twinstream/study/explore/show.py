@@ -42,7 +42,7 @@ _FIELD_OF_LINK = {
 
 @dataclass(frozen=True)
 class Found:
-    """What the page shows of a machine: the answer, and the question that it is the answer to."""
+    """A machine on the page: the answer, and the question that it is the answer to."""
 
     machine: str
     asked: State
@@ -74,14 +74,14 @@ def column(one: Found, num_machines: int, command: str) -> html.Div:
 
 
 def _about(answer: Answer) -> list[str]:
-    """How the step is cut, or laid out."""
+    """Say how the step is cut, or laid out."""
     if answer.layout is not None:
         return [answer.layout_text]
     return [workload_line(answer.device_plan[0].workload), *_limited(answer)]
 
 
 def _notes(answer: Answer) -> list[str]:
-    """What to know of the prediction."""
+    """Return notes about the prediction."""
     if answer.layout is None:
         schedule, timeline = answer.device_plan
         return prediction_notes(schedule, answer.machine, timeline)
@@ -95,7 +95,7 @@ def page_of(answer: Answer) -> str:
 
 
 def _limited(answer: Answer) -> list[str]:
-    """Of what memory the plan may take less than one without caps would."""
+    """Say of what memory the plan may take less than one without caps would."""
     caps, usual = answer.device_plan[0].caps, caps_of(answer.machine, None, None)
     pairs = {
         "device": (caps.device_bytes, usual.device_bytes),
@@ -110,7 +110,7 @@ def _limited(answer: Answer) -> list[str]:
 
 
 def ranking_note(shown: Sequence[Found]) -> str | None:
-    """What of the machines' order is not certain."""
+    """Say what of the machines' order is not certain."""
     plans = [(one.machine, one.answer) for one in shown if isinstance(one.answer, Answer)]
     return order_note({machine: Speed(one.tokens_per_s, one.uncertainty) for machine, one in plans})
 
@@ -122,7 +122,7 @@ def _effort(one: Found) -> str:
 
 
 def compared(shown: Sequence[Found]) -> list[html.Div]:
-    """Of many machines: throughput as bars, and beside them all headlines, the fastest on top."""
+    """Draw throughputs of many machines as bars, beside all their headlines, the fastest on top."""
     plans = [(one, one.answer) for one in shown if isinstance(one.answer, Answer)]
     if len(shown) <= MOST_IN_CARDS or not plans:
         return []
@@ -192,7 +192,7 @@ def _cards(one: Found, answer: Answer) -> list[tuple[str, str, str, str]]:
 
 
 def _money(one: Found, answer: Answer) -> list[tuple[str, str, str, str]]:
-    """What a billion tokens come to, where prices are given; a dash where none is of this one."""
+    """Return what a billion tokens cost where prices are given; a dash where none is of it."""
     if not one.asked.price.strip():
         return []
     title, identity = "money a billion tokens", f"money-{one.machine}"
@@ -248,7 +248,7 @@ def timeline_of(machine: str, answer: Answer) -> html.Div:
 
 
 def more_of(answers: Mapping[str, Answer]) -> html.Div:
-    """What 10 % more of each cap and link would bring, by the prices of the lower bound."""
+    """Draw what 10 % more of each cap and link would bring, by the prices of the lower bound."""
     gains = {
         machine: _gains(answer) for machine, answer in answers.items() if answer.layout is None
     }
