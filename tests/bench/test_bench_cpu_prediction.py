@@ -26,7 +26,7 @@ from twinstream.models.presets import load_preset
 from twinstream.models.recipe import BEFORE_NEXT_USE, KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.request import TrainingStep
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import RankTimeline
 from twinstream.schedule.workload import Workload
 
 
@@ -81,8 +81,8 @@ class Row:
 
     case: Case
     share: float | None
-    schedule: ts.Schedule
-    timeline: Timeline
+    schedule: ts.RankSchedule
+    timeline: RankTimeline
     losses: tuple[float, ...]
     num_runs: int
 
@@ -196,7 +196,7 @@ def _measured(case: Case, share: float | None, machine: Machine) -> Row:
     return Row(case, share, schedule, run.timeline, tuple(run.losses), num_runs)
 
 
-def _plan(case: Case, machine: Machine, device_bytes: int | None) -> ts.Schedule:
+def _plan(case: Case, machine: Machine, device_bytes: int | None) -> ts.RankSchedule:
     step = TrainingStep(
         seq_len=case.seq_len,
         tokens_per_step=case.chunk_tokens * case.chunks * case.rounds,

@@ -10,10 +10,10 @@ import pytest
 from tests.front_door.conftest import Files
 from tests.front_door.damaged_documents import as_toml, damaged
 from twinstream import api
+from twinstream.api import simulate
 from twinstream.commands.arguments.inputs import checked_schedule, read_timelines
 from twinstream.commands.arguments.options import Profiles
 from twinstream.commands.schedule_inputs import inputs_of as cluster_inputs
-from twinstream.documents import simulate
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text
 from twinstream.measures.explanation import explain
 from twinstream.measures.metrics import summarize

@@ -8,10 +8,10 @@ from twinstream.hardware_profiles.loader import load_machine_text
 from twinstream.measures.explanation import explain
 from twinstream.measures.residence import STATE, RoleResidence, residence
 from twinstream.planner.policies import compared_names
-from twinstream.schedule.document import Schedule, StepBound
+from twinstream.schedule.document import RankSchedule, StepBound
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST, Carried
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import RankTimeline
 from twinstream.schedule.workload import MachineRef
 
 FAST = load_machine_text('name = "made up"\ndevice = "cpu"\npeak_fp32_flop_per_s = 1e9\n')
@@ -22,13 +22,13 @@ CAPS = {"streaming": "6MiB", "optimal": "6MiB", "layer_offload": "6MiB"}
 
 
 @pytest.fixture(scope="module", params=compared_names())
-def planned(request: pytest.FixtureRequest) -> tuple[Schedule, Timeline]:
+def planned(request: pytest.FixtureRequest) -> tuple[RankSchedule, RankTimeline]:
     policy = request.param
     schedule = ts.plan("tiny", "cpu", step=STEP, policy=policy, device_mem=CAPS.get(policy))
     return schedule, ts.simulate(schedule, "cpu")
 
 
-def with_carried(*pairs: tuple[str, str], without: tuple[str, ...] = ()) -> Schedule:
+def with_carried(*pairs: tuple[str, str], without: tuple[str, ...] = ()) -> RankSchedule:
     """The small schedule with (tensor, slot) pairs carried, without some of its ops."""
     schedule = small_schedule()
     return schedule.model_copy(
@@ -39,7 +39,7 @@ def with_carried(*pairs: tuple[str, str], without: tuple[str, ...] = ()) -> Sche
     )
 
 
-def with_bound(**prices: float) -> Schedule:
+def with_bound(**prices: float) -> RankSchedule:
     bound = StepBound(
         step_s=1.0e-6, family_step_s=0.8e-6, host_s_per_gib=0.0, limits=("compute", "h2d"),
         device_s_per_gib=prices["device"], link_s_per_gb_per_s={"h2d": prices["h2d"], "d2h": 0.0},
@@ -83,7 +83,7 @@ def test_a_home_is_where_content_stays_from_step_to_step(carried, without, home)
     assert homes == {name: 1024 if name == home else 0 for name in HOMES}
 
 
-def _timeline_of(schedule: Schedule) -> Timeline:
+def _timeline_of(schedule: RankSchedule) -> RankTimeline:
     """All ops one after the other, 100 ns each."""
     full = timeline(*[100] * 6)
     number = len(schedule.ops)

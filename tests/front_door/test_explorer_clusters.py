@@ -15,11 +15,10 @@ from tests.helpers.browser import browser_page
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.measures.metrics import rate_text
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, as_cluster
-from twinstream.schedule.cluster.cluster_timeline import as_cluster_timeline
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
-from twinstream.schedule.timeline import Timeline
-from twinstream.simulator.replay import simulate_cluster
+from twinstream.schedule.timeline import RankTimeline, Timeline
+from twinstream.simulator.replay import simulate
 from twinstream.study.explore.answers import Answers, State, StateError
 from twinstream.study.explore.app import explorer
 from twinstream.study.explore.clusters import ShownCluster, clusters_part
@@ -28,10 +27,10 @@ from twinstream.study.explore.show import Found, column, compared, more_of, time
 
 @pytest.fixture(scope="module")
 def shown(cluster_file: Path) -> ShownCluster:
-    schedule = read_document(ClusterSchedule, cluster_file)
+    schedule = read_document(Schedule, cluster_file)
     cluster = load_cluster("h100_dgx")
     machine = machine_of(cluster)
-    line = simulate_cluster(schedule, cluster, machine)
+    line = simulate(schedule, machine, cluster)
     return ShownCluster("mine.json", schedule, line, machine)
 
 
@@ -61,8 +60,8 @@ def test_the_page_draws_the_lanes_below_the_plans(shown):
 def test_one_device_s_schedule_is_shown_as_a_mesh_of_one(files):
     shown = ShownCluster(
         "mine.json",
-        as_cluster(files.read_schedule()),
-        as_cluster_timeline(read_document(Timeline, files.predicted)),
+        Schedule.of_rank(files.read_schedule()),
+        Timeline.of_rank(read_document(RankTimeline, files.predicted)),
         load_machine("cpu"),
     )
     speed = rate_text(call("simulate", files.schedule, "--json").json()["tokens_per_s"])

@@ -11,10 +11,9 @@ from twinstream.hardware_profiles.loader import load_machine_text
 from twinstream.report.trace import trace_of
 from twinstream.report.view import MeshView
 from twinstream.schedule.analysis.comparison import by_rank
-from twinstream.schedule.cluster.cluster_schedule import THE_DEVICE, as_cluster
-from twinstream.schedule.cluster.cluster_timeline import as_cluster_timeline
-from twinstream.schedule.cluster.mesh import Axis, Mesh
+from twinstream.schedule.document import THE_DEVICE, Axis, Mesh, Schedule
 from twinstream.schedule.proof.violations import UnsafeSchedule
+from twinstream.schedule.timeline import Timeline
 
 MACHINE = load_machine_text(
     'name = "made up"\ndevice = "cpu"\npeak_fp32_flop_per_s = 1e9\npeak_bf16_flop_per_s = 1e9'
@@ -30,17 +29,17 @@ def both():
 def test_the_summary_of_a_device_is_that_of_its_mesh(both):
     schedule, line = both
     alone = ts.summarize(schedule, line, MACHINE).model_dump(exclude=set(OF_ONE_DEVICE))
-    mesh = ts.summarize(as_cluster(schedule), as_cluster_timeline(line), MACHINE)
+    mesh = ts.summarize(Schedule.of_rank(schedule), Timeline.of_rank(line), MACHINE)
     assert mesh.model_dump(exclude=set(OF_ONE_DEVICE)) == alone
     assert alone["device_peak_bytes"] == sum(alone["memory_bytes"][THE_DEVICE].values())
-    assert by_rank(schedule, line) == (as_cluster(schedule), as_cluster_timeline(line))
+    assert by_rank(schedule, line) == (Schedule.of_rank(schedule), Timeline.of_rank(line))
 
 
 def test_the_comparison_of_a_mesh_of_one_has_the_errors_of_the_device(both):
     schedule, line = both
     slower = timeline(100, 200, 300, 800, 500, 600, step_ns=2500.0)
     alone = ts.compare(schedule, line, slower)
-    mesh = ts.compare(as_cluster(schedule), as_cluster_timeline(line), as_cluster_timeline(slower))
+    mesh = ts.compare(Schedule.of_rank(schedule), Timeline.of_rank(line), Timeline.of_rank(slower))
     assert (mesh.step_ns, mesh.cold_ns) == (alone.step_ns, alone.cold_ns)
     (rank,) = mesh.ranks
     assert rank.comparison.kinds == alone.kinds
@@ -52,7 +51,7 @@ def test_the_comparison_of_a_mesh_of_one_has_the_errors_of_the_device(both):
 def test_a_trace_of_a_mesh_of_one_is_the_device_s(both):
     schedule, line = both
     alone = trace_of([MeshView("predicted", schedule, line)])
-    mesh = MeshView("predicted", as_cluster(schedule), as_cluster_timeline(line))
+    mesh = MeshView("predicted", Schedule.of_rank(schedule), Timeline.of_rank(line))
     assert trace_of([mesh])["traceEvents"] == alone["traceEvents"]
 
 
@@ -84,7 +83,7 @@ def test_ranks_have_waits_and_counters_in_a_trace_and_the_worst_of_all_are_told(
 
 
 def test_python_writes_the_page_of_a_mesh_from_its_prediction(both, tmp_path):
-    schedule, line = as_cluster(both[0]), as_cluster_timeline(both[1])
+    schedule, line = Schedule.of_rank(both[0]), Timeline.of_rank(both[1])
     path = tmp_path / "mesh.html"
     with pytest.raises(UnsafeSchedule, match="will not be run"):  # a sketch of a schedule
         ts.write_report(path, schedule, MACHINE)
@@ -96,8 +95,8 @@ def test_of_several_ranks_the_flops_of_all_count_against_the_peak_of_all(both):
     schedule, line = both
     alone = ts.summarize(schedule, line, MACHINE)
     four = Mesh(axes=(Axis(name="dp", size=4),), ranks_per_node=4)
-    mesh = as_cluster(schedule).model_copy(update={"mesh": four})
-    found = ts.summarize(mesh, as_cluster_timeline(line), MACHINE)
+    mesh = Schedule.of_rank(schedule).model_copy(update={"mesh": four})
+    found = ts.summarize(mesh, Timeline.of_rank(line), MACHINE)
     assert found.num_gpus == 4
     assert found.hfu == pytest.approx(alone.hfu)  # each executes what one does
     assert found.mfu == pytest.approx(alone.mfu / 4)  # the model's FLOPs are of the whole step

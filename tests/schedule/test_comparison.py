@@ -5,10 +5,10 @@ import pytest
 from tests.helpers.sketches import feed, op, sketch, timeline
 from twinstream.schedule.analysis.comparison import Pair, compare
 from twinstream.schedule.ops import Label, Op
-from twinstream.schedule.timeline import Timeline, TimelineMismatch
+from twinstream.schedule.timeline import RankTimeline, TimelineMismatch
 
 
-def lasting(ops, *passes, step_ns=100.0) -> Timeline:
+def lasting(ops, *passes, step_ns=100.0) -> RankTimeline:
     """Passes as lists of durations; every op starts at its position times 1000."""
     spans = ([(1000 * i, 1000 * i + ns) for i, ns in enumerate(one)] for one in passes)
     return timeline(ops, *spans, step_ns=step_ns)

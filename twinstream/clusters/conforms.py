@@ -1,6 +1,6 @@
-"""Prove that the stages of a cluster's schedule together train the whole model, and nothing else.
+"""Prove that the ranks of a schedule together train the whole model, and nothing else.
 
-`verify` and `verify_cluster` prove that every op finds what it names. Here it is proven that the
+`verify` proves that every op finds what it names. Here it is proven that the
 ops are those of the layout: every class has the tasks and the communication of its stage, as they
 come out when the document's own model, layout and batch are lowered again; and, without a look at
 that, that over all stages every layer runs every microbatch forward and backward once and every
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from twinstream.clusters.pipeline import layout_in
 from twinstream.clusters.refusals import refusals_of
-from twinstream.models.lowering.lower import lower
+from twinstream.models.lowering.lower import lower, lower_again
 from twinstream.models.lowering.priced.chain import with_some_kernels
 from twinstream.models.lowering.priced.groups import mesh_of
 from twinstream.models.parallel.job import Job
@@ -23,11 +23,11 @@ from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe, megatron_recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import COMMUNICATE, Chain, Task
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
-from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import TwinstreamError, require
+from twinstream.schedule.document import RankClass, RankSchedule, Schedule
+from twinstream.schedule.errors import ArgumentError, TwinstreamError, require
+from twinstream.schedule.files import DocumentError
 from twinstream.schedule.ops import Communicate, Compute, TaskOperand
-from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.conforms import conforms as conforms_to_chain
 from twinstream.schedule.proof.violations import (
     CallDiffers,
     OperandsDiffer,
@@ -42,9 +42,25 @@ from twinstream.schedule.workload import Workload
 _MOST_TOLD = 20
 
 
-def conforms_cluster(schedule: ClusterSchedule) -> list[Violation]:
-    """All differences found, at most 20 of each class; an empty list is a proof."""
-    require("schedule", schedule, ClusterSchedule)
+def conforms(schedule: Schedule, chain: Chain | None = None) -> list[Violation]:
+    """Return all in which a schedule differs from the training step that it says it computes.
+
+    An empty list is a proof that it computes that, all of it and nothing else. Of ranks of a layout
+    at most 20 differences of each class are told.
+
+    Args:
+        chain: of one device, the step that it should compute; by default its own model, workload
+            and recipe are lowered again, as those of a layout are for every stage.
+
+    Raises:
+        TwinstreamError: its model or recipe is not valid, or far too large for its ops.
+    """
+    require("schedule", schedule, Schedule)
+    if schedule.is_one_device:
+        own = schedule.only
+        return conforms_to_chain(own, chain_of(own) if chain is None else chain)
+    if chain is not None:
+        raise ArgumentError("chain: a mesh has one for each stage: leave it out")
     if is_executable(schedule):
         return conforms_ranks(schedule)
     try:
@@ -68,7 +84,23 @@ def conforms_cluster(schedule: ClusterSchedule) -> list[Violation]:
     return [*found, *list(_uncovered(schedule, job))[:_MOST_TOLD]]
 
 
-def _of_document(schedule: ClusterSchedule, layout: Layout) -> Iterator[Violation]:
+def chain_of(schedule: RankSchedule) -> Chain:
+    """Return the chain that a schedule says it was planned for.
+
+    Raises:
+        TwinstreamError: its model or recipe is not valid, or far too large for its ops.
+    """
+    work, layers = schedule.workload, schedule.model.spec.get("num_layers")
+    blocks = work.rounds_per_step * work.chunks_per_round * (layers if type(layers) is int else 1)
+    if blocks > len(schedule.ops):  # do not lower what a slip made astronomical
+        raise DocumentError(
+            f"the schedule's workload and model have {blocks:,} blocks to compute, but it has only "
+            f"{len(schedule.ops):,} ops; is 'workload' or 'model' damaged?"
+        )
+    return lower_again(schedule)
+
+
+def _of_document(schedule: Schedule, layout: Layout) -> Iterator[Violation]:
     """What the document says of the whole step, which its classes give."""
     first = schedule.of(schedule.classes[0])
     replicas = layout.dp if is_executable(schedule) else 1
@@ -96,13 +128,13 @@ def _of_document(schedule: ClusterSchedule, layout: Layout) -> Iterator[Violatio
         yield WorkDiffers("sequence_parallel is false, where tp 1 splits no sequence")
 
 
-def require_conforming_cluster(schedule: ClusterSchedule) -> None:
-    """Raise UnsafeSchedule unless `conforms_cluster` finds nothing."""
-    if found := conforms_cluster(schedule):
+def require_conforming(schedule: Schedule) -> None:
+    """Raise UnsafeSchedule unless `conforms` finds nothing."""
+    if found := conforms(schedule):
         raise UnsafeSchedule(found)
 
 
-def _job_of(schedule: ClusterSchedule) -> Job:
+def _job_of(schedule: Schedule) -> Job:
     """The job that the document says it was lowered from; earlier ones do not tell the recipe."""
     recipe = dict(schedule.of(schedule.classes[0]).recipe)
     if not recipe:
@@ -116,7 +148,7 @@ def _job_of(schedule: ClusterSchedule) -> Job:
 
 
 def _of_stages(
-    schedule: ClusterSchedule, differences: Callable[[RankClass, int], Iterator[Violation]]
+    schedule: Schedule, differences: Callable[[RankClass, int], Iterator[Violation]]
 ) -> list[Violation]:
     """What differs in each class, which is to be of one stage."""
     found: list[Violation] = []
@@ -129,7 +161,7 @@ def _of_stages(
     return found
 
 
-def _uncovered(schedule: ClusterSchedule, job: Job) -> Iterator[Violation]:
+def _uncovered(schedule: Schedule, job: Job) -> Iterator[Violation]:
     """Layers times microbatches, forward and backward, over one class of each stage."""
     stages = {
         one.cell("pp", schedule.mesh.length("pp")): schedule.of(one) for one in schedule.classes
@@ -179,36 +211,37 @@ def _count(op: Compute, passes: dict[str, Counter[tuple[int, int]]], updates: Co
                     counted[int(name), j] += 1
 
 
-def is_executable(schedule: ClusterSchedule) -> bool:
+def is_executable(schedule: Schedule) -> bool:
     """Whether a document's stages were planned for kernels that twinstream has."""
     return all(part.recipe and _vector(part) != "megatron" for part in schedule.schedules.values())
 
 
-def _vector(part: Schedule) -> object:
+def _vector(part: RankSchedule) -> object:
     kernels = part.recipe.get("kernels")
     return kernels.get("vector") if isinstance(kernels, dict) else None
 
 
-def conforms_ranks(schedule: ClusterSchedule) -> list[Violation]:
+def conforms_ranks(schedule: Schedule) -> list[Violation]:
     """All differences found, at most 20 of each class; an empty list is a proof."""
-    spec = ModelSpec.model_validate(schedule.model)
     try:
-        layout = layout_in(schedule)
+        spec, layout = ModelSpec.model_validate(schedule.model), layout_in(schedule)
     except ValidationError as error:
-        return [CallDiffers(f"the document's layout is none: {error.errors()[0]['msg']}")]
+        told = error.errors()[0]
+        where = ".".join(map(str, told["loc"]))
+        return [CallDiffers(f"the document's model or layout is none, at '{where}': {told['msg']}")]
     if {"pp": layout.pp, "dp": layout.dp} != _degrees(schedule):
         return [CallDiffers("the mesh is not that of the document's layout")]
     found = _of_stages(schedule, lambda one, stage: _of_rank(schedule, one, stage, (spec, layout)))
     return [*_of_document(schedule, layout), *found]
 
 
-def _degrees(schedule: ClusterSchedule) -> dict[str, int]:
+def _degrees(schedule: Schedule) -> dict[str, int]:
     lengths = {axis.name: axis.size for axis in schedule.mesh.axes}
     return {"pp": 1, "dp": 1} | lengths
 
 
 def _of_rank(
-    schedule: ClusterSchedule, one: RankClass, stage: int, laid_out: tuple[ModelSpec, Layout]
+    schedule: Schedule, one: RankClass, stage: int, laid_out: tuple[ModelSpec, Layout]
 ) -> Iterator[Violation]:
     part, (spec, layout) = schedule.of(one), laid_out
     own, workload = part.workload, workload_of_rounds(part, layout)
@@ -227,18 +260,18 @@ def _of_rank(
     yield from _of_class(one, part, chain)
 
 
-def _of_class(one: RankClass, part: Schedule, chain: Chain) -> Iterator[Violation]:
+def _of_class(one: RankClass, part: RankSchedule, chain: Chain) -> Iterator[Violation]:
     if part.model != chain.model:
         yield WorkDiffers(
             f"class '{one.name}' is of model {part.model.name} ({part.model.content_hash}), the "
             f"document of {chain.model.name} ({chain.model.content_hash})"
         )
-    for violation in conforms(part, _silent(chain), of_mesh=True):
+    for violation in conforms_to_chain(part, _silent(chain), of_mesh=True):
         yield type(violation)(f"class '{one.name}': {violation.message}")
     yield from _communications(one, part, chain)
 
 
-def workload_of_rounds(part: Schedule, layout: Layout) -> Workload | None:
+def workload_of_rounds(part: RankSchedule, layout: Layout) -> Workload | None:
     """A class has all microbatches as chunks of one round; here each is a round.
 
     None where they are not rounds of whole chunks.
@@ -261,7 +294,7 @@ def _silent(chain: Chain) -> Chain:
     return chain.model_copy(update={"tasks": tasks})
 
 
-def _communications(one: RankClass, part: Schedule, chain: Chain) -> Iterator[Violation]:
+def _communications(one: RankClass, part: RankSchedule, chain: Chain) -> Iterator[Violation]:
     """Each thing that the chain says is said once, of the same tensors, to the same ranks."""
     wanted = {task.task_id: task for task in chain.tasks if _is_said(chain, task)}
     given = {op.op_id: op for op in part.ops if isinstance(op, Communicate)}

@@ -1,7 +1,7 @@
 """A cluster's schedule within the memories of its nodes: each class planned by the planner.
 
 Layers of one microbatch are one task to the planner, with what is said inside them; what it decides
-is simulated with all stages, and all that they share, by `simulate_cluster`.
+is simulated with all stages, and all that they share, by `simulate`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,16 +19,15 @@ from twinstream.planner.planner import gc_paused
 from twinstream.planner.request import caps_of
 from twinstream.planner.search.one_chain import OneChain, plan_of_chain
 from twinstream.schedule.chain import COMMUNICATE, Chain, SlotPools, Task
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
+from twinstream.schedule.cluster.verify import require_safe
 from twinstream.schedule.cost import Work
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Communicate, Compute, KernelCall, Label, TaskOperand
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE, Tensor
+from twinstream.schedule.timeline import Timeline
 from twinstream.simulator.network_costs import ClusterCosts, share_of
 from twinstream.simulator.replay import replay_cluster, steady_state
 
@@ -75,12 +74,12 @@ class OffloadError(TwinstreamError):
 
 
 def offloaded(
-    document: ClusterSchedule,
+    document: Schedule,
     job: Job,
     cluster: Cluster,
     machine: Machine,
     caps: Caps | None = None,
-) -> ClusterSchedule:
+) -> Schedule:
     """The document with every stage within its GPUs' memory and their share of the host's.
 
     What a stage keeps where and when it is copied is for the ordinary planner, which sees each
@@ -105,7 +104,7 @@ def offloaded(
     with gc_paused():
         costs = ClusterCosts(document, cluster, machine)
         timeline = replay_cluster(document, costs, cluster.name, num_passes=2)
-        schedules: dict[str, Schedule] = {}
+        schedules: dict[str, RankSchedule] = {}
         for stage, one in enumerate(document.classes):
             schedule = document.of(one)
             if room is None or arena_bytes(schedule, DEVICE) <= room:
@@ -117,7 +116,7 @@ def offloaded(
             planned = _planned(one.name, whole, share, caps)
             schedules[one.schedule] = planned.model_copy(update={"machine": schedule.machine})
         found = in_one_order(document.model_copy(update={"schedules": schedules}))
-    require_safe_cluster(found)
+    require_safe(found)
     return found
 
 
@@ -132,17 +131,17 @@ class _Times:
 @dataclass(frozen=True)
 class _Stage:
     chain: Chain
-    resident: Schedule
+    resident: RankSchedule
     times: _Times
 
 
-def _times(timeline: ClusterTimeline, name: str, schedule: Schedule) -> _Times:
+def _times(timeline: Timeline, name: str, schedule: RankSchedule) -> _Times:
     starts = timeline.classes[name].passes[-1].start_ns
     ids = [op.op_id for op in schedule.ops]
     return _Times(dict(zip(ids, starts, strict=True)), timeline.step_ns)
 
 
-def _planned(name: str, stage: _Stage, machine: Machine, caps: Caps) -> Schedule:
+def _planned(name: str, stage: _Stage, machine: Machine, caps: Caps) -> RankSchedule:
     """The stage's schedule with copies, within the caps.
 
     Where nothing fits otherwise, what is exchanged gets its bytes from the planner, too.
@@ -162,7 +161,7 @@ def _planned(name: str, stage: _Stage, machine: Machine, caps: Caps) -> Schedule
     )  # fmt: skip
 
 
-def bytes_by_role(schedule: Schedule) -> dict[str, int]:
+def bytes_by_role(schedule: RankSchedule) -> dict[str, int]:
     """Of the slots of a stage with everything on the device, by class of tensor."""
     roles = {tensor.tensor_id: tensor.role for tensor in schedule.tensors}
     sizes = {slot.slot_id: slot.size_bytes for slot in schedule.slots}

@@ -10,7 +10,7 @@ from twinstream.planner.choices import Choices
 from twinstream.planner.emit.merged_chain import MergedChain, without_tensors
 from twinstream.planner.search.one_chain import OneChain, plan_of_chain
 from twinstream.schedule.chain import COMMUNICATE, Chain, SlotPools, Task
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import TaskOperand
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE
@@ -24,7 +24,7 @@ _SPARE = 2  # slots of messages that are left free
 class PlannedStage:
     """A stage's schedule; `alone_ns` is what its step takes if all it says takes no time."""
 
-    schedule: Schedule
+    schedule: RankSchedule
     alone_ns: float
 
 

@@ -18,11 +18,10 @@ from twinstream.planner.choices import KINDS, RECOMPUTE_LEVELS, Choices, Home
 from twinstream.planner.planner import Planner, gc_paused
 from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
 from twinstream.schedule.analysis.idle import shares_of
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
+from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.network_costs import ClusterCosts, share_of
 from twinstream.simulator.replay import replay_cluster, simulate, steady_state
@@ -175,8 +174,8 @@ class Prepared:
         return _further(self.job, self._counts)
 
     def _timed(
-        self, documents: Sequence[ClusterSchedule], cluster: Cluster, machine: Machine
-    ) -> list[ClusterTimeline]:
+        self, documents: Sequence[Schedule], cluster: Cluster, machine: Machine
+    ) -> list[Timeline]:
         return [
             replay_cluster(
                 document, ClusterCosts(document, cluster, machine), cluster.name, num_passes=2
@@ -224,7 +223,7 @@ def _counts(job: Job) -> tuple[int, ...]:
     return counts
 
 
-def _most_bytes(documents: Sequence[ClusterSchedule], tier: Tier) -> int:
+def _most_bytes(documents: Sequence[Schedule], tier: Tier) -> int:
     """Of the fullest stage's arena."""
     return max(arena_bytes(one, tier) for each in documents for one in each.schedules.values())
 
@@ -244,7 +243,7 @@ def without_reduction(cluster: Cluster) -> Cluster:
     )
 
 
-def document_of(job: Job, cluster: Cluster) -> ClusterSchedule:
+def document_of(job: Job, cluster: Cluster) -> Schedule:
     """The whole step as a document."""
     machine = MachineRef(name=cluster.name, content_hash=cluster.name)
     return assembled(job, cluster.count("gpus_per_node"), machine)
@@ -256,9 +255,7 @@ def _room_bytes(caps: Caps, machine: Machine) -> int:
     return round(machine.number("device_memory_bytes")) if has is None else has
 
 
-def planned_document(
-    job: Job, cluster: Cluster, caps: Caps | None = None
-) -> ClusterSchedule | Schedule:
+def planned_document(job: Job, cluster: Cluster, caps: Caps | None = None) -> Schedule:
     """The whole step as a document, planned within the memories of the cluster's nodes, or caps of
     a GPU; of one GPU the schedule of that alone.
 
@@ -281,7 +278,7 @@ def planned_document(
     return document
 
 
-def memory_of(schedule: Schedule) -> dict[str, int]:
+def memory_of(schedule: RankSchedule) -> dict[str, int]:
     """Bytes of a stage's slots by class of tensor."""
     roles = {tensor.tensor_id: tensor.role for tensor in schedule.tensors}
     held: dict[str, str] = {}
@@ -343,7 +340,8 @@ def predicted_alone(job: Job, schedule: Schedule, machine: Machine) -> Predictio
     return Prediction(
         step_s=timeline.step_ns / 1e9,
         memory={
-            "arena": arena_bytes(schedule, DEVICE), "reserve": schedule.caps.outside_arena_bytes
+            "arena": arena_bytes(schedule.only, DEVICE),
+            "reserve": schedule.caps.outside_arena_bytes,
         },
         room_bytes=_room_bytes(schedule.caps, machine),
         model_flops=schedule.model_flops,
@@ -351,11 +349,11 @@ def predicted_alone(job: Job, schedule: Schedule, machine: Machine) -> Predictio
         tokens_per_step=schedule.workload.tokens_per_step,
         peak_flop_per_s=machine.number(_peak_of(job)),
         shares=shares_of([schedule], [timeline]),
-        host_bytes=arena_bytes(schedule, HOST),
+        host_bytes=arena_bytes(schedule.only, HOST),
     )  # fmt: skip
 
 
-def _own_document(job: Job, cluster: Cluster, machine: Machine, caps: Caps) -> ClusterSchedule:
+def _own_document(job: Job, cluster: Cluster, machine: Machine, caps: Caps) -> Schedule:
     """Every stage planned by the planner, for one rank's share of a node."""
     share = share_of(machine, _on_node(cluster, job.layout.num_gpus))
     stages = Stages(job.shape, job.workload, job.recipe, job.layout)

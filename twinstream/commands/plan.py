@@ -25,7 +25,6 @@ from twinstream.commands.plan_screens import (
 from twinstream.models.parallel.layout import LayoutError
 from twinstream.options.option_group import MEMORY, WHERE
 from twinstream.planner.warm_start import WarmStartError
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
 from twinstream.study.layouts import ChoiceOfLayouts
@@ -113,7 +112,7 @@ def answered(query: Query, known: Mapping[Path, Schedule], *, quiet: bool) -> tu
         with progress(told, quiet=quiet):
             schedule = query.planned(list(known.values()))
     except WarmStartError as error:
-        path = next(path for path, plan in known.items() if plan is error.plan)
+        path = next(path for path, plan in known.items() if plan.only is error.plan)
         raise WarmStartError(error.plan, f"--warm-start {path}", error.why) from None
     seconds = time.perf_counter() - start_s
     with progress("simulating", quiet=quiet):
@@ -121,7 +120,7 @@ def answered(query: Query, known: Mapping[Path, Schedule], *, quiet: bool) -> tu
         return PlannedStep.predicted(schedule, query.request, is_known=is_known), seconds
 
 
-def _document(answer: Answer) -> Schedule | ClusterSchedule:
+def _document(answer: Answer) -> Schedule:
     if isinstance(answer, LaidOutStep):
         return answer.document()
     assert isinstance(answer, PlannedStep | RanksStep)

@@ -173,17 +173,18 @@ def narrow(notes: Sequence[str]) -> list[Constrain]:
 
 
 def describe(schedule: Schedule) -> dict[str, object]:
-    """What a schedule is about, for JSON."""
+    """Say what one device's schedule is about, for JSON."""
+    own = schedule.only
     return {
-        "model": schedule.model.name,
+        "model": own.model.name,
         "machine": schedule.machine.name,
         "policy": schedule.policy,
         "kernels": schedule.recipe.get("kernels"),
         "recipe": schedule.recipe,
-        "runs_here": (why := why_schedule_not_here(schedule)) is None,
+        "runs_here": (why := why_schedule_not_here(own)) is None,
         "why_not_here": why,
-        "nondeterministic": nondeterministic_kernels(schedule),
-        "num_ops": len(schedule.ops),
+        "nondeterministic": nondeterministic_kernels(own),
+        "num_ops": len(own.ops),
         "workload": schedule.workload,
         "caps": schedule.caps,
         "bound": schedule.bound,

@@ -16,7 +16,7 @@ from twinstream.models.flops import SavedLevel
 from twinstream.models.presets import load_preset
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.planner import gc_paused
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.workload import MachineRef
 
 SIMULATED_ROUNDS = 3
@@ -59,8 +59,8 @@ class Cell:
     """
 
     key: CellKey
-    schedule: Schedule
-    timed: Schedule
+    schedule: RankSchedule
+    timed: RankSchedule
     rounds_per_step: int
     tokens_per_step: int
 

@@ -8,7 +8,7 @@ from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.presets import is_preset
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.python_file import split_name
 from twinstream.schedule.sizes import parse_number
@@ -40,10 +40,10 @@ class OwnCell:
     """The schedule of a row, planned for one profile and timed on any."""
 
     key: OwnKey
-    schedule: Schedule
+    schedule: RankSchedule
 
     @property
-    def timed(self) -> Schedule:
+    def timed(self) -> RankSchedule:
         """The schedule with the kernels that ran, which are those of the plan."""
         return self.schedule
 
@@ -80,7 +80,7 @@ def own_cell(row: MeasuredRow, machine: Machine) -> OwnCell:
         raise
     except TwinstreamError as error:
         raise _at(row, str(error)) from None
-    return OwnCell(own_key(row), schedule)
+    return OwnCell(own_key(row), schedule.only)
 
 
 @cache

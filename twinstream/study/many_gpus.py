@@ -30,7 +30,6 @@ from twinstream.measures.uncertainty import Uncertainty, uncertainty_of_job
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.study.layouts import ChoiceOfLayouts, LayoutAnswer
 from twinstream.study.query import (
@@ -86,7 +85,7 @@ class LaidOutStep(LayoutAnswer):
             caps=caps,
         )  # fmt: skip
 
-    def document(self) -> ClusterSchedule | Schedule:
+    def document(self) -> Schedule:
         """The whole step of all ranks, of a single one alone."""
         best = None if self.searched is None else self.searched.best[0]
         if best is not None and best.schedule is not None and best.job is self.job:

@@ -257,8 +257,8 @@ class DeviceQuery(Query):
         if not isinstance(answer, PlannedStep) or not self._is_of(answer):
             raise StudyError("the plan from before is of another step, model or recipe")
         schedule, caps = answer.schedule, self.request.caps
-        if not fits(schedule, caps):
-            needs = [gib(arena_bytes(schedule, tier)) for tier in (DEVICE, HOST)]
+        if not fits(schedule.only, caps):
+            needs = [gib(arena_bytes(schedule.only, tier)) for tier in (DEVICE, HOST)]
             raise StudyError(
                 f"the plan from before needs {needs[0]} of device memory, and "
                 f"{needs[1]} of host memory, beside what the device keeps back"
@@ -267,8 +267,9 @@ class DeviceQuery(Query):
 
     def adopted(self, answer: Answer) -> PlannedStep:
         assert isinstance(answer, PlannedStep)
-        schedule = Planner(steady_state).fastest_of(None, [answer.schedule], self.request)
-        return PlannedStep.predicted(schedule, self.request, is_known=True)
+        known = [answer.schedule.only]
+        best = Schedule.of_rank(Planner(steady_state).fastest_of(None, known, self.request))
+        return PlannedStep.predicted(best, self.request, is_known=True)
 
     def _is_of(self, answer: PlannedStep) -> bool:
         """Whether the answer's plan is of this step, so that it could be this query's, too."""

@@ -23,8 +23,8 @@ from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.planner import gc_paused
 from twinstream.planner.request import PlanRequest, TrainingStep
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import MachineRef
 from twinstream.study.layouts import ChoiceOfLayouts, LayoutAnswer
 from twinstream.study.one_device import DeviceQuery
@@ -55,7 +55,7 @@ class RanksStep(LayoutAnswer):
     recipe: Recipe
     chosen: ChosenLayout
     place: Place
-    schedule: ClusterSchedule
+    schedule: Schedule
     summary: Summary
 
     @property
@@ -63,7 +63,7 @@ class RanksStep(LayoutAnswer):
         return self.place.cluster.name, *place_names(self.place.machine)
 
     @property
-    def timeline(self) -> ClusterTimeline:
+    def timeline(self) -> Timeline:
         """What is predicted of every class of ranks."""
         return self.chosen.predicted
 

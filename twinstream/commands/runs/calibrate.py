@@ -7,13 +7,12 @@ from typing import Annotated
 import typer
 
 from twinstream.commands.arguments import options
-from twinstream.commands.arguments.inputs import checked_schedule, read_timelines
+from twinstream.commands.arguments.inputs import checked_schedule, read_timeline
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.runs.calibrating_collectives import calibrate_collectives
 from twinstream.commands.runs.calibrating_ranks import calibrate_ranks
 from twinstream.commands.runs.calibrating_steps import calibrate_steps
-from twinstream.commands.schedule_inputs import holds_cluster
 from twinstream.fidelity.cell_workers import CellWorkers
 from twinstream.fidelity.fit_report import (
     ending,
@@ -30,6 +29,7 @@ from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.measured_table import read_measured
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.schedule.document import Schedule
 
 Base = Annotated[
     str | None,
@@ -111,14 +111,15 @@ def calibrate(  # noqa: PLR0913
             "--schedule and --timeline), or --cluster and --collectives FILE or --steps FILE"
         )
     profile = load_machine(base)
-    if schedule is not None and timeline is not None and holds_cluster(schedule):
-        calibrate_ranks(profile, schedule, timeline, output, anyway=anyway, as_json=as_json)
-        return
     if measured is not None and schedule is None and timeline is None:
         fit = _table_fit(profile, measured, cells, only or [], quiet=as_json)
         told = measured.name
     elif measured is None and schedule is not None and timeline is not None:
-        fit = _timeline_fit(profile, schedule, timeline, quiet=as_json)
+        document = checked_schedule(schedule)
+        if not document.is_one_device:
+            calibrate_ranks(profile, document, timeline, output, anyway=anyway, as_json=as_json)
+            return
+        fit = _timeline_fit(profile, document, timeline, quiet=as_json)
         told = timeline.name
     else:
         raise CalibrationError(
@@ -168,9 +169,7 @@ def _table_fit(
             return fit_table(profile, chosen, step, workers)
 
 
-def _timeline_fit(profile: Machine, schedule: Path, timeline: Path, *, quiet: bool) -> Fit:
-    document = checked_schedule(schedule)
-    _, measured = read_timelines(None, timeline, "--timeline")
-    assert measured is not None
+def _timeline_fit(profile: Machine, document: Schedule, timeline: Path, *, quiet: bool) -> Fit:
+    measured = read_timeline(timeline, "measured", "--timeline")
     with progress("fitting: replays", quiet=quiet) as step:
-        return fit_timelines(profile, [(document, measured)], step)
+        return fit_timelines(profile, [(document.only, measured.only)], step)

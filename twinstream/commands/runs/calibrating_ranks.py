@@ -3,19 +3,21 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
+from twinstream.commands.arguments.inputs import read_timeline
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.schedule_inputs import measured_of_cluster, read_cluster
 from twinstream.fidelity.fit_report import fit_json, observation_table, parameter_table
 from twinstream.fidelity.ranks_fit import fit_ranks
 from twinstream.hardware_profiles.clusters.curves import CollectiveCurve
 from twinstream.hardware_profiles.clusters.loader import save_with_node
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.timeline import require_timeline_of
 
 
 def calibrate_ranks(
     base: Machine,
-    schedule: Path,
+    document: Schedule,
     timeline: Path,
     output: Path | None,
     *,
@@ -36,9 +38,9 @@ def calibrate_ranks(
     name = output.stem if output else "ranks"
     told = f"{timeline.name} on {datetime.now(UTC).date().isoformat()}"
     with progress(f"fitting to {timeline}", quiet=as_json):
-        document = read_cluster(schedule)
-        run = document, measured_of_cluster(document, timeline)
-        found = fit_ranks(base, [run], name, told)
+        measured = read_timeline(timeline, "measured", "--timeline")
+        require_timeline_of(document, measured)
+        found = fit_ranks(base, [(document, measured)], name, told)
     try:
         if output is not None:
             if not anyway:

@@ -26,7 +26,7 @@ from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline
 from twinstream.screens.layout_screen import money_text, range_text
 from twinstream.screens.tables import readable, seconds, workload_line
-from twinstream.simulator.replay import simulate, simulate_cluster
+from twinstream.simulator.replay import simulate
 from twinstream.study.explore.answers import State
 from twinstream.study.explore.clusters import ShownCluster, graph
 from twinstream.study.many_gpus import LaidOutStep
@@ -106,9 +106,9 @@ def _drawn(answer: Answer) -> tuple[Schedule, Machine, Timeline] | ShownCluster:
         return answer.schedule, answer.machine, answer.timeline
     assert isinstance(answer, LaidOutStep)
     machine, cluster, document = machine_of(answer.cluster), answer.cluster, answer.document()
-    if isinstance(document, Schedule):
+    if document.is_one_device:
         return document, machine, simulate(document, machine)
-    timeline = simulate_cluster(document, cluster, machine)
+    timeline = simulate(document, machine, cluster)
     return ShownCluster(cluster.name, document, timeline, machine)
 
 

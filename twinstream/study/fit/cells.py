@@ -313,7 +313,7 @@ def _predicted(asked: _Asked, found: PlannedStep, make: Callable[..., FitCell]) 
     return make(
         tokens_per_s=found.tokens_per_s, error=found.uncertainty.mean, mfu=found.mfu,
         limits=found.limits, gap=found.gap, device_bytes=found.device_bytes,
-        host_bytes=found.host_bytes, checkpoint_bytes=checkpoint_bytes(found.schedule),
+        host_bytes=found.host_bytes, checkpoint_bytes=checkpoint_bytes(found.schedule.only),
         hours=hours, kept_in=_kept_in(found), not_on_gpus=_not_on_gpus(found),
         money=None if hours is None or price is None else hours * price,
     )  # fmt: skip
@@ -321,7 +321,7 @@ def _predicted(asked: _Asked, found: PlannedStep, make: Callable[..., FitCell]) 
 
 def _kept_in(found: PlannedStep) -> str:
     recipe = Recipe.model_validate(found.schedule.recipe)
-    dtype = model_of(found.schedule.model).dtype
+    dtype = model_of(found.schedule.only.model).dtype
     state, gradients = recipe.state_of(dtype), recipe.gradient_dtype(dtype)
     trained = "weights" if recipe.lora is None else "adapters"
     numbers = {"8bit": "8 bits", "float32_master": "float32 beside a float32 master"}
