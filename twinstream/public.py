@@ -33,10 +33,10 @@ from twinstream.run_settings import RunSettings
 from twinstream.schedule.analysis.comparison import Comparison, compare
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cluster.verify import verify
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.proof.violations import Violation
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import RankTimeline, Timeline
 from twinstream.schedule.workload import Packing
 from twinstream.simulator.replay import SteadyState, steady_state
 from twinstream.study.fit.cells import FitCell, FitQuestion, FitTable, OwnLengths, fit
@@ -88,6 +88,8 @@ __all__ = [
     "Prepared",
     "Property",
     "Query",
+    "RankSchedule",
+    "RankTimeline",
     "RankedLayout",
     "Recipe",
     "Run",

@@ -81,7 +81,7 @@ class Row:
 
     case: Case
     share: float | None
-    schedule: ts.RankSchedule
+    schedule: ts.Schedule
     timeline: RankTimeline
     losses: tuple[float, ...]
     num_runs: int
@@ -196,7 +196,7 @@ def _measured(case: Case, share: float | None, machine: Machine) -> Row:
     return Row(case, share, schedule, run.timeline, tuple(run.losses), num_runs)
 
 
-def _plan(case: Case, machine: Machine, device_bytes: int | None) -> ts.RankSchedule:
+def _plan(case: Case, machine: Machine, device_bytes: int | None) -> ts.Schedule:
     step = TrainingStep(
         seq_len=case.seq_len,
         tokens_per_step=case.chunk_tokens * case.chunks * case.rounds,

@@ -60,7 +60,7 @@ def planned(
     kernels = attention and KernelChoice(vector="triton", attention=attention)
     step = TrainingStep(SEQ_LEN, tokens_per_step, recipe=Recipe(lora=lora, kernels=kernels))
     request = PlanRequest.of(MODEL, MACHINE, step=step, **LIMITS, choices=choices)
-    return Planner(steady_state).plan(request, name_caps=False)
+    return Planner(steady_state).plan(request, name_caps=False).only
 
 
 def speed_of(plan: RankSchedule) -> float:

@@ -1,4 +1,4 @@
-"""Speed of `verify_cluster` on a pipeline of 16 stages of 8,192 ranks each.
+"""Speed of `verify` on a pipeline of 16 stages of 8,192 ranks each.
 
 pytest tests/bench/test_bench_verify_cluster.py -m bench -s
 """

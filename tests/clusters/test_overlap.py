@@ -61,7 +61,7 @@ def test_a_layers_gradient_is_summed_beside_the_backward_of_the_layer_before(zer
 @pytest.mark.parametrize("zero", [0, 3])
 def test_a_step_is_shorter_with_its_sums_beside_the_backward_pass(zero):
     step_ns = [
-        simulate(planned(zero=zero, dp_overlap=overlaps), CLUSTER, MACHINE).step_ns
+        simulate(planned(zero=zero, dp_overlap=overlaps), MACHINE, CLUSTER).step_ns
         for overlaps in (True, False)
     ]
     assert step_ns[0] < step_ns[1]

@@ -13,9 +13,9 @@ from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import megatron_recipe
 from twinstream.report.view import MeshView, View
-from twinstream.schedule.document import RankSchedule
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document, write_document
-from twinstream.schedule.timeline import RankTimeline
+from twinstream.schedule.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Files:
     predicted: Path
     measured: Path
 
-    def read_schedule(self) -> RankSchedule:
-        return read_document(RankSchedule, self.schedule)
+    def read_schedule(self) -> Schedule:
+        return read_document(Schedule, self.schedule)
 
 
 @pytest.fixture(scope="session")
@@ -80,6 +80,6 @@ def meshes(files: Files) -> list[MeshView]:
     """The predicted and the measured timeline of the files' schedule."""
     schedule = files.read_schedule()
     return [
-        MeshView(name, schedule, read_document(RankTimeline, path))
+        MeshView(name, schedule, read_document(Timeline, path))
         for name, path in (("predicted", files.predicted), ("measured", files.measured))
     ]

@@ -31,7 +31,7 @@ def test_python_and_the_command_line_plan_alike(model, machine, step, caps, tmp_
     assert (
         call("plan", "--model", model, "--machine", machine, *words, *flags, "-o", path).code == 0
     )
-    assert read_document(ts.RankSchedule, path) == ts.plan(model, machine, step=step, **caps)
+    assert read_document(ts.Schedule, path) == ts.plan(model, machine, step=step, **caps)
 
 
 def test_the_readmes_example_works():
@@ -54,7 +54,7 @@ def test_a_plan_stays_within_its_device_cap():
 def test_what_others_do_is_planned_and_simulated_on_the_chain_that_it_needs(policy):
     schedule = ts.plan("tiny", "cpu", step=STEP, policy=policy)
     assert ts.verify(schedule) == []
-    reloaded = ts.RankSchedule.model_validate_json(schedule.model_dump_json())
+    reloaded = ts.Schedule.model_validate_json(schedule.model_dump_json())
     assert ts.simulate(reloaded, "cpu").step_ns > 0
     on_host = {call.kernel for call in schedule.calls.values() if call.processor == "host"}
     assert ("adamw_step/host" in on_host) == (policy != "full_recompute")
@@ -100,7 +100,7 @@ def test_a_recipe_with_a_float32_master_is_trained_from_a_state_that_has_one():
 
 
 @pytest.fixture(scope="module")
-def six_steps() -> tuple[ts.RankSchedule, ts.Run]:
+def six_steps() -> tuple[ts.Schedule, ts.Run]:
     schedule = ts.plan("tiny", "cpu", step=STEP, policy="resident")
     return schedule, ts.execute(schedule, ts.RunSettings("cpu", num_steps=6))
 

@@ -139,16 +139,16 @@ def test_a_cluster_is_known_by_its_content_however_it_is_written(document, tmp_p
     assert call("verify", path).code == 0
     del turned["order"]
     said = error_of("verify", written(turned, tmp_path / "damaged.json"))
-    assert "not a valid cluster schedule document: order" in said
+    assert "not a valid schedule document: order" in said
 
 
 def test_documents_in_the_place_of_others_are_named(cluster_file, files, schedule, tmp_path):
     line = tmp_path / "line.json"
     cluster = load_cluster("h100_dgx")
     write_document(simulate(schedule, machine_of(cluster), cluster), line)
-    assert "is a cluster timeline, not a schedule" in error_of("verify", line)
+    assert "is a timeline, not a schedule" in error_of("verify", line)
     said = error_of("trace", cluster_file, "--predicted", files.predicted)
-    assert "is a timeline, not a cluster timeline" in said
+    assert "is of one device, and the schedule of the classes" in said
     slow = ("--straggler", "stage 1=2")
     assert "leave it or --predicted out" in error_of(
         "trace", cluster_file, "--predicted", line, *slow

@@ -8,9 +8,9 @@ import pytest
 from tests.front_door.command_line import SUMMARY_KEYS, TINY_STEP, call, error_of
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.models.presets import preset_names
-from twinstream.schedule.document import RankSchedule
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
-from twinstream.schedule.timeline import RankTimeline
+from twinstream.schedule.timeline import Timeline
 
 PLAN = ("plan", *TINY_STEP, "--machine", "cpu")
 
@@ -109,7 +109,7 @@ def test_plan_prints_the_predicted_summary_and_writes_the_schedule(tmp_path):
     printed = table_of(*PLAN, "--device-mem", "6MiB", "-o", path)
     assert "tiny planned for cpu" in printed
     assert "tokens/s" in printed
-    schedule = read_document(RankSchedule, path)
+    schedule = read_document(Schedule, path)
     assert schedule.caps.device_bytes == 6 * 2**20
     assert schedule.workload.tokens_per_step == 256
 
@@ -141,7 +141,7 @@ def test_plan_passes_every_option_on():
 def test_the_dtype_of_gradients_and_a_master_are_part_of_the_recipe(tmp_path):
     path = tmp_path / "plan.json"
     table_of(*PLAN, "--gradients", "float32", "--optimizer-state", "float32_master", "-o", path)
-    recipe = read_document(RankSchedule, path).recipe
+    recipe = read_document(Schedule, path).recipe
     assert (recipe["gradients"], recipe["optimizer_state"]) == ("float32", "float32_master")
 
 
@@ -163,7 +163,7 @@ def test_a_plan_for_less_memory_is_the_answer_where_nothing_faster_is_found(tmp_
     assert f"Nothing faster than {before} was found: {told}." in " ".join(printed.split())
     assert call("simulate", after, "--machine", profile, "--json").json()["step_time_s"] == first
     assert call("verify", after, "--json").json()["ok"] is True
-    assert read_document(RankSchedule, after).caps.device_bytes == large[1]
+    assert read_document(Schedule, after).caps.device_bytes == large[1]
     assert told not in table_of(*ask, "--device-mem", "40MiB", "--warm-start", before)
     refused = error_of(*ask, *large, "--chunk-tokens", 32, "--warm-start", before)
     assert f"error: --warm-start {before} differs in " in refused
@@ -174,7 +174,7 @@ def test_sequences_of_unequal_lengths_are_planned_and_trained(tmp_path):
     step = (*model, "--tokens-per-step", 256, "--chunk-tokens", 128)
     printed = table_of("plan", *step, "--machine", "cpu", "--device-mem", "7MiB", "-o", path)
     assert "sequences of 30, 5, 1, 28, 30, 5, 1, 28" in printed
-    workload = read_document(RankSchedule, path).workload
+    workload = read_document(Schedule, path).workload
     assert workload.packing is not None
     assert workload.packing.expected_lengths == 2 * (30, 5, 1, 28)
     assert call("verify", path, "--json").json()["ok"] is True
@@ -193,7 +193,7 @@ def test_verify_says_that_a_plan_is_safe(files):
 
 def test_simulate_prints_figures_and_utilization_and_writes_a_timeline(files):
     assert "Utilization" in table_of("simulate", files.schedule)
-    assert read_document(RankTimeline, files.predicted).provenance.kind == "simulated"
+    assert read_document(Timeline, files.predicted).provenance.kind == "simulated"
 
 
 def test_simulate_as_json_has_the_headline_figures(files):
@@ -217,7 +217,7 @@ def test_run_prints_losses_and_writes_a_timeline(files):
     assert "loss of 2 steps: 5." in table_of(
         "run", files.schedule, "--steps", 2, "--backend", "cpu"
     )
-    assert read_document(RankTimeline, files.measured).provenance.kind == "measured"
+    assert read_document(Timeline, files.measured).provenance.kind == "measured"
 
 
 def test_run_shows_the_prediction_beside_what_was_measured_with_the_error(files):

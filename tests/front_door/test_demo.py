@@ -10,9 +10,9 @@ from twinstream.demo import DemoSettings, run_demo
 from twinstream.demo_loop import Loop, Row, Trial
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.analysis.comparison import Pair
-from twinstream.schedule.document import RankSchedule
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
-from twinstream.schedule.timeline import RankTimeline
+from twinstream.schedule.timeline import Timeline
 
 SMALL = ("--num-layers", 2, "--steps", 2)
 
@@ -31,10 +31,10 @@ def test_the_demo_offloads_recomputes_and_trains_to_the_same_bits(tmp_path):
     assert document["same_state"] is True
     assert document["device_peak_bytes"] <= document["caps"]["device_bytes"]
     assert document["host_peak_bytes"] <= document["caps"]["host_bytes"]
-    schedule = read_document(RankSchedule, folder / "schedule.json")
+    schedule = read_document(Schedule, folder / "schedule.json")
     assert len(schedule.ops) == document["num_ops"]
     for name, kind in (("predicted", "simulated"), ("measured", "measured")):
-        assert read_document(RankTimeline, folder / f"{name}.json").provenance.kind == kind
+        assert read_document(Timeline, folder / f"{name}.json").provenance.kind == kind
     assert load_machine(folder / "machine.toml").name == "cpu-probed"
     assert load_machine(folder / "calibrated.toml").name == "cpu-probed-calibrated"
     plans = document["calibration"]["plans"]
@@ -106,8 +106,8 @@ def test_a_busy_machine_is_told_in_a_sentence(core_shares, told):
 
 
 def test_of_a_disturbed_run_only_the_time_with_a_core_counts(files):
-    timeline = read_document(RankTimeline, files.measured)
-    schedule: RankSchedule = files.read_schedule()
+    timeline = read_document(Timeline, files.measured)
+    schedule: Schedule = files.read_schedule()
 
     def trial(share: float | None) -> Trial:
         provenance = timeline.provenance.model_copy(update={"processor_share": share})

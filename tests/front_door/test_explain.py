@@ -8,10 +8,10 @@ from twinstream.hardware_profiles.loader import load_machine_text
 from twinstream.measures.explanation import explain
 from twinstream.measures.residence import STATE, RoleResidence, residence
 from twinstream.planner.policies import compared_names
-from twinstream.schedule.document import RankSchedule, StepBound
+from twinstream.schedule.document import RankSchedule, Schedule, StepBound
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST, Carried
-from twinstream.schedule.timeline import RankTimeline
+from twinstream.schedule.timeline import RankTimeline, Timeline
 from twinstream.schedule.workload import MachineRef
 
 FAST = load_machine_text('name = "made up"\ndevice = "cpu"\npeak_fp32_flop_per_s = 1e9\n')
@@ -22,13 +22,13 @@ CAPS = {"streaming": "6MiB", "optimal": "6MiB", "layer_offload": "6MiB"}
 
 
 @pytest.fixture(scope="module", params=compared_names())
-def planned(request: pytest.FixtureRequest) -> tuple[RankSchedule, RankTimeline]:
+def planned(request: pytest.FixtureRequest) -> tuple[Schedule, Timeline]:
     policy = request.param
     schedule = ts.plan("tiny", "cpu", step=STEP, policy=policy, device_mem=CAPS.get(policy))
     return schedule, ts.simulate(schedule, "cpu")
 
 
-def with_carried(*pairs: tuple[str, str], without: tuple[str, ...] = ()) -> RankSchedule:
+def with_carried(*pairs: tuple[str, str], without: tuple[str, ...] = ()) -> Schedule:
     """The small schedule with (tensor, slot) pairs carried, without some of its ops."""
     schedule = small_schedule()
     return schedule.model_copy(
@@ -39,7 +39,7 @@ def with_carried(*pairs: tuple[str, str], without: tuple[str, ...] = ()) -> Rank
     )
 
 
-def with_bound(**prices: float) -> RankSchedule:
+def with_bound(**prices: float) -> Schedule:
     bound = StepBound(
         step_s=1.0e-6, family_step_s=0.8e-6, host_s_per_gib=0.0, limits=("compute", "h2d"),
         device_s_per_gib=prices["device"], link_s_per_gb_per_s={"h2d": prices["h2d"], "d2h": 0.0},

@@ -17,7 +17,7 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.measures.metrics import rate_text
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
-from twinstream.schedule.timeline import RankTimeline, Timeline
+from twinstream.schedule.timeline import Timeline
 from twinstream.simulator.replay import simulate
 from twinstream.study.explore.answers import Answers, State, StateError
 from twinstream.study.explore.app import explorer
@@ -60,8 +60,8 @@ def test_the_page_draws_the_lanes_below_the_plans(shown):
 def test_one_device_s_schedule_is_shown_as_a_mesh_of_one(files):
     shown = ShownCluster(
         "mine.json",
-        Schedule.of_rank(files.read_schedule()),
-        Timeline.of_rank(read_document(RankTimeline, files.predicted)),
+        files.read_schedule(),
+        read_document(Timeline, files.predicted),
         load_machine("cpu"),
     )
     speed = rate_text(call("simulate", files.schedule, "--json").json()["tokens_per_s"])

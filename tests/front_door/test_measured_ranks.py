@@ -233,7 +233,7 @@ def test_a_single_straggler_has_other_classes_than_were_measured(four, command):
 def test_what_was_measured_of_another_schedule_is_refused(four, cluster_file):
     for command in ("report", "trace"):
         assert "error: " in error_of(command, cluster_file, "--measured", four.measured)
-    assert "is a cluster schedule" in error_of("explore", four.plan, "--measured", four.plan)
+    assert "is a schedule" in error_of("explore", four.plan, "--measured", four.plan)
     said = error_of("explore", "--measured", four.measured)
     assert "there are 0 schedules, and 1 --measured" in said
 

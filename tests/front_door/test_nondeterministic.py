@@ -17,9 +17,9 @@ from twinstream.planner.search.chunking import TrainingStep
 from twinstream.report.report import report_html
 from twinstream.report.trace import trace_of
 from twinstream.report.view import MeshView
-from twinstream.schedule.document import RankSchedule
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
-from twinstream.schedule.timeline import Provenance, RankTimeline
+from twinstream.schedule.timeline import Provenance, Timeline
 
 ASKED = (
     "--model", "8b", "--seq-len", 512, "--tokens-per-step", 512, "--machine", "h200",
@@ -72,9 +72,9 @@ def test_simulation_trace_report_and_comparison_say_so(planned, tmp_path):
     path, timeline = planned[2], tmp_path / "timeline.json"
     told = call("simulate", path, "-o", timeline)
     assert "not deterministic" in told.out and NAMED in told.out
-    predicted = read_document(RankTimeline, timeline)
+    predicted = read_document(Timeline, timeline)
     assert predicted.provenance.nondeterministic == (NAMED,)
-    schedule = read_document(RankSchedule, path)
+    schedule = read_document(Schedule, path)
     where = f"simulated on h200 (not deterministic: {NAMED})"
     assert where in report_html(schedule, load_machine("h200"), predicted=predicted)
     trace = trace_of([MeshView("predicted", schedule, predicted)])
@@ -82,7 +82,7 @@ def test_simulation_trace_report_and_comparison_say_so(planned, tmp_path):
 
 
 def test_a_measured_timeline_says_so(planned):
-    schedule = read_document(RankSchedule, planned[2])
+    schedule = read_document(Schedule, planned[2])
     spans = simulate(schedule, "h200").cold
     passes = Passes(times=(MeasuredPass(spans=spans, end_ns=max(spans.end_ns)),), host_cost=None)
     measured = measured_timeline(schedule, passes, Provenance(kind="measured", where="here"))

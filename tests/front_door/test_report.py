@@ -16,7 +16,7 @@ from twinstream.report.bars import merged_bars, op_bars, shrunk
 from twinstream.report.view import View, memory_curve, memory_samples, view_of
 from twinstream.schedule.files import read_document
 from twinstream.schedule.tensors import DEVICE
-from twinstream.schedule.timeline import RankTimeline
+from twinstream.schedule.timeline import Timeline
 
 LARGEST_BYTES = 10_000_000
 
@@ -34,7 +34,7 @@ def page(files: Files, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def view(files: Files) -> View:
-    return view_of("predicted", files.read_schedule(), read_document(RankTimeline, files.predicted))
+    return view_of("predicted", files.read_schedule(), read_document(Timeline, files.predicted))
 
 
 def figures_of(page):
@@ -53,7 +53,7 @@ def test_the_page_holds_all_it_needs_and_stays_small(page):
 def test_the_headlines_are_those_of_the_summary(page, files):
     schedule, machine = files.read_schedule(), load_machine("cpu")
     predicted, measured = (
-        summarize(schedule, read_document(RankTimeline, path), machine)
+        summarize(schedule, read_document(Timeline, path), machine)
         for path in (files.predicted, files.measured)
     )
     html = page.read_text()
@@ -120,7 +120,7 @@ def test_without_a_prediction_the_schedule_is_simulated(files, tmp_path):
 
 def test_python_writes_the_page_of_the_command(files, page, tmp_path):
     path = tmp_path / "report.html"
-    lines = (read_document(RankTimeline, one) for one in (files.predicted, files.measured))
+    lines = (read_document(Timeline, one) for one in (files.predicted, files.measured))
     predicted, measured = lines
     ts.write_report(path, files.read_schedule(), "cpu", predicted=predicted, measured=measured)
     assert path.read_text() == page.read_text()

@@ -74,7 +74,7 @@ def test_a_document_runs_no_python_that_nobody_named_here(tmp_path, monkeypatch)
     for asked in (("run", plan, *RUN), train):
         told = " ".join(error_of(*asked).split())
         assert "m.py, which it names by itself" in told and "--trust-remote-code" in told
-    schedule = read_document(ts.RankSchedule, plan)
+    schedule = read_document(ts.Schedule, plan)
     with pytest.raises(UntrustedCodeError, match="trusts_code=True"):
         ts.execute(schedule, ts.RunSettings("cpu", num_steps=1))
     assert not ran.exists()

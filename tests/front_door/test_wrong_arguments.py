@@ -11,7 +11,7 @@ WRONG = (5, None, 1.5, [], "no/such/file.xyz", object())
 
 
 @pytest.fixture(scope="module")
-def schedule() -> ts.RankSchedule:
+def schedule() -> ts.Schedule:
     return ts.plan("tiny", "cpu", step=STEP, policy="resident")
 
 

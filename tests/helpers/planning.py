@@ -16,7 +16,7 @@ from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.planner.reuse import Reuse
 from twinstream.planner.search.cuts import Cuts
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, RankSchedule
+from twinstream.schedule.document import Caps, RankSchedule, Schedule
 from twinstream.simulator.replay import steady_state
 
 
@@ -48,7 +48,8 @@ def plan_step(  # noqa: PLR0913
 ) -> RankSchedule:
     """A plan by a planner of its own."""
     request = request_of(spec, step, machine, caps, policy, choices)
-    return Planner(evaluator, limits).plan(request, known)
+    known_plans = [Schedule.of_rank(one) for one in known]
+    return Planner(evaluator, limits).plan(request, known_plans).only
 
 
 def plan_chain(

@@ -13,9 +13,9 @@ from twinstream.measures.metrics import summarize
 from twinstream.models.presets import load_model
 from twinstream.planner.request import ChunkingError, TrainingStep
 from twinstream.planner.search.tokens import proposed_tokens
-from twinstream.schedule.document import Caps
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify import verify_rank
-from twinstream.simulator.replay import simulate_rank
+from twinstream.simulator.replay import simulate, simulate_rank
 from twinstream.study.one_device import DeviceQuery
 from twinstream.study.query import StudyError
 
@@ -51,8 +51,8 @@ def test_plans_are_right_where_computing_takes_no_time(policy, caps):
 
 def test_there_is_no_gap_to_a_bound_of_no_time():
     machine = flat_machine(**COMPUTE_IS_FREE)
-    schedule = planned(machine, Caps())
-    summary = summarize(schedule, simulate_rank(schedule, machine), machine)
+    schedule = Schedule.of_rank(planned(machine, Caps()))
+    summary = summarize(schedule, simulate(schedule, machine), machine)
     assert summary.lower_bound_s == 0.0 < summary.step_time_s
     assert summary.gap is None and summary.gap_family is None
 

@@ -84,7 +84,7 @@ def planned(
     """A step of one chunk."""
     step = TrainingStep(SEQ_LEN, BATCH * SEQ_LEN, BATCH * SEQ_LEN, 1, recipe=RECIPE)
     request = PlanRequest.of(model, "cpu", step=step, policy=policy, device_mem=device_mem, **how)
-    return Planner(steady_state).plan(request)
+    return Planner(steady_state).plan(request).only
 
 
 def state_bytes(model: TracedModel) -> int:

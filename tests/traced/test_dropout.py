@@ -35,7 +35,7 @@ def model() -> TracedModel:
 def planned(model: TracedModel, policy: str, chunks: int, cap: int | None = None) -> RankSchedule:
     step = TrainingStep(SEQ_LEN, CHUNKS * SEQ_LEN, SEQ_LEN, chunks, recipe=RECIPE)
     request = PlanRequest.of(model, "cpu", step=step, policy=policy, device_mem=cap)
-    return Planner(steady_state).plan(request)
+    return Planner(steady_state).plan(request).only
 
 
 def fed(vocab_size: int, step: int, index: int) -> torch.Tensor:

@@ -79,6 +79,12 @@ class MeshDocument(Node):
         """What the one device has."""
         raise NotImplementedError
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other fields; of one device those that its rank's document has."""
+        if update and self.is_one_device and update.keys() <= self.rank_kind.model_fields.keys():
+            return self.of_rank(self.only.model_copy(update=update, deep=deep))
+        return super().model_copy(update=update, deep=deep)
+
     def model_dump_json(self, **settings: Any) -> str:
         """Return the text of its file."""
         if self.is_one_device:

@@ -1,5 +1,6 @@
 """Timelines, which both worlds return: when every op ran."""
 
+from collections.abc import Iterable
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -344,9 +345,13 @@ def require_timeline_of(schedule: Schedule, timeline: Timeline, which: str = "gi
     names = [one.name for one in schedule.classes]
     if set(names) != set(timeline.classes):
         raise TimelineMismatch(
-            f"the timeline is of the classes {', '.join(sorted(timeline.classes))}, and the "
-            f"schedule's are {', '.join(sorted(names))}"
+            f"the timeline is of {_whose(timeline.classes)}, and the schedule of {_whose(names)}"
         )
     for one in schedule.classes:
         told = which if schedule.is_one_device else f"class '{one.name}'"
         require_timeline_of_rank(schedule.of(one), timeline.classes[one.name], told)
+
+
+def _whose(names: Iterable[str]) -> str:
+    known = ", ".join(sorted(names))
+    return "one device" if known == THE_DEVICE else f"the classes {known}"

@@ -1,6 +1,6 @@
 """Brute force: is the schedule of a cluster safe, and does nobody wait for ever?
 
-Written from the documents' docstrings and sharing no code with `verify_cluster`: every rank is
+Written from the documents' docstrings and sharing no code with `verify`: every rank is
 listed and runs its class's ops over several passes, stream by stream, with waits and
 `waits_previous`. A rank that comes to a communication posts it: (communicator, who takes part,
 how many it has had on it). When all who take part have posted the same, they meet, and are

@@ -1,4 +1,4 @@
-"""`verify_cluster` agrees with brute force on thousands of safe and damaged clusters."""
+"""`verify` agrees with brute force on thousands of safe and damaged clusters."""
 
 from collections import Counter
 from random import Random
@@ -25,7 +25,7 @@ BLOCKS, SEEDS_PER_BLOCK = 10, 38
 def check_agreement(document: Schedule, rng: Random, cache: Cache) -> set[str]:
     """Both call it safe, or both do not; returns the oracle's reasons.
 
-    `verify_cluster` stops at the first step that finds anything. Where one thing is wrong, it must
+    `verify` stops at the first step that finds anything. Where one thing is wrong, it must
     name it; a side that is missing, or whose class has other partners, is stuck for the oracle.
     """
     reasons = problems(document, rng, cache)

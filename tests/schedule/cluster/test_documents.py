@@ -43,7 +43,7 @@ def test_what_is_wrong_with_a_document_is_said(schedule, line, tmp_path):
     said = json.loads(schedule.model_dump_json(exclude_none=True))
     said["classes"][1]["schedule"] = "nobody's"
     path.write_text(json.dumps(said))
-    with pytest.raises(DocumentError, match=r"not a valid cluster schedule document.*nobody's"):
+    with pytest.raises(DocumentError, match=r"not a valid schedule document.*nobody's"):
         read_document(Schedule, path)
     said = json.loads(line.model_dump_json(exclude_none=True))
     del said["classes"]["a"]["passes"][0]
@@ -51,5 +51,5 @@ def test_what_is_wrong_with_a_document_is_said(schedule, line, tmp_path):
     with pytest.raises(DocumentError, match="different numbers of passes"):
         read_document(Timeline, path)
     path.write_text(json.dumps(said | {"schema_version": 2}))
-    with pytest.raises(DocumentError, match="is a cluster timeline of format 2"):
+    with pytest.raises(DocumentError, match="is a timeline of format 2"):
         read_document(Timeline, path)

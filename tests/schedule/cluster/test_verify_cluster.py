@@ -1,4 +1,4 @@
-"""`verify_cluster`, rule by rule, on one small pipeline."""
+"""`verify`, rule by rule, on one small pipeline."""
 
 from random import Random
 
