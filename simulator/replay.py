@@ -57,17 +57,18 @@ def simulate_rank(schedule: RankSchedule, machine: Machine) -> RankTimeline:
     return replay(schedule, MachineCosts(schedule, machine), provenance)
 
 
-def steady_state(schedule: RankSchedule, machine: Machine) -> SteadyState:
-    """Return the steady state as `simulate` finds it, without the pass from a cold start.
+def steady_state(schedule: RankSchedule | Schedule, machine: Machine) -> SteadyState:
+    """Return the steady state of one device as `simulate` finds it, without a pass from cold.
 
     Raises:
         MissingNumberError, NoTimeError: as there.
         UnsafeSchedule: an op waits for what never comes about. That alone is noticed.
     """
+    own = schedule.only
     try:
-        return _replay_steady(schedule, MachineCosts(schedule, machine), machine.name)
+        return _replay_steady(own, MachineCosts(own, machine), machine.name)
     except (KeyError, StuckError):  # a wait for no op, or a circle of waits
-        require_safe_rank(schedule)
+        require_safe_rank(own)
         raise
 
 

@@ -12,7 +12,7 @@ from tests.data.samples import lines_of, loaded, paragraphs, tokenizer_folder
 from tests.front_door.command_line import call
 from tests.training.small_runs import write_config, write_rows
 from twinstream.commands.fit import FitOptions, lengths_of, prices_by_machine
-from twinstream.schedule.document import Caps, RankSchedule
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.study.fit.cells import FitCell, FitQuestion, FitTable, ways
 from twinstream.study.fit.screen import fit_screen
 
@@ -33,7 +33,7 @@ def test_a_cell_says_what_plan_says(tmp_path: Path) -> None:
         "-o", tmp_path / "plan.json",
     )  # fmt: skip
     assert plan.code == 0, plan.err
-    schedule = RankSchedule.model_validate_json((tmp_path / "plan.json").read_text())
+    schedule = Schedule.model_validate_json((tmp_path / "plan.json").read_text())
     machine = ts.load_machine("cpu")
     summary = ts.summarize(schedule, ts.simulate(schedule, machine), machine)
     assert nf4["tokens_per_s"] == pytest.approx(summary.tokens_per_s, rel=1e-9)

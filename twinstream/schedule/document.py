@@ -100,6 +100,11 @@ class RankSchedule(Node):
 
     __str__ = __repr__
 
+    @property
+    def only(self) -> Self:
+        """Itself, where a `Schedule` of one device would do, too."""
+        return self
+
     def records(self) -> list[dict[str, object]]:
         """A row for each op, in issue order; what an op of its kind lacks is left out."""
         sizes = {tensor.tensor_id: tensor.size_bytes for tensor in self.tensors}
