@@ -16,8 +16,8 @@ from twinstream.planner.search.tokens import proposed_tokens
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify import verify_rank
 from twinstream.simulator.replay import simulate, simulate_rank
+from twinstream.study.answer import StudyError
 from twinstream.study.one_device import DeviceQuery
-from twinstream.study.query import StudyError
 
 FREE = number(None)
 COMPUTE_IS_FREE = {
