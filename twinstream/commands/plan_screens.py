@@ -53,7 +53,7 @@ def tell(
 
 
 def _device_json(answer: Answer, known_plan: str | None, notes: Sequence[str]) -> dict[str, object]:
-    schedule, timeline = answer.device_plan
+    schedule, timeline = answer.schedule, answer.timeline
     return {
         **answer.summary.model_dump(),
         **describe(schedule),
@@ -65,8 +65,7 @@ def _device_json(answer: Answer, known_plan: str | None, notes: Sequence[str]) -
 
 
 def _device_parts(answer: Answer, seconds: float, notes: Sequence[str]) -> list[RenderableType]:
-    plan = *answer.device_plan, answer.machine
-    schedule, timeline, machine = plan
+    schedule, timeline, machine = answer.schedule, answer.timeline, answer.machine
     notes = [*notes, *plan_notes(schedule, machine, timeline)]
     return [plan_screen(schedule, timeline, machine, seconds), *narrow(notes)]
 

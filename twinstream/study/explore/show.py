@@ -74,13 +74,13 @@ def _about(answer: Answer) -> list[str]:
     """Say how the step is cut, or laid out."""
     if answer.layout is not None:
         return [answer.layout_text]
-    return [workload_line(answer.device_plan[0].workload), *_limited(answer)]
+    return [workload_line(answer.schedule.workload), *_limited(answer)]
 
 
 def _notes(answer: Answer) -> list[str]:
     """Return notes about the prediction."""
     if answer.layout is None:
-        schedule, timeline = answer.device_plan
+        schedule, timeline = answer.schedule, answer.timeline
         return prediction_notes(schedule, answer.machine, timeline)
     shares = ", ".join(f"{name} {share:.0%}" for name, share in answer.shares.items())
     return [f"Of the step: {shares}.", answer.uncertainty.sentence]
@@ -93,7 +93,7 @@ def page_of(answer: Answer) -> str:
 
 def _limited(answer: Answer) -> list[str]:
     """Say of what memory the plan may take less than one without caps would."""
-    caps, usual = answer.device_plan[0].caps, caps_of(answer.machine, None, None)
+    caps, usual = answer.schedule.caps, caps_of(answer.machine, None, None)
     pairs = {
         "device": (caps.device_bytes, usual.device_bytes),
         "host": (caps.host_bytes, usual.host_bytes),
@@ -298,7 +298,7 @@ def _more_figure(
 
 def _gains(answer: Answer) -> dict[str, float]:
     """Relative gain of tokens/s for 10 % more of each thing that has a price."""
-    schedule, _ = answer.device_plan
+    schedule = answer.schedule
     bound, caps = schedule.bound, schedule.caps
     if bound is None:
         return {}
