@@ -19,6 +19,7 @@ from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.models.trained import require_trained
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.derived.flush import flush_chain
 from twinstream.schedule.document import Schedule
@@ -50,6 +51,8 @@ def lower(
             by it.
     """
     recipe = recipe or Recipe()
+    if not workload.forward_only:
+        require_trained(model, recipe)
     if layout is None:
         return _of_one_device(model, workload, recipe)
     assert isinstance(model, ModelSpec), "layouts are of decoders that are not traced"
