@@ -16,7 +16,7 @@ from twinstream.planner.kernel_choice import require_allowed, usual_kernels
 from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError, require, require_whole
 from twinstream.schedule.sizes import SizeError, gib, parse_bytes, whole_bytes_of
-from twinstream.schedule.workload import Cache, Packing
+from twinstream.schedule.workload import Cache, Packing, Result
 
 DEFAULT_POLICY = "optimal"
 _MOST_TOKENS = 2**31
@@ -49,6 +49,7 @@ class TrainingStep:
     packing: Packing | None = None
     forward_only: bool = False
     cache: Cache | None = None
+    result: Result = "loss"
 
     def __post_init__(self) -> None:
         require_whole("seq_len", self.seq_len, 1, _MOST_TOKENS)

@@ -102,9 +102,7 @@ def execute_proven(
     Raises:
         TwinstreamError: as `execute`, but for the proof.
     """
-    if options.backend == "cuda":
-        expand_segments()
-    check_attention(schedule, options.backend)
+    prepare_device(schedule, options.backend)
     begun = _Begun(options.between)
     counted = replace(options, between=begun.between_passes if options.between else None)
     with arena_memory(schedule, options) as memory:
@@ -135,11 +133,21 @@ def execute_resident(
     Raises:
         TwinstreamError: as `execute`, but for the proof.
     """
-    if options.backend == "cuda":
-        expand_segments()
-    check_attention(schedule, options.backend)
+    prepare_device(schedule, options.backend)
     with arena_memory(schedule, options) as memory:
         return execute_in(schedule, memory, fill, host_work, options, communications)
+
+
+def prepare_device(schedule: Schedule, backend: BackendName) -> None:
+    """Do what comes before there is memory for the arenas: on CUDA the allocator grows in segments,
+    and the schedule's attention is tried.
+
+    Raises:
+        AttentionCanaryError: it gives NaN on a shape of the schedule.
+    """
+    if backend == "cuda":
+        expand_segments()
+    check_attention(schedule, backend)
 
 
 def prove(schedule: Schedule, backend: BackendName) -> None:

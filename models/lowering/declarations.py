@@ -202,6 +202,15 @@ def declare_inputs(builder: ChainBuilder, shapes: Shapes, chunk: int) -> None:
         pairs = workload.most_pairs
         builder.declare(dense_tensor(f"reference.{chunk}", "input", "float32", (3, pairs)))
         builder.declare(dense_tensor(f"log_probs.{chunk}", "loss", "float32", (2 * pairs,)))
+    declare_rows(builder, shapes, chunk)
+
+
+def declare_rows(builder: ChainBuilder, shapes: Shapes, chunk: int) -> None:
+    """What a forward alone hands out of each token of a chunk, beside the loss."""
+    result, tokens = shapes.workload.result, shapes.workload.chunk_tokens
+    if result != "loss":
+        shape = (tokens,) if result == "log_probs" else (tokens, shapes.spec.vocab_size)
+        builder.declare(dense_tensor(f"{result}.{chunk}", "loss", "float32", shape))
 
 
 def declare_results(builder: ChainBuilder, shapes: Shapes) -> None:

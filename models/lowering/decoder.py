@@ -69,7 +69,7 @@ class DecoderLowering(StepLowering):
         call = self.calls.other(kernel, cost(self._row_slice), self._head_attributes)
         for chunk in self._chunks_reversed():
             operands = [
-                *self._head_inputs(chunk), *self._pair_operands(chunk),
+                *self._head_inputs(chunk), *self._pair_operands(chunk), *self._row_results(chunk),
                 builder.accumulate("loss", "loss"), step_state,
             ]  # fmt: skip
             if self.spec.tied_embeddings:

@@ -157,6 +157,16 @@ class StepLowering(ABC):
         read = [self.builder.read(n, f"{n}.{chunk}") for n in ("sequences", "reference")]
         return [*read, made]
 
+    def _row_results(self, chunk: int) -> list[TaskOperand]:
+        """What a head alone hands out of each row, beside the loss."""
+        result = self.workload.result
+        if result == "loss":
+            return []
+        made = self.builder.write(result, f"{result}.{chunk}")
+        sink = f"{result}.{chunk}"
+        self.builder.outputs.append(Output(tensor=made.tensor, version=made.version, sink=sink))
+        return [made]
+
     def _begin_group(self, group: str, round_: int) -> None:
         if group in self.trained and not self.workload.forward_only:
             self.optimizer.before_group(group, round_)

@@ -260,6 +260,7 @@ def _workload(spec: AnyModel, step: TrainingStep, chunk_tokens: int) -> Workload
         packing=step.packing_of(chunk_tokens),
         forward_only=step.forward_only,
         cache=step.cache,
+        result=step.result,
     )
 
 

@@ -1,6 +1,6 @@
 """The workload of one training step, and the model and machine that a document is about."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -60,6 +60,9 @@ class Packing(Node):
         return cls(most_sequences=max(1, len(lengths)), expected_lengths=lengths)
 
 
+Result = Literal["loss", "log_probs", "logits"]
+
+
 class Cache(Node):
     """The keys and values that generating text keeps of each sequence, from step to step.
 
@@ -81,7 +84,9 @@ class Workload(Node):
 
     A step that is `forward_only`, of an evaluation, is the forward of one round and its loss:
     nothing is updated. With a `cache` it is one of generating text: of each sequence `seq_len`
-    tokens are computed, after those that the cache has, and the logits of the last one.
+    tokens are computed, after those that the cache has, and the logits of the last one. Without
+    one its `result` may be log_probs, of the label of each token, or the logits of all of them,
+    beside the loss.
     """
 
     seq_len: PositiveCount
@@ -91,6 +96,18 @@ class Workload(Node):
     packing: Packing | None = None
     forward_only: bool = False
     cache: Cache | None = None
+    result: Result = "loss"
+
+    @model_validator(mode="after")
+    def _results_are_of_forward(self) -> Self:
+        if self.result != "loss" and (not self.forward_only or self.cache is not None):
+            raise PydanticCustomError(
+                "result_of_training",
+                "{result} of every token are what a step hands out that is forward_only, without "
+                "a cache",
+                {"result": self.result},
+            )
+        return self
 
     @model_validator(mode="after")
     def _cache_has_room(self) -> Self:
@@ -169,6 +186,8 @@ class Workload(Node):
             written.pop("forward_only", None)
         if self.cache is None:
             written.pop("cache", None)
+        if self.result == "loss":
+            written.pop("result", None)
         return written
 
     @property

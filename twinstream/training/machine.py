@@ -68,7 +68,7 @@ class LocalMachine:
 
 
 def detect_machine(
-    options: TrainOptions, folder: Path, backend: str, dtype: str, tell: Tell,
+    options: TrainOptions, folder: Path | None, backend: str, dtype: str, tell: Tell,
     head_dim: int | None = None,
 ) -> LocalMachine:  # fmt: skip
     """The profile named, else that of an earlier start of the run, a shipped one, or a new one.
@@ -79,7 +79,7 @@ def detect_machine(
     takes some 3 s at every run's beginning: its links are its host's.
 
     Args:
-        folder: of the run, which may have the profile that was measured when it began.
+        folder: of the run, which may have the profile that was measured when it began; if any.
         tell: takes a line on what is being measured.
         head_dim: of the model, whose attention is checked; None leaves attention out.
 
@@ -119,12 +119,12 @@ def shipped_for(device_name: str) -> str | None:
 
 
 def _machine(
-    options: TrainOptions, folder: Path, backend: str, dtype: str, tell: Tell,
+    options: TrainOptions, folder: Path | None, backend: str, dtype: str, tell: Tell,
     head_dim: int | None = None,
 ) -> Machine:  # fmt: skip
     if options.machine is not None:
         return load_machine(options.machine)
-    if (folder / MACHINE).exists():
+    if folder is not None and (folder / MACHINE).exists():
         return load_machine(folder / MACHINE)
     if backend == "cpu":
         return _of_this_cpu(dtype, tell)
