@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import overload
 
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.hardware_profiles.schema import Machine
+from twinstream.hardware_profiles.schema import FEED_BYTES, Machine
 from twinstream.models.executable import require_executable
 from twinstream.models.model import AnyModel, load_any_model, require_decoder
 from twinstream.models.recipe import OptimizerPlace, Recipe
@@ -116,6 +117,8 @@ class PlanRequest:
             require_executable(spec)
         require("choices", choices, Choices)
         caps = caps_of(profile, device_mem, host_mem)
+        if profile.pool_bytes is not None and policy == DEFAULT_POLICY:
+            choices = choices.of_one_memory
         request = PlanRequest(spec, step, profile, caps, policy, choices)
         require_allowed(request.recipe.implementations)
         return request
@@ -189,6 +192,8 @@ def caps_of(machine: Machine, device_mem: str | int | None, host_mem: str | int 
     Raises:
         SizeError: a cap cannot be read, or is more memory than the machine has.
     """
+    if (pool := machine.pool_bytes) is not None:
+        return _caps_of_pool(machine, pool, device_mem, host_mem)
     host_bytes = _cap_bytes(host_mem, machine, "host_memory_bytes")
     if host_mem is None and host_bytes is not None and machine.device == "cuda":
         host_bytes = int(HOST_SHARE * host_bytes)
@@ -199,10 +204,49 @@ def caps_of(machine: Machine, device_mem: str | int | None, host_mem: str | int 
     )
 
 
+def _caps_of_pool(
+    machine: Machine, pool: int, device_mem: str | int | None, host_mem: str | int | None
+) -> Caps:
+    """Return the caps of one memory: a tensor that is moved to the host's share frees nothing, so
+    that all is the device's, but for what feeds it and what others are left.
+
+    Raises:
+        SizeError: a cap cannot be read, or both are more memory than the machine has.
+    """
+    usual = int(HOST_SHARE * pool)
+    host_bytes = _cap_of(host_mem, machine, "host_memory_bytes", pool)
+    device_bytes = _cap_of(device_mem, machine, "device_memory_bytes", pool)
+    if host_mem is None:
+        host_bytes = min(FEED_BYTES, usual // 2)
+    if device_mem is None:
+        device_bytes = max(1, usual - host_bytes)
+    if device_bytes + host_bytes > pool:
+        raise SizeError(
+            f"--device-mem and --host-mem are {gib(device_bytes + host_bytes)} together, and "
+            f"{machine.name} has one memory of {gib(pool)}: give --device-mem alone"
+        )
+    reserve = round(machine.number("device_reserve_bytes"))
+    return Caps(device_bytes=device_bytes, host_bytes=host_bytes, device_reserve_bytes=reserve)
+
+
 def _cap_bytes(given: str | int | None, machine: Machine, field: str) -> int | None:
     """Return the cap given, at most all the memory that the profile states."""
     number = getattr(machine, field)
-    has = None if number is None or number.value is None else int(number.value)
+    if number is None or number.value is None:
+        return None if given is None else _cap_of(given, machine, field, None)
+    return _cap_of(given, machine, field, int(number.value))
+
+
+@overload
+def _cap_of(given: str | int | None, machine: Machine, field: str, has: int) -> int: ...
+
+
+@overload
+def _cap_of(given: str | int, machine: Machine, field: str, has: None) -> int: ...
+
+
+def _cap_of(given: str | int | None, machine: Machine, field: str, has: int | None) -> int | None:
+    """Return the cap given, at most the memory that there is, by default that."""
     if given is None:
         return has
     name = field.replace("memory_bytes", "mem")
