@@ -31,10 +31,6 @@ from twinstream.schedule.tensors import Tier
 from twinstream.schedule.timeline import Provenance, Timeline
 
 
-class HostKernelError(TwinstreamError):
-    """A schedule has the host CPU compute, which only the simulator does so far."""
-
-
 class NoCudaError(TwinstreamError):
     """CUDA was asked for and there is none."""
 
@@ -74,7 +70,6 @@ def execute(
     """Prove the schedule safe and conforming, then run it; what its last pass leaves is updated.
 
     Raises:
-        HostKernelError: the schedule has kernels of the host CPU, which cannot be run yet.
         KernelsUnavailableError: it names kernels that cannot run on this backend.
         UnsafeSchedule: the proof fails; nothing has run.
         AttentionCanaryError: its attention gives NaN on a shape of the schedule.
@@ -160,12 +155,6 @@ def prove(schedule: Schedule, backend: BackendName) -> None:
 def require_runnable(schedule: Schedule, backend: BackendName) -> None:
     """Raise unless the backend is there and has all kernels of the schedule."""
     choose_backend(backend)
-    on_host = sorted({c.kernel for c in schedule.calls.values() if c.processor == "host"})
-    if on_host:
-        raise HostKernelError(
-            f"policy '{schedule.policy}' has the host CPU run {', '.join(on_host)}, and there are "
-            "no such kernels yet: simulate the schedule, or plan with another policy to run it"
-        )
     require_kernels(schedule, backend)
 
 
