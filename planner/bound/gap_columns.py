@@ -171,6 +171,7 @@ class ChainGaps:
             self.columns[number, index, False] = replace(like, weight=0.0)
 
     def _new(self, element: Element, gap: Gap, alone: bool, weight: float) -> GapColumns:
+        # all are fractions in [0, 1]; `away` and a home on the device are fixed by a range of 0
         kept = self.program.column(upper=0.0 if gap.away else 1.0)
         loaded = self.program.column(upper=0.0 if element.home == "device" else 1.0)
         if alone:
@@ -270,6 +271,7 @@ class ChainGaps:
             return [(mine, 1.0)]
         first = index if side == "entering" else self._partner(number, gap)
         middles = float(self.rounds.num_middles)
+        # average over the R - 2 middle rounds: (1 x own kind + (R - 3) x between) / (R - 2)
         shares = [(mine, 1.0 / middles)]
         if first is not None:
             shares.append(((number, first, True), (middles - 1.0) / middles))

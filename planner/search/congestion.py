@@ -68,6 +68,7 @@ def less_where_waited(
     for stall in found:
         end_ns = spans.start_ns[stall.op]
         low, high = np.searchsorted(start_ns, [stall.since_ns, end_ns])
+        # the queue was busy all that time: without this share of its load it would not be late
         part = stall.waited_ns / max(1, end_ns - stall.since_ns)
         for _, task in starts[max(0, low - 1) : high]:
             place = number[folding.place(task)]

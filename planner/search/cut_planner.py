@@ -272,6 +272,7 @@ class CutPlanner:
         if packed.missing_host_bytes:
             less = round(self.cuts.limits.host_step * cap) << 2 * tried
             return program - packed.missing_host_bytes * 5 // 4 - less
+        # what the room left would save, by the host's price in the program
         left = cap - packed.placement.host_bytes
         worth_s = left / 2**30 * found.relaxed.host_s_per_gib
         return (

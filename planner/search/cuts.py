@@ -148,6 +148,7 @@ class Cuts:
         first = self.bound(workloads[0])
         least_s = inf if first is None or every else first.step_s
         least_s *= self.limits.near_equal if self.is_frozen else 1.0
+        # no bound is below the time of the tasks alone: such a cut need not be solved
         left = [w for w in workloads[1:] if self._alone_s(w) < least_s]
         with ThreadPoolExecutor(_SOLVERS) as pool:
             bounds = [first, *pool.map(self.bound, left)]
