@@ -59,7 +59,8 @@ class ChainGaps:
         *,
         tied: bool,
     ) -> None:
-        """With `tied`, all crossings from round to round are decided alike, as a plan needs it."""
+        """Add the columns and rows of all gaps. With `tied`, all crossings from round to round are
+        decided alike, as a plan needs it."""
         self.program, self.rounds, self.tied = program, rounds, tied
         self.whole_ends = tied and not segments.single
         self.elements = elements(view, segments, choices)
@@ -122,7 +123,7 @@ class ChainGaps:
         ]
 
     def written_gib(self) -> Terms:
-        """All GiB written to the host in a step."""
+        """Return the GiB written to the host in a step, as terms."""
         return [
             (columns.written, columns.weight * self._size_gib(number))
             for (number, _, _), columns in self.columns.items()

@@ -52,7 +52,7 @@ class HostRows:
         self._used_gib, self._all_gib = used_gib, all_gib
 
     def may_be_left_out(self, cap: Cap | None) -> bool:
-        """Whether the host has room for all that could be there at once."""
+        """Return whether the host has room for all that could be there at once."""
         return not self._gaps.tied and cap is not None and self._most_gib <= cap.gib
 
     def add(

@@ -27,7 +27,7 @@ LinkShares = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Interval:
-    """From the start of a task to the start of the next, with the recompute before that.
+    """The time from the start of a task to the start of the next, with the recompute before that.
 
     A load that the next task waits for may go on beside its recompute. Where tasks are taken
     together: from the start of the first one's own recompute to that of the next segment's first.

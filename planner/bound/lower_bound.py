@@ -62,7 +62,7 @@ def lower_bound(
 
 @dataclass(frozen=True)
 class ProgramKind:
-    """Which program of a chain on a machine it is: what is fixed, how coarse, for bounds or plans.
+    """The kind of a chain's program: what is fixed, how coarse it is, for bounds or for plans.
 
     With `tied`, all crossings from round to round are decided alike, as a plan needs it.
     """

@@ -86,7 +86,7 @@ class LinearProgram:
                 rows.truncate(num_rows, num_terms)
 
     def column(self, upper: float = 1.0, lower: float = 0.0) -> int:
-        """A new column in [lower, upper]."""
+        """Add a column in [lower, upper] and return its number."""
         self._lower.append(lower)
         self._upper.append(upper)
         return len(self._upper) - 1

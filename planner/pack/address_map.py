@@ -55,7 +55,7 @@ class AddressMap:
         return int((self.offsets + self.sizes).max())
 
     def beyond(self, most_bytes: int) -> list[int]:
-        """The items that end beyond so many bytes."""
+        """Return the items that end beyond so many bytes."""
         return np.flatnonzero(self.offsets + self.sizes > most_bytes).tolist()
 
     def place(self, item: int, offset: int, life: int) -> None:

@@ -1,4 +1,4 @@
-"""From decisions to a placement: what is kept is reduced until both memories hold it."""
+"""Make a placement of decisions: what is kept is reduced until both memories hold it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

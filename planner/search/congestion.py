@@ -1,5 +1,5 @@
-"""Where compute waited for copies in a simulated schedule, and less of the links for the program
-there.
+"""Find where compute waited for copies in a simulated schedule, and give the program less of the
+links there.
 
 The program believes that a link can be used fully at all times. Where a real queue was late, the
 program gets a smaller share of the link beside those tasks, and decides again.

@@ -45,7 +45,7 @@ class Cuts:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether parameters of the model are frozen (only read)."""
+        """Return whether parameters of the model are frozen (only read)."""
         return bool(self.request.recipe.lora or self.request.recipe.frozen)
 
     @cached_property
@@ -108,7 +108,7 @@ class Cuts:
 
     @cached_property
     def is_possible(self) -> bool:
-        """Whether the program allows any cut within the caps."""
+        """Return whether the program allows any cut within the caps."""
         return any(self.bound(workload) is not None for workload in self.smallest)
 
     def step_bound_of(self, workload: Workload) -> StepBound:

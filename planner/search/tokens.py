@@ -1,4 +1,4 @@
-"""How many tokens a step has, where the user leaves that open."""
+"""Propose the tokens of a step, where the user leaves them open."""
 
 from dataclasses import replace
 from math import ceil
