@@ -115,12 +115,11 @@ class PlanRequest:
         spec, profile = load_any_model(model, longest=step.seq_len), load_machine(machine)
         require("choices", choices, Choices)
         caps = caps_of(profile, device_mem, host_mem)
-        if profile.pool_bytes is not None and policy == DEFAULT_POLICY:
-            choices = choices.of_one_memory
         return PlanRequest(spec, step, profile, caps, policy, choices).allowed()
 
     def allowed(self, *, runs: bool = True) -> PlanRequest:
-        """Return the request if its model and kernels are ones to plan with.
+        """Return the request if its model and kernels are ones to plan with; of one memory with all
+        homes fixed, since what moves within it frees nothing.
 
         Args:
             runs: whether twinstream's own kernels have to run the model.
@@ -134,6 +133,8 @@ class PlanRequest:
             require_executable(self.spec)
         if runs or self.step.recipe.kernels is not None:
             require_allowed(self.recipe.implementations)
+        if self.machine.pool_bytes is not None and self.policy == DEFAULT_POLICY:
+            return replace(self, choices=self.choices.of_one_memory)
         return self
 
     @property

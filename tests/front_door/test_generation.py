@@ -1,15 +1,18 @@
 """Generating text, planned: against arithmetic, published rates, and caps that it does not fit."""
 
 import csv
+import json
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from tests.front_door.command_line import call
 from twinstream.models.presets import load_model
+from twinstream.planner.generation import Generation
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.study.generation import Generation, PlannedGeneration
+from twinstream.study.generation import PlannedGeneration
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "benchmarks" / "generation.csv"
 ROWS = list(csv.DictReader(PUBLISHED.read_text("utf-8").splitlines()))
@@ -42,7 +45,7 @@ def test_prompts_take_what_their_flops_take() -> None:
     model = load_model("8b")
     blocks = 8_030_261_248 - 2 * model.vocab_size * model.d_model
     flops = 8 * 2048 * (2 * blocks + 2 * 2048 * 4096 * 32) + 8 * 2 * 4096 * model.vocab_size
-    assert found.prompts.schedule.model_flops == pytest.approx(flops, rel=1e-3)
+    assert found.prompts.device_plan[0].model_flops == pytest.approx(flops, rel=1e-3)
     assert 1.0 < found.first_token_s / (flops / 989e12) < 2.0
 
 
@@ -81,3 +84,34 @@ def test_a_cache_that_does_not_fit_is_kept_on_the_host() -> None:
 def test_numbers_that_are_none_are_refused(generation: tuple[int, int, int], said: str) -> None:
     with pytest.raises(TwinstreamError, match=said):
         Generation(*generation)
+
+
+ASKED = ("plan", "llama3.2-1b", "--machine", "rtx4090", "--task", "inference")
+
+
+def test_the_command_says_what_python_does() -> None:
+    found = planned("llama3.2-1b", "rtx4090", Generation(512, 32, 4))
+    asked = (*ASKED, "--prompt", "512", "--decode", "32", "--batch", "4")
+    told = call(*asked, "--json").json()
+    assert {**told, "plan_seconds": 0, "uncertainty": 0} == {
+        **json.loads(json.dumps(found.figures)), "plan_seconds": 0, "uncertainty": 0,
+    }  # fmt: skip
+    assert told["limits"]["first token"] == ["hbm"]
+    shown = call(*asked).out
+    assert "first token" in shown and "tokens/s" in shown and "keys and values" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--prompt", "8"), "needs --decode"),
+        (("--prompt", "8", "--decode", "8", "--tokens-per-step", "64"), "--tokens-per-step is of"),
+        (("--prompt", "8", "--decode", "8", "--gpus", "2"), "one device"),
+        (("--prompt", "8", "--decode", "8", "-o", "plan.json"), "--output is of"),
+        (("--prompt", "0", "--decode", "8"), "prompt"),
+        (("--task", "train", "--prompt", "8"), "--task inference"),
+    ],
+)
+def test_what_is_of_training_is_refused(flags: tuple[str, ...], said: str) -> None:
+    found = call(*ASKED, *flags)
+    assert found.code == 2 and said in found.err and "Traceback" not in found.err

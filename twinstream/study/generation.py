@@ -1,75 +1,21 @@
 """Generating text: a pass over the prompts, then a step for each token, planned and predicted."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.uncertainty import Uncertainty
-from twinstream.models.model import AnyModel, length_refusal
-from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import all_groups
+from twinstream.models.model import AnyModel
+from twinstream.planner.generation import Generation
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest
-from twinstream.schedule.errors import TwinstreamError, require_whole
-from twinstream.schedule.workload import Cache
 from twinstream.simulator.replay import steady_state
-from twinstream.study.planned_step import PlannedStep
+from twinstream.study.answer import Answer
 
-_MOST = 2**24
+_BUSY = 0.6  # of a memory's rate, beyond which it is what kernels wait for
 # Of the 11 published rates of generating with one sequence in the source's table.
 _MEAN_ERROR, _WORST_ERROR, _SOURCE = 0.099, 0.197, "docs/benchmarks/generation.csv"
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What is generated: `batch` sequences at a time, `decode` tokens behind `prompt` others.
-
-    Raises:
-        TwinstreamError: one is no whole number of at least one.
-    """
-
-    prompt: int
-    decode: int
-    batch: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("prompt", "decode", "batch"):
-            require_whole(name, getattr(self, name), 1, _MOST)
-
-    @property
-    def room(self) -> int:
-        """Tokens of a sequence that the cache has room for."""
-        return self.prompt + self.decode
-
-    def steps(self, request: PlanRequest) -> Iterator[PlanRequest]:
-        """Yield the requests: the prompts, the step of the first token behind them, of the last.
-
-        Of the last token none is computed: it is the logits of the one before.
-
-        Raises:
-            TwinstreamError: the model has no such cache, or no positions for so many tokens.
-        """
-        spec, step = request.spec, request.step
-        if not isinstance(spec, ModelSpec):
-            raise TwinstreamError(
-                f"'{spec.name}' runs by its own code, which keeps its keys and values itself: only "
-                "models with kernels of twinstream's own are planned as generating"
-            )
-        if (why := length_refusal(spec, self.room)) is not None:
-            raise TwinstreamError(why)
-        frozen = tuple(sorted(all_groups(spec, step.recipe)))
-        recipe = step.recipe.model_copy(update={"frozen": frozen, "clips": False})
-        last = max(self.prompt, self.room - 2)
-        for seq_len, filled in ((self.prompt, 0), (1, self.prompt), (1, last)):
-            yield replace(
-                request,
-                step=replace(
-                    step, seq_len=seq_len, tokens_per_step=self.batch * seq_len, recipe=recipe,
-                    packing=None, forward_only=True, cache=Cache(room=self.room, filled=filled),
-                ),
-            )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,9 +27,9 @@ class PlannedGeneration:
     """
 
     generation: Generation
-    prompts: PlannedStep
-    first: PlannedStep
-    last: PlannedStep
+    prompts: Answer
+    first: Answer
+    last: Answer
 
     @classmethod
     def of(
@@ -100,7 +46,7 @@ class PlannedGeneration:
         """
         planner = planner or Planner(steady_state)
         found = [
-            PlannedStep.predicted(planner.plan(one), one, is_known=False)
+            Answer.of_plan(planner.plan(one), one, is_known=False)
             for one in generation.steps(request)
         ]
         return cls(generation, *found)
@@ -114,9 +60,19 @@ class PlannedGeneration:
         return self.prompts.asked.spec
 
     @property
-    def steps(self) -> tuple[tuple[str, PlannedStep], ...]:
+    def steps(self) -> tuple[tuple[str, Answer], ...]:
         """The planned passes, each with its name."""
         return ("prompts", self.prompts), ("first token", self.first), ("last token", self.last)
+
+    @property
+    def limits(self) -> dict[str, tuple[str, ...]]:
+        """What each pass hangs on; kernels that wait for the device's memory are limited by it."""
+        found = {}
+        for name, step in self.steps:
+            busy = step.timeline.utilization.get("hbm", 0.0)
+            compute = "hbm" if busy > _BUSY else "compute"
+            found[name] = tuple(compute if one == "compute" else one for one in step.limits)
+        return found
 
     @property
     def first_token_s(self) -> float:
@@ -178,7 +134,7 @@ class PlannedGeneration:
     def _bytes_of(self, kind: str) -> int:
         return sum(
             tensor.size_bytes
-            for tensor in self.last.schedule.tensors
+            for tensor in self.last.device_plan[0].tensors
             if tensor.parent is None and tensor.tensor_id.startswith(f"{kind}.")
         )
 
@@ -198,7 +154,7 @@ class PlannedGeneration:
             "cache_bytes": self.cache_bytes,
             "device_peak_bytes": max(step.device_bytes for _, step in self.steps),
             "host_peak_bytes": max(step.host_bytes for _, step in self.steps),
-            "limits": {name: list(step.limits) for name, step in self.steps},
+            "limits": {name: list(limits) for name, limits in self.limits.items()},
             "expected_error_mean": self.uncertainty.mean,
             "expected_error_kind": self.uncertainty.kind,
         }
