@@ -14,7 +14,7 @@ _MOST = 2**24
 
 
 @dataclass(frozen=True)
-class Generation:
+class TextGeneration:
     """What is generated: `batch` sequences at a time, `decode` tokens behind `prompt` others.
 
     Raises:

@@ -155,6 +155,11 @@ def prove(schedule: Schedule, backend: BackendName) -> None:
 def require_runnable(schedule: Schedule, backend: BackendName) -> None:
     """Raise unless the backend is there and has all kernels of the schedule."""
     choose_backend(backend)
+    if schedule.workload.cache is not None:
+        raise TwinstreamError(
+            "the schedule generates text, which is planned and predicted only: no kernels keep "
+            "keys and values from step to step yet; `twinstream score` runs forward passes"
+        )
     require_kernels(schedule, backend)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.front_door.command_line import call
 from twinstream.models.presets import load_model
-from twinstream.planner.generation import Generation
+from twinstream.planner.generation import TextGeneration
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.study.generation import PlannedGeneration
@@ -19,7 +19,7 @@ ROWS = list(csv.DictReader(PUBLISHED.read_text("utf-8").splitlines()))
 
 
 def planned(
-    model: str, machine: str, generation: Generation, device_mem: str | None = None
+    model: str, machine: str, generation: TextGeneration, device_mem: str | None = None
 ) -> PlannedGeneration:
     request = PlanRequest.of(
         model, machine, step=TrainingStep(seq_len=generation.prompt), device_mem=device_mem
@@ -29,7 +29,7 @@ def planned(
 
 def test_a_token_takes_what_its_bytes_take() -> None:
     """One sequence: all weights are read once a token, and the cache; each at the memory's rate."""
-    found = planned("8b", "rtx4090", Generation(1024, 256, 1))
+    found = planned("8b", "rtx4090", TextGeneration(1024, 256, 1))
     model = load_model("8b")
     embedding = model.vocab_size * model.d_model * 2
     cache = 32 * 2 * 8 * 128 * 2 * (1024 + 128)
@@ -41,7 +41,7 @@ def test_a_token_takes_what_its_bytes_take() -> None:
 
 def test_prompts_take_what_their_flops_take() -> None:
     """2 FLOPs a parameter and token, and the scores, but of the head one row a sequence."""
-    found = planned("8b", "h100", Generation(2048, 2, 8))
+    found = planned("8b", "h100", TextGeneration(2048, 2, 8))
     model = load_model("8b")
     blocks = 8_030_261_248 - 2 * model.vocab_size * model.d_model
     flops = 8 * 2048 * (2 * blocks + 2 * 2048 * 4096 * 32) + 8 * 2 * 4096 * model.vocab_size
@@ -53,7 +53,7 @@ def test_prompts_take_what_their_flops_take() -> None:
     "row", ROWS, ids=lambda row: f"{row['card']}-{row['model']}-{row['decode']}"
 )
 def test_published_rates_are_met(row: dict[str, str]) -> None:
-    generation = Generation(int(row["prompt"]), int(row["decode"]), int(row["batch"]))
+    generation = TextGeneration(int(row["prompt"]), int(row["decode"]), int(row["batch"]))
     found = planned(row["model"], row["card"], generation)
     error = found.decode_tokens_per_s / float(row["measured_tokens_per_s"]) - 1
     worst = found.uncertainty.worst
@@ -64,7 +64,7 @@ def test_published_rates_are_met(row: dict[str, str]) -> None:
 def test_a_cache_that_does_not_fit_is_kept_on_the_host() -> None:
     """Then a token takes as long as the link needs for what the device has no room for."""
     caps = [None, "2GiB"]
-    steps = [planned("llama3.2-1b", "rtx4090", Generation(1024, 16, 24), cap) for cap in caps]
+    steps = [planned("llama3.2-1b", "rtx4090", TextGeneration(1024, 16, 24), cap) for cap in caps]
     assert steps[0].cache_bytes == 16 * 2 * 8 * 64 * 2 * (1024 + 16) * 24
     for more, less in pairwise(steps):
         assert less.token_s > more.token_s
@@ -83,14 +83,14 @@ def test_a_cache_that_does_not_fit_is_kept_on_the_host() -> None:
 )
 def test_numbers_that_are_none_are_refused(generation: tuple[int, int, int], said: str) -> None:
     with pytest.raises(TwinstreamError, match=said):
-        Generation(*generation)
+        TextGeneration(*generation)
 
 
 ASKED = ("plan", "llama3.2-1b", "--machine", "rtx4090", "--task", "inference")
 
 
 def test_the_command_says_what_python_does() -> None:
-    found = planned("llama3.2-1b", "rtx4090", Generation(512, 32, 4))
+    found = planned("llama3.2-1b", "rtx4090", TextGeneration(512, 32, 4))
     asked = (*ASKED, "--prompt", "512", "--decode", "32", "--batch", "4")
     told = call(*asked, "--json").json()
     assert {**told, "plan_seconds": 0, "uncertainty": 0} == {

@@ -12,17 +12,17 @@ from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.price_options import RunOptions
+from twinstream.commands.generation_screen import generation_screen
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan_screens import tell
 from twinstream.models.parallel.layout import LayoutError
 from twinstream.options.option_group import MEMORY, WHERE
 from twinstream.options.plan_options import ClusterOptions, PlanOptions, TaskOptions
-from twinstream.planner.generation import Generation
+from twinstream.planner.generation import TextGeneration
 from twinstream.planner.warm_start import WarmStartError
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import ArgumentError
 from twinstream.schedule.files import write_document
-from twinstream.screens.generation_screen import generation_screen
 from twinstream.study.answer import Answer
 from twinstream.study.generation import PlannedGeneration
 from twinstream.study.one_device import DeviceQuery
@@ -99,7 +99,7 @@ def plan(  # noqa: PLR0913
 
 
 def _plan_generation(
-    generation: Generation, wanted: PlanOptions, asked: ClusterOptions, output: Path | None, *,
+    generation: TextGeneration, wanted: PlanOptions, asked: ClusterOptions, output: Path | None, *,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Plan generating text on one device.

@@ -14,7 +14,7 @@ from twinstream.options.option_group import (
 from twinstream.options.recipe_options import RecipeOptions
 from twinstream.options.step_options import RankOptions, StepOptions
 from twinstream.planner.choices import Effort
-from twinstream.planner.generation import Generation
+from twinstream.planner.generation import TextGeneration
 from twinstream.schedule.errors import ArgumentError
 
 KEPT = 3  # layouts that are shown
@@ -99,7 +99,7 @@ class TaskOptions(OptionGroup):
     decode: int | None = flag(STEPS, "N", "Tokens generated behind it.", ge=1, le=2**24)
     batch: int | None = flag(STEPS, "N", "Sequences at a time; by default 1.", ge=1, le=2**24)
 
-    def generation(self) -> Generation | None:
+    def generation(self) -> TextGeneration | None:
         """Return what is generated; None where the model is trained.
 
         Raises:
@@ -114,7 +114,7 @@ class TaskOptions(OptionGroup):
             if counts[name] is None:
                 raise ArgumentError(f"--task inference needs {name}: how many tokens")
         assert self.prompt is not None and self.decode is not None
-        return Generation(self.prompt, self.decode, self.batch or 1)
+        return TextGeneration(self.prompt, self.decode, self.batch or 1)
 
 
 def _degree(what: str, *, rare: bool = False) -> Any:

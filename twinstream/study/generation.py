@@ -7,7 +7,7 @@ from typing import Any
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.uncertainty import Uncertainty
 from twinstream.models.model import AnyModel
-from twinstream.planner.generation import Generation
+from twinstream.planner.generation import TextGeneration
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest
 from twinstream.simulator.replay import steady_state
@@ -26,14 +26,14 @@ class PlannedGeneration:
     and the last is that of all.
     """
 
-    generation: Generation
+    generation: TextGeneration
     prompts: Answer
     first: Answer
     last: Answer
 
     @classmethod
     def of(
-        cls, generation: Generation, request: PlanRequest, planner: Planner | None = None
+        cls, generation: TextGeneration, request: PlanRequest, planner: Planner | None = None
     ) -> "PlannedGeneration":
         """Plan and predict.
 
