@@ -112,7 +112,8 @@ class Choices:
     @property
     def of_one_memory(self) -> "Choices":
         """These, for a machine of one memory: what would move within it stays where it is."""
-        return replace(self, homes=dict.fromkeys(KINDS, "device") | dict(self.homes))
+        homes: dict[str, Home] = {kind: self.homes.get(kind, "device") for kind in KINDS}
+        return replace(self, homes=homes)
 
     @property
     def fixed(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -95,7 +96,7 @@ class CudaBackend:
 
     def wait(self, launch: Launch, event: CudaEvent) -> None:
         if isinstance(event, HostEvent) and launch.on_host:
-            self._hosts[launch.stream].put(event.wait)
+            self._hosts[launch.stream].put(partial(_wait, event))
         elif isinstance(event, HostEvent):
             self.await_host(event)
         elif launch.on_host:
@@ -259,6 +260,10 @@ class CudaBackend:
                 self._end_events[number - 2] = None
         assert end is not None
         self._end_ns.append(since_ns + round(since.elapsed_time(end) * 1e6))
+
+
+def _wait(event: HostEvent) -> None:
+    event.wait()
 
 
 def event_table(program: Program, gpu: Gpu) -> EventTable:

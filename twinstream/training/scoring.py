@@ -112,16 +112,17 @@ class Scorer:
         from twinstream.executor.state.training_state import put_carried
 
         plan, recipe = self.plan, self.plan.recipe
+        schedule = plan.schedule.only
         backend: BackendName = "cuda" if self.here.backend == "cuda" else "cpu"
         modules = ModulePrograms(starting_buffers(self.model, None))
         options = RunOptions(backend, modules=modules, tell=self.tell)
-        prove(plan.schedule, backend)
-        prepare_device(plan.schedule, backend)
+        prove(schedule, backend)
+        prepare_device(schedule, backend)
         weights, _ = starting_state(self.model, self.options, recipe, None, self.tell)
-        with arena_memory(plan.schedule, options) as memory:
-            arenas, staging = Arenas(plan.schedule, memory), Staging()
+        with arena_memory(schedule, options) as memory:
+            arenas, staging = Arenas(schedule, memory), Staging()
             for group, flat in weights:
-                put_carried(plan.schedule, arenas, f"param.{group}", flat, staging)
+                put_carried(schedule, arenas, f"param.{group}", flat, staging)
             for window in self.data.windows(plan):
                 yield window, self._computed(window.chunks, memory, options)
 
@@ -136,7 +137,7 @@ class Scorer:
         empty = empty_chunk(plan.shape(self.data))
         passes = [(*one, *[empty] * (each - len(one))) for one in _batched(chunks, each)]
         batches = [self._batch(one) for one in passes]
-        for done in pass_losses(plan.schedule, memory, batches, options):
+        for done in pass_losses(plan.schedule.only, memory, batches, options):
             for at in range(each):
                 pieces = done.log_probs[at * plan.pieces : (at + 1) * plan.pieces]
                 yield np.concatenate(pieces)
