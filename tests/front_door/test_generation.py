@@ -45,7 +45,7 @@ def test_prompts_take_what_their_flops_take() -> None:
     model = load_model("8b")
     blocks = 8_030_261_248 - 2 * model.vocab_size * model.d_model
     flops = 8 * 2048 * (2 * blocks + 2 * 2048 * 4096 * 32) + 8 * 2 * 4096 * model.vocab_size
-    assert found.prompts.device_plan[0].model_flops == pytest.approx(flops, rel=1e-3)
+    assert found.prompts.schedule.model_flops == pytest.approx(flops, rel=1e-3)
     assert 1.0 < found.first_token_s / (flops / 989e12) < 2.0
 
 

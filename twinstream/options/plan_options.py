@@ -122,7 +122,7 @@ def _degree(what: str, *, rare: bool = False) -> Any:
 
 
 class ClusterOptions(RankOptions):
-    """What to lay out on how many GPUs, and what is not left open; None where one is not given."""
+    """GPUs, and what is not left open of a layout on them; None where one is not given."""
 
     cluster: str | None = flag(
         WHERE, "NAME|FILE",

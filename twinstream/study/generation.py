@@ -134,7 +134,7 @@ class PlannedGeneration:
     def _bytes_of(self, kind: str) -> int:
         return sum(
             tensor.size_bytes
-            for tensor in self.last.device_plan[0].tensors
+            for tensor in self.last.schedule.only.tensors
             if tensor.parent is None and tensor.tensor_id.startswith(f"{kind}.")
         )
 
