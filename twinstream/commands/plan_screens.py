@@ -74,7 +74,6 @@ def _device_parts(answer: Answer, seconds: float, notes: Sequence[str]) -> list[
 def _ranks_json(answer: Answer) -> dict[str, object]:
     why = answer.why_not_here
     schedule = answer.schedule
-    assert isinstance(schedule, Schedule), "it is of several ranks"
     return {
         "layout": schedule.layout,
         "recipe": answer.asked.recipe,
@@ -90,7 +89,7 @@ def _ranks_json(answer: Answer) -> dict[str, object]:
 
 def _ranks_parts(answer: Answer, seconds: float, _: Sequence[str]) -> list[RenderableType]:
     schedule, why, asked = answer.schedule, answer.why_not_here, answer.asked
-    assert isinstance(schedule, Schedule) and answer.cluster is not None
+    assert answer.cluster is not None, "ranks are linked"
     others = [str(one) for one in answer.candidates if one.layout != answer.layout]
     runs = "Runs here" if why is None else f"Does not run here: {why}"
     where = answer.cluster.name
