@@ -85,7 +85,7 @@ def _ranks_json(answer: Answer) -> dict[str, object]:
 
 def _ranks_parts(answer: Answer, seconds: float, _: Sequence[str]) -> list[RenderableType]:
     schedule, why, asked = answer.schedule, answer.why_not_here, answer.asked
-    assert answer.cluster is not None
+    assert answer.cluster is not None, "ranks are linked"
     others = [str(one) for one in answer.candidates if one.layout != answer.layout]
     where = answer.cluster.name
     return [
