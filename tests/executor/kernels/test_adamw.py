@@ -6,7 +6,7 @@ import torch
 
 from tests.executor.kernels.driver import run
 from twinstream.executor.kernels.step_state import StepState, packed_step_state
-from twinstream.executor.kernels.vector.rounding import random_16, random_words
+from twinstream.executor.kernels.vector.rounding import random_16, random_words, stream_keys
 from twinstream.models.kernel_costs import scratch_sizes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -186,7 +186,7 @@ def test_random_streams_are_independent_of_each_other():
 def test_the_bits_of_three_roundings_are_uniform_and_pairwise_independent(seed):
     """Chi square of 256 cells, 255 +- 22.6; of pairs, of the cells of both; correlations."""
     count, like = 2**18, torch.empty(2**18)
-    fields = random_16(StepState(step_state(seed=seed)), 3, 5, like)
+    fields = random_16(stream_keys(StepState(step_state(seed=seed)), 3), 5, like)
     cells = [(field >> 8) for field in fields] + [field & 0xFF for field in fields]
     for one, other in ((0, 1), (0, 2), (1, 2)):
         cells.append((fields[one] >> 12) * 16 + (fields[other] >> 12))
