@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from twinstream.models.adapters.adapter_layout import low_widths
 from twinstream.models.adapters.lora import lora_of_attributes
 from twinstream.models.adapters.quantized_base import BaseFormat
-from twinstream.models.kernel_costs.attention_scratch import attention_scratch_bytes
+from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.kernel_costs.attention_shape import AttentionPass, AttentionShape
 from twinstream.models.kernel_costs.attributes import (
     TEMPORARY_BYTES,
@@ -115,7 +115,7 @@ class _Block:
         return self.attention_shape.itemsize_bytes
 
     def attention_scratch(self, of_pass: AttentionPass) -> int:
-        return attention_scratch_bytes(self.attention, of_pass, self.attention_shape)
+        return attention_limits(self.attention).scratch(of_pass, self.attention_shape)
 
 
 def _block(attributes: Attributes) -> _Block:
