@@ -71,7 +71,7 @@ class Library:
         return None
 
 
-class Attention:
+class AttentionFacts:
     """An implementation: its limits (None: no limit), and the memory that a call takes at most.
 
     `capabilities` are major ones of CUDA. With `variable_length` one call takes packed sequences of
@@ -123,7 +123,7 @@ class Attention:
         return 0
 
 
-class Eager(Attention):
+class EagerFacts(AttentionFacts):
     """Tiles of queries and keys in torch's operations, all heads at once."""
 
     def forward_scratch(self, shape: AttentionShape) -> int:
@@ -156,7 +156,7 @@ class Eager(Attention):
         )
 
 
-class SdpaCpu(Attention):
+class SdpaCpuFacts(AttentionFacts):
     """PyTorch's flash attention for CPUs."""
 
     device: DeviceName | None = "cpu"
@@ -191,14 +191,14 @@ class SdpaCpu(Attention):
         return min(queries, 256 if queries >= 768 else 64 if queries >= 192 else 32)
 
 
-class _Cuda(Attention):
+class _Cuda(AttentionFacts):
     device: DeviceName | None = "cuda"
     dtypes = ("bfloat16",)
     head_dim_multiple = 8
     variable_length = True
 
 
-class Flash2(_Cuda):
+class Flash2Facts(_Cuda):
     """FlashAttention-2, with its deterministic backward."""
 
     most_head_dim = 256
@@ -232,7 +232,7 @@ class Flash2(_Cuda):
         return float32(rows) + float32(rows * memory.padded_head_dim(shape))
 
 
-class SdpaFlash(Flash2):
+class SdpaFlashFacts(Flash2Facts):
     """FlashAttention-2 as torch has it, which returns results of its own."""
 
     capabilities = (8, 9, 10, 11, 12)
@@ -249,7 +249,7 @@ class SdpaFlash(Flash2):
         return memory.gradients(shape) + super().backward_allocates(shape)
 
 
-class Flash3(_Cuda):
+class Flash3Facts(_Cuda):
     """FlashAttention-3."""
 
     most_head_dim = 192
@@ -292,7 +292,7 @@ class Flash3(_Cuda):
         return float32(rows * head_dim) + 2 * float32(rows) + shared + semaphores
 
 
-class Flash4(Flash3):
+class Flash4Facts(Flash3Facts):
     """FlashAttention-4."""
 
     most_head_dim = 128
@@ -315,7 +315,7 @@ class Flash4(Flash3):
         return self._sums(shape, extra_keys=ROW_BLOCK) + 2 * self.forward_allocates(shape)
 
 
-class SdpaCudnn(_Cuda):
+class SdpaCudnnFacts(_Cuda):
     """cuDNN's attention as torch has it."""
 
     most_head_dim = 128
@@ -344,7 +344,7 @@ class SdpaCudnn(_Cuda):
         return memory.gradients(shape) + kept + memory.by_query_head(shape)
 
 
-class CudnnFrontend(_Cuda):
+class CudnnFrontendFacts(_Cuda):
     """cuDNN's attention by its own frontend, deterministic."""
 
     most_head_dim = 128
@@ -380,7 +380,7 @@ class CudnnFrontend(_Cuda):
         return kept + 2 * float32(rows) + memory.by_query_head(some) + float32(some.rows)
 
 
-class CudnnSliced(CudnnFrontend):
+class CudnnSlicedFacts(CudnnFrontendFacts):
     """The same, whose backward is called for slices of the queries."""
 
     def backward_scratch(self, shape: AttentionShape) -> int:
@@ -400,15 +400,15 @@ class CudnnSliced(CudnnFrontend):
         return max(map(super().backward_allocates, calls))
 
 
-_EAGER = Eager()
-ATTENTIONS: dict[str, Attention] = {
+_EAGER = EagerFacts()
+ATTENTIONS: dict[str, AttentionFacts] = {
     "eager": _EAGER,
-    "sdpa_cpu": SdpaCpu(),
-    "sdpa_flash": SdpaFlash(),
-    "sdpa_cudnn": SdpaCudnn(),
-    "flash2": Flash2(),
-    "flash3": Flash3(),
-    "flash4": Flash4(),
-    "cudnn_frontend": CudnnFrontend(),
-    "cudnn_sliced": CudnnSliced(),
+    "sdpa_cpu": SdpaCpuFacts(),
+    "sdpa_flash": SdpaFlashFacts(),
+    "sdpa_cudnn": SdpaCudnnFacts(),
+    "flash2": Flash2Facts(),
+    "flash3": Flash3Facts(),
+    "flash4": Flash4Facts(),
+    "cudnn_frontend": CudnnFrontendFacts(),
+    "cudnn_sliced": CudnnSlicedFacts(),
 }

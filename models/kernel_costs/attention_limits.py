@@ -1,6 +1,10 @@
 """Attention implementations by name, so that a plan can be refused without torch."""
 
-from twinstream.models.kernel_costs.attention_libraries import ATTENTIONS, Attention, DeviceName
+from twinstream.models.kernel_costs.attention_libraries import (
+    ATTENTIONS,
+    AttentionFacts,
+    DeviceName,
+)
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 
@@ -14,7 +18,7 @@ def attention_names() -> tuple[str, ...]:
     return tuple(ATTENTIONS)
 
 
-def attention_limits(name: str) -> Attention:
+def attention_limits(name: str) -> AttentionFacts:
     """Return what is known of an implementation.
 
     Raises:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from twinstream.models.flops import model_flops_per_step
-from twinstream.models.kernel_costs.attention_library import library_bytes
+from twinstream.models.kernel_costs.workspace import library_bytes
 from twinstream.models.lowering.communication_tasks import ParameterGathers
 from twinstream.models.lowering.declarations import declare_groups, declare_step
 from twinstream.models.lowering.decoder import DecoderLowering

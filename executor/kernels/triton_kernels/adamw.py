@@ -11,8 +11,7 @@ from twinstream.executor.kernels.triton_kernels.codes import encoded, load_decod
 from twinstream.executor.kernels.triton_kernels.launch import device_function, launch
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
 from twinstream.executor.kernels.vector.rounding import CLIP_EPS
-from twinstream.executor.kernels.vector.updates import FlatUpdate
-from twinstream.executor.kernels.vector.vector_ops import AdamwConstants
+from twinstream.executor.kernels.vector.updates import AdamwConstants, FlatUpdate
 from twinstream.models.kernel_costs.scratch_sizes import CODE_BLOCK_ELEMENTS
 
 # 8 elements a thread: one load of 16 bytes of each of four bf16 operands.

@@ -6,9 +6,15 @@ import torch
 
 from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import DTYPES, Operands
-from twinstream.executor.kernels.vector.adamw import adamw_constants, update_adamw
+from twinstream.executor.kernels.updates.adamw_step import adamw_constants
 from twinstream.executor.kernels.vector.rounding import outside
-from twinstream.executor.kernels.vector.updates import Rule, StepValues, flat_update, update
+from twinstream.executor.kernels.vector.updates import (
+    Rule,
+    StepValues,
+    flat_update,
+    update,
+    update_adamw,
+)
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
 from twinstream.models.kernel_costs.update_work import MUON_ITERATIONS

@@ -178,5 +178,37 @@ def update(flat: FlatUpdate, rule: Rule, block_elements: int = _BLOCK_ELEMENTS) 
             now.copy_(torch.where(flat.skips != 0.0, was, now))
 
 
+@dataclass(frozen=True)
+class AdamwConstants:
+    """Constants of AdamW, as its paper names them."""
+
+    beta1: float
+    beta2: float
+    eps: float
+
+
+def update_adamw(flat: FlatUpdate, constants: AdamwConstants) -> None:
+    """Update in torch's operations.
+
+    theta -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps), with both corrections taken
+    out of the division, so that an element takes one.
+    """
+    beta1, beta2 = constants.beta1, constants.beta2
+    lr, m_correction, v_correction, _ = flat.step.floats.unbind()
+    v_correction_sqrt = v_correction.sqrt()
+    rate, eps = lr * v_correction_sqrt / m_correction, constants.eps * v_correction_sqrt
+
+    def rule(
+        parameter: torch.Tensor, gradient: torch.Tensor, state: Sequence[torch.Tensor],
+        step: StepValues,
+    ) -> None:  # fmt: skip
+        m, v = state
+        m.mul_(beta1).add_(gradient * (1.0 - beta1))
+        v.mul_(beta2).add_(gradient.mul_(gradient).mul_(1.0 - beta2))
+        parameter.sub_((m * rate).div_(v.sqrt().add_(eps)))
+
+    update(flat, rule)
+
+
 def _code_blocks(block: slice) -> slice:
     return slice(block.start // CODE_BLOCK_ELEMENTS, code_blocks(block.stop))

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from twinstream.executor.kernels.vector.rope import Rope
-from twinstream.executor.kernels.vector.updates import FlatUpdate
+from twinstream.executor.kernels.vector.updates import AdamwConstants, FlatUpdate
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.schedule.ops import Mode
 
@@ -83,15 +83,6 @@ class SortedTokens:
     ids: torch.Tensor  # [T], int64
     order: torch.Tensor  # [T], int64
     last: torch.Tensor  # [T], int64
-
-
-@dataclass(frozen=True)
-class AdamwConstants:
-    """Constants of AdamW, as its paper names them."""
-
-    beta1: float
-    beta2: float
-    eps: float
 
 
 class VectorOps(Protocol):

@@ -19,7 +19,7 @@ from twinstream.executor.kernels.attention.implementation import (
 )
 from twinstream.executor.kernels.attention.query_slices import CudnnSliced, SlicedQueries
 from twinstream.models.kernel_costs import attention_memory, attention_shape
-from twinstream.models.kernel_costs.attention_libraries import ATTENTIONS, Eager
+from twinstream.models.kernel_costs.attention_libraries import ATTENTIONS, EagerFacts
 from twinstream.models.kernel_costs.attention_shape import query_slices
 
 SIZES = [
@@ -36,7 +36,7 @@ class EagerSliced(SlicedQueries):
     kind = EagerAttention
 
 
-class EagerSlicedMemory(Eager):
+class EagerSlicedMemory(EagerFacts):
     """Sums of dK and dV, and the most that eager attention takes of a slice."""
 
     def backward_scratch(self, shape):

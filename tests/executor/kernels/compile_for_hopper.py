@@ -21,9 +21,8 @@ from tests.executor.kernels.sass import disassembled, loop_count
 from twinstream.executor.kernels.registry import vector_ops
 from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.rope import Rope
-from twinstream.executor.kernels.vector.updates import FlatUpdate
+from twinstream.executor.kernels.vector.updates import AdamwConstants, FlatUpdate
 from twinstream.executor.kernels.vector.vector_ops import (
-    AdamwConstants,
     HeadNorm,
     HeadNormBackward,
     LogitRows,

@@ -16,8 +16,7 @@ from tests.executor.kernels.test_adamw import step_state
 from tests.executor.kernels.twins import DTYPES, assert_twins_agree, on, randn
 from twinstream.executor.kernels.codes import encode
 from twinstream.executor.kernels.step_state import StepState
-from twinstream.executor.kernels.vector.updates import FlatUpdate
-from twinstream.executor.kernels.vector.vector_ops import AdamwConstants
+from twinstream.executor.kernels.vector.updates import AdamwConstants, FlatUpdate
 
 pytest.importorskip("triton")
 triton_adamw = importlib.import_module("twinstream.executor.kernels.triton_kernels.adamw")

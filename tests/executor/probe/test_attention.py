@@ -11,7 +11,7 @@ from twinstream.executor.kernels.attention.registry import attention_implementat
 from twinstream.executor.kernels.attention.trial import mixed_lengths
 from twinstream.executor.probe.tasks import attention as probe
 from twinstream.executor.probe.tasks.attention import attention_cases, reduced, try_attention
-from twinstream.models.kernel_costs.attention_libraries import SdpaCpu
+from twinstream.models.kernel_costs.attention_libraries import SdpaCpuFacts
 from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.presets import load_preset
 from twinstream.schedule.workload import Packing, Workload
@@ -87,7 +87,7 @@ def test_one_that_differs_from_run_to_run_is_right_only_if_it_says_so(monkeypatc
 
     broken(monkeypatch, "sdpa_cpu", forward=jitter)
     assert "differ from run to run" in tried(PACKED).refused
-    not_so = SdpaCpu()
+    not_so = SdpaCpuFacts()
     not_so.deterministic = False
     limits = {"sdpa_cpu": not_so, "eager": attention_limits("eager")}
     monkeypatch.setattr(implementation, "attention_limits", limits.__getitem__)

@@ -1,18 +1,11 @@
-"""AdamW on one flat tensor, or on a part of it."""
-
-from collections.abc import Sequence
+"""AdamW as a kernel of a task."""
 
 import torch
 
 from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import DTYPES, Operands
-from twinstream.executor.kernels.vector.updates import (
-    FlatUpdate,
-    StepValues,
-    flat_update,
-    update,
-)
-from twinstream.executor.kernels.vector.vector_ops import AdamwConstants, VectorOps
+from twinstream.executor.kernels.vector.updates import AdamwConstants, flat_update
+from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.models.kernel_costs.attributes import (
     Attributes,
     optimizer_state,
@@ -49,26 +42,3 @@ def adamw_constants(attributes: Attributes) -> AdamwConstants:
     return AdamwConstants(
         *(typed_attribute(attributes, n, float) for n in ("beta1", "beta2", "eps"))
     )
-
-
-def update_adamw(flat: FlatUpdate, constants: AdamwConstants) -> None:
-    """Update in torch's operations.
-
-    theta -= lr (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps), with both corrections taken
-    out of the division, so that an element takes one.
-    """
-    beta1, beta2 = constants.beta1, constants.beta2
-    lr, m_correction, v_correction, _ = flat.step.floats.unbind()
-    v_correction_sqrt = v_correction.sqrt()
-    rate, eps = lr * v_correction_sqrt / m_correction, constants.eps * v_correction_sqrt
-
-    def rule(
-        parameter: torch.Tensor, gradient: torch.Tensor, state: Sequence[torch.Tensor],
-        step: StepValues,
-    ) -> None:  # fmt: skip
-        m, v = state
-        m.mul_(beta1).add_(gradient * (1.0 - beta1))
-        v.mul_(beta2).add_(gradient.mul_(gradient).mul_(1.0 - beta2))
-        parameter.sub_((m * rate).div_(v.sqrt().add_(eps)))
-
-    update(flat, rule)
