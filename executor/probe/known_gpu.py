@@ -19,8 +19,8 @@ from twinstream.executor.probe.tasks.curves import Ceilings, fit_curves
 from twinstream.executor.probe.tasks.task_samples import TaskSample, attention_samples
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine, Number
+from twinstream.models.kernel_costs.attention_libraries import DeviceName
 from twinstream.models.kernel_costs.attention_limits import (
-    DeviceName,
     attention_limits,
     attention_names,
     attention_refusal,
@@ -81,7 +81,7 @@ def candidates(machine: Machine) -> tuple[str, ...]:
 def measured_attention(
     device: DeviceName, name: str, presets: tuple[str, ...], load_s: float
 ) -> tuple[AttentionCandidate, list[TaskSample]]:
-    """Whether one is right on the shapes of these presets' runs, and its times."""
+    """Try one attention on the shapes of these presets, and time it if it is right."""
     tried = attention_try(device, name, presets)
     if tried.refused is not None:
         return tried, []

@@ -36,7 +36,7 @@ _NARROW = ("fp4", "fp8")
 
 
 class Summary(Node):
-    """What a step costs and yields.
+    """The cost and yield of a step: time, rates, memory, traffic, and how sure they are.
 
     `mfu` and `hfu` are shares of the peak of all devices, in the narrowest dtype of matrix
     products; hfu counts all matmul and attention FLOPs executed, recomputed ones too. Peaks are
@@ -83,24 +83,24 @@ class Summary(Node):
 
     @property
     def devices(self) -> str:
-        """What the ranks are called: GPUs, or processes on CPUs."""
+        """Return the word for the ranks: GPUs, or ranks where they are processes on CPUs."""
         return "GPUs" if self.device == "cuda" else "ranks"
 
     @property
     def counted(self) -> str:
-        """How many there are."""
+        """Return the number of devices with their word, as "8 GPUs"."""
         return (
             f"{self.num_gpus:,} {self.devices}" if self.num_gpus > 1 else f"1 {self.devices[:-1]}"
         )
 
     @property
     def fullest(self) -> str:
-        """The class that takes most device memory."""
+        """Return the name of the class of ranks that takes most device memory."""
         return max(self.memory_bytes, key=lambda name: sum(self.memory_bytes[name].values()))
 
     @property
     def missing_bytes(self) -> int:
-        """What the fullest class takes more than a device has."""
+        """Return the bytes by which the fullest class exceeds a device; 0 if it fits."""
         if self.device_bytes is None:
             return 0
         return max(0, sum(self.memory_bytes[self.fullest].values()) - self.device_bytes)

@@ -36,7 +36,8 @@ def muon_step(operands: Operands, attributes: Attributes, vector: VectorOps, cal
     matrices = _matrices(attributes)
     inside = [(start, start + rows * columns) for start, rows, columns in matrices]
     others = count - sum(stop - start for start, stop in inside)
-    m, v = operands["state"].view(dtype, (count + others,)).split([count, others])
+    m = operands["state"].view(dtype, (count,))
+    v = operands["state"].view(dtype, (others,), count * dtype.itemsize)
     flat = flat_update(operands, attributes, (m,))
     beta1 = typed_attribute(attributes, "beta1", float)
     for (start, stop), (_, *shape) in zip(inside, matrices, strict=True):
