@@ -174,8 +174,9 @@ def update(flat: FlatUpdate, rule: Rule, block_elements: int = _BLOCK_ELEMENTS) 
         random = random_16(keys, flat.element_offset + start, parameter, len(state))
         flat.parameter[block].copy_(rounded(parameter, flat.parameter.dtype, random[0]))
         flat.store_state(block, state, random[1:])
-        for now, was in zip(written, before, strict=bool(before)):
-            now.copy_(torch.where(flat.skips != 0.0, was, now))
+        if flat.skips is not None:
+            for now, was in zip(written, before, strict=True):
+                now.copy_(torch.where(flat.skips != 0.0, was, now))
 
 
 @dataclass(frozen=True)
