@@ -7,7 +7,7 @@ import pytest
 import twinstream as ts
 from tests.front_door.command_line import call, error_of
 from twinstream.cost.bill import CostError, Prices
-from twinstream.study.query import StudyError
+from twinstream.study.answer import StudyError
 from twinstream.study.sweep.config import config_of
 
 PRICES = "h100=$2.50, b200=6"

@@ -13,11 +13,13 @@ from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.errors import ArgumentError, did_you_mean
 from twinstream.schedule.node import Node, from_options
+from twinstream.study.answer import Answer
 from twinstream.study.explore.answers import ExploreError
-from twinstream.study.query import Answer, Query, Value
+from twinstream.study.query import Query
+from twinstream.study.questions import query_of
 from twinstream.study.sweep.config import config_of, load_config
 from twinstream.study.sweep.sweep import SweepSettings, Swept, run_sweep
-from twinstream.study.values import query_of
+from twinstream.study.values import Value
 
 _Run = TypeVar("_Run", bound=Node)
 
