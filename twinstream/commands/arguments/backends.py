@@ -3,7 +3,7 @@
 from twinstream.api import require_torch
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.schema import Machine, Number
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 
 _UNKNOWN = Number(kind="unconstrained", source="no machine was given")
 UNKNOWN_PEAK = Machine(
@@ -27,7 +27,7 @@ def backend_named(name: str) -> str:
     return choose_backend(name)
 
 
-def peak_machine(schedule: Schedule, given: str | None, backend: str) -> Machine | None:
+def peak_machine(schedule: RankSchedule, given: str | None, backend: str) -> Machine | None:
     """The machine whose peak a measured MFU is of.
 
     The one given, else the shipped one that the schedule was planned for, where it is of the

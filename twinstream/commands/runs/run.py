@@ -16,14 +16,12 @@ from twinstream.commands.arguments.backends import (
     peak_machine,
 )
 from twinstream.commands.arguments.grouped import grouped
-from twinstream.commands.arguments.inputs import checked_schedule
+from twinstream.commands.arguments.inputs import read_as, require_sound
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.tokens import token_stream
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan_screens import describe
-from twinstream.commands.runs.run_ranks import HowToRun, run_cluster_file
-from twinstream.commands.schedule_inputs import holds_cluster
-from twinstream.documents import simulate
+from twinstream.commands.runs.run_ranks import HowToRun, run_of_ranks
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
@@ -122,18 +120,19 @@ def run(  # noqa: PLR0913
 
     Of a cluster's schedule each rank is a process, or one of torchrun's.
     """
-    settings = how.settings
-    if holds_cluster(schedule):
+    settings, document = how.settings, read_as(Schedule, schedule)
+    if not document.is_one_device:
         tokens = token_stream(text, tokenizer)
-        run_cluster_file(schedule, HowToRun(settings, cluster, tokens, output, as_json))
+        on_ranks = HowToRun(settings, cluster, tokens, output, as_json)
+        run_of_ranks(schedule, document, on_ranks)
         return
     if cluster is not None:
         raise RunOptionsError(f"--cluster is of several ranks: {schedule} is of one device")
-    document = checked_schedule(schedule)
-    recipe = Recipe.model_validate(document.recipe)
-    require_trusted(str(schedule), model_of(document.model), recipe, trusts=settings.trusts_code)
+    require_sound(document)
+    recipe, model = Recipe.model_validate(document.recipe), model_of(document.only.model)
+    require_trusted(str(schedule), model, recipe, trusts=settings.trusts_code)
     tokens = token_stream(text, tokenizer)
-    peak = peak_machine(document, machine, settings.backend)
+    peak = peak_machine(document.only, machine, settings.backend)
     predicted = _predicted(document, peak, quiet=as_json)
     result = _trained(document, settings, tokens, quiet=as_json)
     try:
@@ -159,8 +158,8 @@ def _predicted(schedule: Schedule, machine: Machine | None, *, quiet: bool) -> S
     """What the run should come to by the profile of the machine here, where one is known."""
     if machine is None:
         return None
-    with progress(f"predicting {schedule.model.name}", quiet=quiet):
-        return summarize(schedule, simulate(schedule, machine), machine)
+    with progress(f"predicting {schedule.only.model.name}", quiet=quiet):
+        return summarize(schedule, api.simulate(schedule, machine), machine)
 
 
 def _trained(
@@ -170,7 +169,7 @@ def _trained(
     losses: list[float] = []
     num_steps = settings.num_steps
     try:
-        with progress(f"training {schedule.model.name}", num_steps, quiet=quiet) as stage:
+        with progress(f"training {schedule.only.model.name}", num_steps, quiet=quiet) as stage:
 
             def on_loss(loss: float) -> None:
                 losses.append(loss)
