@@ -5,7 +5,7 @@ has a library's, which are priced and not run here, they are split at what ranks
 """
 
 from twinstream.models.flops import SavedLevel, saved_bytes_per_token
-from twinstream.models.kernel_costs.attention_library import library_bytes
+from twinstream.models.kernel_costs.workspace import library_bytes
 from twinstream.models.lowering.decoder import DecoderLowering
 from twinstream.models.lowering.parts.part_blocks import lower_in_parts
 from twinstream.models.lowering.stage_cut import stage_cut

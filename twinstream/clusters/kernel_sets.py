@@ -5,8 +5,8 @@ from pathlib import Path
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.executable import executor_refusal
+from twinstream.models.kernel_costs.attention_libraries import DeviceName
 from twinstream.models.kernel_costs.attention_limits import (
-    DeviceName,
     attention_limits,
     attention_refusal,
 )
