@@ -137,6 +137,27 @@ def time_screen(found: Mapping[str, Any]) -> Group:
     return Group(*parts)
 
 
+def devices_screen(found: Mapping[str, Any]) -> Group:
+    """The run, and degrees, utilisation and days by number of devices."""
+    facts = {
+        "model": f"{_figure(found['params'])} parameters in {found['blocks']:,.0f} blocks of "
+        f"{found['width']:,.0f}",
+        "tokens": f"{_figure(found['tokens'])}, batches of {_figure(found['batch_tokens'])}",
+    }
+    names = ("devices", "pp", "dp", "tp_residual", "tp_hidden", "microbatches")
+    rows = (
+        (*(f"{row[name]:,}" for name in names), f"{row['utilization']:.2%}", f"{row['days']:,.4g}")
+        for row in found["rows"]
+    )
+    columns = ("devices", "pp", "dp", "tp", "tp inner", "micro-batches", "utilization", "days")
+    best = found["fastest"]
+    told = (
+        f"\nThe soonest end is after {best['days']:,.4g} days, on {best['devices']:,} devices at "
+        f"{best['utilization']:.4%}."
+    )
+    return Group(_facts(facts), "", _table(columns, rows), told)
+
+
 def _shortage(found: Mapping[str, Any]) -> str | None:
     """That the weights alone exceed a chip's memory; what else a step keeps is not counted here."""
     asked = found["asked"]
