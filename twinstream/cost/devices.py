@@ -69,6 +69,8 @@ class _Run:
         self.asked, grown = asked, (asked.flops / 1e25) ** (1 / 6)
         self.params = sqrt(asked.flops / 120)
         self.tokens, self.batch, self.blocks = 20 * self.params, 4e6 * grown, 120 * grown
+        if self.blocks < 1:
+            raise CostError(f"--flops {asked.flops:g} make a model of no whole block: raise it")
         self.width = sqrt(self.params / (2 * asked.hidden_factor * self.blocks))
         self.value_bytes = asked.precision_bits / 8
         self.peak = chip.rate("flop_per_s_8bit") / self.value_bytes
@@ -117,7 +119,7 @@ class _Run:
         if not full:
             raise CostError(
                 f"one device does not reach --base-utilization {self.asked.base_utilization:g} on "
-                f"this model of {self.params:.3g} parameters: raise --flops or the bandwidths"
+                f"this model of {self.params:.3g} parameters: raise --memory-bandwidth or --flops"
             )
         yield from full
         last = full[-1]

@@ -62,10 +62,11 @@ class _FreeNodes:
             self.free.insert(place, self.free[place - 1])
         return place
 
-    def take(self, stretch: Stretch) -> None:
-        first, last = self.cut(stretch.start_s), self.cut(stretch.end_s)
-        for place in range(first, last):
-            self.free[place] -= stretch.nodes
+    def take(self, stretches: Sequence[Stretch], *, back: bool = False) -> None:
+        for stretch in stretches:
+            first, last = self.cut(stretch.start_s), self.cut(stretch.end_s)
+            for place in range(first, last):
+                self.free[place] += stretch.nodes if back else -stretch.nodes
 
     def spans_from(self, time_s: float) -> list[tuple[float, float, int]]:
         """(start, end, free) from a time on; the last never ends."""
@@ -77,18 +78,31 @@ class _FreeNodes:
 def placed(
     order: Sequence[tuple[FleetTask, int]], num_nodes: int, cost: Interruption
 ) -> list[list[Stretch]]:
-    """Stretches of each job, in the order given; a number is of nodes, of elastic jobs the most."""
-    free, found = _FreeNodes(num_nodes), []
+    """Stretches of each job, in the order given.
+
+    A number is of nodes; of elastic jobs the most, or those that it keeps as a negative number.
+
+    At last elastic jobs, the one that ends last first, take what the others leave, if they end
+    earlier so.
+    """
+    free, found = _FreeNodes(num_nodes), list[list[Stretch]]()
     for task, size in order:
         spans = free.spans_from(task.job.arrives_s)
-        stretches = (
+        found.append(
             _elastic(task, size, spans, cost)
-            if task.job.elastic
-            else [_rigid(task.seconds[size], size, spans)]
+            if task.job.elastic and size > 0
+            else [_rigid(task.seconds[abs(size)], abs(size), spans)]
         )
-        for stretch in stretches:
-            free.take(stretch)
-        found.append(stretches)
+        free.take(found[-1])
+    elastic_ones = [place for place, (task, _) in enumerate(order) if task.job.elastic]
+    for place in sorted(elastic_ones, key=lambda place: -found[place][-1].end_s):
+        task = order[place][0]
+        free.take(found[place], back=True)
+        spans = free.spans_from(task.job.arrives_s)
+        other = _elastic(task, num_nodes, spans, cost)
+        if other[-1].end_s < found[place][-1].end_s - _EPS_S:
+            found[place] = other
+        free.take(found[place])
     return found
 
 

@@ -61,7 +61,9 @@ class FleetJob(Node):
     deadline_hours: Annotated[_Amount | None, Field(gt=0)] = None
     arrives_hours: _Amount = 0.0
     priority: Annotated[_Amount, Field(gt=0, le=1e6)] = 1.0
-    nodes: Annotated[tuple[_Nodes, ...] | None, BeforeValidator(_read_sizes)] = None
+    nodes: Annotated[
+        tuple[_Nodes, ...] | None, BeforeValidator(_read_sizes), Field(min_length=1)
+    ] = None
     elastic: bool = False
     layout: Mapping[str, str | bool | int | float] = {}
 

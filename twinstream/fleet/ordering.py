@@ -37,13 +37,19 @@ def best_calendar(
             tried[genome] = score(tasks, calendar, objective)
         return tried[genome]
 
-    sizes = [tuple(task.seconds) for task in tasks]
+    sizes = [_choices(task) for task in tasks]
     count = factorial(len(tasks)) * prod(map(len, sizes))
     if count <= _MOST_TRIED:
         best = min(_all(len(tasks), sizes), key=score_of)
     else:
         best = _climbed(tasks, sizes, score_of, tried, random.Random(seed))
     return Ordered(_calendar(tasks, best, num_nodes, cost), score_of(best), count <= _MOST_TRIED)
+
+
+def _choices(task: FleetTask) -> tuple[int, ...]:
+    """Nodes of a job; of an elastic one the most, or as a negative number those it keeps."""
+    sizes = tuple(task.seconds)
+    return (*sizes, *(-size for size in sizes[1:])) if task.job.elastic else sizes
 
 
 def score(
@@ -125,14 +131,14 @@ def _beginnings(tasks: Sequence[FleetTask], sizes: Sequence[Sequence[int]]) -> I
         yield (
             tuple(order),
             tuple(
-                min(own, key=lambda n, t=task: n * t.seconds[n])
+                min(own, key=lambda n, t=task: abs(n) * t.seconds[abs(n)])
                 for own, task in zip(sizes, tasks, strict=True)
             ),
         )
         yield (
             tuple(order),
             tuple(
-                min(own, key=task.seconds.__getitem__)
+                min(own, key=lambda n, t=task: t.seconds[abs(n)])
                 for own, task in zip(sizes, tasks, strict=True)
             ),
         )

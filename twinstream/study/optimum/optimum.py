@@ -37,7 +37,7 @@ def _read_counts(given: object) -> object:
     return tuple(counts)
 
 
-class OptimumQuestion(Node, title="Question"):
+class OptimumQuestion(Node, title="Question", populate_by_name=True):
     """What is given, and what is left open; of days, flops and budget one is given."""
 
     cluster: Annotated[
