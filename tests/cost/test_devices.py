@@ -1,5 +1,7 @@
 """`cost devices` against what davidsj/ml_par_sim's run_optimizer2.ipynb printed, and by hand."""
 
+from itertools import pairwise
+
 import pytest
 
 from tests.front_door.command_line import call, error_of
@@ -43,7 +45,7 @@ def test_degrees_make_up_the_devices_and_double():
     for row in rows:
         degrees = row["pp"] * row["dp"] * row["tp_residual"] * row["tp_hidden"]
         assert row["devices"] == degrees and row["pp"] <= row["microbatches"]
-    assert all(b["devices"] == 2 * a["devices"] for a, b in zip(rows, rows[1:], strict=False))
+    assert all(b["devices"] == 2 * a["devices"] for a, b in pairwise(rows))
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,8 @@ def best_by_enumeration(
                 options.append([0, *task.seconds])
         return ([*one] for one in product(*options) if sum(one) <= nodes)
 
-    def walk(now, left, have, begun, debts, missed, last):
+    def walk(now, left, have, begun, debts, reached):
+        missed, last = reached
         if (missed, last) >= best[0]:
             return
         if all(share <= 0 for share in left):
@@ -88,9 +89,9 @@ def best_by_enumeration(
             debts_then = [max(0.0, debt - (then - now)) for debt in owed]
             begun_then = [one or size > 0 for one, size in zip(begun, sizes, strict=True)]
             kept = [size if share > 0 else 0 for size, share in zip(sizes, after, strict=True)]
-            walk(then, after, kept, begun_then, debts_then, missed_then, last_then)
+            walk(then, after, kept, begun_then, debts_then, (missed_then, last_then))
 
     none = [0.0] * len(found)
     start = min(task.job.arrives_s for task in found)
-    walk(start, [1.0] * len(found), [0] * len(found), [False] * len(found), none, 0.0, 0.0)
+    walk(start, [1.0] * len(found), [0] * len(found), [False] * len(found), none, (0.0, 0.0))
     return best[0]

@@ -1,5 +1,7 @@
 """The planned calendar is the best of all, or its distance is known; its bounds hold."""
 
+from itertools import pairwise
+
 import pytest
 
 from tests.fleet.small_fleets import best_by_enumeration, random_fleet, speed, tasks
@@ -75,7 +77,7 @@ def test_no_node_has_two_jobs_and_every_job_is_done_once(seed, monkeypatch):
     plan = plan_fleet(fleet, speed)
     for node in range(5):
         own = sorted((b.start_s, b.end_s) for b in plan.calendar if node in b.nodes)
-        assert all(a[1] <= b[0] + 1e-6 for a, b in zip(own, own[1:], strict=False))
+        assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(own))
     for job in plan.jobs:
         own = [one for one in plan.calendar if one.job == job.name]
         assert sum(one.share for one in own) == pytest.approx(1)

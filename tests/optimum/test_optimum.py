@@ -12,8 +12,8 @@ from twinstream.study.optimum.laws import flops_of, law_named, scaling_laws
 from twinstream.study.optimum.optimum import OptimumQuestion, find_optimum
 from twinstream.study.optimum.shapes import spec_near
 
-# arXiv:2203.15556, tables 3 and A3: parameters, FLOPs (of 175B by approach 3 it prints 1.26e24, where
-# 6 N D of its own tokens is 1.26e25).
+# arXiv:2203.15556, tables 3 and A3: parameters, FLOPs (of 175B by approach 3 it prints 1.26e24,
+# where 6 N D of its own tokens is 1.26e25).
 TABLES = {
     "chinchilla-1": [(400e6, 1.92e19), (1e9, 1.21e20), (10e9, 1.23e22), (67e9, 5.76e23),
                      (175e9, 3.85e24), (280e9, 9.90e24), (520e9, 3.43e25), (1e12, 1.27e26),
@@ -104,8 +104,8 @@ def test_the_size_is_the_laws_at_the_flops_that_are_reached():
 
 
 def test_of_models_the_largest_that_ends_in_time_is_chosen():
-    """vTrain's case 3: 3,360 A100 in 30 days, 20 tokens a parameter: 145.61B with 2,912B tokens take
-    85, 76.04B with 1,521B end in time (arXiv:2312.12391).
+    """vTrain's case 3: 3,360 A100 in 30 days, 20 tokens a parameter: 145.61B with 2,912B tokens
+    take 85, 76.04B with 1,521B end in time (arXiv:2312.12391).
     """
     asked = OptimumQuestion(
         cluster="a100_dgx", gpus=(3360,), days=30.0, law="twenty", price_per_gpu_hour=2.0,

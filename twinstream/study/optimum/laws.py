@@ -23,7 +23,7 @@ class LossLaw(Node):
     def loss(self, params: float, tokens: float) -> float:
         """
         >>> round(law_named("chinchilla-3").loss.loss(70e9, 1.4e12), 2)
-        1.93
+        1.92
         """
         return self.e + self.a / params**self.alpha + self.b / tokens**self.beta
 
