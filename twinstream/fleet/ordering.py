@@ -1,26 +1,27 @@
 """The search for the best calendar: orders of jobs and sizes, all of them where they are few."""
 
-import random
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import permutations, product
 from math import factorial, prod
+from random import Random
+from typing import NamedTuple
 
 from twinstream.fleet.calendar import Interruption, Stretch, placed
 from twinstream.fleet.rates import FleetTask
 
 _MOST_TRIED = 6000  # calendars; one of eight jobs takes 0.2 ms
+_ELASTIC_TAKE = 3  # times as long
 _ALIKE_S = 1e-6
 
 Genome = tuple[tuple[int, ...], tuple[int, ...]]  # jobs in order, nodes of each job
 Score = tuple[float, ...]
+Calendar = list[list[Stretch]]
 
 
-@dataclass(frozen=True)
-class Ordered:
+class Ordered(NamedTuple):
     """The best calendar; `is_exhaustive`: every order and size was tried."""
 
-    calendar: list[list[Stretch]]
+    calendar: Calendar
     score: Score
     is_exhaustive: bool
 
@@ -28,22 +29,36 @@ class Ordered:
 def best_calendar(
     tasks: Sequence[FleetTask], num_nodes: int, cost: Interruption, objective: str, seed: int = 0
 ) -> Ordered:
-    """The best of all calendars where these are few, else the best of a local search."""
-    tried: dict[Genome, Score] = {}
+    """The best of all calendars where these are few, else of a local search from several starts."""
+    tried: dict[Genome, tuple[Score, Calendar]] = {}
 
     def score_of(genome: Genome) -> Score:
         if genome not in tried:
-            calendar = _calendar(tasks, genome, num_nodes, cost)
-            tried[genome] = score(tasks, calendar, objective)
-        return tried[genome]
+            order, nodes = genome
+            found = placed([(tasks[place], nodes[place]) for place in order], num_nodes, cost)
+            calendar = [found[order.index(place)] for place in range(len(tasks))]
+            tried[genome] = score(tasks, calendar, objective), calendar
+        return tried[genome][0]
 
     sizes = [_choices(task) for task in tasks]
-    count = factorial(len(tasks)) * prod(map(len, sizes))
-    if count <= _MOST_TRIED:
-        best = min(_all(len(tasks), sizes), key=score_of)
+    most = _MOST_TRIED // (_ELASTIC_TAKE if any(task.job.elastic for task in tasks) else 1)
+    is_small = factorial(len(tasks)) * prod(map(len, sizes)) <= most
+    if is_small:
+        for order in permutations(range(len(tasks))):
+            for chosen in product(*sizes):
+                score_of((order, chosen))
     else:
-        best = _climbed(tasks, sizes, score_of, tried, random.Random(seed))
-    return Ordered(_calendar(tasks, best, num_nodes, cost), score_of(best), count <= _MOST_TRIED)
+        rng = Random(seed)
+        for genome in _starts(tasks, sizes, rng):
+            before, better = len(tried), genome
+            while better and len(tried) < most:
+                genome, near = better, list(_neighbours(better, sizes))
+                rng.shuffle(near)
+                better = next((one for one in near if score_of(one) < score_of(genome)), None)
+            if len(tried) >= most or len(tried) == before:
+                break
+    found, calendar = min(tried.values(), key=lambda pair: pair[0])
+    return Ordered(calendar, found, is_small)
 
 
 def _choices(task: FleetTask) -> tuple[int, ...]:
@@ -67,81 +82,19 @@ def score(
     return (*(first if objective == "deadlines" else first[::-1]), round(used, 6), sum(ends))
 
 
-def _calendar(
-    tasks: Sequence[FleetTask], genome: Genome, num_nodes: int, cost: Interruption
-) -> list[list[Stretch]]:
-    order, sizes = genome
-    found = placed([(tasks[place], sizes[place]) for place in order], num_nodes, cost)
-    by_task = dict(zip(order, found, strict=True))
-    return [by_task[place] for place in range(len(tasks))]
-
-
-def _all(count: int, sizes: Sequence[Sequence[int]]) -> Iterator[Genome]:
-    for order in permutations(range(count)):
-        for chosen in product(*sizes):
-            yield order, chosen
-
-
-def _climbed(
-    tasks: Sequence[FleetTask], sizes: Sequence[Sequence[int]], score_of, tried, rng: random.Random
-) -> Genome:  # fmt: skip
-    """From several beginnings, always the first better neighbour; then from random ones."""
-    best: Genome | None = None
-    beginnings = list(_beginnings(tasks, sizes))
-    while len(tried) < _MOST_TRIED:
-        if beginnings:
-            genome = beginnings.pop()
-        else:
-            order = rng.sample(range(len(tasks)), len(tasks))
-            genome = tuple(order), tuple(rng.choice(own) for own in sizes)
-        before = len(tried)
-        genome = _improved(genome, sizes, score_of, tried, rng)
-        if best is None or score_of(genome) < score_of(best):
-            best = genome
-        if len(tried) == before and not beginnings:
-            break
-    assert best is not None
-    return best
-
-
-def _improved(genome: Genome, sizes: Sequence[Sequence[int]], score_of, tried, rng) -> Genome:
-    """Walk to better neighbours until there is none, or enough was tried."""
-    is_better = True
-    while is_better and len(tried) < _MOST_TRIED:
-        is_better = False
-        near = list(_neighbours(genome, sizes))
-        rng.shuffle(near)
-        for other in near:
-            if len(tried) >= _MOST_TRIED:
-                break
-            if score_of(other) < score_of(genome):
-                genome, is_better = other, True
-                break
-    return genome
-
-
-def _beginnings(tasks: Sequence[FleetTask], sizes: Sequence[Sequence[int]]) -> Iterator[Genome]:
-    """By deadline and by length, with the fewest node-seconds, and with the fastest size."""
-    places = range(len(tasks))
-    orders: Iterable[list[int]] = (
-        sorted(places, key=lambda i: (tasks[i].job.deadline_s, -tasks[i].job.priority)),
-        sorted(places, key=lambda i: -tasks[i].fastest_s),
-    )
-    for order in orders:
-        yield (
-            tuple(order),
-            tuple(
-                min(own, key=lambda n, t=task: abs(n) * t.seconds[abs(n)])
-                for own, task in zip(sizes, tasks, strict=True)
-            ),
-        )
-        yield (
-            tuple(order),
-            tuple(
-                min(own, key=lambda n, t=task: t.seconds[abs(n)])
-                for own, task in zip(sizes, tasks, strict=True)
-            ),
-        )
+def _starts(
+    tasks: Sequence[FleetTask], sizes: Sequence[Sequence[int]], rng: Random
+) -> Iterator[Genome]:
+    """By deadline and by length, with the fewest node-seconds and at full speed; then at random."""
+    places, pairs = range(len(tasks)), list(zip(sizes, tasks, strict=True))
+    few = tuple(min(own, key=lambda n, t=t: abs(n) * t.seconds[abs(n)]) for own, t in pairs)
+    fast = tuple(min(own, key=lambda n, t=t: t.seconds[abs(n)]) for own, t in pairs)
+    by_deadline = sorted(places, key=lambda i: (tasks[i].job.deadline_s, -tasks[i].job.priority))
+    for order in (by_deadline, sorted(places, key=lambda i: -tasks[i].fastest_s)):
+        yield from ((tuple(order), few), (tuple(order), fast))
+    while True:
+        order = rng.sample(places, len(tasks))
+        yield tuple(order), tuple(rng.choice(own) for own in sizes)
 
 
 def _neighbours(genome: Genome, sizes: Sequence[Sequence[int]]) -> Iterator[Genome]:

@@ -1,6 +1,6 @@
 """How fast each job is on so many nodes: the predictions that a fleet is planned with."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from twinstream.fleet.jobs import HOUR_S, FleetError, FleetFile, FleetJob
@@ -9,8 +9,6 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.study.query import Value
 from twinstream.study.values import query_of
-
-DATA_PARALLEL: Mapping[str, Value] = {"tp": 1, "cp": 1, "pp": 1}
 
 
 class SpeedOnNodes(Node):
@@ -119,11 +117,3 @@ def worst_error(tasks: Iterable[FleetTask]) -> float | None:
     errors = [speed.error for task in tasks for speed in task.speeds.values()]
     known = [error for error in errors if error is not None]
     return max(known) if len(known) == len(errors) else None
-
-
-def limited_to(fleet: FleetFile, layout: Mapping[str, Value]) -> FleetFile:
-    """The same jobs with less of their layouts left open."""
-    jobs: Sequence[FleetJob] = [
-        job.model_copy(update={"layout": {**job.layout, **layout}}) for job in fleet.jobs
-    ]
-    return fleet.model_copy(update={"jobs": tuple(jobs)})

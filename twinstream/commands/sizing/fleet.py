@@ -45,14 +45,18 @@ def fleet(
     from twinstream.fleet.jobs import load_fleet
     from twinstream.fleet.page import fleet_csv, fleet_html
     from twinstream.fleet.plan import FleetPlan, plan_fleet
-    from twinstream.fleet.rates import DATA_PARALLEL, limited_to, predicted_speed
+    from twinstream.fleet.rates import predicted_speed
     from twinstream.fleet.screen import fleet_screen
 
     if against is not None:
         require_known("--against", against, _AGAINST)
     asked = {"": load_fleet(jobs)}
     if against is not None:
-        asked[_DATA_PARALLEL] = limited_to(asked[""], DATA_PARALLEL)
+        alone = {"tp": 1, "cp": 1, "pp": 1}
+        limited = [
+            job.model_copy(update={"layout": {**job.layout, **alone}}) for job in asked[""].jobs
+        ]
+        asked[_DATA_PARALLEL] = asked[""].model_copy(update={"jobs": tuple(limited)})
     plans: dict[str, FleetPlan] = {}
     count = len(asked[""].jobs) * len(asked)
     with progress("predicting jobs", count, quiet=as_json) as stage:

@@ -46,7 +46,11 @@ def optimum_html(answer: OptimumAnswer) -> str:
         about = "Bars are the error of the predicted speed."
         sections.insert(0, Section("Utilisation over GPUs", about, utilisation_figure(answer)))
     sections += [
-        Section("Laws", f"At {first.flops:.4g} FLOPs.", Table(_LAW_COLUMNS, _law_rows(answer), 5)),
+        Section(
+            "Laws",
+            f"At {first.flops:.4g} FLOPs. {answer.law}: {answer.source}.",
+            Table(_LAW_COLUMNS, _law_rows(answer), 5),
+        ),
         Section("Notes", "", Text("\n".join(_notes(answer)))),
     ]
     return html_of(
@@ -88,7 +92,8 @@ def utilisation_figure(answer: OptimumAnswer) -> go.Figure:
 
 
 def _title(answer: OptimumAnswer) -> str:
-    return f"The best size on {answer.cluster} by the law {answer.law} ({answer.source})"
+    about = next(law.about for law in answer.laws if law.name == answer.law)
+    return f"The best size on {answer.cluster} by the law {answer.law} ({about})"
 
 
 def _rows(runs: Sequence[SizedRun]) -> list[list[str]]:
