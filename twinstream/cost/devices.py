@@ -104,7 +104,7 @@ class _Run:
         )  # fmt: skip
         blocks = self.blocks / degrees.pp
         batch_s = (degrees.pp - 1 + blocks * degrees.microbatches) * block_s + blocks * gradients_s
-        return self.tokens / self.batch * batch_s
+        return float(self.tokens / self.batch * batch_s)
 
     def utilisation(self, degrees: Degrees) -> float:
         return self.asked.flops / self.seconds(degrees) / (degrees.devices * self.peak)

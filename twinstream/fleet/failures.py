@@ -110,7 +110,9 @@ def play(
         done.append(env.process(stretch(booking, place, before)))
         last_on.update(dict.fromkeys(keys, done[-1]))
     env.run(until=env.all_of(done))
-    ends = {booking.job: process.value for booking, process in zip(bookings, done, strict=True)}
+    ends: dict[str, float] = {
+        booking.job: process.value or 0.0 for booking, process in zip(bookings, done, strict=True)
+    }
     return PlayedFleet(ends_s=ends, failures=len(failures))
 
 

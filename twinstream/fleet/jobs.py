@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from twinstream.clusters.search.question import LAYOUT_NAMES, value_fault
 from twinstream.cost.bill import GpuHourPrice
 from twinstream.schedule.errors import TwinstreamError, did_you_mean
 from twinstream.schedule.files import parse_toml, read_text
@@ -76,12 +75,6 @@ class FleetJob(Node):
                 "deadline", f"has deadline_hours = {self.deadline_hours:g}, which is not after "
                 f"arrives_hours = {self.arrives_hours:g}",
             )  # fmt: skip
-        for name, value in self.layout.items():
-            if name not in LAYOUT_NAMES:
-                hint = did_you_mean(name, LAYOUT_NAMES) or f"known: {', '.join(LAYOUT_NAMES)}"
-                raise PydanticCustomError("layout", f"has an unknown layout.{name}: {hint}")
-            if (fault := value_fault(name, value)) is not None:
-                raise PydanticCustomError("layout", f"layout.{name} {fault}")
         return self
 
     @property

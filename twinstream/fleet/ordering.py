@@ -1,7 +1,7 @@
 """The search for the best calendar: orders of jobs and sizes, all of them where they are few."""
 
 from collections.abc import Iterator, Sequence
-from itertools import permutations, product
+from itertools import islice, permutations, product
 from math import factorial, prod
 from random import Random
 from typing import NamedTuple
@@ -50,11 +50,11 @@ def best_calendar(
     else:
         rng = Random(seed)
         for genome in _starts(tasks, sizes, rng):
-            before, better = len(tried), genome
+            before, at, better = len(tried), genome, [genome]
             while better and len(tried) < most:
-                genome, near = better, list(_neighbours(better, sizes))
+                at, near = better[0], list(_neighbours(better[0], sizes))
                 rng.shuffle(near)
-                better = next((one for one in near if score_of(one) < score_of(genome)), None)
+                better = list(islice((one for one in near if score_of(one) < score_of(at)), 1))
             if len(tried) >= most or len(tried) == before:
                 break
     found, calendar = min(tried.values(), key=lambda pair: pair[0])
@@ -87,8 +87,8 @@ def _starts(
 ) -> Iterator[Genome]:
     """By deadline and by length, with the fewest node-seconds and at full speed; then at random."""
     places, pairs = range(len(tasks)), list(zip(sizes, tasks, strict=True))
-    few = tuple(min(own, key=lambda n, t=t: abs(n) * t.seconds[abs(n)]) for own, t in pairs)
-    fast = tuple(min(own, key=lambda n, t=t: t.seconds[abs(n)]) for own, t in pairs)
+    few = tuple(min((abs(n) * t.seconds[abs(n)], n) for n in own)[1] for own, t in pairs)
+    fast = tuple(min((t.seconds[abs(n)], n) for n in own)[1] for own, t in pairs)
     by_deadline = sorted(places, key=lambda i: (tasks[i].job.deadline_s, -tasks[i].job.priority))
     for order in (by_deadline, sorted(places, key=lambda i: -tasks[i].fastest_s)):
         yield from ((tuple(order), few), (tuple(order), fast))

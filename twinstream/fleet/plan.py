@@ -160,7 +160,7 @@ def _jobs(
     found = []
     for task in tasks:
         job, own = task.job, [one for one in bookings if one.job == task.job.name]
-        early, late = (times and times[job.name] for times in ranges)
+        early, late = (None if times is None else times[job.name] for times in ranges)
         found.append(
             PlannedJob(
                 name=job.name, model=job.model, elastic=job.elastic, priority=job.priority,

@@ -47,13 +47,15 @@ def predicted_speed(cluster: str, job: FleetJob, nodes: int) -> SpeedOnNodes:
     gpus = nodes * load_cluster(cluster).count("gpus_per_node")
     values: dict[str, Value] = {
         "model": job.model, "cluster": cluster, "gpus": gpus, "seq_len": job.seq_len,
-        **{name: value for name, value in batch.items() if value is not None}, **job.layout,
+        **{name: value for name, value in batch.items() if value is not None},
     }  # fmt: skip
-    found = query_of(values).answer(advises=False)
-    error = found.uncertainty.mean
+    if twice := sorted(values.keys() & job.layout.keys()):
+        raise FleetError(f"layout.{twice[0]} is no part of a layout: leave it out")
+    found = query_of({**values, **job.layout}).answer(advises=False)
     return SpeedOnNodes(
-        nodes=nodes, layout=found.layout_text, tokens_per_s=found.tokens_per_s, error=error
-    )
+        nodes=nodes, layout=found.layout_text, tokens_per_s=found.tokens_per_s,
+        error=found.uncertainty.mean,
+    )  # fmt: skip
 
 
 def tasks_of(

@@ -25,7 +25,7 @@ class LossLaw(Node):
         >>> round(law_named("chinchilla-3").loss.loss(70e9, 1.4e12), 2)
         1.92
         """
-        return self.e + self.a / params**self.alpha + self.b / tokens**self.beta
+        return float(self.e + self.a / params**self.alpha + self.b / tokens**self.beta)
 
 
 class ScalingLaw(Node):
@@ -118,7 +118,7 @@ def laws_at(flops: float) -> tuple[LawAnswer, ...]:
     for law in scaling_laws().values():
         params, (low, high) = law.params(flops), law.params_range(flops) or (None, None)
         tokens = flops / flops_of(params, 1.0)
-        loss = law.loss and law.loss.loss(params, tokens)
+        loss = None if law.loss is None else law.loss.loss(params, tokens)
         found.append(
             LawAnswer(name=law.name, about=law.about, params=params, params_low=low,
                       params_high=high, tokens=tokens, loss=loss)

@@ -284,8 +284,8 @@ class _Search:
             layout=found.layout_text, tokens_per_s=found.tokens_per_s, error=error, mfu=found.mfu,
             days=taken_s / _DAY_S, gpu_hours=hours,
             money=None if self._price is None else hours * self._price,
-            loss=self.law.loss and self.law.loss.loss(params, tokens), loss_low=low,
-            loss_high=high, ends_in_time=seconds is None or taken_s <= seconds * (1 + 1e-9),
+            loss=None if self.law.loss is None else self.law.loss.loss(params, tokens),
+            loss_low=low, loss_high=high, ends_in_time=seconds is None or taken_s <= seconds * (1 + 1e-9),
         )  # fmt: skip
         self.tried.append(run)
         return run
@@ -293,7 +293,7 @@ class _Search:
     def _batch(self, flops: float, gpus: int) -> int:
         """Sequences of a step: whole ones a node, so that replicas divide them."""
         nodes = max(1, gpus // self.cluster.count("gpus_per_node"))
-        tokens = _BATCH_TOKENS * (flops / _BATCH_FLOPS) ** (1 / 6)
+        tokens = float(_BATCH_TOKENS * (flops / _BATCH_FLOPS) ** (1 / 6))
         return max(1, round(tokens / self.asked.seq_len / nodes)) * nodes
 
     def at_full_peak(self, run: SizedRun) -> tuple[float, float] | None:
