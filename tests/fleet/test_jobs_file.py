@@ -43,6 +43,7 @@ def text(top=None, job=None, jobs: int = 1) -> str:
         ({"price_per_gpu_hour": "-1"}, {}, "price_per_gpu_hour needs to be a price from 0"),
         ({"failures_per_node_hour": "-1"}, {}, "failures_per_node_hour needs to be"),
         ({"checkpoint_interval_s": "0"}, {}, "checkpoint_interval_s needs to be greater than 0"),
+        ({"failures_per_node_hour": "100"}, {}, "is a failure of 2 nodes every 18 s"),
         ({"objective": '"fast"'}, {}, "objective needs to be 'deadlines' or 'makespan'"),
     ],
 )
@@ -81,6 +82,7 @@ def test_what_is_not_there_is_told(tmp_path):
     assert "cannot read" in error_of("fleet", tmp_path / "no.toml")
     for top, job, said in (
         ({"cluster": '"h1000_dgx"'}, {}, "h1000_dgx"),
+        ({"nodes": "3000"}, {}, "nodes = 3000 of h100_dgx, which has 2,048"),
         ({}, {"model": '"8bb"'}, "8bb"),
         ({}, {"layout": "{ tpp = 2 }"}, "tpp is nothing that can be changed"),
         ({}, {"layout": "{ tp = -2 }"}, "tp needs to be"),

@@ -1,7 +1,7 @@
 """A fleet's calendar played by SimPy: nodes fail, jobs restart from their last checkpoint."""
 
 from collections.abc import Generator, Mapping, Sequence
-from math import ceil, inf
+from math import inf
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -82,24 +82,31 @@ def play(
         slower: times of each job over those that are predicted, by its name.
     """
     env, by_name = simpy.Environment(), {task.job.name: task for task in tasks}
-    failures: list[str] = []
+    between_s, failures = fleet.checkpoint_interval_s + fleet.checkpoint_s, list[str]()
 
     def stretch(
         booking: Booking, place: int, before: set[simpy.Process]
     ) -> Generator[Any, Any, float]:
-        """SimPy process; a failure loses the piece under way and costs a restart."""
+        """SimPy process; a failure loses the work since a checkpoint and costs a restart."""
         task, rng = by_name[booking.job], Random(f"{seed}/{place}")
         rate = 0.0 if seed is None else fleet.failures_per_node_hour / HOUR_S * len(booking.nodes)
         begin_s = booking.start_s if slower is None else task.job.arrives_s
         yield env.all_of(before)
         yield env.timeout(max(0.0, begin_s - env.now))
-        for piece_s in _pieces(fleet, task, booking, (slower or {}).get(booking.job, 1.0)):
-            left_s = piece_s
-            while (fails_s := rng.expovariate(rate) if rate else inf) < left_s:
-                yield env.timeout(fails_s)
-                failures.append(booking.job)
-                left_s = fleet.restart_s + piece_s
-            yield env.timeout(left_s)
+        setup_s = fleet.restart_s * booking.restarts
+        works_s = booking.share * task.seconds[len(booking.nodes)]
+        works_s *= (slower or {}).get(booking.job, 1.0)
+        end_s = setup_s + works_s + fleet.checkpoint_s * booking.saves
+        at_s = owed_s = 0.0  # how far it is, and what a restart takes before it goes on from there
+        while (fails_s := rng.expovariate(rate) if rate else inf) < (
+            left_s := owed_s + end_s - at_s
+        ):
+            yield env.timeout(fails_s)
+            failures.append(booking.job)
+            trained_s = at_s + max(0.0, fails_s - owed_s) - setup_s
+            at_s = max(at_s, setup_s + max(0.0, trained_s // between_s) * between_s)
+            owed_s = fleet.restart_s
+        yield env.timeout(left_s)
         return float(env.now)
 
     done: list[simpy.Process] = []
@@ -114,14 +121,3 @@ def play(
         booking.job: process.value or 0.0 for booking, process in zip(bookings, done, strict=True)
     }
     return PlayedFleet(ends_s=ends, failures=len(failures))
-
-
-def _pieces(fleet: FleetFile, task: FleetTask, booking: Booking, slower: float) -> list[float]:
-    """Seconds from checkpoint to checkpoint; a restart is before the first."""
-    work_s = booking.share * task.seconds[len(booking.nodes)] * slower
-    whole_s = fleet.checkpoint_interval_s + fleet.checkpoint_s
-    count = max(1, ceil(work_s / whole_s - _ALIKE_S))
-    pieces = [whole_s] * (count - 1) + [work_s - whole_s * (count - 1)]
-    pieces[0] += fleet.restart_s * booking.restarts
-    pieces[-1] += fleet.checkpoint_s * booking.saves
-    return pieces

@@ -17,6 +17,7 @@ from twinstream.schedule.sizes import parse_number
 
 HOUR_S = 3600.0
 _MOST_NODES = 2**20
+_MOST_FAILURES = 4  # in what is done again after each: e^4 tries on average
 
 
 class FleetError(TwinstreamError):
@@ -149,6 +150,14 @@ def fleet_of(document: Mapping[str, Any], source: str = "the fleet") -> FleetFil
         found = FleetFile.model_validate(dict(document))
     except ValidationError as error:
         raise FleetError(f"{source}{_told(error.errors()[0], document)}") from None
+    failures_per_s = found.failures_per_node_hour * found.nodes / HOUR_S
+    unbroken_s = found.checkpoint_interval_s + found.checkpoint_s + found.restart_s
+    if failures_per_s * unbroken_s > _MOST_FAILURES:
+        raise FleetError(
+            f"{source}: failures_per_node_hour = {found.failures_per_node_hour:g} is a failure of "
+            f"{found.nodes} nodes every {1 / failures_per_s:,.3g} s, and to get from checkpoint to "
+            f"checkpoint takes {unbroken_s:,.4g} s: lower checkpoint_interval_s or the rate"
+        )
     names = [job.name for job in found.jobs]
     for job in found.jobs:
         where = f"{source}, job '{job.name}'"

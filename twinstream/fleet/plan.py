@@ -8,7 +8,7 @@ from twinstream.cost.bill import CostError, price_at
 from twinstream.fleet.bounds import FleetBounds, bounds_of
 from twinstream.fleet.calendar import Booking, Interruption, booked
 from twinstream.fleet.failures import FailureStudy, play, study_failures
-from twinstream.fleet.jobs import HOUR_S, FleetFile
+from twinstream.fleet.jobs import HOUR_S, FleetError, FleetFile
 from twinstream.fleet.ordering import best_calendar
 from twinstream.fleet.rates import FleetTask, Predict, SpeedOnNodes, tasks_of, worst_error
 from twinstream.hardware_profiles.clusters.loader import load_cluster, place_names
@@ -102,6 +102,9 @@ def plan_fleet(
         TwinstreamError: the cluster is not known, a job fits nowhere, or cannot meet its deadline.
     """
     cluster = load_cluster(fleet.cluster)
+    if cluster.most_nodes is not None and fleet.nodes > cluster.count("most_nodes"):
+        most = cluster.count("most_nodes")
+        raise FleetError(f"{source}: nodes = {fleet.nodes} of {cluster.name}, which has {most:,}")
     price = _price(fleet, place_names(cluster), source)
     tasks = tasks_of(fleet, predict, source, on_job)
     cost = Interruption(fleet.checkpoint_s, fleet.restart_s)

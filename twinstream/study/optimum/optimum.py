@@ -285,7 +285,8 @@ class _Search:
             days=taken_s / _DAY_S, gpu_hours=hours,
             money=None if self._price is None else hours * self._price,
             loss=None if self.law.loss is None else self.law.loss.loss(params, tokens),
-            loss_low=low, loss_high=high, ends_in_time=seconds is None or taken_s <= seconds * (1 + 1e-9),
+            loss_low=low, loss_high=high,
+            ends_in_time=seconds is None or taken_s <= seconds * (1 + 1e-9),
         )  # fmt: skip
         self.tried.append(run)
         return run

@@ -85,7 +85,9 @@ def utilisation_figure(answer: OptimumAnswer) -> go.Figure:
         xaxis={"type": "log", "title": {"text": "GPUs"}, "tickvals": gpus,
                "ticktext": [f"{count:,}" for count in gpus]},
         yaxis={"title": {"text": "MFU, %"}, "rangemode": "tozero"},
-        yaxis2={"title": {"text": "days"}, "overlaying": "y", "side": "right", "type": "log"},
+        yaxis2={"title": {"text": "days"}, "overlaying": "y", "side": "right", "type": "log",
+                "tickvals": [run.days for run in runs], "showgrid": False,
+                "ticktext": [f"{run.days:,.3g}" for run in runs]},
         legend={"orientation": "h", "y": -0.25, "yanchor": "top"},
     )  # fmt: skip
     return figure
