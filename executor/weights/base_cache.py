@@ -27,7 +27,7 @@ _PART_BYTES, _THREADS = 1 << 26, 4  # of a block, hashed side by side
 
 
 class BaseCache:
-    """Of a source's blocks as a recipe keeps them."""
+    """A cache in a run's folder of a frozen base's blocks, coded as the recipe keeps them."""
 
     def __init__(
         self, run: Path, source: HfFolder, recipe: Recipe, tell: Callable[[str], None]

@@ -81,7 +81,7 @@ class CheckpointFiles:
 
 @dataclass(frozen=True)
 class AdapterOutline:
-    """What is trained beside a frozen base, and all of its folder but the values.
+    """The adapters that are trained beside a frozen base, and all of their folder but values.
 
     Attributes:
         base: the base's folder, so that PEFT finds it.
