@@ -10,6 +10,7 @@ from tests.fleet.small_fleets import speed
 from tests.fleet.test_jobs_file import text
 from tests.front_door.command_line import call
 from twinstream.fleet import rates
+from twinstream.schedule.errors import TwinstreamError
 
 TWO = text({"price_per_gpu_hour": "{ h100 = 2.5 }", "failures_per_node_hour": "0.05"},
            {"deadline_hours": "30", "elastic": "true"}) + """
@@ -62,6 +63,18 @@ def test_data_parallelism_alone_stands_beside_it(jobs):
     assert beside["makespan_s"] == pytest.approx(2 * found["plan"]["makespan_s"], rel=0.05)
     screen = call("fleet", jobs, "--against", "dp").out
     assert "layouts searched" in screen and "data parallel alone" in screen
+
+
+def test_what_data_parallelism_alone_cannot_run_is_told(jobs, monkeypatch):
+    def refuse(cluster, job, nodes):
+        if job.layout.get("tp") == 1:
+            raise TwinstreamError("needs 5 GiB more")
+        return speed(job, nodes)
+
+    monkeypatch.setattr(rates, "predicted_speed", refuse)
+    told = call("fleet", jobs, "--against", "dp")
+    assert told.code == 0 and "job 'a' runs on none of 1, 2 nodes: needs 5 GiB more" in told.out
+    assert "beside" in call("fleet", jobs, "--against", "dp", "--json").json()
 
 
 def test_the_calendar_leaves_room_for_the_toolbar(jobs, tmp_path):

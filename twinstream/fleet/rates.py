@@ -7,8 +7,8 @@ from twinstream.fleet.jobs import HOUR_S, FleetError, FleetFile, FleetJob
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
-from twinstream.study.query import Value
-from twinstream.study.values import query_of
+from twinstream.study.questions import query_of
+from twinstream.study.values import Value
 
 
 class SpeedOnNodes(Node):
@@ -119,3 +119,10 @@ def worst_error(tasks: Iterable[FleetTask]) -> float | None:
     errors = [speed.error for task in tasks for speed in task.speeds.values()]
     known = [error for error in errors if error is not None]
     return max(known) if len(known) == len(errors) else None
+
+
+def data_parallel(fleet: FleetFile) -> FleetFile:
+    """The same jobs by replicas alone: no tensor, context or pipeline parallelism."""
+    alone = {"tp": 1, "cp": 1, "pp": 1}
+    jobs = [job.model_copy(update={"layout": {**job.layout, **alone}}) for job in fleet.jobs]
+    return fleet.model_copy(update={"jobs": tuple(jobs)})

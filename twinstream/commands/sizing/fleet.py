@@ -8,11 +8,10 @@ import typer
 
 from twinstream.commands.arguments.options import Json
 from twinstream.commands.arguments.outputs import check_output, output_option
-from twinstream.commands.arguments.requests import require_known
 from twinstream.commands.output import print_json, print_report, progress
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
 
-_AGAINST = ("dp",)
 _DATA_PARALLEL = "data parallel alone"
 
 
@@ -42,34 +41,32 @@ def fleet(
 
     Says makespan, deadlines and money, beside bounds that no plan can beat, and plays failures.
     """
-    from twinstream.fleet.jobs import load_fleet
+    from twinstream.fleet.jobs import FleetError, load_fleet
     from twinstream.fleet.page import fleet_csv, fleet_html
     from twinstream.fleet.plan import FleetPlan, plan_fleet
-    from twinstream.fleet.rates import predicted_speed
+    from twinstream.fleet.rates import data_parallel, predicted_speed
     from twinstream.fleet.screen import fleet_screen
 
-    if against is not None:
-        require_known("--against", against, _AGAINST)
-    asked = {"": load_fleet(jobs)}
-    if against is not None:
-        alone = {"tp": 1, "cp": 1, "pp": 1}
-        limited = [
-            job.model_copy(update={"layout": {**job.layout, **alone}}) for job in asked[""].jobs
-        ]
-        asked[_DATA_PARALLEL] = asked[""].model_copy(update={"jobs": tuple(limited)})
-    plans: dict[str, FleetPlan] = {}
-    count = len(asked[""].jobs) * len(asked)
-    with progress("predicting jobs", count, quiet=as_json) as stage:
-        for name, one in asked.items():
-            predict = partial(predicted_speed, one.cluster)
-            plans[name] = plan_fleet(one, predict, source=str(jobs), plays=plays, on_job=stage)
-    plan = plans.pop("")
+    if against not in (None, "dp"):
+        raise FleetError(f"--against '{against:.40}' is unknown; known: dp")
+    asked = load_fleet(jobs)
+    predict = partial(predicted_speed, asked.cluster)
+    plans, refused = dict[str, FleetPlan](), dict[str, str]()
+    with progress("predicting jobs", len(asked.jobs) * (1 + bool(against)), quiet=as_json) as stage:
+        plan = plan_fleet(asked, predict, source=str(jobs), plays=plays, on_job=stage)
+        if against is not None:
+            name, alone = _DATA_PARALLEL, data_parallel(asked)
+            try:
+                plans[name] = plan_fleet(alone, predict, source=name, plays=plays, on_job=stage)
+            except TwinstreamError as error:
+                refused[name] = str(error)
     if output is not None:
         write_text(fleet_csv(plan), output)
     if html is not None:
         write_text(fleet_html(plan, plans), html)
     if as_json:
-        print_json({"plan": plan, "beside": plans})
+        print_json({"plan": plan, "beside": plans, "refused": refused})
         return
     print_report(fleet_screen(plan, plans))
+    print_report(*refused.values())
     print_report(*(f"Wrote {path}." for path in (output, html) if path is not None))

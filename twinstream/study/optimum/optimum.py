@@ -18,10 +18,12 @@ from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node, option, quantity, size
 from twinstream.schedule.sizes import parse_number
+from twinstream.study.answer import Answer, StudyError
 from twinstream.study.optimum.laws import LawAnswer, flops_of, law_named, laws_at, loss_range
 from twinstream.study.optimum.shapes import spec_near
-from twinstream.study.query import Answer, Loader, StudyError, Value
-from twinstream.study.values import query_of, written_values
+from twinstream.study.query import Loader
+from twinstream.study.questions import query_of
+from twinstream.study.values import Value, written_values
 
 _DAY_S, _HOUR_S = 86400.0, 3600.0
 _FIRST_MFU = 0.4  # of the first size that is tried
@@ -158,7 +160,7 @@ class _ShapedLoader(Loader):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         found: Any = lambda *_, **__: spec  # noqa: E731
-        self.model = self.any_model = found
+        self.model = found
 
 
 def predicted_step(asked: OptimumQuestion, spec: ModelSpec, gpus: int, batch: int) -> Answer:
@@ -173,7 +175,7 @@ def predicted_step(asked: OptimumQuestion, spec: ModelSpec, gpus: int, batch: in
     }  # fmt: skip
     query = query_of(values, _ShapedLoader(spec))
     if asked.settings:
-        query = query.changed(written_values(asked.settings, query))
+        query = query.changed(written_values(asked.settings, query.kind))
     return query.answer(advises=False)
 
 

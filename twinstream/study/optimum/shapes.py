@@ -4,7 +4,7 @@ from math import log
 from typing import Any, Literal
 
 from twinstream.models.spec import ModelSpec
-from twinstream.study.query import StudyError
+from twinstream.study.answer import StudyError
 
 Shape = Literal["llama", "gpt"]
 _ASPECT = 128  # d_model over layers: 8B, 70B and 405B of Llama 3 have 128, 102, 130
