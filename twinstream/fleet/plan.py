@@ -10,7 +10,14 @@ from twinstream.fleet.calendar import Booking, Interruption, booked
 from twinstream.fleet.failures import FailureStudy, play, study_failures
 from twinstream.fleet.jobs import HOUR_S, FleetError, FleetFile
 from twinstream.fleet.ordering import best_calendar
-from twinstream.fleet.rates import FleetTask, Predict, SpeedOnNodes, tasks_of, worst_error
+from twinstream.fleet.rates import (
+    FleetTask,
+    Predict,
+    SpeedOnNodes,
+    require_reachable,
+    tasks_of,
+    worst_error,
+)
 from twinstream.hardware_profiles.clusters.loader import load_cluster, place_names
 from twinstream.schedule.node import Node
 
@@ -88,6 +95,7 @@ class FleetPlan(Node):
 
 def plan_fleet(
     fleet: FleetFile, predict: Predict, *, source: str = "the fleet", plays: int = 20,
+    may_be_late: bool = False,
     on_job: Callable[[], object] = lambda: None,
 ) -> FleetPlan:  # fmt: skip
     """Plan a fleet.
@@ -96,6 +104,7 @@ def plan_fleet(
         predict: how fast a job is on so many nodes.
         source: what errors call the fleet.
         plays: with failures, where nodes fail.
+        may_be_late: a deadline that cannot be reached is no error.
         on_job: is called whenever a job is predicted.
 
     Raises:
@@ -107,6 +116,8 @@ def plan_fleet(
         raise FleetError(f"{source}: nodes = {fleet.nodes} of {cluster.name}, which has {most:,}")
     price = _price(fleet, place_names(cluster), source)
     tasks = tasks_of(fleet, predict, source, on_job)
+    if not may_be_late:
+        require_reachable(tasks, source)
     cost = Interruption(fleet.checkpoint_s, fleet.restart_s)
     ordered = best_calendar(tasks, fleet.nodes, cost, fleet.objective)
     bookings = booked([task.job.name for task in tasks], ordered.calendar, fleet.nodes)

@@ -64,7 +64,7 @@ def tasks_of(
     """Every job with what is predicted of it; jobs that are alike are predicted once.
 
     Raises:
-        FleetError: a job fits on no count of nodes, or its deadline cannot be reached.
+        FleetError: a job fits on no count of nodes.
     """
     known: dict[object, SpeedOnNodes | TwinstreamError] = {}
     found = []
@@ -87,7 +87,6 @@ def tasks_of(
             )
         seconds = {n: job.tokens / s.tokens_per_s * fleet.saving_share for n, s in speeds.items()}
         found.append(FleetTask(job, speeds, seconds))
-        _require_reachable(found[-1], source)
         on_job()
     return found
 
@@ -99,19 +98,24 @@ def _attempt(predict: Predict, job: FleetJob, size: int) -> SpeedOnNodes | Twins
         return error
 
 
-def _require_reachable(task: FleetTask, source: str) -> None:
-    """Refuse a deadline that is before the end of the job alone, as fast as its error allows."""
-    job = task.job
-    size = min(task.seconds, key=task.seconds.__getitem__)
-    fastest_s = task.seconds[size] / (1 + (task.speeds[size].error or 0.0))
-    if job.arrives_s + fastest_s <= job.deadline_s:
-        return
-    needed = (job.arrives_s + task.seconds[size]) / HOUR_S
-    raise FleetError(
-        f"{source}, job '{job.name}': deadline_hours = {job.deadline_hours:g} cannot be reached: "
-        f"alone on {size} node{'s' if size > 1 else ''} it ends at {needed:,.4g} h; give it "
-        f"{needed * 1.01:,.4g} h, fewer tokens or more nodes"
-    )
+def require_reachable(tasks: Iterable[FleetTask], source: str) -> None:
+    """Refuse a deadline that is before the end of the job alone, as fast as its error allows.
+
+    Raises:
+        FleetError: says when the job ends at its fastest.
+    """
+    for task in tasks:
+        job = task.job
+        size = min(task.seconds, key=task.seconds.__getitem__)
+        fastest_s = task.seconds[size] / (1 + (task.speeds[size].error or 0.0))
+        if job.arrives_s + fastest_s <= job.deadline_s:
+            continue
+        needed = (job.arrives_s + task.seconds[size]) / HOUR_S
+        raise FleetError(
+            f"{source}, job '{job.name}': deadline_hours = {job.deadline_hours:g} cannot be "
+            f"reached: alone on {size} node{'s' if size > 1 else ''} it ends at {needed:,.4g} h; "
+            f"give it {needed * 1.01:,.4g} h, fewer tokens or more nodes"
+        )
 
 
 def worst_error(tasks: Iterable[FleetTask]) -> float | None:

@@ -57,7 +57,9 @@ def fleet(
         if against is not None:
             name, alone = _DATA_PARALLEL, data_parallel(asked)
             try:
-                plans[name] = plan_fleet(alone, predict, source=name, plays=plays, on_job=stage)
+                plans[name] = plan_fleet(
+                    alone, predict, source=name, plays=plays, may_be_late=True, on_job=stage
+                )
             except TwinstreamError as error:
                 refused[name] = str(error)
     if output is not None:
