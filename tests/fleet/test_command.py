@@ -10,6 +10,7 @@ from tests.fleet.small_fleets import speed
 from tests.fleet.test_jobs_file import text
 from tests.front_door.command_line import call
 from twinstream.fleet import rates
+from twinstream.fleet.jobs import FleetJob
 from twinstream.schedule.errors import TwinstreamError
 
 TWO = text({"price_per_gpu_hour": "{ h100 = 2.5 }", "failures_per_node_hour": "0.05"},
@@ -83,3 +84,15 @@ def test_the_calendar_leaves_room_for_the_toolbar(jobs, tmp_path):
     figure = page.read_text().split('data-figure="figure0">')[1].split("</script>")[0]
     layout = json.loads(figure.replace("<\\/", "</"))["layout"]
     assert layout["legend"]["y"] < 0 and layout["margin"]["t"] >= 40
+
+
+def test_a_job_is_as_fast_as_plan_says():
+    step = {"seq_len": 1024, "global_batch": 8}
+    fixed = {"tp": 1, "pp": 1, "cp": 1, "zero": 1, "recompute": "none", "offload": False}
+    job = FleetJob(name="a", model="1b", tokens=10**9, layout=fixed, **step)
+    found = rates.predicted_speed("rtx4090_ethernet", job, 1)
+    flags = ("--tp", 1, "--pp", 1, "--cp", 1, "--zero", 1, "--recompute", "none", "--no-offload")
+    where = ("--cluster", "rtx4090_ethernet", "--gpus", 2, "--seq-len", 1024, "--global-batch", 8)
+    plan = call("plan", *where, "--model", "1b", *flags, "--json").json()
+    assert found.tokens_per_s == pytest.approx(plan["layouts"][0]["tokens_per_s"])
+    assert found.error == plan["uncertainty"]["mean"]

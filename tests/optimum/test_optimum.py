@@ -184,3 +184,15 @@ def test_the_command_tells_and_draws_it(monkeypatch, tmp_path):
 def test_what_cannot_be_is_told_in_a_line(options, said):
     told = error_of("optimum", *options)
     assert said in told and told.count("\n") == 1, told
+
+
+def test_a_size_is_predicted_as_plan_does():
+    fixed = {"tp": 1, "pp": 1, "cp": 1, "zero": 1, "recompute": "none", "offload": False}
+    settings = [f"--set={name}={value}" for name, value in fixed.items()]
+    where = ("--cluster", "rtx4090_ethernet", "--gpus", 2, "--seq-len", 1024, "--global-batch", 8)
+    found = call("optimum", *where, "--flops", 1e20, *settings, "--json").json()["best"][0]
+    assert found["params"] == pytest.approx(law_named("besiroglu").params(1e20), rel=0.05)
+    named = call("optimum", *where, "--flops", 1e20, "--model", "1b", *settings, "--json").json()
+    flags = ("--tp", 1, "--pp", 1, "--cp", 1, "--zero", 1, "--recompute", "none", "--no-offload")
+    plan = call("plan", *where, "--model", "1b", *flags, "--json").json()
+    assert named["best"][0]["tokens_per_s"] == pytest.approx(plan["layouts"][0]["tokens_per_s"])
