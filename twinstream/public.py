@@ -51,6 +51,7 @@ from twinstream.training.callbacks import Callback
 from twinstream.training.options import TrainOptions
 from twinstream.training.preparing import Prepared
 from twinstream.training.run.run_folder import TrainResult
+from twinstream.training.scoring import Score, logits, score
 from twinstream.training.trainer import Trainer, train
 
 __all__ = [
@@ -96,6 +97,7 @@ __all__ = [
     "Run",
     "RunSettings",
     "Schedule",
+    "Score",
     "SearchLimits",
     "SearchResult",
     "Shortage",
@@ -132,6 +134,7 @@ __all__ = [
     "load_cluster",
     "load_machine",
     "load_model",
+    "logits",
     "lora_of",
     "machine_names",
     "plan",
@@ -139,6 +142,7 @@ __all__ = [
     "predict",
     "preset_names",
     "query",
+    "score",
     "search_layouts",
     "search_target",
     "simulate",
