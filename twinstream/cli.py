@@ -27,6 +27,8 @@ _QUESTIONS = {  # a command, and its module in twinstream.commands
         "sweep": "sweep",
         "whatif": "whatif",
         "explore": "explore",
+        "fleet": "sizing.fleet",
+        "optimum": "sizing.optimum",
         "cost": "cost",
     },
     "Train it here": {
