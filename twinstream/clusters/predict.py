@@ -119,7 +119,7 @@ def predict(
 
 def gpu_caps(cluster: Cluster, machine: Machine, num_gpus: int) -> Caps:
     """What a GPU of so many may take by default: its memory, and its share of its node's."""
-    return caps_of(share_of(machine, _on_node(cluster, num_gpus)), None, None)
+    return caps_of(machine, None, None, _on_node(cluster, num_gpus))
 
 
 def _on_node(cluster: Cluster, num_gpus: int) -> int:

@@ -28,7 +28,7 @@ _Series = tuple[Collective, int]  # what is said, among how many ranks
 
 @dataclass(frozen=True)
 class RanksFit:
-    """How the kernels were fitted, the node's profile with them, and the cluster of such nodes."""
+    """The fit of the kernels, the node's profile with them, and the cluster of such nodes."""
 
     kernels: Fit
     machine: Machine
@@ -92,7 +92,7 @@ def fit_ranks(base: Machine, runs: Sequence[MeasuredRanks], name: str, told: str
 
 
 def _share_of_cores(base: Machine, runs: Sequence[MeasuredRun]) -> float:
-    """How many times as long all kernels together took as the profile says."""
+    """Return how many times as long all kernels together took as the profile says."""
     took = alone = 0.0
     for schedule, timeline in runs:
         predicted = simulate(schedule, base).passes[-1]
@@ -119,7 +119,7 @@ def _slowed(machine: Machine, factor: float, source: str) -> Machine:
 
 
 def _node(machine: Machine, num_ranks: int) -> Machine:
-    """As the ranks' machine saw it, one of them has; a node, of which each has its share, more."""
+    """Return the node: host DRAM as one of the ranks saw it, times their number."""
     number = machine.host_dram_bytes_per_s
     if number is None or number.value is None:
         return machine

@@ -15,13 +15,13 @@ from twinstream.hardware_profiles.calibration.parameters import (
     declared_parameters,
     prepared,
 )
-from twinstream.hardware_profiles.calibration.search import TimeQuery
 from twinstream.hardware_profiles.calibration.timelines import (
     OpClasses,
     mean_seconds,
     timeline_observations,
     works_of,
 )
+from twinstream.hardware_profiles.calibration.trials import TimeQuery
 from twinstream.hardware_profiles.curve_choice import with_own_rates
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cost import Work
@@ -53,11 +53,11 @@ def fit_timelines(
         places += [(replays, index) for index in range(len(found))]
         works += works_of(schedule)
 
-    def seconds(trials: Sequence[TimeQuery]) -> list[float]:
+    def seconds(trials: Sequence[TimeQuery[Machine]]) -> list[float]:
         found = []
         for trial in trials:
             replays, index = places[trial.index]
-            found.append(replays.seconds(trial.machine)[index])
+            found.append(replays.seconds(trial.profile)[index])
         return found
 
     start, parameters = start_of(base, works)
@@ -67,7 +67,7 @@ def fit_timelines(
 
 
 def start_of(base: Machine, works: Sequence[Work]) -> tuple[Machine, tuple[Parameter, ...]]:
-    """The profile that a fit to runs of ours varies, and its parameters."""
+    """Return the profile that a fit to runs of ours varies, and its parameters."""
     base = with_own_rates(base, works)
     if base.device == "cpu":
         return base, cpu_parameters(base, works)

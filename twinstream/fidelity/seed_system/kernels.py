@@ -1,4 +1,4 @@
-"""What the seed system's kernels demand, where they are not ours.
+"""The demands of the seed system's kernels, where they are not ours.
 
 Source: als244/ml_dataflow, libdataflowmodels/src/transformer/src/dataflow_transformer.c and
 backends/nvidia/src/ops/src/native (July 2025). It multiplies by Wq, Wk, Wv, W1 and W3 apart, copies

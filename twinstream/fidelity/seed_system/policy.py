@@ -80,7 +80,7 @@ def emit_seed(spec: ModelSpec, chain: Chain, sizing: Sizing, machine: MachineRef
 
 
 def timed_ns(schedule: Schedule, spans: PassSpans) -> int:
-    """What the seed system times of a step: from compute's start to the last copy out."""
+    """Return what the seed system times of a step: from compute's start to the last copy out."""
     starts = [s for op, s in zip(schedule.ops, spans.start_ns, strict=True) if op.stream == COMPUTE]
     ends = [e for op, e in zip(schedule.ops, spans.end_ns, strict=True) if op.stream == OUTBOUND]
     return max(ends) - min(starts)
