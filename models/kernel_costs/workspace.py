@@ -33,6 +33,7 @@ from twinstream.models.kernel_costs.end_scratch import (
     head_dpo_triton,
     head_evaluate,
     head_forward_buffers,
+    head_logits,
     head_loss,
     head_loss_triton,
 )
@@ -301,6 +302,7 @@ _EAGER: Mapping[str, Callable[[Attributes], int]] = {
     "block_backward": _block_backward,
     "head_loss": head_loss,
     "head_evaluate": head_evaluate,
+    "head_logits": head_logits,
     "head_dpo": head_dpo,
     "head_dpo_evaluate": head_dpo_evaluate,
     "embed_backward": embed_backward,

@@ -18,9 +18,10 @@ from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
+from twinstream.models.trained import require_trained
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.derived.flush import flush_chain
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Workload
 
@@ -50,6 +51,8 @@ def lower(
             by it.
     """
     recipe = recipe or Recipe()
+    if not workload.forward_only:
+        require_trained(model, recipe)
     if layout is None:
         return _chain(step_lowering(model, workload, _settled(model, workload, recipe)))
     assert isinstance(model, ModelSpec), "layouts are of decoders that are not traced"
@@ -137,7 +140,7 @@ def saved_per_token(model: AnyModel) -> int:
     return model.saved_bytes_per_token
 
 
-def lower_again(schedule: Schedule) -> Chain:
+def lower_again(schedule: RankSchedule) -> Chain:
     """The chain that a schedule was planned for, from what the schedule says of itself.
 
     One that consumes is the flush of a chain: its updates alone.

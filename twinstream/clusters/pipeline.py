@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pydantic_core import to_json
 
 from twinstream.clusters.assembling import in_one_order
-from twinstream.clusters.conforms import require_conforming_cluster, workload_of_rounds
+from twinstream.clusters.conforms import require_conforming, workload_of_rounds
 from twinstream.clusters.kernel_sets import layout_refusal
 from twinstream.clusters.planned_stage import PlannedStage, plan_stage, without_messages
 from twinstream.hardware_profiles.schema import Machine
@@ -16,10 +16,8 @@ from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.evaluate.evaluation import forward_of
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
-from twinstream.schedule.cluster.mesh import Axis, Mesh
-from twinstream.schedule.cluster.verify_cluster import may_deadlock, require_safe_cluster
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.cluster.verify import may_deadlock, require_safe
+from twinstream.schedule.document import Axis, Caps, Mesh, RankClass, RankSchedule, Schedule
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.workload import MachineRef, Workload
 from twinstream.simulator.replay import steady_state
@@ -44,7 +42,7 @@ def plan_pipeline(
     machine: Machine,
     caps: Mapping[int, Caps] | Caps | None = None,
     choices: Choices = OPEN,
-) -> ClusterSchedule:
+) -> Schedule:
     """A cluster's schedule that ranks can run: pipelines, and replicas of them.
 
     Each stage's chain is planned by the ordinary planner within its caps, offload and recompute
@@ -79,7 +77,7 @@ def plan_pipeline(
 class _LaidOut:
     """`alone_ns` is what its slowest stage takes if messages take no time."""
 
-    document: ClusterSchedule
+    document: Schedule
     alone_ns: float
 
 
@@ -117,7 +115,7 @@ def _in_slots(
         planned[name] = found
         classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
     schedules = {name: one.schedule for name, one in planned.items()}
-    document = ClusterSchedule(
+    document = Schedule(
         mesh=Mesh(axes=tuple(axes), ranks_per_node=layout.pp * layout.dp),
         classes=tuple(classes),
         schedules=schedules,
@@ -158,7 +156,7 @@ def _require_executable(layout: Layout) -> None:
         raise LayoutError(f"ranks cannot run {why} yet")
 
 
-def layout_in(document: ClusterSchedule) -> Layout:
+def layout_in(document: Schedule) -> Layout:
     """What a document says of its layout.
 
     Raises:
@@ -167,7 +165,7 @@ def layout_in(document: ClusterSchedule) -> Layout:
     return Layout.model_validate_json(to_json(document.layout))  # strict: tuples from text alone
 
 
-def cluster_evaluation_of(training: ClusterSchedule) -> ClusterSchedule:
+def cluster_evaluation_of(training: Schedule) -> Schedule:
     """The forward of every replica's first microbatch, as a schedule of its own; proven.
 
     As `evaluation_of` has it of one device: every rank has the slots of its training, finds the
@@ -191,12 +189,12 @@ def cluster_evaluation_of(training: ClusterSchedule) -> ClusterSchedule:
             }
         )
     )
-    require_safe_cluster(found)
-    require_conforming_cluster(found)
+    require_safe(found)
+    require_conforming(found)
     return found
 
 
-def _forward_of_class(training: ClusterSchedule, one: RankClass) -> Schedule:
+def _forward_of_class(training: Schedule, one: RankClass) -> RankSchedule:
     part, layout = training.of(one), layout_in(training)
     workload = workload_of_rounds(part, layout)
     assert workload is not None, "a class of ranks that train has whole rounds"

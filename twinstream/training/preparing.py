@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from twinstream.models.presets import model_notes
 from twinstream.models.recipe import Recipe, is_dpo
 from twinstream.models.traced import TracedModel
 from twinstream.models.trained import adapter_groups
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.sizes import brief
 from twinstream.tracing import path_notes
@@ -120,7 +121,7 @@ class Prepared:
         is_here = self.here.backend == "cpu" and self.here.is_here
         if now is None or not is_here or not isinstance(self.plan, DevicePlan):
             return None
-        return ProcessMemory.of(self.plan.schedule, self.summary, now)
+        return ProcessMemory.of(self.plan.schedule.only, self.summary, now)
 
     @property
     def what(self) -> str:
@@ -208,7 +209,7 @@ class ProcessMemory:
     working_bytes: int
 
     @classmethod
-    def of(cls, schedule: Schedule, summary: Summary, before_bytes: int) -> "ProcessMemory":
+    def of(cls, schedule: RankSchedule, summary: Summary, before_bytes: int) -> "ProcessMemory":
         """
         Args:
             before_bytes: what the process takes already.
@@ -375,9 +376,12 @@ def rate_of(options: TrainOptions, num_steps: int) -> LearningRate:
 
 
 def open_data(
-    options: TrainOptions, model: OpenedModel
+    options: TrainOptions, model: OpenedModel, cache: Path | None
 ) -> tuple[TrainingData, TrainingData | None]:
     """What is trained on and, if asked for, evaluated on.
+
+    Args:
+        cache: a folder that keeps tokens.
 
     Raises:
         DataError: a file, a row, the tokenizer or its template cannot be used.
@@ -396,7 +400,7 @@ def open_data(
     def of(names: tuple[str, ...], rows: DataOptions) -> TrainingData:
         return opened(
             names, tokenizer, rows, longest=options.seq_len,
-            cache=RunFiles(options.output).tokens, vocab_size=model.spec.vocab_size,
+            cache=cache, vocab_size=model.spec.vocab_size,
         )  # fmt: skip
 
     data = of(options.data, rows)
