@@ -65,7 +65,6 @@ def lower(
 
 def _settled(model: AnyModel, workload: Workload, recipe: Recipe) -> Recipe:
     """Return the recipe with kernels, and with the optimizer where the recipe can have it."""
-    _require_pairs(model, workload, recipe)
     changes: dict[str, object] = {"kernels": recipe.implementations}
     if not recipe.places_among((recipe.optimizer,)):
         if recipe.optimizer != "device":
@@ -74,7 +73,9 @@ def _settled(model: AnyModel, workload: Workload, recipe: Recipe) -> Recipe:
                 'made on the device; lower with Recipe(optimizer="device_after_backward")'
             )
         changes["optimizer"] = "device_after_backward"
-    return recipe.model_copy(update=changes)
+    recipe = recipe.model_copy(update=changes)
+    _require_pairs(model, workload, recipe)
+    return recipe
 
 
 def _require_pairs(model: AnyModel, workload: Workload, recipe: Recipe) -> None:
