@@ -4,7 +4,7 @@ from datetime import date
 
 from rich.console import Group
 
-from twinstream.fidelity.report import table_of
+from twinstream.fidelity.scoring import table_of
 from twinstream.hardware_profiles.calibration.fitting import Fit, FittedParameter
 from twinstream.hardware_profiles.calibration.search import FAR
 from twinstream.screens.fitted_table import FittedTable

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinstream.fidelity.cells import Cell, CellKey, cell_of, key_of
 from twinstream.fidelity.measured import Predicted
 from twinstream.fidelity.own_rows import OwnCell, OwnKey, own_cell, own_key
+from twinstream.fidelity.seed_system.cells import Cell, CellKey, cell_of, key_of
 from twinstream.fidelity.seed_system.classes import UnknownMachineClass, machine_class
 from twinstream.fidelity.seed_system.sizing import SizingRefused, UnsuitableModel
 from twinstream.hardware_profiles.calibration.cells import candidate_cells

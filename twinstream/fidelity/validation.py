@@ -5,9 +5,17 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from rich.console import Group, RenderableType
 
 from twinstream.fidelity.measured import Predicted
-from twinstream.fidelity.report import Report, table_of
 from twinstream.fidelity.rows import Known, TableRow, known_of, profiles_of
-from twinstream.fidelity.scoring import Errors, Key, ScoredRow, errors_of, grouped, score
+from twinstream.fidelity.scoring import (
+    Errors,
+    Key,
+    Report,
+    ScoredRow,
+    errors_of,
+    grouped,
+    score,
+    table_of,
+)
 from twinstream.hardware_profiles.measured_table import OUT_OF_MEMORY, MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.errors import TwinstreamError

@@ -24,8 +24,8 @@ from twinstream.fidelity.fit_report import (
 )
 from twinstream.fidelity.measured import Predicted, Predictors, predicted
 from twinstream.fidelity.ranks_fit import fit_ranks
-from twinstream.fidelity.report import table_of
 from twinstream.fidelity.rows import candidate_rows, listed_rows, rows_of
+from twinstream.fidelity.scoring import table_of
 from twinstream.fidelity.table_fit import fit_table, hold, informative_rows
 from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.fitting import Fit
