@@ -327,10 +327,9 @@ def _calibrate_steps(
         screen=lambda: [_constants_table(fit), _constants_told(fit)],
     ):
         if output is not None:
-            node = output.with_name(f"{output.stem}_node.toml")
-            save_machine(machine.model_copy(update={"name": node.stem}), node)
-            changes = {"name": output.stem, "machine": node.name, "machine_changes": {}}
-            save_cluster(fitted.model_copy(update=changes), output)
+            node = machine.model_copy(update={"name": f"{output.stem}_node"})
+            changes = {"name": output.stem, "machine_changes": {}}
+            save_with_node(fitted.model_copy(update=changes), node, output)
     if output is not None and not as_json:
         print_report(f"Wrote the cluster to {output}, and its node beside it.")
 
