@@ -6,7 +6,6 @@ from typing import Literal
 from pydantic import NonNegativeInt
 
 from twinstream.clusters.conforms import is_executable
-from twinstream.clusters.predict import memory_of
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Machine, is_compute_unit
 from twinstream.measures.residence import copied_sizes, moved_bytes
@@ -19,7 +18,7 @@ from twinstream.schedule.analysis.idle import (
     exposed_times,
     mean_fractions,
 )
-from twinstream.schedule.analysis.occupancy import memory_over_time
+from twinstream.schedule.analysis.occupancy import memory_over_time, slot_bytes_by_role
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, as_cluster
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline, as_cluster_timeline
 from twinstream.schedule.document import Schedule
@@ -204,7 +203,7 @@ def device_memory(schedule: Schedule, spans: PassSpans) -> dict[str, int]:
     of a pass, and `arena` is the rest of the arena.
     """
     slots = tuple(slot for slot in schedule.slots if slot.tier == DEVICE)
-    found = memory_of(schedule.model_copy(update={"slots": slots}))
+    found = slot_bytes_by_role(schedule.model_copy(update={"slots": slots}))
     arena = arena_bytes(schedule, DEVICE)
     rest = arena - sum(found.values())
     if rest >= 0:

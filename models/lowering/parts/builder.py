@@ -3,15 +3,12 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from twinstream.models.lowering.communication_tasks import communication_call
+from twinstream.models.lowering.chain_builder import TaskBuilder
 from twinstream.schedule.chain import SlotPools, Task
 from twinstream.schedule.cost import Work
-from twinstream.schedule.ops import KernelCall, Label, Mode, Phase, TaskOperand
-from twinstream.schedule.tensors import Role, Tensor, flat_shape
-
-Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send", "recv"]
+from twinstream.schedule.ops import KernelCall, Label, Mode, TaskOperand
+from twinstream.schedule.tensors import Role
 
 
 @dataclass(eq=False, slots=True)
@@ -30,11 +27,10 @@ class Buffer:
 
 
 Use = tuple[str, Buffer, Mode]
-Over = tuple[tuple[str, ...], str]  # axes of the mesh, and the queue
 Ends = tuple[Buffer, Buffer, Buffer]  # what a chunk was given, its output's gradient, its input's
 
 
-class StageBuilder:
+class StageBuilder(TaskBuilder[Use]):
     """Collects what a class of ranks does in a step: tensors, calls and tasks.
 
     What ranks exchange has a tensor of its own each time, with slots from a pool (`SlotPools`).
@@ -43,16 +39,12 @@ class StageBuilder:
     """
 
     def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-        self.calls: dict[str, KernelCall] = {}
-        self.tasks: list[Task] = []
+        super().__init__()
         self.persistent: list[str] = []
         self._pools: dict[str, tuple[str, int]] = {}
         self._several: dict[str, dict[str, str]] = {}
         self._free: dict[str, deque[Buffer]] = {}
         self._counts: dict[str, int] = {}
-        self._said: dict[tuple[object, ...], str] = {}
-        self._labels: dict[tuple[object, ...], Label] = {}
 
     @property
     def pools(self) -> SlotPools:
@@ -96,42 +88,20 @@ class StageBuilder:
         self._pools[held.name] = pool, spare
         return held
 
-    def label(
-        self, kind: str, layer: int | None = None, chunk: int | None = None,
-        microbatch: int | None = None, phase: Phase | None = None,
-    ) -> Label:  # fmt: skip
-        """Of a task; those of one kind and place are one object."""
-        key = kind, layer, chunk, microbatch, phase
-        if key not in self._labels:
-            self._labels[key] = Label(
-                kind=kind, layer=layer, chunk=chunk, round=microbatch, phase=phase
-            )
-        return self._labels[key]
-
     def compute(
         self, task_id: str, call: str, works: tuple[Work, ...], uses: Sequence[Use], label: Label
     ) -> None:
-        """A task of computation; those of one call do the same work."""
+        """Add a task of computation; those of one call do the same work.
+
+        A kernel is named after the kind of its part; `cluster.` says that it is only priced.
+        """
         if call not in self.calls:
             self.calls[call] = KernelCall(kernel=f"cluster.{label.kind}", attributes={}, cost=works)
-        self._add(task_id, call, uses, label)
+        self.add(task_id, call, uses, label)
 
-    def communicate(
-        self, task_id: str, collective: Collective, over: Over, uses: Sequence[Use], label: Label,
-        shift: int = 0,
-    ) -> None:  # fmt: skip
-        """A task that is one side of an exchange."""
-        key = collective, over, shift
-        if key not in self._said:
-            axes, queue = over
-            call_id, call = communication_call(collective, axes, queue, shift)
-            self._said[key] = call_id
-            self.calls[call_id] = call
-        self._add(task_id, self._said[key], uses, label)
-
-    def _add(self, task_id: str, call: str, uses: Sequence[Use], label: Label) -> None:
-        operands, made = [], TaskOperand.made
-        for name, held, mode in uses:
+    def add(self, task_id: str, call: str, operands: Sequence[Use], label: Label) -> None:
+        found, made = [], TaskOperand.made
+        for name, held, mode in operands:
             version = held.version
             if mode == "write":
                 version = held.version = version + 1
@@ -141,25 +111,17 @@ class StageBuilder:
                 self._several.setdefault(task_id, {})[name] = held.name
             last = held.last_read
             if mode == "read" and last and last.version == version and last.name == name:
-                operands.append(last)
+                found.append(last)
                 continue
             one = made(name=name, tensor=held.tensor, version=version, mode=mode, num_parts=None)
-            operands.append(one)
+            found.append(one)
             if mode == "read":
                 held.last_read = one
-        self.tasks.append(
-            Task.made(task_id=task_id, call=call, operands=tuple(operands), label=label)
-        )
+        self.tasks.append(Task.made(task_id=task_id, call=call, operands=tuple(found), label=label))
 
     def _declare(self, tensor: str, size_bytes: int, role: Role, dtype: str) -> Buffer:
         size_bytes = max(1, size_bytes)
-        dtype, shape = flat_shape(size_bytes, dtype)
-        self.tensors.append(
-            Tensor.made(
-                tensor_id=tensor, size_bytes=size_bytes, role=role, dtype=dtype,
-                shape=shape, parent=None, offset_bytes=0,
-            )
-        )  # fmt: skip
+        self.declare_flat(tensor, size_bytes, role, dtype)
         return Buffer(tensor, tensor, size_bytes)
 
     def _count(self, name: str) -> int:

@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from twinstream.models.lowering.priced.builder import Buffer, Collective, Ends, StageBuilder, Use
-from twinstream.models.lowering.priced.parts import (
+from twinstream.models.lowering.chain_builder import CollectiveCall
+from twinstream.models.lowering.parts.builder import Buffer, Ends, StageBuilder, Use
+from twinstream.models.lowering.parts.layer_parts import (
+    Collective,
     CollectiveElement,
     Element,
     LayerCompute,
@@ -13,7 +15,7 @@ from twinstream.models.lowering.priced.parts import (
     Ring,
     whole,
 )
-from twinstream.models.lowering.priced.weights import StageWeights
+from twinstream.models.lowering.parts.weights import StageWeights
 from twinstream.models.parallel.job import Job
 from twinstream.schedule.ops import Mode, Phase
 
@@ -89,16 +91,11 @@ class LayerChain(LayerEmitter):
         self._out, self._back = _stops(job, parts, "forward"), _stops(job, parts, "backward")
 
     def forward(
-        self,
-        layer: int,
-        j: int,
-        source: Buffer,
-        target: Buffer,
-        *,
-        first: bool,
+        self, unit: tuple[int, ...], j: int, source: Buffer, target: Buffer, *, first: bool,
         again: bool = False,
-    ) -> dict[str, Buffer]:
-        """All elements. Again: of what parts then keep, by their names, backward disposes."""
+    ) -> dict[str, Buffer]:  # fmt: skip
+        """Emit a layer. Again: of what parts then keep, by their names, backward disposes."""
+        (layer,) = unit
         tag = f"{layer}.{j}" + (".again" if again else "")
         phase: Phase | None = "recompute" if again else None
         made: dict[str, Buffer] = {}
@@ -115,8 +112,9 @@ class LayerChain(LayerEmitter):
             self._forward(layer, element, tag, uses, j, phase)
         return made
 
-    def backward(self, layer: int, j: int, ends: Ends, *, first: bool) -> None:
-        """From the gradient of a layer's output to that of its input."""
+    def backward(self, unit: tuple[int, ...], j: int, ends: Ends, *, first: bool) -> None:
+        """Go from the gradient of a layer's output to that of its input."""
+        (layer,) = unit
         entered, gradient, target = ends
         again: dict[str, Buffer] = {}
         if self._parts.full_recompute:
@@ -124,7 +122,7 @@ class LayerChain(LayerEmitter):
             end = self._b.allocate(
                 "again.end", self._parts.input_bytes, "activation", self._job.dtype
             )
-            again = self.forward(layer, j, kept or entered, end, first=first, again=True)
+            again = self.forward(unit, j, kept or entered, end, first=first, again=True)
             self._b.free(end)
         flow = _Flow(self._b, self._job.dtype, gradient, target, self._back)
         for at, part, element, _, _ in flow:
@@ -140,8 +138,9 @@ class LayerChain(LayerEmitter):
         else:
             self._release(layer, j, again)
 
-    def weight(self, layer: int, j: int, entered: Buffer) -> None:
-        """The gradients of weights that backward has put off."""
+    def weight(self, unit: tuple[int, ...], j: int, entered: Buffer) -> None:
+        """Make the gradients of weights that backward has put off."""
+        (layer,) = unit
         again = self._again.pop((layer, j))
         for part in self._parts.parts[::-1]:
             for element in part.elements[::-1]:
@@ -164,9 +163,9 @@ class LayerChain(LayerEmitter):
         if isinstance(element, Ring):
             self._ring(element, layer, tag, uses, j, phase or "forward")
         else:
-            uses = [*uses, self._weights.read_of_layer(layer, element.weights)]
+            uses = [*uses, self._weights.read(f"{layer}{element.suffix}")]
             works = element.work.forward
-            label = self._b.label(f"{element.name}_forward", layer, microbatch=j, phase=phase)
+            label = self._b.label(f"{element.name}_forward", layer, round_=j, phase=phase)
             name = f"forward.{element.name}"
             self._b.compute(f"{name}.{tag}", name, works, uses, label)
 
@@ -180,7 +179,7 @@ class LayerChain(LayerEmitter):
         if isinstance(element, Ring):
             self._ring(element, layer, f"b{layer}.{j}", uses, j, "backward")
             return
-        uses.append(self._weights.read_of_layer(layer, element.weights))
+        uses.append(self._weights.read(f"{layer}{element.suffix}"))
         if self._zero_bubble and (size := element.gradient_bytes):
             pool = f"put_off.{element.name}"
             put = self._b.allocate(pool, size, "activation", self._job.dtype)
@@ -188,7 +187,7 @@ class LayerChain(LayerEmitter):
             uses.append(("put_off", put, "write"))
         gathered = None if self._zero_bubble else self._gather_again(layer, part, element, kept, j)
         name = f"backward.{element.name}"
-        label = self._b.label(f"{element.name}_backward", layer, microbatch=j)
+        label = self._b.label(f"{element.name}_backward", layer, round_=j)
         self._b.compute(f"{name}.{layer}.{j}", name, element.work.backward_input, uses, label)
         if not self._zero_bubble:
             self._weight(layer, element, [("d_output", current, "read"), *kept], gathered, j)
@@ -204,24 +203,24 @@ class LayerChain(LayerEmitter):
         pool, size = "kv.b" if backward else "kv.f", ring.sent_bytes(backward=backward)
         block = b.exchanged(pool, size, "context", dtype, tensor, spare=1)
         made: list[Use] = [uses[0], ("kv", block, "write")]
-        label = b.label("kv", layer, microbatch=j, phase=phase)
+        label = b.label("kv", layer, round_=j, phase=phase)
         b.compute(f"kv.{tag}", "kv", (), made, label)
         (name, out, _), call = uses[1], "core.b" if backward else "core.f"
         for step in range(ring.num_steps):
             after = None
             if step + 1 < ring.num_steps:
                 after = b.exchanged(pool, size, "context", dtype, tensor, spare=1)
-                label = b.label("ring", layer, microbatch=j)
+                label = b.label("ring", layer, round_=j)
                 sent: list[Use] = [("kv", block, "read")]
                 heard: list[Use] = [("kv", after, "write")]
                 send, recv = f"ring_send.{tag}.{step}", f"ring_recv.{tag}.{step}"
-                b.communicate(send, "send", (("cp",), "cp.send"), sent, label, 1)
-                b.communicate(recv, "recv", (("cp",), "cp.recv"), heard, label, -1)
+                b.communicate(send, CollectiveCall("send", ("cp",), "cp.send", 1), sent, label)
+                b.communicate(recv, CollectiveCall("recv", ("cp",), "cp.recv", -1), heard, label)
             made_so_far: Mode = "update" if step else "write"
             # what is saved is there since the first step
             rest = [use for use in uses[2:] if not step or use[2] != "write"]
             operands: list[Use] = [uses[0], (name, out, made_so_far), ("kv", block, "read"), *rest]
-            label = b.label("core", layer, microbatch=j, phase=phase)
+            label = b.label("core", layer, round_=j, phase=phase)
             b.compute(f"core.{tag}.{step}", call, works, operands, label)
             block = after or block
 
@@ -235,10 +234,10 @@ class LayerChain(LayerEmitter):
         gathered = b.allocate("gathered_again", part.gathered_bytes, "activation", self._job.dtype)
         given = b.allocate("gathered_part", self._parts.input_bytes, "activation", self._job.dtype)
         told: list[Use] = [kept[0], ("part", given, "write")]
-        b.compute(f"part.{tag}", "part", (), told, b.label("part", layer, microbatch=j))
+        b.compute(f"part.{tag}", "part", (), told, b.label("part", layer, round_=j))
         uses: list[Use] = [("part", given, "read"), ("hidden", gathered, "write")]
-        label = b.label("tp", layer, microbatch=j)
-        b.communicate(f"gather.{tag}", "all_gather", (("tp",), "tp"), uses, label)
+        label = b.label("tp", layer, round_=j)
+        b.communicate(f"gather.{tag}", CollectiveCall("all_gather", ("tp",), "tp"), uses, label)
         b.free(given)
         return gathered
 
@@ -249,9 +248,9 @@ class LayerChain(LayerEmitter):
         if element.work.backward_weight:
             if gathered is not None:
                 uses = [*uses, ("gathered", gathered, "read")]
-            uses = [*uses, self._weights.gradient_of_layer(layer, element.weights)]
+            uses = [*uses, self._weights.gradient(f"{layer}{element.suffix}")]
             name = f"weight.{element.name}"
-            label = self._b.label(f"{element.name}_weight", layer, microbatch=j)
+            label = self._b.label(f"{element.name}_weight", layer, round_=j)
             works = element.work.backward_weight
             self._b.compute(f"{name}.{layer}.{j}", name, works, uses, label)
         if gathered is not None:
@@ -282,10 +281,8 @@ class LayerChain(LayerEmitter):
         uses: list[Use] = [("hidden", flow.current, "update")]
         if collective != "all_reduce":
             uses = [("given", flow.current, "read"), ("made", flow.to, "write")]
-        label = self._b.label(talk.axis)
-        self._b.communicate(
-            f"{talk.axis}.{tag}", collective, ((talk.axis,), talk.axis), uses, label
-        )
+        said = CollectiveCall(collective, (talk.axis,), talk.axis)
+        self._b.communicate(f"{talk.axis}.{tag}", said, uses, self._b.label(talk.axis))
 
 
 class _Stop(NamedTuple):

@@ -15,7 +15,7 @@ Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
 
 @dataclass(frozen=True)
 class LayerCompute:
-    """Work of a part; `weights` are of the group whose parameters it reads: layer or experts.
+    """Work of a part; the `suffix` is of the layer's group whose parameters it reads.
 
     The gradients of its weights need `gradient_bytes`: the gradients of its products' outputs.
     """
@@ -23,7 +23,7 @@ class LayerCompute:
     name: str
     work: PartWork
     gradient_bytes: int = 0
-    weights: Literal["layer", "experts"] = "layer"
+    suffix: Literal["", ".experts"] = ""
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def _experts(job: Job) -> tuple[Element, ...]:
         summed = whole(job)  # once each token's experts are put together
         gather = [CollectiveElement("tp", None, "all_reduce", summed, summed)]
         scatter = [CollectiveElement("tp", "all_reduce", None, summed, summed)]
-    experts = LayerCompute("experts", work.experts(), ffn_bytes, "experts")
+    experts = LayerCompute("experts", work.experts(), ffn_bytes, ".experts")
     back = to or (layout.tp > 1 and work.sequence_parallel)
     combine = [LayerCompute("combine", PartWork())] if back else []  # the experts have its work
     return (router, *to, *gather, experts, *scatter, *to, *combine)

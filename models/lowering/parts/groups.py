@@ -83,6 +83,10 @@ class Group:
         return held * self.gradient_itemsize
 
     @property
+    def gradient_shard_bytes(self) -> int:
+        return self.trained_shard * self.gradient_itemsize
+
+    @property
     def has_master(self) -> bool:
         """Whether a float32 master of the parameters is in the optimizer's state."""
         return self.optimizer_state == "float32_master"

@@ -1,13 +1,13 @@
 """The layers of a virtual stage, forward and backward, with their parameters gathered ahead."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from twinstream.models.lowering.priced.builder import Buffer, Ends, StageBuilder, Use
-from twinstream.models.lowering.priced.layer_chain import LayerChain, LayerEmitter
-from twinstream.models.lowering.priced.parts import CollectiveElement, LayerParts, layer_parts
-from twinstream.models.lowering.priced.weights import StageWeights
+from twinstream.models.lowering.parts.builder import Buffer, Ends, StageBuilder, Use
+from twinstream.models.lowering.parts.layer_chain import LayerChain, LayerEmitter
+from twinstream.models.lowering.parts.layer_parts import CollectiveElement, LayerParts, layer_parts
+from twinstream.models.lowering.parts.weights import StageWeights
 from twinstream.models.parallel.job import Job
 from twinstream.models.shapes.kernels import times
 from twinstream.schedule.cost import Work
@@ -19,13 +19,12 @@ class LayerOps:
     def __init__(
         self, builder: StageBuilder, job: Job, weights: StageWeights, *, folded: bool = False
     ) -> None:
-        self._b, self._job = builder, job
+        self._b, self._job, self._weights = builder, job, weights
         self._parts: LayerParts = layer_parts(job)
         if folded:
             self._parts = replace(self._parts, plain=True)
-        self._weights = weights
-        self._plain = PlainLayers(builder, job, self._parts, self._weights)
-        self._chain = LayerChain(builder, job, self._parts, self._weights)
+        kind = PlainLayers if self._parts.plain else LayerChain
+        self._emitter: PlainLayers | LayerChain = kind(builder, job, self._parts, weights)
         self._zero_bubble = job.layout.pipeline == "zero_bubble"
         scattered = job.layout.zero >= 2  # so that few layers' gradients are whole at a time
         self.alone = not self._parts.plain or scattered or job.layout.offload
@@ -33,61 +32,56 @@ class LayerOps:
     def forward(
         self, span: range, chunk: int, j: int, source: Buffer, target: Buffer, *, fine: bool
     ) -> None:
-        """From a chunk's input to its output; what backward needs stays."""
+        """Go from a chunk's input to its output; what backward needs stays."""
         if not span:
             self._pass_on(f"forward.none{chunk}.{j}", source, target, "layer_forward", j)
-            return
-        units = _units(span, fine)
-        self._weights.gather_layers(units[0], f"f{chunk}.{j}")
-        for number, unit in enumerate(units):
-            if number + 1 < len(units):
-                self._weights.gather_layers(units[number + 1], f"f{chunk}.{j}")
-            out = target if number == len(units) - 1 else self._stream()
-            if self._parts.plain:
-                self._plain.forward(unit, j, source, out, first=number == 0)
-            else:
-                self._chain.forward(unit[0], j, source, out, first=number == 0)
-            if number:
-                self._b.free(source)
-            self._weights.drop_layers(unit)
-            source = out
+        for unit, given, out in self._walk(_units(span, fine), f"f{chunk}.{j}", source, target):
+            self._emitter.forward(unit, j, given, out, first=unit[0] == span[0])
 
     def backward(
         self, span: range, chunk: int, j: int, ends: Ends, *, fine: bool, last: bool
     ) -> None:
-        """From the gradient of a chunk's output to that of its input."""
+        """Go from the gradient of a chunk's output to that of its input."""
         entered, gradient, target = ends
         if not span:
             self._pass_on(f"backward.none{chunk}.{j}", gradient, target, "layer_backward", j)
-            return
         units = _units(span, fine)[::-1]
-        self._weights.gather_layers(units[0], f"b{chunk}.{j}")
-        for number, unit in enumerate(units):
-            if number + 1 < len(units):
-                self._weights.gather_layers(units[number + 1], f"b{chunk}.{j}")
-            first = number == len(units) - 1
-            out = target if first else self._stream()
-            if self._parts.plain:
-                self._plain.backward(unit, j, (entered, gradient, out), first=first)
-            else:
-                self._chain.backward(unit[0], j, (entered, gradient, out), first=first)
-            if number:
-                self._b.free(gradient)
-            self._weights.drop_layers(unit)
+        for unit, given, out in self._walk(units, f"b{chunk}.{j}", gradient, target):
+            self._emitter.backward(unit, j, (entered, given, out), first=unit[0] == span[0])
             if not self._zero_bubble:
-                self._weights.after_backward_of_layers(unit, f"{chunk}.{j}", last=last)
-            gradient = out
+                self._after_backward(unit, f"{chunk}.{j}", last=last)
 
     def weight(
         self, span: range, chunk: int, j: int, entered: Buffer, *, fine: bool, last: bool
     ) -> None:
-        """The gradients of weights that backward has put off."""
-        for unit in _units(span, fine)[::-1] if span else ():
-            if self._parts.plain:
-                self._plain.weight(unit, j, entered)
-            else:
-                self._chain.weight(unit[0], j, entered)
-            self._weights.after_backward_of_layers(unit, f"{chunk}.{j}", last=last)
+        """Make the gradients of weights that backward has put off."""
+        for unit in _units(span, fine)[::-1]:
+            self._emitter.weight(unit, j, entered)
+            self._after_backward(unit, f"{chunk}.{j}", last=last)
+
+    def _walk(
+        self, units: Sequence[tuple[int, ...]], tag: str, source: Buffer, target: Buffer
+    ) -> Iterator[tuple[tuple[int, ...], Buffer, Buffer]]:
+        """Yield layers, what they are given and what they make; the next ones are gathered."""
+        weights = self._weights
+        for number, unit in enumerate(units):
+            ahead = units[number + 1 : number + 2]
+            for gathered in ahead if number else units[:2]:
+                weights.gather(weights.of(gathered), tag)
+            out = target
+            if ahead:
+                size, dtype = self._parts.input_bytes, self._job.dtype
+                out = self._b.allocate("stream", size, "activation", dtype)
+            yield unit, source, out
+            if number:
+                self._b.free(source)
+            weights.drop(weights.of(unit))
+            source = out
+
+    def _after_backward(self, unit: Sequence[int], tag: str, *, last: bool) -> None:
+        for layer in reversed(unit):
+            for name in self._weights.of([layer]):
+                self._weights.after_backward(name, tag, last=last)
 
     def versions_made(self, span: range, phase: Literal["forward", "backward"]) -> int:
         """Of what a chunk leaves: one, or two where the last op is a sum over tp in its place."""
@@ -99,10 +93,7 @@ class LayerOps:
     def _pass_on(self, op_id: str, source: Buffer, target: Buffer, kind: str, j: int) -> None:
         """All that a chunk without layers does."""
         uses: list[Use] = [("given", source, "read"), ("made", target, "write")]
-        self._b.compute(op_id, "pass_on", (), uses, self._b.label(kind, microbatch=j))
-
-    def _stream(self) -> Buffer:
-        return self._b.allocate("stream", self._parts.input_bytes, "activation", self._job.dtype)
+        self._b.compute(op_id, "pass_on", (), uses, self._b.label(kind, round_=j))
 
 
 class PlainLayers(LayerEmitter):
@@ -120,7 +111,7 @@ class PlainLayers(LayerEmitter):
         """From the input of the first to the output of the last; `first` of the chunk."""
         uses: list[Use] = [("hidden", source, "read"), ("output", out, "write")]
         for layer in unit:
-            uses += self._weights.read_layer(layer)
+            uses += map(self._weights.read, self._weights.of([layer]))
             uses += self._kept.keep_all(layer, j, first=first and layer == unit[0])
         self._op("forward", "layer_forward", unit, j, self._works("forward"), uses)
 
@@ -135,9 +126,10 @@ class PlainLayers(LayerEmitter):
             again = self._b.allocate("again", self._parts.full_bytes, "activation", self._job.dtype)
             uses.append(("again", again, "write"))
         for layer in unit:
-            uses += [*self._weights.read_layer(layer), *self._kept.all_of(layer, j)]
+            names = self._weights.of([layer])
+            uses += [*map(self._weights.read, names), *self._kept.all_of(layer, j)]
             uses += (
-                [self._put(layer, j)] if self._zero_bubble else self._weights.layer_gradients(layer)
+                [self._put(layer, j)] if self._zero_bubble else map(self._weights.gradient, names)
             )
         works = self._works("backward_input")
         if self._parts.full_recompute:
@@ -156,7 +148,8 @@ class PlainLayers(LayerEmitter):
         uses: list[Use] = [("entered", entered, "read")]
         for layer in unit:
             uses.append((f"put_off.{layer}", self._deferred[layer, j], "read"))
-            uses += [*self._kept.all_of(layer, j), *self._weights.layer_gradients(layer)]
+            uses += self._kept.all_of(layer, j)
+            uses += map(self._weights.gradient, self._weights.of([layer]))
         self._op("weight", "weight", unit, j, self._works("backward_weight"), uses)
         for layer in unit:
             self._b.free(self._deferred.pop((layer, j)))
@@ -185,10 +178,10 @@ class PlainLayers(LayerEmitter):
         call = f"{name}.{len(unit)}"
         if call not in self._b.calls and len(unit) > 1:
             works = tuple(times(work, len(unit)) for work in works)
-        label = self._b.label(kind, unit[0], microbatch=j)
+        label = self._b.label(kind, unit[0], round_=j)
         self._b.compute(f"{name}.{unit[0]}.{j}", call, works, uses, label)
 
 
 def _units(span: range, fine: bool) -> list[tuple[int, ...]]:
     """Layers that have ops together."""
-    return [(layer,) for layer in span] if fine else [tuple(span)]
+    return [(layer,) for layer in span] if fine or not span else [tuple(span)]
