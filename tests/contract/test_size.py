@@ -12,7 +12,6 @@ MAX_FUNCTION_LINES = 80
 SHARED_CLASS_NAMES = {
     "Cell": 2,  # fidelity, study
     "Layout": 2,  # clusters, cost
-    "Prediction": 2,  # clusters, fidelity
     "Prepared": 2,  # clusters, training
     "Recomputed": 2,  # clusters/search, measures
     "RunOptions": 3,  # executor/program, commands

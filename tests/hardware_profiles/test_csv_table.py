@@ -15,7 +15,7 @@ from twinstream.schedule.errors import TwinstreamError
         ("a,b\n1,2\n", [(1, ["a", "b"]), (2, ["1", "2"])]),
         ("# told\n\na,b\n , \n,,\n1,2\n", [(3, ["a", "b"]), (6, ["1", "2"])]),
         ('a,b\r\n"x, ""y""",2\r\n', [(1, ["a", "b"]), (2, ['x, "y"', "2"])]),
-        ('a,b\n"two\nlines",2\n3,4\n', [(1, ["a", "b"]), (3, ["two\nlines", "2"]), (4, ["3", "4"])]),
+        ('a\n"two\nlines"\n3\n', [(1, ["a"]), (3, ["two\nlines"]), (4, ["3"])]),
         ("", []),
     ],
 )  # fmt: skip
