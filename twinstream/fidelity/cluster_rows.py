@@ -258,10 +258,8 @@ def _recipe(cells: Cells, gradients: str) -> Recipe:
             f"{cells.path}, line {cells.line}: precision is '{precision}', and needs one of "
             f"{', '.join(MATMULS_OF_PRECISION)}"
         )
-    return megatron_recipe(
-        cells.text("attention") or "flash", precision,
-        "model" if gradients == "bfloat16" else "float32",
-    )  # fmt: skip
+    attention = cells.text("attention") or "flash"
+    return megatron_recipe(attention, precision, "model" if gradients == "bfloat16" else "float32")
 
 
 def _model(cells: Cells) -> ModelSpec:

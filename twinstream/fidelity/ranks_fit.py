@@ -19,9 +19,7 @@ from twinstream.schedule.ops import Communicate, Compute
 from twinstream.schedule.timeline import PassSpans, Timeline
 from twinstream.simulator.replay import simulate
 
-_RATES = (
-    "peak_bf16_flop_per_s", "peak_fp32_flop_per_s", "hbm_bytes_per_s", "launch_latency_ns",
-)  # fmt: skip
+_RATES = ("peak_bf16_flop_per_s", "peak_fp32_flop_per_s", "hbm_bytes_per_s", "launch_latency_ns")
 MeasuredRanks = tuple[ClusterSchedule, ClusterTimeline]
 _Series = tuple[Collective, int]  # what is said, among how many ranks
 

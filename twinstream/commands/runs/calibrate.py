@@ -295,9 +295,8 @@ def _curve_told(curve: CollectiveCurve) -> str:
 
 
 def _calibrate_steps(
-    tables: Sequence[Path], cluster: str | None, gpu: str | None, output: Path | None,
-    *, as_json: bool,
-) -> None:  # fmt: skip
+    tables: list[Path], cluster: str | None, gpu: str | None, output: Path | None, *, as_json: bool
+) -> None:
     """Fit the constants of a GPU type, write the cluster and its node, tell how good they are.
 
     The cluster goes to `output`, the node's machine beside it, as NAME_node.toml.
