@@ -19,7 +19,7 @@ from twinstream.executor.run.packs import noting_packs
 from twinstream.models.lowering.traced_step import MODULE_KERNELS
 from twinstream.models.model import is_traced_ref, model_of
 from twinstream.models.traced import TracedModel
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import SeveralRanksError
 from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op
 from twinstream.schedule.tensors import DEVICE
@@ -31,7 +31,7 @@ Communications = Callable[[Communicate, Arenas], Work]
 
 
 def bind_works(
-    schedule: Schedule,
+    schedule: RankSchedule,
     arenas: Arenas,
     host_work: HostWork,
     options: RunOptions | None = None,
@@ -90,7 +90,7 @@ def bind_works(
     ]
 
 
-def _kernels(schedule: Schedule, programs: ModulePrograms) -> dict[str, Kernel]:
+def _kernels(schedule: RankSchedule, programs: ModulePrograms) -> dict[str, Kernel]:
     """The kernel of every call: a registered one, or one that runs a part of the module."""
     model = model_of(schedule.model) if is_traced_ref(schedule.model) else None
     if not isinstance(model, TracedModel):

@@ -9,7 +9,7 @@ from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.presets import is_preset
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.python_file import split_name
 from twinstream.schedule.sizes import parse_number
@@ -43,11 +43,11 @@ class OwnCell(TimedCell):
     """The schedule of a row, planned for one profile and timed on any."""
 
     key: OwnKey
-    schedule: Schedule
+    schedule: RankSchedule
     tokens_per_step: int
 
     @property
-    def timed(self) -> Schedule:
+    def timed(self) -> RankSchedule:
         """Return the schedule with the kernels that ran, which are those of the plan."""
         return self.schedule
 
@@ -84,7 +84,7 @@ def own_cell(row: MeasuredRow, machine: Machine) -> OwnCell:
         raise
     except TwinstreamError as error:
         raise _at(row, str(error)) from None
-    return OwnCell(own_key(row), schedule, schedule.workload.tokens_per_step)
+    return OwnCell(own_key(row), schedule.only, schedule.workload.tokens_per_step)
 
 
 @cache

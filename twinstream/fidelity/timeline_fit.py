@@ -25,11 +25,11 @@ from twinstream.hardware_profiles.calibration.trials import TimeQuery
 from twinstream.hardware_profiles.curve_choice import with_own_rates
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cost import Work
-from twinstream.schedule.document import Schedule
-from twinstream.schedule.timeline import Timeline
-from twinstream.simulator.replay import simulate
+from twinstream.schedule.document import RankSchedule
+from twinstream.schedule.timeline import RankTimeline
+from twinstream.simulator.replay import simulate_rank
 
-MeasuredRun = tuple[Schedule, Timeline]
+MeasuredRun = tuple[RankSchedule, RankTimeline]
 
 
 def fit_timelines(
@@ -79,7 +79,7 @@ def start_of(base: Machine, works: Sequence[Work]) -> tuple[Machine, tuple[Param
 class _Replays:
     """Replays the schedule once for each machine that is asked for."""
 
-    schedule: Schedule
+    schedule: RankSchedule
     classes: OpClasses
     on_prediction: Callable[[], None]
     known: dict[str, list[float]] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class _Replays:
         """Mean durations of the classes."""
         key = machine.content_hash
         if key not in self.known:
-            timeline = simulate(self.schedule, machine)
+            timeline = simulate_rank(self.schedule, machine)
             self.known[key] = mean_seconds(self.classes, timeline)
             self.on_prediction()
         return self.known[key]

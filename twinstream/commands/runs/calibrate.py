@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 
 from twinstream.commands.arguments import options
-from twinstream.commands.arguments.inputs import checked_schedule, read_timelines
+from twinstream.commands.arguments.inputs import checked_schedule, read_timeline
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.output import print_report, progress, told_at_the_end
-from twinstream.commands.schedule_inputs import holds_cluster, measured_of_cluster, read_cluster
 from twinstream.fidelity.cluster_rows import ClusterRow, Values, read_measured_steps
 from twinstream.fidelity.constants import with_constants
 from twinstream.fidelity.constants_fit import ConstantsFit, fit_constants
@@ -42,6 +41,8 @@ from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.measured_table import read_measured
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.timeline import require_timeline_of
 from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.tables import curves_table
 
@@ -125,14 +126,15 @@ def calibrate(  # noqa: PLR0913
             "--schedule and --timeline), or --cluster and --collectives FILE or --steps FILE"
         )
     profile = load_machine(base)
-    if schedule is not None and timeline is not None and holds_cluster(schedule):
-        _calibrate_ranks(profile, schedule, timeline, output, anyway=anyway, as_json=as_json)
-        return
     if measured is not None and schedule is None and timeline is None:
         fit = _table_fit(profile, measured, cells, only or [], quiet=as_json)
         told = measured.name
     elif measured is None and schedule is not None and timeline is not None:
-        fit = _timeline_fit(profile, schedule, timeline, quiet=as_json)
+        document = checked_schedule(schedule)
+        if not document.is_one_device:
+            _calibrate_ranks(profile, document, timeline, output, anyway=anyway, as_json=as_json)
+            return
+        fit = _timeline_fit(profile, document, timeline, quiet=as_json)
         told = timeline.name
     else:
         raise CalibrationError(
@@ -181,12 +183,10 @@ def _table_fit(
             return fit_table(profile, chosen, step, held)
 
 
-def _timeline_fit(profile: Machine, schedule: Path, timeline: Path, *, quiet: bool) -> Fit:
-    document = checked_schedule(schedule)
-    _, measured = read_timelines(None, timeline, "--timeline")
-    assert measured is not None
+def _timeline_fit(profile: Machine, document: Schedule, timeline: Path, *, quiet: bool) -> Fit:
+    measured = read_timeline(timeline, "measured", "--timeline")
     with progress("fitting: replays", quiet=quiet) as step:
-        return fit_timelines(profile, [(document, measured)], step)
+        return fit_timelines(profile, [(document.only, measured.only)], step)
 
 
 def _calibrate_collectives(
@@ -247,7 +247,7 @@ def _curves_document(found: CalibratedCluster) -> dict[str, object]:
 
 def _calibrate_ranks(
     base: Machine,
-    schedule: Path,
+    document: Schedule,
     timeline: Path,
     output: Path | None,
     *,
@@ -268,9 +268,9 @@ def _calibrate_ranks(
     name = output.stem if output else "ranks"
     told = f"{timeline.name} on {datetime.now(UTC).date().isoformat()}"
     with progress(f"fitting to {timeline}", quiet=as_json):
-        document = read_cluster(schedule)
-        run = document, measured_of_cluster(document, timeline)
-        found = fit_ranks(base, [run], name, told)
+        measured = read_timeline(timeline, "measured", "--timeline")
+        require_timeline_of(document, measured)
+        found = fit_ranks(base, [(document, measured)], name, told)
     with told_at_the_end(
         lambda: fit_json(found.kernels) | {"curves": found.cluster.curves},
         as_json=as_json,

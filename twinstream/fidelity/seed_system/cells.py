@@ -22,7 +22,7 @@ from twinstream.models.flops import SavedLevel
 from twinstream.models.presets import load_preset
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.planner import gc_paused
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.timeline import PassSpans
 from twinstream.schedule.workload import MachineRef
@@ -93,8 +93,8 @@ class Cell(TimedCell):
     """
 
     key: CellKey
-    schedule: Schedule
-    timed: Schedule
+    schedule: RankSchedule
+    timed: RankSchedule
     rounds_per_step: int
     tokens_per_step: int
 
