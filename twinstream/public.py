@@ -5,6 +5,8 @@ from twinstream.clusters.conforms import conforms
 from twinstream.clusters.predict import Prediction, planned_document, predict
 from twinstream.clusters.search.search import RankedLayout, SearchResult, search_layouts
 from twinstream.cost.bill import Bill
+from twinstream.cost.time import RunTime
+from twinstream.cost.work import RunWork
 from twinstream.frames import HasRecords, figure, frame
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
 from twinstream.hardware_profiles.clusters.schema import Cluster
@@ -51,6 +53,7 @@ from twinstream.training.callbacks import Callback
 from twinstream.training.options import TrainOptions
 from twinstream.training.preparing import Prepared
 from twinstream.training.run.run_folder import TrainResult
+from twinstream.training.scoring import Score, logits, score
 from twinstream.training.trainer import Trainer, train
 
 __all__ = [
@@ -95,7 +98,10 @@ __all__ = [
     "Recipe",
     "Run",
     "RunSettings",
+    "RunTime",
+    "RunWork",
     "Schedule",
+    "Score",
     "SearchLimits",
     "SearchResult",
     "Shortage",
@@ -132,6 +138,7 @@ __all__ = [
     "load_cluster",
     "load_machine",
     "load_model",
+    "logits",
     "lora_of",
     "machine_names",
     "plan",
@@ -139,6 +146,7 @@ __all__ = [
     "predict",
     "preset_names",
     "query",
+    "score",
     "search_layouts",
     "search_target",
     "simulate",

@@ -5,7 +5,7 @@ has a library's, which are priced and not run here, they are split at what ranks
 """
 
 from twinstream.models.flops import SavedLevel, saved_bytes_per_token
-from twinstream.models.kernel_costs.attention_library import library_bytes
+from twinstream.models.kernel_costs.workspace import library_bytes
 from twinstream.models.lowering.decoder import DecoderLowering
 from twinstream.models.lowering.parts.part_blocks import lower_in_parts
 from twinstream.models.lowering.stage_cut import stage_cut
@@ -18,6 +18,7 @@ from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
+from twinstream.models.trained import require_trained
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.derived.flush import flush_chain
 from twinstream.schedule.document import RankSchedule
@@ -50,6 +51,8 @@ def lower(
             by it.
     """
     recipe = recipe or Recipe()
+    if not workload.forward_only:
+        require_trained(model, recipe)
     if layout is None:
         return _chain(step_lowering(model, workload, _settled(model, workload, recipe)))
     assert isinstance(model, ModelSpec), "layouts are of decoders that are not traced"

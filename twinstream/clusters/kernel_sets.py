@@ -5,8 +5,8 @@ from pathlib import Path
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.executable import executor_refusal
+from twinstream.models.kernel_costs.attention_libraries import DeviceName
 from twinstream.models.kernel_costs.attention_limits import (
-    DeviceName,
     attention_limits,
     attention_refusal,
 )
@@ -120,8 +120,8 @@ def why_not_here(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
 
 def why_schedule_not_here(schedule: RankSchedule) -> str | None:
     """Why `run` does not run one device's schedule on this machine; None where it does."""
-    if any(call.processor == "host" for call in schedule.calls.values()):
-        return "its optimizer runs on the host CPU, for which there are no kernels yet"
+    if schedule.workload.cache is not None:
+        return "it generates text: no kernels keep keys and values from step to step yet"
     return why_not_here(
         model_of(schedule.model), Recipe.model_validate(schedule.recipe), Layout(zero=0)
     )
