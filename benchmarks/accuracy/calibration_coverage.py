@@ -18,8 +18,8 @@ from statistics import fmean
 from unittest import mock
 
 from benchmarks.accuracy.synthetic_machines import SYNTHETIC, configurations
-from twinstream.fidelity.cells import cell_of, key_of
 from twinstream.fidelity.rows import candidate_rows
+from twinstream.fidelity.seed_system.cells import cell_of, key_of
 from twinstream.fidelity.seed_system.sizing import SizingRefused
 from twinstream.fidelity.table_fit import fit_table, informative_rows
 from twinstream.hardware_profiles.calibration.fitting import Fit
@@ -107,7 +107,7 @@ def measured(
     pace: dict[tuple[str, int], float] = {}
     found, exact = [], []
     costs = type("Costs", (WritesCostMore,), {"write_cost": truth.write_cost})
-    with mock.patch("twinstream.fidelity.cells.MachineCosts", costs):
+    with mock.patch("twinstream.fidelity.seed_system.cells.MachineCosts", costs):
         for row in rows:
             cell = cell_of(row)
             seconds = cell.step_s(truth.machine)

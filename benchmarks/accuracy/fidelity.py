@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks.accuracy.borrowing import borrowed
 from benchmarks.accuracy.fidelity_plot import Dot, plot
-from twinstream.fidelity.cells import Cell, cell_of, key_of
 from twinstream.fidelity.rows import listed_rows
+from twinstream.fidelity.seed_system.cells import Cell, cell_of, key_of
 from twinstream.fidelity.seed_system.policy import timed_ns
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured

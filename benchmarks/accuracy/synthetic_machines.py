@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from twinstream.fidelity.cells import cell_of, key_of
 from twinstream.fidelity.rows import candidate_rows
+from twinstream.fidelity.seed_system.cells import cell_of, key_of
 from twinstream.fidelity.seed_system.sizing import SizingRefused
 from twinstream.fidelity.table_fit import fit_table, informative_rows
 from twinstream.hardware_profiles.loader import load_machine, override

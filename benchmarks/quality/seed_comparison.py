@@ -20,8 +20,8 @@ from multiprocessing import get_context  # noqa: TID251 - sends functions of thi
 from pathlib import Path
 from statistics import median
 
-from twinstream.fidelity.cells import key_of, sizing_of
 from twinstream.fidelity.rows import TableRow
+from twinstream.fidelity.seed_system.cells import key_of, sizing_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
 from twinstream.hardware_profiles.schema import Machine

@@ -10,7 +10,13 @@ from typing import Generic
 import numpy as np
 from scipy.optimize import least_squares
 
-from twinstream.hardware_profiles.calibration.trials import Predictor, Profile, Trials, Vector
+from twinstream.hardware_profiles.calibration.trials import (
+    Predictor,
+    Profile,
+    TimeQuery,
+    Trials,
+    Vector,
+)
 
 _DIFF_STEP = 0.02  # of a parameter's range: above the steps that whole nanoseconds make
 _OUTLIER = 0.1  # soft l1: residuals beyond count less, as tables have outliers nothing explains
@@ -29,8 +35,12 @@ class BoundedFit(Generic[Profile]):
         weights: Sequence[float],
         start: Vector,
     ) -> None:
-        self._trials = Trials(len(measured_s), profile_of, predict)
-        self._measured_s, self._weights = np.array(measured_s), np.array(weights)
+        def ratios(trials: Sequence[TimeQuery[Profile]]) -> list[float]:
+            found = zip(trials, predict(trials), strict=True)
+            return [seconds / measured_s[trial.index] for trial, seconds in found]
+
+        self._trials = Trials(len(measured_s), profile_of, ratios)
+        self._weights = np.array(weights)
         self._start, self._at = start, start
         self._slopes: Vector | None = None
 
@@ -68,7 +78,7 @@ class BoundedFit(Generic[Profile]):
         return widths
 
     def _logs(self, place: Vector) -> Vector:
-        logs: Vector = np.log(self._trials.times_s(place) / self._measured_s)
+        logs: Vector = np.log(self._trials.times_s(place))
         return logs
 
     def _residuals(self, place: Vector) -> Vector:

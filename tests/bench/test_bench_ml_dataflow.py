@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from twinstream.fidelity.cells import cell_of, key_of, sizing_of
+from twinstream.fidelity.seed_system.cells import cell_of, key_of, sizing_of
 from twinstream.fidelity.seed_system.sizing import SizingRefused
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
 from twinstream.models.lowering.lower import lower_again

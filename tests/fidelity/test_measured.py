@@ -7,8 +7,7 @@ import pytest
 from rich.console import Group
 
 from twinstream.fidelity.measured import Predicted, Predictors
-from twinstream.fidelity.report import Report, table_of
-from twinstream.fidelity.scoring import Key, errors_of, grouped, score
+from twinstream.fidelity.scoring import Key, Report, errors_of, grouped, score, table_of
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.schedule.errors import ArgumentError, TwinstreamError
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from twinstream.fidelity.cells import Cell, cell_of, key_of, sizing_of
+from twinstream.fidelity.seed_system.cells import Cell, cell_of, key_of, sizing_of
 from twinstream.fidelity.seed_system.kernels import with_its_kernels
 from twinstream.fidelity.seed_system.policy import emit_seed, seed_chain, timed_ns
 from twinstream.hardware_profiles.loader import load_machine

@@ -9,7 +9,7 @@ import pytest
 
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream.commands.runs import calibrate as calibrating
-from twinstream.fidelity.cells import cell_of
+from twinstream.fidelity.seed_system.cells import cell_of
 from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.parameters import (
     applied,

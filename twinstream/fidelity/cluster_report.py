@@ -11,8 +11,7 @@ from rich.console import Group, RenderableType
 
 from twinstream.fidelity.cluster_rows import ClusterRow
 from twinstream.fidelity.measured import Predicted
-from twinstream.fidelity.report import Report, table_of
-from twinstream.fidelity.scoring import Key, ScoredRow, errors_of, grouped, score
+from twinstream.fidelity.scoring import Key, Report, ScoredRow, errors_of, grouped, score, table_of
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.screens.fitted_table import FittedTable

@@ -98,12 +98,10 @@ class ClusterRow(Node):
 
     @property
     def identity(self) -> Hashable:
-        """Return the identity of this object."""
         return id(self)
 
     @property
     def measured(self) -> float | None:
-        """Return the seconds of a step."""
         return self.measured_s
 
     @property
@@ -123,18 +121,15 @@ class ClusterRow(Node):
         return self.job.shape.num_layers * min(self.job.num_microbatches, most) * steps
 
     def value_in(self, predicted: Predicted) -> float | None:
-        """Return the predicted seconds of a step."""
         return predicted.step_s
 
     def nodes(self, values: Values | None) -> tuple[Machine, Cluster]:
         """Return a node and the cluster as shipped, or with these values of constants."""
         cluster = load_cluster(self.cluster)
         machine = machine_of(cluster)
-        return (
-            (machine, cluster)
-            if values is None
-            else with_constants(machine, cluster, values, "tried")
-        )
+        if values is None:
+            return machine, cluster
+        return with_constants(machine, cluster, values, "tried")
 
     def ready(self, profile: Values | None) -> "LaidOut":
         """Lay the job out on its cluster.
@@ -263,10 +258,8 @@ def _recipe(cells: Cells, gradients: str) -> Recipe:
             f"{cells.path}, line {cells.line}: precision is '{precision}', and needs one of "
             f"{', '.join(MATMULS_OF_PRECISION)}"
         )
-    return megatron_recipe(
-        cells.text("attention") or "flash", precision,
-        "model" if gradients == "bfloat16" else "float32",
-    )  # fmt: skip
+    attention = cells.text("attention") or "flash"
+    return megatron_recipe(attention, precision, "model" if gradients == "bfloat16" else "float32")
 
 
 def _model(cells: Cells) -> ModelSpec:

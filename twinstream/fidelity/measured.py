@@ -1,7 +1,7 @@
 """Measured rows of any kind, and the processes that predict them.
 
-A kind of rows is one class that follows `Row`: published steps of clusters, lines of a table of
-speeds. What validates or fits asks nothing else of a row.
+A kind of rows is one class that follows `PredictableRow`: published steps of clusters,
+lines of a table of speeds. What validates or fits asks nothing else of a row.
 """
 
 import os
@@ -51,7 +51,7 @@ class Ready(Protocol[_Profile]):
     def step_s(self, profile: _Profile) -> float: ...
 
 
-class Row(Protocol[_Profile]):
+class PredictableRow(Protocol[_Profile]):
     """A measured row: what was measured, and how it is predicted.
 
     `identity` is equal for the same row alone; `measured` is None where there is nothing to compare
@@ -76,10 +76,11 @@ class Row(Protocol[_Profile]):
     def refusal(self, error: TwinstreamError) -> str | None: ...
 
 
-Question = Callable[[Row[Any], Callable[[], Ready[Any]], Any], _Answer]
+Row = PredictableRow[Any]
+Question = Callable[[Row, Callable[[], Ready[Any]], Any], _Answer]
 
 
-def predicted(row: Row[Any], ready: Callable[[], Ready[Any]], profile: Any) -> Predicted:
+def predicted(row: Row, ready: Callable[[], Ready[Any]], profile: Any) -> Predicted:
     """Predict a row on a profile, or say why it would not run."""
     try:
         return ready().predicted(profile)
@@ -90,7 +91,7 @@ def predicted(row: Row[Any], ready: Callable[[], Ready[Any]], profile: Any) -> P
         return Predicted(refused=why)
 
 
-def seconds(row: Row[Any], ready: Callable[[], Ready[Any]], profile: Any) -> float:
+def seconds(row: Row, ready: Callable[[], Ready[Any]], profile: Any) -> float:
     """Predict the seconds of a row's step."""
     return ready().step_s(profile)
 
@@ -113,7 +114,7 @@ class Predictors:
         ]
         self._alone = count == 1 and not hold
         self._places: dict[Hashable, int] = {}
-        self._rows: list[Row[Any]] = []  # kept, so that no other row takes an identity
+        self._rows: list[Row] = []  # kept, so that no other row takes an identity
 
     def __enter__(self) -> Self:
         return self
@@ -125,7 +126,7 @@ class Predictors:
     def ask(
         self,
         question: Question[_Answer],
-        asked: Sequence[tuple[Row[Any], Any]],
+        asked: Sequence[tuple[Row, Any]],
         on_answer: Callable[[], None] = lambda: None,
     ) -> list[_Answer]:
         """Answer a question about each row on its profile; `on_answer` is called after each.
@@ -154,21 +155,21 @@ class Predictors:
             raise CalibrationError("a worker process ended; was it short of memory?") from None
         return [future.result() for future in futures]
 
-    def _place(self, row: Row[Any]) -> int:
+    def _place(self, row: Row) -> int:
         if row.identity not in self._places:
             self._places[row.identity] = len(self._rows)
             self._rows.append(row)
         return self._places[row.identity]
 
 
-def _answer(question: Question[_Answer], row: Row[Any], profile: Any, place: int | None) -> _Answer:
+def _answer(question: Question[_Answer], row: Row, profile: Any, place: int | None) -> _Answer:
     with gc_paused():
         if place is None:
             return question(row, partial(row.ready, profile), profile)
         return question(row, partial(_held, row, profile, place), profile)
 
 
-def _held(row: Row[Any], profile: Any, place: int) -> Ready[Any]:
+def _held(row: Row, profile: Any, place: int) -> Ready[Any]:
     if place not in _HELD:
         _HELD[place] = row.ready(profile)
     return _HELD[place]  # type: ignore[no-any-return]

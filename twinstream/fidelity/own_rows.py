@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
-from twinstream.fidelity.cells import TimedCell
+from twinstream.fidelity.seed_system.cells import TimedCell
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine

@@ -17,9 +17,7 @@ from twinstream.schedule.ops import Communicate, Compute
 from twinstream.schedule.timeline import PassSpans, RankTimeline, Timeline
 from twinstream.simulator.replay import simulate_rank
 
-_RATES = (
-    "peak_bf16_flop_per_s", "peak_fp32_flop_per_s", "hbm_bytes_per_s", "launch_latency_ns",
-)  # fmt: skip
+_RATES = ("peak_bf16_flop_per_s", "peak_fp32_flop_per_s", "hbm_bytes_per_s", "launch_latency_ns")
 MeasuredRanks = tuple[Schedule, Timeline]
 _Series = tuple[Collective, int]  # what is said, among how many ranks
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinstream.fidelity.cells import Cell, CellKey, cell_of, key_of
 from twinstream.fidelity.measured import Predicted
 from twinstream.fidelity.own_rows import OwnCell, OwnKey, own_cell, own_key
+from twinstream.fidelity.seed_system.cells import Cell, CellKey, cell_of, key_of
 from twinstream.fidelity.seed_system.classes import UnknownMachineClass, machine_class
 from twinstream.fidelity.seed_system.sizing import SizingRefused, UnsuitableModel
 from twinstream.hardware_profiles.calibration.cells import candidate_cells
@@ -32,7 +32,6 @@ class TableRow:
 
     @property
     def identity(self) -> int:
-        """Return the identity of the line."""
         return id(self.line)
 
     @property
@@ -46,7 +45,6 @@ class TableRow:
         return self.line.seq_len
 
     def value_in(self, predicted: Predicted) -> float | None:
-        """Return the predicted tokens/s."""
         return predicted.tokens_per_s
 
     def key(self) -> RowKey:
@@ -64,46 +62,35 @@ class TableRow:
         return "failed_dev_mem" if error.shortage.cap == "device" else "failed_host_mem"
 
 
-@dataclass(frozen=True)
-class Known:
-    """Lines as they are known before any prediction, by their numbers.
+def known_of(
+    rows: Iterable[MeasuredRow], on_row: Callable[[], None] = lambda: None
+) -> list[RowKey | Predicted]:
+    """Find what decides each row's schedule, or why none is made: refused or beyond what is known.
 
-    `unpredicted` are those that the seed system refuses and those beyond what is known here.
+    Whether our planner refuses a row is only known by planning. `on_row` is called after each.
     """
-
-    keys: Mapping[int, RowKey]
-    unpredicted: Mapping[int, Predicted]
-
-    @property
-    def unknown(self) -> dict[str, int]:
-        """Count the lines that are beyond what is known, by the reason."""
-        return dict(Counter(each.unknown for each in self.unpredicted.values() if each.unknown))
-
-    @property
-    def nothing_left(self) -> str:
-        """Say that no row is left to predict, and why."""
-        why = "".join(f"; {count} rows: {reason}" for reason, count in self.unknown.items())
-        return (
-            f"no row of the table both ran and can be planned, so there is nothing to compare{why}"
-        )
-
-
-def known_of(rows: Iterable[MeasuredRow], on_row: Callable[[], None] = lambda: None) -> Known:
-    """Find what decides each row's schedule, or why the seed system refuses it.
-
-    Whether our planner would is only known by planning. `on_row` is called after each.
-    """
-    keys: dict[int, RowKey] = {}
-    unpredicted: dict[int, Predicted] = {}
+    found: list[RowKey | Predicted] = []
     for row in rows:
         try:
-            keys[row.line] = TableRow(row).key()
+            found.append(TableRow(row).key())
         except SizingRefused as error:
-            unpredicted[row.line] = Predicted(refused=error.reason)
+            found.append(Predicted(refused=error.reason))
         except (UnknownModelError, UnsuitableModel) as error:
-            unpredicted[row.line] = Predicted(unknown=str(error))
+            found.append(Predicted(unknown=str(error)))
         on_row()
-    return Known(keys, unpredicted)
+    return found
+
+
+def unknown_of(found: Iterable[object]) -> dict[str, int]:
+    """Count the rows that are beyond what is known, by the reason."""
+    predicted = (each for each in found if isinstance(each, Predicted))
+    return dict(Counter(each.unknown for each in predicted if each.unknown))
+
+
+def nothing_left(known: Iterable[object]) -> str:
+    """Say that no row is left to predict, and why."""
+    why = "".join(f"; {count} rows: {reason}" for reason, count in unknown_of(known).items())
+    return f"no row of the table both ran and can be planned, so there is nothing to compare{why}"
 
 
 _COLUMNS: Mapping[str, Callable[[MeasuredRow], str | float]] = {
@@ -178,11 +165,11 @@ def candidate_rows(
     """
     known = known_of(rows, on_row)
     first: dict[RowKey, MeasuredRow] = {}
-    for row in rows:
-        if row.status == "ok" and row.line in known.keys:
-            first.setdefault(known.keys[row.line], row)
+    for row, key in zip(rows, known, strict=True):
+        if row.status == "ok" and not isinstance(key, Predicted):
+            first.setdefault(key, row)
     if not first:
-        raise CalibrationError(known.nothing_left)
+        raise CalibrationError(nothing_left(known))
     return candidate_cells(first.values())
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-from twinstream.fidelity.cells import Cell
-from twinstream.fidelity.measured import Predictors, Ready, Row, seconds
+from twinstream.fidelity.measured import PredictableRow, Predictors, Ready, seconds
 from twinstream.fidelity.own_rows import OwnCell
 from twinstream.fidelity.rows import TableRow
+from twinstream.fidelity.seed_system.cells import Cell
 from twinstream.fidelity.timeline_fit import start_of
 from twinstream.hardware_profiles.calibration.cells import MOST_CELLS, informative_cells, sweep_of
 from twinstream.hardware_profiles.calibration.fitting import (
@@ -43,7 +43,9 @@ class Facts(NamedTuple):
     works: list[Work]
 
 
-def facts(row: Row[Machine], ready: Callable[[], Ready[Machine]], base: Machine) -> Facts:
+def facts(
+    row: PredictableRow[Machine], ready: Callable[[], Ready[Machine]], base: Machine
+) -> Facts:
     """Make a row's schedule for the base.
 
     Raises:

@@ -5,9 +5,24 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from rich.console import Group, RenderableType
 
 from twinstream.fidelity.measured import Predicted
-from twinstream.fidelity.report import Report, table_of
-from twinstream.fidelity.rows import Known, TableRow, known_of, profiles_of
-from twinstream.fidelity.scoring import Errors, Key, ScoredRow, errors_of, grouped, score
+from twinstream.fidelity.rows import (
+    RowKey,
+    TableRow,
+    known_of,
+    nothing_left,
+    profiles_of,
+    unknown_of,
+)
+from twinstream.fidelity.scoring import (
+    Errors,
+    Key,
+    Report,
+    ScoredRow,
+    errors_of,
+    grouped,
+    score,
+    table_of,
+)
 from twinstream.hardware_profiles.measured_table import OUT_OF_MEMORY, MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.errors import TwinstreamError
@@ -46,7 +61,7 @@ class TableReport(Report[TableRow]):
         self.refused_alike = sum(map(_is_refused_alike, self.failed))
         ran = [each for each in rows if each.row.line.status == "ok"]
         self.refused = [each for each in ran if each.predicted.refused]
-        self.unknown = Known({}, {each.row.line.line: each.predicted for each in rows}).unknown
+        self.unknown = unknown_of(each.predicted for each in rows)
         self.overall = errors_of(self.compared)
         self.stalled = errors_of(e for e in self.compared if (e.predicted.stall or 0.0) > STALLED)
         self.by_model = self._by(lambda row: f"{row.line.machine} {row.line.planned_model}")
@@ -183,11 +198,14 @@ def validate(
         )
     mine = [row for row in rows if row.machine in profiles]
     known = known_of(mine, on_start("sizing", len(mine)))
-    if not any(row.status == "ok" and row.line in known.keys for row in mine):
-        raise ValidationError(known.nothing_left)
+    keys = list(map(_key, mine, known))
+    if not any(
+        row.status == "ok" and isinstance(k, Key) for row, k in zip(mine, keys, strict=True)
+    ):
+        raise ValidationError(nothing_left(known))
     scored = score(
         [TableRow(row) for row in mine],
-        [_key(row, known) for row in mine],
+        keys,
         lambda row: profiles[row.line.machine],
         jobs=jobs,
         on_start=lambda total: on_start("predicting", total),
@@ -196,9 +214,8 @@ def validate(
     return TableReport(scored, len(rows) - len(mine), tuple(without))
 
 
-def _key(row: MeasuredRow, known: Known) -> Key | Predicted:
+def _key(row: MeasuredRow, known: RowKey | Predicted) -> Key | Predicted:
     """A failed run of the seed system's is not predicted: its sizing has told all."""
-    key = known.keys.get(row.line)
-    if key is None:
-        return known.unpredicted[row.line]
-    return Key(key, key.plan) if row.status == "ok" or row.is_ours else Predicted()
+    if isinstance(known, Predicted):
+        return known
+    return Key(known, known.plan) if row.status == "ok" or row.is_ours else Predicted()

@@ -23,8 +23,8 @@ from twinstream.fidelity.fit_report import (
 )
 from twinstream.fidelity.measured import Predicted, Predictors, predicted
 from twinstream.fidelity.ranks_fit import fit_ranks
-from twinstream.fidelity.report import table_of
 from twinstream.fidelity.rows import candidate_rows, listed_rows, rows_of
+from twinstream.fidelity.scoring import table_of
 from twinstream.fidelity.table_fit import fit_table, hold, informative_rows
 from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.fitting import Fit
@@ -295,9 +295,8 @@ def _curve_told(curve: CollectiveCurve) -> str:
 
 
 def _calibrate_steps(
-    tables: Sequence[Path], cluster: str | None, gpu: str | None, output: Path | None,
-    *, as_json: bool,
-) -> None:  # fmt: skip
+    tables: list[Path], cluster: str | None, gpu: str | None, output: Path | None, *, as_json: bool
+) -> None:
     """Fit the constants of a GPU type, write the cluster and its node, tell how good they are.
 
     The cluster goes to `output`, the node's machine beside it, as NAME_node.toml.
@@ -327,10 +326,9 @@ def _calibrate_steps(
         screen=lambda: [_constants_table(fit), _constants_told(fit)],
     ):
         if output is not None:
-            node = output.with_name(f"{output.stem}_node.toml")
-            save_machine(machine.model_copy(update={"name": node.stem}), node)
-            changes = {"name": output.stem, "machine": node.name, "machine_changes": {}}
-            save_cluster(fitted.model_copy(update=changes), output)
+            node = machine.model_copy(update={"name": f"{output.stem}_node"})
+            changes = {"name": output.stem, "machine_changes": {}}
+            save_with_node(fitted.model_copy(update=changes), node, output)
     if output is not None and not as_json:
         print_report(f"Wrote the cluster to {output}, and its node beside it.")
 
