@@ -18,7 +18,7 @@ from twinstream.models.traced import TracedModel
 from twinstream.models.traced_parts import PositionLimit
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
-from twinstream.schedule.workload import ModelRef, Packing
+from twinstream.schedule.workload import ModelRef
 
 
 class Model(Protocol):
@@ -143,7 +143,7 @@ def node_in(fields: Mapping[str, JsonValue], kind: type[_Node], what: str) -> _N
 
 
 def chunk_refusal(
-    model: AnyModel, seq_len: int, chunk_tokens: int, pairs: Packing | None = None
+    model: AnyModel, seq_len: int, chunk_tokens: int, longest: int | None = None
 ) -> str | None:
     """Why a model has no such chunks; None where it has them.
 
@@ -151,10 +151,11 @@ def chunk_refusal(
     window of it separates.
 
     Args:
-        pairs: where the loss is of pairs, how their sequences are packed: S may be of both.
+        longest: of a sequence, where S is of several that lie side by side.
     """
-    longest = seq_len if pairs is None else min(seq_len, max(pairs.expected_lengths))
-    if (why := length_refusal(model, longest)) is not None or isinstance(model, ModelSpec):
+    if (why := length_refusal(model, longest or seq_len)) is not None or isinstance(
+        model, ModelSpec
+    ):
         return why
     return traced_length_refusal(model, chunk_tokens if model.is_packed else seq_len)
 

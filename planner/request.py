@@ -59,8 +59,8 @@ class TrainingStep:
                 require_whole(name, value, 1, most)
         require("recipe", self.recipe, Recipe)
         require("optimizer_overhead", self.optimizer_overhead, float, int)
-        if self.packing is None and self.recipe.dpo is not None:
-            object.__setattr__(self, "packing", Packing.of((self.seq_len, self.seq_len)))
+        if self.packing is None:
+            object.__setattr__(self, "packing", self.recipe.loss.packing(self.seq_len))
         if self.packing is not None:
             require("packing", self.packing, Packing)
             require_whole("the sum of expected_lengths", self.packing.tokens, 1, _MOST_TOKENS)

@@ -15,9 +15,9 @@ from twinstream.models.hf.config import (
     stated_dtype,
     value_config,
 )
+from twinstream.models.loss import LOSSES, kind_of_loss, names_loss
 from twinstream.models.model import AnyModel, is_traced, load_any_model
 from twinstream.models.presets import config_of, is_preset
-from twinstream.models.recipe import is_dpo
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.schedule.errors import TwinstreamError, require
@@ -67,12 +67,14 @@ def find_model(  # noqa: PLR0913
         )  # fmt: skip
         return found.model_copy(update={"name": Path(shipped).parent.name})
     _require_function(model)
-    if is_dpo(loss):  # both sequences of a pair are packed
-        is_packed, packed_tokens = None, packed_tokens or (2 * longest if longest else None)
+    if names_loss(loss):
+        if (sides := kind_of_loss(loss).sides) > 1:  # which are packed
+            is_packed, packed_tokens = None, packed_tokens or (sides * longest if longest else None)
         loss = None
     if loss is not None and split_name(loss) is None:
         raise CannotTraceError(
-            f"--loss '{loss:.80}' names no function of a file: write dpo, or FILE.py:FUNCTION"
+            f"--loss '{loss:.80}' names no function of a file: write {', '.join(LOSSES)}, or "
+            "FILE.py:FUNCTION"
         )
     if isinstance(model, ModelSpec | TracedModel) or is_traced(model):
         found = load_any_model(model, dtype=dtype, longest=longest)

@@ -183,18 +183,19 @@ def declare_groups(builder: ChainBuilder, shapes: Shapes) -> None:
 
 
 def declare_inputs(builder: ChainBuilder, shapes: Shapes, chunk: int) -> None:
-    """Ids and labels of a chunk, where each of its packed sequences starts, and of pairs of them
-    what the reference says; and their log-probabilities, which go out."""
+    """Ids and labels of a chunk, where each of its packed sequences starts, and what else the loss
+    is fed and makes."""
     workload = shapes.workload
     tokens_shape = (2, workload.chunk_tokens)
     builder.declare(dense_tensor(f"tokens.{chunk}", "input", "int32", tokens_shape))
     if (packing := workload.packing) is not None:
         size = packing.most_sequences + 1 + workload.chunk_tokens
         builder.declare(dense_tensor(f"sequences.{chunk}", "input", "int32", (size,)))
-    if shapes.recipe.dpo is not None:
-        pairs = workload.most_pairs
-        builder.declare(dense_tensor(f"reference.{chunk}", "input", "float32", (3, pairs)))
-        builder.declare(dense_tensor(f"log_probs.{chunk}", "loss", "float32", (2 * pairs,)))
+    loss = shapes.recipe.loss
+    for name, shape in loss.fed(workload).items():
+        builder.declare(dense_tensor(f"{name}.{chunk}", "input", "float32", shape))
+    for name, shape in loss.made(workload).items():
+        builder.declare(dense_tensor(f"{name}.{chunk}", "loss", "float32", shape))
 
 
 def declare_results(builder: ChainBuilder, shapes: Shapes) -> None:

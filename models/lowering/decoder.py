@@ -44,13 +44,11 @@ class DecoderLowering(StepLowering):
     def _head_alone(self, step_state: TaskOperand) -> None:
         """The loss of a round, and no gradients."""
         builder, work = self.builder, self.calls.work()
-        kernel, cost = "head_evaluate", work.head_evaluate
-        if self.recipe.dpo is not None:
-            kernel, cost = "head_dpo_evaluate", work.head_dpo_evaluate
-        call = self.calls.other(kernel, cost(self._row_slice), self._head_attributes)
+        cost = work.head(self._row_slice, evaluates=True)
+        call = self.calls.other(self.recipe.loss.evaluation_kernel, cost, self._head_attributes)
         for chunk in self._chunks_reversed():
             operands = [
-                *self._head_inputs(chunk), *self._pair_operands(chunk),
+                *self._head_inputs(chunk), *self._loss_operands(chunk),
                 builder.accumulate("loss", "loss"), step_state,
             ]  # fmt: skip
             if self.spec.tied_embeddings:
@@ -135,7 +133,7 @@ class DecoderLowering(StepLowering):
         for chunk in self._chunks_reversed():
             operands = [
                 *self._head_inputs(chunk),
-                *self._pair_operands(chunk),
+                *self._loss_operands(chunk),
                 builder.write("d_hidden", f"d_hidden.{chunk}"),
                 *self._gradient("gradients", "head", round_),
                 builder.accumulate("loss", "loss"),
@@ -160,10 +158,8 @@ class DecoderLowering(StepLowering):
         if with_balance and self.spec.experts is not None:
             attributes |= self.calls.experts_attributes(self.spec.experts)
         suffix, work = ".balance" if with_balance else "", self.calls.work()
-        if self.recipe.dpo is not None:
-            cost = work.head_dpo(self._row_slice)
-            return self.calls.other("head_dpo", cost, attributes, suffix)
-        return self.calls.other("head_loss", work.head_loss(self._row_slice), attributes, suffix)
+        cost = work.head(self._row_slice)
+        return self.calls.other(self.recipe.loss.kernel, cost, attributes, suffix)
 
     @property
     def _row_slice(self) -> int:
@@ -180,7 +176,7 @@ class DecoderLowering(StepLowering):
             "norm_eps": self.spec.norm_eps,
             "tied": self.spec.tied_embeddings,
             "row_slice": self._row_slice,
-            **self._pair_attributes,
+            **self.recipe.loss.attributes(self.workload),
         }
 
     def _head_inputs(self, chunk: int) -> list[TaskOperand]:

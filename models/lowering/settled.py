@@ -25,7 +25,7 @@ def require_pairs(model: AnyModel, workload: Workload, recipe: Recipe) -> None:
     Raises:
         TwinstreamError: the loss is of pairs, and the model or its chunks have none.
     """
-    if recipe.dpo is None:
+    if recipe.loss.sides == 1:
         return
     require_packs(model)
     if not workload.most_pairs:

@@ -10,12 +10,12 @@ from abc import ABC, abstractmethod
 
 from twinstream.models.layout import EMBEDDING
 from twinstream.models.lowering.chain_builder import ChainBuilder
-from twinstream.models.lowering.declarations import Shapes, log_probs_sink
+from twinstream.models.lowering.declarations import Shapes
 from twinstream.models.lowering.optimizer_tasks import OptimizerTasks
 from twinstream.models.recipe import Recipe
 from twinstream.models.trained import first_backward_layer
 from twinstream.schedule.chain import Input, Output
-from twinstream.schedule.ops import Attribute, Label, TaskOperand
+from twinstream.schedule.ops import Label, TaskOperand
 from twinstream.schedule.workload import Workload
 
 
@@ -126,23 +126,20 @@ class StepLowering(ABC):
     def _sources(self) -> tuple[str, ...]:
         """What each chunk is fed."""
         packed = ("sequences",) if self.workload.packing else ()
-        return ("tokens", *packed, *(("reference",) if self.recipe.dpo else ()))
+        return ("tokens", *packed, *self.recipe.loss.fed(self.workload))
 
-    @property
-    def _pair_attributes(self) -> dict[str, Attribute]:
-        """What a head is told of pairs, where the loss is of them."""
-        dpo = self.recipe.dpo
-        return {} if dpo is None else {"most_pairs": self.workload.most_pairs, **dpo.model_dump()}
-
-    def _pair_operands(self, chunk: int) -> list[TaskOperand]:
-        """What a head reads of pairs, and their log-probabilities, which go out from there."""
-        if self.recipe.dpo is None:
-            return []
-        made = self.builder.write("log_probs", f"log_probs.{chunk}")
-        sink = log_probs_sink(chunk)
-        self.builder.outputs.append(Output(tensor=made.tensor, version=made.version, sink=sink))
-        read = [self.builder.read(n, f"{n}.{chunk}") for n in ("sequences", "reference")]
-        return [*read, made]
+    def _loss_operands(self, chunk: int) -> list[TaskOperand]:
+        """What a head reads for its loss, and what it makes of each chunk, which goes out."""
+        loss, found = self.recipe.loss, list[TaskOperand]()
+        for name in (*(("sequences",) if loss.sides > 1 else ()), *loss.fed(self.workload)):
+            found.append(self.builder.read(name, f"{name}.{chunk}"))
+        for name in loss.made(self.workload):
+            made = self.builder.write(name, f"{name}.{chunk}")
+            self.builder.outputs.append(
+                Output(tensor=made.tensor, version=made.version, sink=made.tensor)
+            )
+            found.append(made)
+        return found
 
     def _begin_group(self, group: str, round_: int) -> None:
         if group in self.trained and not self.workload.forward_only:

@@ -229,8 +229,8 @@ def _chunk_sizes(spec: AnyModel, step: TrainingStep, limits: SearchLimits) -> li
 
 
 def _workload(spec: AnyModel, step: TrainingStep, chunk_tokens: int) -> Workload:
-    pairs = None if step.recipe.dpo is None else step.packing
-    if (why := chunk_refusal(spec, step.seq_len, chunk_tokens, pairs)) is not None:
+    longest = step.recipe.loss.longest(step.seq_len, step.packing)
+    if (why := chunk_refusal(spec, step.seq_len, chunk_tokens, longest)) is not None:
         raise ChunkingError(why)
     per_sequence = max(1, step.pack_tokens // chunk_tokens)
     groups = step.tokens_per_step // (chunk_tokens * per_sequence) if step.tokens_per_step else None

@@ -10,6 +10,7 @@ from twinstream.models.kernel_costs.attention_limits import (
     attention_limits,
     attention_refusal,
 )
+from twinstream.models.loss import CrossEntropy
 from twinstream.models.model import AnyModel, model_of
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout, LayoutError
@@ -74,9 +75,10 @@ def with_kernels(job: Job, machine: Machine) -> Job:
         LayoutError: the recipe names one of twinstream's own, and that does not; or the layout
             recomputes as only those do; or the model's layers are not alike.
     """
-    if job.recipe.dpo is not None:
+    if job.recipe.loss != CrossEntropy():
         raise LayoutError(
-            "layouts of clusters are priced with cross entropy, not with the loss of pairs (dpo): "
+            "layouts of clusters are priced with cross entropy, not with the "
+            f"{job.recipe.loss.text}: "
             "plan it with --machine NAME, or --machine NAME --gpus N"
         )
     experts = job.shape.experts
@@ -172,7 +174,7 @@ def recipe_text(spec: AnyModel, recipe: Recipe) -> str:
     if isinstance(spec, TracedModel):
         computed = f"{spec.model_type}'s own modules, updates by {computed}"
     parts = [computed, sums]
-    parts += [] if recipe.dpo is None else [recipe.dpo.text]
+    parts += [] if recipe.loss.text is None else [recipe.loss.text]
     parts += ["clipped"] if recipe.clips else []
     if recipe.lora is not None:
         parts.append(f"LoRA of rank {recipe.lora.rank}")

@@ -204,8 +204,7 @@ class TrainingData:
         Raises:
             DataError: the shape is impossible, or the position is of other data or arguments.
         """
-        sides = 2 if self.options.pairs else 1
-        shape = ChunkShape(chunk_tokens, self.longest, most_documents, alone, sides)
+        shape = ChunkShape(chunk_tokens, self.longest, most_documents, alone, self.options.sides)
         decides = [value for name, value in asdict(shape).items() if name != "sides"]
         name = combined_hash((self.fingerprint, seed, *decides))[:16]
         if start.order not in ("", name):

@@ -6,8 +6,9 @@ from typing import Any
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.hf.config import Dtype
+from twinstream.models.loss import loss_of
 from twinstream.models.model import AnyModel
-from twinstream.models.recipe import GradientDtype, OptimizerState, dpo_of
+from twinstream.models.recipe import GradientDtype, OptimizerState
 from twinstream.models.trained import require_few_bits, trained_of
 from twinstream.models.update_rules import BETAS, RULES, OwnRule, update_rule
 from twinstream.options.option_group import OPTIMIZER, TRAINED, OptionGroup, flag
@@ -17,7 +18,7 @@ _DECIDES: Mapping[str, tuple[str, ...]] = {
     "lora": ("lora", "frozen"),
     "freeze": ("lora", "frozen"),
     "base": ("base",),
-    "loss": ("dpo",),
+    "loss": ("loss",),
     "optim": ("update", "beta1", "beta2"),
     "gradients": ("gradients",),
     "optimizer_state": ("optimizer_state",),
@@ -114,7 +115,7 @@ class RecipeOptions(OptionGroup):
             "lora": trained.lora,
             "frozen": trained.frozen,
             "base": trained.base,
-            "dpo": dpo_of(self.loss),
+            "loss": loss_of(self.loss),
             "update": rule,
             "beta1": beta1,
             "beta2": beta2,

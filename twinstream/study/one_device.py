@@ -12,8 +12,9 @@ from twinstream.hardware_profiles.overrides import override
 from twinstream.hardware_profiles.profile_files import nearest
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.models.kernel_costs.attention_limits import attention_names
+from twinstream.models.loss import LOSSES, names_loss
 from twinstream.models.model import AnyModel
-from twinstream.models.recipe import Recipe, is_dpo, recipe_of_fields
+from twinstream.models.recipe import Recipe, recipe_of_fields
 from twinstream.options.recipe_options import RecipeOptions
 from twinstream.planner.choices import EFFORTS
 from twinstream.planner.kernel_choice import KernelsOption, kernels_named
@@ -117,8 +118,8 @@ class DeviceQuery(Query):
             return value_fault(name, value)
         if not isinstance(value, str):
             return f"needs a text in quotes, got {value!r}"
-        if name == "loss" and not is_dpo(value):
-            return f"needs 'dpo', perhaps with options, got '{value}'"
+        if name == "loss" and not names_loss(value):
+            return f"needs {', '.join(map(repr, LOSSES))}, perhaps with options, got '{value}'"
         known = KNOWN.get(name)
         is_own = name == "policy" and split_name(value) is not None
         if known is None or value in known or is_own:
@@ -219,7 +220,7 @@ class DeviceQuery(Query):
         }
         machine = override(machine, numbers) if numbers else machine
         recipe = _recipe(was.step.recipe, spec, machine, values)
-        of_pairs = was.step.recipe.dpo is not None and "seq_len" in values
+        of_pairs = was.step.recipe.loss.sides > 1 and "seq_len" in values
         packing = None if of_pairs else was.step.packing  # of pairs it is of that length
         step = replace(was.step, recipe=recipe, packing=packing, **counts)
         caps = _caps(was, machine, values)

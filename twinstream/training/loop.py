@@ -123,7 +123,7 @@ class TrainingLoop:
         evaluated: list[StepData] = []
         if prepared.eval_data is not None:
             evaluated = passes_over(prepared.eval_data, plan, prepared.options.eval_tokens)
-        reference = None if plan.recipe.dpo is None else reference_of(prepared)
+        reference = reference_of(prepared) if plan.recipe.loss.has_reference else None
         compared = None if reference is None else reference.of
         recorder = self._recorder_of(batches, compared)
         progress = RunProgress(plan.recipe, plan.workload, batches, recorder)

@@ -21,9 +21,10 @@ from twinstream.measures.missing_attention import missing_attention_notes
 from twinstream.measures.residence import checkpoint_bytes
 from twinstream.models.adapters.adapter_layout import lora_there
 from twinstream.models.adapters.lora import Lora, lora_of
+from twinstream.models.loss import kind_of_loss
 from twinstream.models.lowering.settled import require_packs
 from twinstream.models.model import AnyModel, require_decoder
-from twinstream.models.recipe import KernelChoice, Recipe, is_dpo, recipe_of_fields
+from twinstream.models.recipe import KernelChoice, Recipe, recipe_of_fields
 from twinstream.models.traced import TracedModel
 from twinstream.models.update_rules import OwnRule
 from twinstream.planner.choices import Choices, recompute_level
@@ -102,9 +103,7 @@ class StepPlan(ABC):
         """Of the chunks of the data; one that is computed in slices has a document of its own."""
         packing, tokens = self.workload.packing, self.workload.chunk_tokens * self.pieces
         most = 1 + -(-tokens // data.longest) if packing is None else packing.most_sequences
-        return ChunkShape(
-            tokens, data.longest, most, packing is None, 2 if data.options.pairs else 1
-        )
+        return ChunkShape(tokens, data.longest, most, packing is None, data.options.sides)
 
     def chunks(self, data: TrainingData, seed: int, start: Position = Position()) -> ChunkStream:  # noqa: B008 - frozen
         """The data in such chunks, from a position on."""
@@ -239,7 +238,7 @@ def recipe_without_kernels(options: TrainOptions, spec: AnyModel) -> Recipe:
         TwinstreamError: the optimizer, adapters or what is frozen are none of this model.
     """
     fields = options.recipe_fields(spec, adapter_of(options, spec))
-    if is_dpo(options.loss):
+    if kind_of_loss(options.loss).sides > 1:
         require_packs(spec)
     if options.base != "model" and fields["lora"] is None:
         raise OptionsError(
@@ -290,7 +289,7 @@ def plan_of(
     longest = packed_length(options)
     lengths = data.lengths()
     slices_only = options.chunk_tokens is not None and options.chunk_tokens < longest
-    slices_only = slices_only and recipe.dpo is None
+    slices_only = slices_only and recipe.loss.sides == 1
     alone = isinstance(spec, TracedModel) and not spec.is_packed
     step = TrainingStep(
         longest, options.tokens_per_step, options.chunk_tokens or (longest if alone else None),
@@ -300,7 +299,7 @@ def plan_of(
     try:
         plan = planned(options, here, spec, step)
     except InfeasiblePlan:
-        if slices_only or recipe.dpo or not spec.slices_sequences:
+        if slices_only or recipe.loss.sides > 1 or not spec.slices_sequences:
             raise
         step = replace(step, packing=None)
         plan = planned(options, here, spec, step)
@@ -313,7 +312,7 @@ def plan_of(
 
 def packed_length(options: TrainOptions) -> int:
     """Tokens of the longest that has to be in one chunk: of a document, or both of a pair."""
-    return options.seq_len * (2 if is_dpo(options.loss) else 1)
+    return options.seq_len * kind_of_loss(options.loss).sides
 
 
 def plan_again(

@@ -17,9 +17,10 @@ from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary
 from twinstream.models.adapters.lora import has_dropout
 from twinstream.models.kernel_costs.attention_limits import attention_limits
+from twinstream.models.loss import has_function, kind_of_loss
 from twinstream.models.model import require_decoder
 from twinstream.models.presets import model_notes
-from twinstream.models.recipe import Recipe, is_dpo
+from twinstream.models.recipe import Recipe
 from twinstream.models.traced import TracedModel
 from twinstream.models.trained import adapter_groups
 from twinstream.schedule.document import Schedule
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from twinstream.executor.weights.carried_tensors.carried import CarriedTensors
     from twinstream.executor.weights.checkpoint_files import Outline
 
-_FRESH_RATE, _GIVEN_RATE, _LORA_RATE = 3e-4, 2e-5, 2e-4
-_DPO_RATE, _DPO_LORA_RATE = 1e-6, 1e-5  # TRL's default, and ten times it
 _MANY_EPOCHS = 20
 _CARRIED = ("parameter", "optimizer_state")
 
@@ -84,15 +83,15 @@ class Prepared:
         """Whether the loss is, of each label: neither one of pairs nor one's own."""
         model = self.model.spec
         if not isinstance(model, TracedModel):
-            return self.recipe.dpo is None
+            return self.recipe.loss.has_perplexity
         from twinstream.executor.modules.building import has_own_loss
 
-        return self.recipe.dpo is None and not has_own_loss(model.source)
+        return self.recipe.loss.has_perplexity and not has_own_loss(model.source)
 
     @cached_property
     def reference_s(self) -> float | None:
-        """Time before the first step of a run for the reference of DPO, as predicted."""
-        if self.recipe.dpo is None:
+        """Time before the first step of a run for the loss's reference, as predicted."""
+        if not self.recipe.loss.has_reference:
             return None
         tokens = min(self.data.epoch_tokens, self.num_steps * self.tokens_per_step)
         if self.eval_data is not None:
@@ -144,7 +143,7 @@ class Prepared:
     def _model_notes(self) -> list[str]:
         wanted = self.options
         notes = model_notes(wanted.model, wanted.dtype)
-        if (wanted.loss is not None and not is_dpo(wanted.loss)) or wanted.trust_remote_code:
+        if has_function(wanted.loss) or wanted.trust_remote_code:
             return notes
         return notes + path_notes(wanted.model, wanted.dtype, wanted.seq_len, wanted.lora)
 
@@ -336,11 +335,9 @@ def resolved(
     """The options with what was chosen of them, so that they alone say what the run is."""
     rate = options.learning_rate
     if rate is None:
-        rate = _FRESH_RATE if model.folder is None else _GIVEN_RATE
-        has_adapters = bool(adapter_groups(model.spec, plan.recipe))
-        rate = _LORA_RATE if has_adapters else rate
-        if plan.recipe.dpo is not None and (has_adapters or model.folder is not None):
-            rate = _DPO_LORA_RATE if has_adapters else _DPO_RATE
+        loss = plan.recipe.loss
+        rate = loss.fresh_rate if model.folder is None else loss.given_rate
+        rate = loss.adapter_rate if adapter_groups(model.spec, plan.recipe) else rate
     return options.model_copy(
         update={
             "steps": num_steps,
@@ -389,7 +386,7 @@ def open_data(
     rows = DataOptions(
         loss_on=options.loss_on, long_documents=options.long_documents,
         chat_template=options.chat_template, workers=options.data_workers,
-        skip_bad_rows=options.skip_bad_rows, pairs=is_dpo(options.loss),
+        skip_bad_rows=options.skip_bad_rows, pairs=kind_of_loss(options.loss).sides > 1,
         columns=columns_of(options.columns) if options.columns else (),
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from twinstream.api import require_torch
 from twinstream.log.tensorboard import require_tensorboard
-from twinstream.models.recipe import dpo_of
+from twinstream.models.loss import loss_of
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.training.amounts import every
@@ -55,7 +55,7 @@ class Trainer:
         self._timeout_s = timeout_s
         self.stop = Stop(tell)
         every("save_every", options.save_every)  # raises before any work, as do the next lines
-        dpo_of(options.loss)
+        loss_of(options.loss)
         if options.tensorboard:
             require_tensorboard()
         self._folder = TrainingFolder(options, resume=resume)

@@ -7,9 +7,10 @@ from typing import Any
 from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.loss import has_function, kind_of_loss
 from twinstream.models.model import AnyModel, with_aux_loss
 from twinstream.models.presets import model_notes
-from twinstream.models.recipe import KernelChoice, Recipe, is_dpo, recipe_of_fields
+from twinstream.models.recipe import KernelChoice, Recipe, recipe_of_fields
 from twinstream.planner.choices import ChoiceError, Choices, recompute_level
 from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.policies import ON_DEVICE, optimizer_places
@@ -60,7 +61,7 @@ def request_of(wanted: PlanOptions, machine: Machine | None = None) -> PlanReque
     spec, unequal = spec_of(wanted), len(set(lengths)) > 1
     kernels = kernels_named(
         machine, spec, wanted.kernels, wanted.attention, nondeterministic=wanted.nondeterministic,
-        packed=lengths if unequal else is_dpo(wanted.loss),
+        packed=lengths if unequal else kind_of_loss(wanted.loss).sides > 1,
     )  # fmt: skip
     step = TrainingStep(
         max(lengths), wanted.tokens_per_step, wanted.chunk_tokens, wanted.chunks_per_round,
@@ -105,7 +106,7 @@ def notes_of(wanted: PlanOptions) -> list[str]:
     if wanted.model is None:
         return []
     notes = model_notes(wanted.model, wanted.dtype)
-    if (wanted.loss is not None and not is_dpo(wanted.loss)) or wanted.trust_remote_code:
+    if has_function(wanted.loss) or wanted.trust_remote_code:
         return notes
     longest = None if wanted.seq_len is None else max(lengths_of(wanted.seq_len))
     return notes + path_notes(wanted.model, wanted.dtype, longest, wanted.lora)

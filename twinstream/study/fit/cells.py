@@ -13,6 +13,7 @@ from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Number
 from twinstream.measures.residence import checkpoint_bytes
 from twinstream.models.adapters.lora import lora_of, module_lora_of
+from twinstream.models.loss import kind_of_loss
 from twinstream.models.model import AnyModel, model_of
 from twinstream.models.presets import download_of, folder_of
 from twinstream.models.recipe import Recipe
@@ -184,7 +185,7 @@ class _Asked:
     @property
     def tokens(self) -> int:
         """Those asked for, in whole sequences, or pairs of them."""
-        each = self.seq_len * (1 if self.question.loss is None else 2)
+        each = self.seq_len * kind_of_loss(self.question.loss).sides
         return ceil(self.question.tokens_per_step / each) * each
 
     @property
@@ -345,7 +346,7 @@ def _not_on_gpus(found: PlannedStep) -> tuple[str, ...]:
         "8-bit state": recipe.state_of(spec.dtype) == "8bit",
         "LoRA": recipe.lora is not None,
         "a base in few bits": recipe.base != "model",
-        "DPO": recipe.dpo is not None,
+        recipe.loss.name.upper(): recipe.loss.name != "",
     }
     return tuple(name for name, is_so in told.items() if is_so)
 
