@@ -55,7 +55,7 @@ class Loss(Node):
         """Float32 tensors that each chunk's head reads beside where its sequences start."""
         return {}
 
-    def made(self, workload: Workload) -> dict[str, tuple[int, ...]]:
+    def results(self, workload: Workload) -> dict[str, tuple[int, ...]]:
         """Float32 tensors that each chunk's head writes, which go out."""
         return {}
 
@@ -130,7 +130,7 @@ class Dpo(Loss):
         """By the reference, of the chosen and of the rejected answer; and which pairs are there."""
         return {"reference": (3, workload.most_pairs)}
 
-    def made(self, workload: Workload) -> dict[str, tuple[int, ...]]:
+    def results(self, workload: Workload) -> dict[str, tuple[int, ...]]:
         return {"log_probs": (2 * workload.most_pairs,)}
 
     def attributes(self, workload: Workload) -> dict[str, Attribute]:

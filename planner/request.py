@@ -7,8 +7,7 @@ from pathlib import Path
 
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.executable import require_executable
-from twinstream.models.model import AnyModel, load_any_model, require_decoder
+from twinstream.models.model import AnyModel, load_any_model, require_decoder, require_executable
 from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, ChoiceError, Choices, Effort
@@ -109,8 +108,7 @@ class PlanRequest:
         """
         require("step", step, TrainingStep)
         spec, profile = load_any_model(model, longest=step.seq_len), load_machine(machine)
-        if isinstance(spec, ModelSpec):
-            require_executable(spec)
+        require_executable(spec)
         require("choices", choices, Choices)
         caps = caps_of(profile, device_mem, host_mem)
         request = PlanRequest(spec, step, profile, caps, policy, choices)

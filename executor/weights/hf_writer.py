@@ -70,6 +70,10 @@ class HfOutline:
         carried = CarriedTensors.of(next_token_layers(like, spec, stored_tensors(like)), spec.dtype)
         return cls(spec, _division(spec, like, carried.weights()), files, carried)
 
+    def write(self, folder: Path, read_group: Callable[[str], torch.Tensor]) -> None:
+        """Write the folder, as `write_hf_folder`."""
+        write_hf_folder(folder, self, read_group)
+
 
 def write_hf_folder(
     destination: Path, outline: HfOutline, read_group: Callable[[str], torch.Tensor]

@@ -35,7 +35,6 @@ from twinstream.models.adapters.adapter_layout import (
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.peft_weights import peft_module
 from twinstream.models.adapters.quantized_base import BaseFormat
-from twinstream.models.executable import executor_refusal
 from twinstream.models.hf.config import (
     Dtype,
     HfConfigError,
@@ -222,7 +221,7 @@ def export_adapter(
         return None
     except HfConfigError as error:
         raise WeightsError(source, f"the base it is to be merged into: {error}") from None
-    if executor_refusal(spec) is not None:  # transformers computes it
+    if spec.executor_refusal is not None:  # transformers computes it
         write_merged_module(source, destination, found, dtype)
         return None
     if dtype is None and stated_dtype(found) == "float16":

@@ -102,8 +102,8 @@ def muon_matrices(model: Model, group: str, recipe: Recipe) -> tuple[tuple[int, 
     if recipe.update != "muon" or model.layer_of(group) is None:
         return ()
     tensors: Sequence[InnerTensor | HfWeight] = layout_of(model, recipe, group).tensors
-    if isinstance(model, ModelSpec) and group in model.parameter_groups:
-        tensors = hf_weights_of(model, group)
+    if (decoder := model.decoder) is not None and group in model.parameter_groups:
+        tensors = hf_weights_of(decoder, group)
     found = []
     for tensor in tensors:
         if len(tensor.shape) < 2:
@@ -194,7 +194,7 @@ def declare_inputs(builder: ChainBuilder, shapes: Shapes, chunk: int) -> None:
     loss = shapes.recipe.loss
     for name, shape in loss.fed(workload).items():
         builder.declare(dense_tensor(f"{name}.{chunk}", "input", "float32", shape))
-    for name, shape in loss.made(workload).items():
+    for name, shape in loss.results(workload).items():
         builder.declare(dense_tensor(f"{name}.{chunk}", "loss", "float32", shape))
 
 

@@ -4,7 +4,7 @@ from twinstream.models.adapters.adapter_layout import (
     adapter_group,
     lora_of_layer,
 )
-from twinstream.models.flops import model_flops_per_step
+from twinstream.models.flops import SavedLevel, model_flops_per_step, saved_bytes_per_token
 from twinstream.models.kernel_costs.attributes import FROZEN_NORM
 from twinstream.models.layout import EXPERTS, ROUTER_BIAS
 from twinstream.models.lowering.declarations import (
@@ -33,6 +33,10 @@ class DecoderLowering(StepLowering):
         super().__init__(shapes or DecoderShapes(spec, workload, recipe), workload, recipe)
         self.spec = spec
         self.calls = KernelCalls(self.builder, spec, workload, recipe)
+
+    @staticmethod
+    def saved_per_token(model: ModelSpec) -> int:
+        return saved_bytes_per_token(model, SavedLevel.FULL)
 
     def model_flops(self) -> int:
         return model_flops_per_step(self.spec, self.workload, self.recipe)

@@ -4,7 +4,9 @@ On ranks a model's blocks are whole tasks where twinstream's kernels compute the
 has a library's, which are priced and not run here, they are split at what ranks say inside them.
 """
 
-from twinstream.models.flops import SavedLevel, saved_bytes_per_token
+from collections.abc import Mapping
+from typing import Any
+
 from twinstream.models.kernel_costs.attention_library import library_bytes
 from twinstream.models.lowering.declarations import carried_or_used
 from twinstream.models.lowering.decoder import DecoderLowering
@@ -14,15 +16,20 @@ from twinstream.models.lowering.stage import lower_stage
 from twinstream.models.lowering.stage_cut import stage_cut
 from twinstream.models.lowering.step import StepLowering
 from twinstream.models.lowering.traced_step import TracedLowering
-from twinstream.models.model import AnyModel, model_of, node_in
+from twinstream.models.model import AnyModel, model_of, node_in, require_decoder
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.derived.flush import flush_chain
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.workload import Workload
+
+LOWERINGS: Mapping[str, Any] = {
+    "decoder": DecoderLowering,
+    "module": TracedLowering,
+}
+"""What adds the tasks of a model's step, by the model's provider."""
 
 
 def lower(
@@ -52,12 +59,12 @@ def lower(
     recipe = recipe or Recipe()
     if layout is None:
         return _of_one_device(model, workload, recipe)
-    assert isinstance(model, ModelSpec), "layouts are of decoders that are not traced"
+    decoder = require_decoder(model)
     is_split = layout.tp * layout.cp * layout.ep > 1
     if folded or is_split or recipe.implementations.vector == "megatron":
-        return lower_priced(Job.of_step(model, workload, recipe, layout), stage, folded=folded)
+        return lower_priced(Job.of_step(decoder, workload, recipe, layout), stage, folded=folded)
     cut = stage_cut(layout, model.num_layers, workload, stage)
-    return lower_stage(model, workload, recipe, cut)
+    return lower_stage(decoder, workload, recipe, cut)
 
 
 def _of_one_device(model: AnyModel, workload: Workload, recipe: Recipe) -> Chain:
@@ -85,15 +92,13 @@ def _of_one_device(model: AnyModel, workload: Workload, recipe: Recipe) -> Chain
 
 def step_lowering(model: AnyModel, workload: Workload, recipe: Recipe) -> StepLowering:
     """What adds the tasks of a model's step."""
-    kind = DecoderLowering if isinstance(model, ModelSpec) else TracedLowering
-    return kind(model, workload, recipe)  # type: ignore[arg-type]
+    lowering: StepLowering = LOWERINGS[model.provider](model, workload, recipe)
+    return lowering
 
 
 def saved_per_token(model: AnyModel) -> int:
     """Bytes that a block keeps of a token for its backward pass where nothing is recomputed."""
-    if isinstance(model, ModelSpec):
-        return saved_bytes_per_token(model, SavedLevel.FULL)
-    return model.saved_bytes_per_token
+    return int(LOWERINGS[model.provider].saved_per_token(model))
 
 
 def lower_again(schedule: Schedule) -> Chain:

@@ -2,7 +2,6 @@
 
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
-from twinstream.models.traced import TracedModel
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Workload
 
@@ -41,7 +40,7 @@ def require_packs(model: AnyModel) -> None:
     Raises:
         TwinstreamError: the model cannot have both documents of a pair in one chunk.
     """
-    if isinstance(model, TracedModel) and not model.is_packed:
+    if not model.packs:
         raise TwinstreamError(
             f"'{model.name}' does not keep packed documents apart, and the loss of pairs (dpo) "
             "needs both of a pair in one chunk"

@@ -7,6 +7,7 @@ Tensors keep their names from round to round; versions tell rounds apart.
 """
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from twinstream.models.layout import EMBEDDING
 from twinstream.models.lowering.chain_builder import ChainBuilder
@@ -35,6 +36,11 @@ class StepLowering(ABC):
         self.trains_embedding = EMBEDDING in self.trained
         self.first_backward = first_backward_layer(shapes.spec, recipe)
         self.round_starts: list[int] = []
+
+    @staticmethod
+    @abstractmethod
+    def saved_per_token(model: Any) -> int:
+        """Return the bytes that a block keeps of a token for its backward pass, the most of it."""
 
     @abstractmethod
     def model_flops(self) -> int:
@@ -133,7 +139,7 @@ class StepLowering(ABC):
         loss, found = self.recipe.loss, list[TaskOperand]()
         for name in (*(("sequences",) if loss.sides > 1 else ()), *loss.fed(self.workload)):
             found.append(self.builder.read(name, f"{name}.{chunk}"))
-        for name in loss.made(self.workload):
+        for name in loss.results(self.workload):
             made = self.builder.write(name, f"{name}.{chunk}")
             self.builder.outputs.append(
                 Output(tensor=made.tensor, version=made.version, sink=made.tensor)

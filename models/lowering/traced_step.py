@@ -59,6 +59,10 @@ class TracedLowering(StepLowering):
         self._last_use = self._last_uses()
         self._begun: set[str] = set()
 
+    @staticmethod
+    def saved_per_token(model: TracedModel) -> int:
+        return model.saved_bytes_per_token
+
     def model_flops(self) -> int:
         chunks = self.workload.chunks_per_round * self.workload.rounds_per_step
         of_chunk = self.model.training_flops

@@ -12,7 +12,7 @@ from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.measures.published_steps import StepKind, nearest
 from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.lowering.lower import lower
-from twinstream.models.model import is_traced_ref
+from twinstream.models.model import model_of
 from twinstream.models.parallel.job import Job
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
@@ -150,7 +150,7 @@ def uncertainty_of(
         return _of_mesh(machine, schedule)
     hypothetical = _hypothetical(machine)
     found = machine.expected_error
-    if schedule is not None and is_traced_ref(schedule.model):
+    if schedule is not None and model_of(schedule.model).own_code is not None:
         return Uncertainty(
             mean=None, worst=None, kind="unknown", source="", hypothetical=hypothetical,
             note="the profile was measured with twinstream's own kernels, and this model is a "

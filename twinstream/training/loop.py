@@ -42,7 +42,8 @@ from twinstream.training.run.stopping import Stop
 from twinstream.training.server import TrainerServer
 
 if TYPE_CHECKING:
-    from twinstream.executor.state.sources import Optimizer, Weights
+    from twinstream.executor.providers.provider import Weights
+    from twinstream.executor.state.sources import Optimizer
 
 _LEAST_TIMEOUT_S, _TIMEOUT_STEPS = 60.0, 20.0
 
@@ -287,7 +288,7 @@ class TrainingLoop:
 
         names = written_names(server.names)
         needed_bytes, outline = self._prepared.plan.checkpoint_bytes, self._prepared.outline
-        write_tensors(folder, outline, names, server.read, server.pieces, needed_bytes)
+        write_tensors(folder, outline.write, names, server.read, server.pieces, needed_bytes)
 
 
 def _until_bad_data(stream: ChunkStream, bad_data: list[DataError]) -> Iterator[Chunk]:

@@ -25,7 +25,6 @@ from twinstream.models.loss import kind_of_loss
 from twinstream.models.lowering.settled import require_packs
 from twinstream.models.model import AnyModel, require_decoder
 from twinstream.models.recipe import KernelChoice, Recipe, recipe_of_fields
-from twinstream.models.traced import TracedModel
 from twinstream.models.update_rules import OwnRule
 from twinstream.planner.choices import Choices, recompute_level
 from twinstream.planner.evaluate.evaluation import evaluation_of
@@ -265,12 +264,14 @@ def adapter_of(options: TrainOptions, spec: AnyModel) -> Lora | None:
     Raises:
         TwinstreamError: it is none of this model, or not what --lora says.
     """
-    if options.adapter is None or isinstance(spec, TracedModel):
+    if options.adapter is None:
         return None
-    from twinstream.executor.weights.peft.peft_folder import PeftFolder
+    from twinstream.executor.providers.provider import provider_of
 
-    found = PeftFolder.open(options.adapter, require_decoder(spec)).lora
-    if options.lora is not None and lora_there(spec, lora_of(options.lora)) != found:
+    found = provider_of(spec).lora_in(options.adapter, spec)
+    if found is None or options.lora is None:
+        return found
+    if lora_there(require_decoder(spec), lora_of(options.lora)) != found:
         raise OptionsError(f"lora: {options.adapter} has {found.text}: leave out --lora")
     return found
 
@@ -290,7 +291,7 @@ def plan_of(
     lengths = data.lengths()
     slices_only = options.chunk_tokens is not None and options.chunk_tokens < longest
     slices_only = slices_only and recipe.loss.sides == 1
-    alone = isinstance(spec, TracedModel) and not spec.is_packed
+    alone = not spec.packs
     step = TrainingStep(
         longest, options.tokens_per_step, options.chunk_tokens or (longest if alone else None),
         options.chunks_per_round, recipe=recipe,

@@ -21,7 +21,6 @@ from twinstream.models.loss import has_function, kind_of_loss
 from twinstream.models.model import require_decoder
 from twinstream.models.presets import model_notes
 from twinstream.models.recipe import Recipe
-from twinstream.models.traced import TracedModel
 from twinstream.models.trained import adapter_groups
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
@@ -45,8 +44,8 @@ from twinstream.training.ranks.planning import Plan, plan_ranks
 from twinstream.training.rates import LearningRate
 
 if TYPE_CHECKING:
+    from twinstream.executor.providers.provider import Outline
     from twinstream.executor.weights.carried_tensors.carried import CarriedTensors
-    from twinstream.executor.weights.checkpoint_files import Outline
 
 _MANY_EPOCHS = 20
 _CARRIED = ("parameter", "optimizer_state")
@@ -81,12 +80,10 @@ class Prepared:
     @property
     def is_cross_entropy(self) -> bool:
         """Whether the loss is, of each label: neither one of pairs nor one's own."""
-        model = self.model.spec
-        if not isinstance(model, TracedModel):
-            return self.recipe.loss.has_perplexity
-        from twinstream.executor.modules.building import has_own_loss
+        from twinstream.executor.providers.provider import provider_of
 
-        return self.recipe.loss.has_perplexity and not has_own_loss(model.source)
+        own = provider_of(self.model.spec).has_own_loss(self.model.spec)
+        return self.recipe.loss.has_perplexity and not own
 
     @cached_property
     def reference_s(self) -> float | None:
@@ -107,9 +104,7 @@ class Prepared:
 
     @property
     def _carried(self) -> "CarriedTensors | None":
-        from twinstream.executor.weights.checkpoint_files import AdapterOutline
-
-        return None if isinstance(self.outline, AdapterOutline) else self.outline.carried
+        return self.outline.carried
 
     @cached_property
     def process_memory(self) -> "ProcessMemory | None":
@@ -180,13 +175,13 @@ class Prepared:
                 f"note: attention {name} is called for one document after the other, about "
                 f"{len(packing.expected_lengths)} a chunk"
             )
-        if self.here.backend == "cuda" and isinstance(model, TracedModel):
+        if self.here.backend == "cuda" and model.own_code is not None:
             found.append("note: other people's modules have not yet been run on a GPU")
-        if isinstance(model, TracedModel) and model.unread_told is not None:
+        if model.unread_told is not None:
             found.append(f"note: {model.unread_told}")
-        if isinstance(model, TracedModel) and not model.is_packed:
+        if not model.packs:
             found.append(
-                f"note: {model.model_type} does not keep packed documents apart, so each has a "
+                f"note: {model.own_code} does not keep packed documents apart, so each has a "
                 "sequence of its own, filled up with padding"
             )
         return [*found, *self.plan.notes]
@@ -292,11 +287,11 @@ def outline_for(
         TwinstreamError: they could not be written, or MODEL has other tensors than the checkpoint
             where both have what is not trained.
     """
-    from twinstream.executor.weights.checkpoint_files import AdapterOutline, outline_of
+    from twinstream.executor.providers.provider import provider_of
     from twinstream.executor.weights.hf_folder import stored_tensors
 
-    outline = outline_of(model.spec, model.files, recipe.lora, base_name(model), recipe.base)
-    carried = None if isinstance(outline, AdapterOutline) else outline.carried
+    outline = provider_of(model.spec).outline(model.spec, model.files, recipe, base_name(model))
+    carried = outline.carried
     if checkpoint is not None and carried is not None and carried.stored:
         carried.require_same(stored_tensors(checkpoint.path))
     return outline

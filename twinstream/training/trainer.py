@@ -9,7 +9,6 @@ from typing import Any
 from twinstream.api import require_torch
 from twinstream.log.tensorboard import require_tensorboard
 from twinstream.models.loss import loss_of
-from twinstream.models.spec import ModelSpec
 from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.training.amounts import every
 from twinstream.training.callbacks import Callback, RunLog
@@ -96,9 +95,8 @@ class Trainer:
             if self._folder.checkpoint is None:
                 recipe_without_kernels(options, model.spec)  # raises before anything is measured
             self._tell("looking at this machine")
-            heads = model.spec.head_dim if isinstance(model.spec, ModelSpec) else None
             here = detect_machine(
-                options, options.output, backend, model.spec.dtype, self._tell, heads
+                options, options.output, backend, model.spec.dtype, self._tell, model.spec.head_dim
             )
             if weights:
                 here.require_own_profile()

@@ -99,6 +99,10 @@ class ModuleOutline:
         names = ModuleNames.of(model, like, stored)
         return cls(model, files, base, names, names.carried_of(model, stored))
 
+    def write(self, folder: Path, read_group: Callable[[str], torch.Tensor]) -> None:
+        """Write the folder, as `write_module_folder`."""
+        write_module_folder(folder, self, read_group)
+
 
 def read_module_parameters(
     folder: Path, model: TracedModel

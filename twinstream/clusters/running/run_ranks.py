@@ -82,8 +82,8 @@ class TextInputs:
             carried_names,
             fresh_optimizer_state,
             fresh_parameters,
-            in_base,
         )
+        from twinstream.executor.weights.base_cache import in_base
 
         recipe = Recipe.model_validate(part.schedule.recipe)
         names = set(carried_names(part.schedule))

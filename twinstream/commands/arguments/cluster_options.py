@@ -10,14 +10,12 @@ from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_o
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.executable import executor_refusal
 from twinstream.models.kernel_costs.attention_limits import attention_names
 from twinstream.models.model import require_decoder
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout, LayoutError, Recompute
 from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice, KernelSet
 from twinstream.models.spec import ModelSpec
-from twinstream.models.traced import TracedModel
 from twinstream.options.option_group import SEVERAL, STEPS, WHERE, flag
 from twinstream.options.step_options import RankOptions
 from twinstream.planner.choices import KINDS, recompute_word
@@ -82,9 +80,7 @@ class ClusterOptions(RankOptions):
             return False
         if self.cluster is None:
             return True
-        model = spec_of(wanted)
-        runs_here = isinstance(model, TracedModel) or executor_refusal(model) is None
-        return self.gpus == 1 and runs_here
+        return self.gpus == 1 and spec_of(wanted).executor_refusal is None
 
     def is_of_ranks(self, wanted: PlanOptions) -> bool:
         """Whether several devices of a machine are asked about, by kernels that run here."""
@@ -222,7 +218,7 @@ class ClusterOptions(RankOptions):
                 f"--precision {self.precision} is of the kernel set megatron, not of "
                 f"{wanted.kernels}: leave out --kernels"
             )
-        if (why := executor_refusal(spec)) is not None:
+        if (why := spec.executor_refusal) is not None:
             if wanted.kernels in ("eager", "triton"):
                 raise LayoutError(
                     f"the kernel set {wanted.kernels} does not compute {spec.name}: {why}; leave "
