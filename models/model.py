@@ -86,7 +86,7 @@ class Model(Protocol):
         """A chunk may be a slice of a sequence."""
 
     @property
-    def packs(self) -> bool:
+    def is_packed(self) -> bool:
         """Documents that are packed in a chunk do not see each other."""
 
     @property
@@ -114,7 +114,7 @@ class Model(Protocol):
         """The family whose modules compute its blocks; None where our kernels do."""
 
     @property
-    def own_attention(self) -> str | None:
+    def attention(self) -> str | None:
         """The attention of its own code."""
 
     @property

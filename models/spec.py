@@ -104,9 +104,9 @@ class ModelSpec(Node):
     MARKS: ClassVar[frozenset[str]] = frozenset({"num_layers", "d_ff"})
     provider: ClassVar[str] = "decoder"
     slices_sequences: ClassVar[bool] = True
-    packs: ClassVar[bool] = True
+    is_packed: ClassVar[bool] = True
     own_code: ClassVar[None] = None
-    own_attention: ClassVar[None] = None
+    attention: ClassVar[None] = None
     own_lora: ClassVar[None] = None
     python_files: ClassVar[tuple[()]] = ()
     unread_told: ClassVar[None] = None

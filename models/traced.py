@@ -201,16 +201,8 @@ class TracedModel(Node):
         return self.content_hash
 
     @property
-    def packs(self) -> bool:
-        return self.is_packed
-
-    @property
     def own_code(self) -> str:
         return self.model_type
-
-    @property
-    def own_attention(self) -> str:
-        return self.attention
 
     @property
     def own_lora(self) -> ModuleLora | None:

@@ -61,10 +61,10 @@ def attention_for(
     """
 
     if (head_dim := spec.head_dim) is None:
-        if attention not in ("auto", "eager", spec.own_attention):
+        if attention not in ("auto", "eager", spec.attention):
             raise UnsuitableAttentionError(
                 f"--attention {attention} is one of twinstream's own kernels; the traced module "
-                f"'{spec.name}' computes its own: {spec.own_attention}"
+                f"'{spec.name}' computes its own: {spec.attention}"
             )
         return "eager"
 

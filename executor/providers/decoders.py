@@ -1,17 +1,15 @@
 """Decoders of our kernels: their weights are those of Hugging Face folders, adapters PEFT's."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from twinstream.executor.kernels.operand import DTYPES, Kernel
-from twinstream.executor.kernels.registry import registered_kernel
-from twinstream.executor.program.module_programs import ModulePrograms
-from twinstream.executor.providers.provider import Outline, Tell, Weights
+from twinstream.executor.kernels.operand import DTYPES
+from twinstream.executor.providers.provider import Outline, Provider, Tell, Weights
 from twinstream.executor.weights.base_cache import BaseCache, in_base
 from twinstream.executor.weights.durable_files import write_files
 from twinstream.executor.weights.hf_folder import HfFolder
@@ -28,20 +26,14 @@ from twinstream.models.trained import adapter_groups, layout_of
 _INIT_STD = 0.02
 
 
-class Decoders:
+class Decoders(Provider):
     """Models whose blocks are ours."""
 
-    def kernel(self, model: ModelSpec, key: str, programs: ModulePrograms) -> Kernel:
-        return registered_kernel(key)
-
-    def fresh_parameters(self, model: ModelSpec, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+    def fresh(self, model: ModelSpec, seed: int) -> Weights:
         """Normal, std 0.02; norms one; biases zero."""
         generator = torch.Generator().manual_seed(seed)
         for group in model.parameter_groups:
             yield group, _fresh(model.group_layout(group), DTYPES[model.dtype], generator)
-
-    def has_own_loss(self, model: ModelSpec) -> bool:
-        return False
 
     def require_savable(self, model: ModelSpec) -> None:
         """Folders of all of them can be written."""
@@ -52,7 +44,7 @@ class Decoders:
     def parameters(
         self, folder: Path, model: ModelSpec, recipe: Recipe, run: Path | None = None,
         tell: Tell = print,
-    ) -> Iterator[tuple[str, torch.Tensor]]:  # fmt: skip
+    ) -> Weights:  # fmt: skip
         source = HfFolder.open(folder, model)
         kept = None
         if run is not None and recipe.base != "model":
@@ -64,9 +56,7 @@ class Decoders:
             else:
                 yield group, kept.of(group, make)
 
-    def with_adapters(
-        self, folder: Path, model: ModelSpec, base: Weights
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    def with_adapters(self, folder: Path, model: ModelSpec, base: Weights) -> Weights:
         """With what the folder has of the base, too."""
         source = PeftFolder.open(folder, model)
         for group, flat in base:
@@ -80,9 +70,6 @@ class Decoders:
 
     def lora_in(self, folder: Path, model: ModelSpec) -> Lora | None:
         return PeftFolder.open(folder, model).lora
-
-    def buffers(self, folder: Path, model: ModelSpec) -> Mapping[str, torch.Tensor]:
-        return {}
 
     def outline(
         self, model: ModelSpec, like: Path | None, recipe: Recipe, base: str | None

@@ -1,17 +1,16 @@
 """Traced modules: other people's code runs them, and their weights are as transformers has them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 
 import torch
 
 from twinstream.executor.kernels.operand import Kernel
-from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.modules.building import has_own_loss, require_own_class
 from twinstream.executor.modules.module_weights import fresh_module_parameters
 from twinstream.executor.program.module_programs import ModulePrograms
-from twinstream.executor.providers.provider import Outline, Tell, Weights
+from twinstream.executor.providers.provider import Outline, Provider, Tell, Weights
 from twinstream.executor.weights.hf_folder import stored_tensors
 from twinstream.executor.weights.traced.module_adapters import read_module_adapters
 from twinstream.executor.weights.traced.module_folder import (
@@ -24,15 +23,14 @@ from twinstream.models.recipe import Recipe
 from twinstream.models.traced import TracedModel
 
 
-class Modules:
+class Modules(Provider):
     """Models of a list of somebody's blocks."""
 
     def kernel(self, model: TracedModel, key: str, programs: ModulePrograms) -> Kernel:
-        if key.startswith(MODULE_KERNELS):
-            return programs.kernel(model, key)
-        return registered_kernel(key)
+        is_part = key.startswith(MODULE_KERNELS)
+        return programs.kernel(model, key) if is_part else super().kernel(model, key, programs)
 
-    def fresh_parameters(self, model: TracedModel, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+    def fresh(self, model: TracedModel, seed: int) -> Weights:
         return fresh_module_parameters(model, seed)
 
     def has_own_loss(self, model: TracedModel) -> bool:
@@ -47,16 +45,11 @@ class Modules:
 
     def parameters(
         self, folder: Path, model: TracedModel, recipe: Recipe, run: Path | None, tell: Tell
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    ) -> Weights:
         return read_module_parameters(folder, model)
 
-    def with_adapters(
-        self, folder: Path, model: TracedModel, base: Weights
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    def with_adapters(self, folder: Path, model: TracedModel, base: Weights) -> Weights:
         return chain(base, read_module_adapters(folder, model))
-
-    def lora_in(self, folder: Path, model: TracedModel) -> None:
-        """They are the model's own."""
 
     def buffers(self, folder: Path, model: TracedModel) -> Mapping[str, torch.Tensor]:
         return read_module_buffers(folder, model)

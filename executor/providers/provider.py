@@ -1,12 +1,14 @@
 """All that the executor asks of a provider of models, and the registry of those that there are."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from twinstream.executor.kernels.operand import Kernel
+from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.program.module_programs import ModulePrograms
 from twinstream.executor.weights.carried_tensors.carried import CarriedTensors
 from twinstream.models.adapters.lora import Lora
@@ -26,91 +28,68 @@ class Outline(Protocol):
         """Tensors that are written as they were; None where adapters alone are written."""
 
     def write(self, folder: Path, read_group: Callable[[str], torch.Tensor]) -> None:
-        """Write the folder, asking for the flat parameters of one group after the other.
-
-        Raises:
-            WeightsError: a file cannot be written.
-        """
+        """Write the folder, asking for the flat parameters of one group after the other."""
 
 
-class Provider(Protocol):
+class Provider(ABC):
     """What a class of models has beside its description: kernels, weights, folders.
 
-    The models given are those whose `provider` is the key in `PROVIDERS`.
+    The models given are those whose `provider` is the key in `PROVIDERS`. Files that are missing,
+    broken or another model's raise WeightsError.
     """
 
     def kernel(self, model: Any, key: str, programs: ModulePrograms) -> Kernel:
-        """Return the kernel of a call.
-
-        Raises:
-            TwinstreamError: there is none of that key.
-        """
-
-    def fresh_parameters(self, model: Any, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
-        """Draw each group's flat parameters in turn."""
+        """Return the kernel of a call."""
+        return registered_kernel(key)
 
     def has_own_loss(self, model: Any) -> bool:
         """Return whether a person's own function is the loss of each row."""
+        return False
 
+    @abstractmethod
     def require_savable(self, model: Any) -> None:
-        """Refuse a model that random weights could be drawn for, and not be saved.
+        """Refuse a model that could be drawn, and not be saved."""
 
-        Raises:
-            TwinstreamError: says why.
-        """
+    @abstractmethod
+    def fresh(self, model: Any, seed: int) -> Weights:
+        """Draw each group's flat parameters in turn."""
 
+    @abstractmethod
     def check(self, folder: Path, model: Any, *, has_weights: bool) -> None:
-        """Check the headers of a folder's weights, without which a folder may be.
+        """Check the headers of a folder's weights, without which a folder may be."""
 
-        Raises:
-            WeightsError: they are not the model's.
-        """
-
+    @abstractmethod
     def parameters(
         self, folder: Path, model: Any, recipe: Recipe, run: Path | None, tell: Tell
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    ) -> Weights:
         """Read the groups of a folder, as the recipe keeps them.
 
         Args:
             run: a folder beside which blocks in few bits are kept, once they are made.
             tell: takes a line on those that are made anew.
-
-        Raises:
-            WeightsError: a file has gone or changed.
         """
 
-    def with_adapters(
-        self, folder: Path, model: Any, base: Weights
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Read a PEFT folder's adapters behind the groups of their base.
-
-        Raises:
-            WeightsError: they are not the model's.
-        """
+    @abstractmethod
+    def with_adapters(self, folder: Path, model: Any, base: Weights) -> Weights:
+        """Read a PEFT folder's adapters behind the groups of their base."""
 
     def lora_in(self, folder: Path, model: Any) -> Lora | None:
-        """Return the recipe's adapters that a PEFT folder has; None where the model has its own.
-
-        Raises:
-            WeightsError: they are not the model's.
-        """
+        """Return the recipe's adapters that a PEFT folder has; None where the model has its own."""
+        return None
 
     def buffers(self, folder: Path, model: Any) -> Mapping[str, torch.Tensor]:
-        """Read what a folder has beside parameters, and no step changes.
+        """Read what a folder has beside parameters, and no step changes."""
+        return {}
 
-        Raises:
-            WeightsError: a file is missing or broken.
-        """
-
+    @abstractmethod
     def outline(self, model: Any, like: Path | None, recipe: Recipe, base: str | None) -> Outline:
-        """Return the outline of a run's checkpoints, read before the run begins.
+        """Return the outline of a run's checkpoints.
 
         Args:
             like: the folder whose config, tokenizer and division into files are taken over.
             base: what the folder of adapters says of its base.
 
         Raises:
-            WeightsError: the folder does not say where a tensor belongs, or cannot be read.
             HfConfigError: there is no `like`, and no family of transformers is like this model.
         """
 

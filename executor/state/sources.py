@@ -10,11 +10,10 @@ import torch
 
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.staging import Staging
-from twinstream.executor.providers.provider import Weights
+from twinstream.executor.providers.provider import Weights, provider_of
 from twinstream.executor.state.training_state import (
     fresh_adapters,
     fresh_optimizer_state,
-    fresh_parameters,
     put_carried,
 )
 from twinstream.executor.weights.base_cache import in_base
@@ -46,7 +45,7 @@ def fill_from(schedule: Schedule, arenas: Arenas, weights: Weights, optimizer: O
 def fill_fresh(schedule: Schedule, arenas: Arenas, seed: int) -> None:
     """Put what `initial_state` has into every carried slot."""
     spec, recipe = model_of(schedule.model), Recipe.model_validate(schedule.recipe)
-    weights = chain(fresh_parameters(spec, seed), fresh_adapters(spec, seed, recipe))
+    weights = chain(provider_of(spec).fresh(spec, seed), fresh_adapters(spec, seed, recipe))
     kept = in_their_base(weights, spec, recipe)
     fill_from(schedule, arenas, kept, fresh_optimizer(spec, recipe))
 

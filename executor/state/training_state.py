@@ -34,7 +34,7 @@ def initial_state(spec: AnyModel, seed: int, recipe: Recipe | None = None) -> St
     recipe = recipe or Recipe()
     trained = trained_groups(spec, recipe)
     state: State = {}
-    for group, flat in fresh_parameters(spec, seed):
+    for group, flat in provider_of(spec).fresh(spec, seed):
         state[f"param.{group}"] = in_base(spec, recipe, group, flat)
         if group in trained:
             state[f"opt.{group}"] = fresh_optimizer_state(spec, group, flat, recipe)
@@ -60,11 +60,6 @@ def fresh_adapters(spec: AnyModel, seed: int, recipe: Recipe) -> Iterator[tuple[
     for group in adapter_groups(spec, recipe):
         layout = layout_of(spec, recipe, group)
         yield group, _drawn_adapters(layout, DTYPES[spec.dtype], generator)
-
-
-def fresh_parameters(spec: AnyModel, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each group's flat parameters in turn, as `initial_state` has them."""
-    return provider_of(spec).fresh_parameters(spec, seed)
 
 
 def steps_done(state: Mapping[str, torch.Tensor]) -> int:

@@ -12,7 +12,7 @@ from twinstream.executor.weights.carried_tensors.carried import CarriedTensors
 from twinstream.executor.weights.durable_files import whole_folder, write_file, write_files, writing
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder, stored_tensors
-from twinstream.executor.weights.hf_writer import HfOutline, add_weights, write_hf_folder
+from twinstream.executor.weights.hf_writer import HfOutline, add_weights
 from twinstream.executor.weights.model_files import CONFIG, files_beside
 from twinstream.executor.weights.peft.peft_folder import (
     ADAPTER_CONFIG,
@@ -123,7 +123,7 @@ def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> str
         return flat
 
     with whole_folder(destination) as folder:
-        write_hf_folder(folder, HfOutline.of(spec, base.path), read_group)
+        HfOutline.of(spec, base.path).write(folder, read_group)
     if kept is None:
         return None
     return (

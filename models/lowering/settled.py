@@ -40,7 +40,7 @@ def require_packs(model: AnyModel) -> None:
     Raises:
         TwinstreamError: the model cannot have both documents of a pair in one chunk.
     """
-    if not model.packs:
+    if not model.is_packed:
         raise TwinstreamError(
             f"'{model.name}' does not keep packed documents apart, and the loss of pairs (dpo) "
             "needs both of a pair in one chunk"

@@ -160,7 +160,7 @@ def recipe_text(spec: AnyModel, recipe: Recipe) -> str:
         if (gradients, state) == (dtype, "model")
         else f"gradients in {gradients}, optimizer state in {names[state]}"
     )
-    attention = spec.own_attention or kernels.attention
+    attention = spec.attention or kernels.attention
     computed = f"kernels {kernels.vector}, attention {attention}, {dtype}{narrow}"
     if recipe.update != "adamw":
         sums += f"; updates by {rule_text(recipe.update)}"

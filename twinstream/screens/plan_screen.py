@@ -110,8 +110,8 @@ def _headlines(
     if isinstance(kernels, dict):  # schedules of before name none
         bits = " (not deterministic)" if nondeterministic_kernels(schedule) else ""
         attention, own = kernels["attention"], ""
-        if model.own_attention is not None:
-            attention, own = model.own_attention, "the module's own; of updates "
+        if model.attention is not None:
+            attention, own = model.attention, "the module's own; of updates "
         table.add_row("kernels", f"{own}{kernels['vector']}, attention {attention}{bits}")
     if told := trained_text(schedule.recipe | _adapters(schedule.model)):
         table.add_row("trains", told)

@@ -291,7 +291,7 @@ def plan_of(
     lengths = data.lengths()
     slices_only = options.chunk_tokens is not None and options.chunk_tokens < longest
     slices_only = slices_only and recipe.loss.sides == 1
-    alone = not spec.packs
+    alone = not spec.is_packed
     step = TrainingStep(
         longest, options.tokens_per_step, options.chunk_tokens or (longest if alone else None),
         options.chunks_per_round, recipe=recipe,

@@ -179,7 +179,7 @@ class Prepared:
             found.append("note: other people's modules have not yet been run on a GPU")
         if model.unread_told is not None:
             found.append(f"note: {model.unread_told}")
-        if not model.packs:
+        if not model.is_packed:
             found.append(
                 f"note: {model.own_code} does not keep packed documents apart, so each has a "
                 "sequence of its own, filled up with padding"

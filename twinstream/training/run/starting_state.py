@@ -63,7 +63,7 @@ def _weights(
     """Of the base, and of adapters beside it: a checkpoint has what is trained."""
     from twinstream.executor.providers.provider import provider_of
     from twinstream.executor.state.sources import in_their_base
-    from twinstream.executor.state.training_state import fresh_adapters, fresh_parameters
+    from twinstream.executor.state.training_state import fresh_adapters
 
     spec, base = model.spec, model.folder
     provider = provider_of(spec)
@@ -71,7 +71,7 @@ def _weights(
     if checkpoint is not None and not has_adapters:
         base = checkpoint.path
     if base is None:
-        parameters = in_their_base(fresh_parameters(spec, options.seed), spec, recipe)
+        parameters = in_their_base(provider.fresh(spec, options.seed), spec, recipe)
     else:
         parameters = provider.parameters(base, spec, recipe, options.output, tell)
     adapter = options.adapter if checkpoint is None else checkpoint.path
