@@ -54,6 +54,16 @@ class ChoiceError(TwinstreamError):
     """The user has fixed something that cannot be."""
 
 
+def require_known(flag: str, name: str | None, known: tuple[str, ...]) -> None:
+    """Refuse a name that is none of those.
+
+    Raises:
+        ChoiceError: it lists them.
+    """
+    if name is not None and name not in known:
+        raise ChoiceError(f"{flag} '{name}' is unknown; known: {', '.join(known)}")
+
+
 @dataclass(frozen=True)
 class Choices:
     """What the user has fixed of a plan; the planner decides the rest.

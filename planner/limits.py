@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class SearchLimits:
     """How much planning tries and when it stops; each number has its unit and its reason.
 
-    What it costs to change each is in docs/record/limits.md.
+    What it costs to change each is in docs/benchmarks/quality.md.
     """
 
     # How a step is cut.

@@ -108,12 +108,26 @@ class PlanRequest:
         """
         require("step", step, TrainingStep)
         spec, profile = load_any_model(model, longest=step.seq_len), load_machine(machine)
-        require_executable(spec)
         require("choices", choices, Choices)
         caps = caps_of(profile, device_mem, host_mem)
-        request = PlanRequest(spec, step, profile, caps, policy, choices)
-        require_allowed(request.recipe.implementations)
-        return request
+        return PlanRequest(spec, step, profile, caps, policy, choices).allowed()
+
+    def allowed(self, *, runs: bool = True) -> PlanRequest:
+        """Return the request if its model and kernels are ones to plan with.
+
+        Args:
+            runs: whether twinstream's own kernels have to run the model.
+
+        Raises:
+            NotExecutableError: they do not.
+            NondeterministicAttentionError: the attention is not deterministic, which is not
+                allowed.
+        """
+        if runs:
+            require_executable(self.spec)
+        if runs or self.step.recipe.kernels is not None:
+            require_allowed(self.recipe.implementations)
+        return self
 
     @property
     def decoder(self) -> ModelSpec:
@@ -174,30 +188,36 @@ class PlanRequest:
         return replace(self, choices=replace(self.choices, effort=effort))
 
 
-def caps_of(machine: Machine, device_mem: str | int | None, host_mem: str | int | None) -> Caps:
+def caps_of(
+    machine: Machine, device_mem: str | int | None, host_mem: str | int | None, ranks: int = 1
+) -> Caps:
     """Return the caps given, and the device's reserve.
 
     By default they are what `train` would take of such a machine with nothing else on it: the
     device's memory, and beside a GPU 0.8 of the host's. A memory's nominal size is all it has:
     24GiB on a card with 23.99.
 
+    Args:
+        ranks: so many share the machine's host memory, and on a CPU its device's; caps are of one.
+
     Raises:
         SizeError: a cap cannot be read, or is more memory than the machine has.
     """
-    host_bytes = _cap_bytes(host_mem, machine, "host_memory_bytes")
+    of_device = ranks if machine.device == "cpu" else 1
+    host_bytes = _cap_bytes(host_mem, machine, "host_memory_bytes", ranks)
     if host_mem is None and host_bytes is not None and machine.device == "cuda":
         host_bytes = int(HOST_SHARE * host_bytes)
     return Caps(
-        device_bytes=_cap_bytes(device_mem, machine, "device_memory_bytes"),
+        device_bytes=_cap_bytes(device_mem, machine, "device_memory_bytes", of_device),
         host_bytes=host_bytes,
         device_reserve_bytes=round(machine.number("device_reserve_bytes")),
     )
 
 
-def _cap_bytes(given: str | int | None, machine: Machine, field: str) -> int | None:
-    """Return the cap given, at most all the memory that the profile states."""
+def _cap_bytes(given: str | int | None, machine: Machine, field: str, ranks: int) -> int | None:
+    """Return the cap given, at most a rank's share of the memory that the profile states."""
     number = getattr(machine, field)
-    has = None if number is None or number.value is None else int(number.value)
+    has = None if number is None or number.value is None else int(number.value / ranks)
     if given is None:
         return has
     name = field.replace("memory_bytes", "mem")

@@ -41,9 +41,10 @@ from twinstream.schedule.proof.violations import Violation
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Packing
 from twinstream.simulator.replay import SteadyState, steady_state
+from twinstream.study.answer import Answer
 from twinstream.study.fit.cells import FitCell, FitQuestion, FitTable, OwnLengths, fit
 from twinstream.study.front import cost_of_run, cost_time, cost_work, explore, query, sweep
-from twinstream.study.query import Answer, Property, Query
+from twinstream.study.query import Property, Query
 from twinstream.study.sweep.sweep import Swept
 from twinstream.study.whatif.target import TargetFound, search_target
 from twinstream.study.whatif.whatif import Change, WhatIf, usual_changes, whatif

@@ -1,4 +1,4 @@
-"""Which rank is to blame, from what all of them say: one message."""
+"""Find the rank that is to blame from what all ranks report, and make one message of it."""
 
 import signal
 from collections.abc import Mapping, Sequence

@@ -68,7 +68,7 @@ class LocalRank:
 
     @property
     def pids(self) -> list[int]:
-        """None: it is a thread."""
+        """Return an empty list: the rank is a thread of this process."""
         return []
 
     def send(self, rank: int, message: object) -> None:

@@ -41,7 +41,7 @@ class RankChannel(Protocol):
     """A rank's end of the way to the one that trains with it."""
 
     def send(self, message: object) -> None:
-        """May be called in several threads."""
+        """Send a message to the other side; several threads may call this."""
 
     def recv(self) -> Any:
         """The next message for the rank's training, waited for."""
@@ -52,7 +52,7 @@ class Ranks(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks."""
 
     @property
     def pids(self) -> list[int]:
@@ -69,7 +69,7 @@ class Ranks(Protocol):
         """
 
     def close(self) -> None:
-        """End all ranks, whatever they do."""
+        """End the processes of all ranks, whatever they are doing."""
 
 
 # From the launcher to a rank, and back
@@ -77,7 +77,7 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True)
 class TrainTask:
-    """What a rank that trains needs to know before its first step; all else it asks for.
+    """The task of a rank that trains, sent before its first step; all else it asks for.
 
     Attributes:
         first, last: the steps that it trains.
@@ -203,7 +203,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a rank's replica is fed of one step, or of one pass of an evaluation.
+    """The data that a rank's replica is fed in one step, or in one pass of an evaluation.
 
     Attributes:
         tokens: of each chunk ids and labels, int32 [2, chunk_tokens].

@@ -113,7 +113,7 @@ class RankProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Of the ranks' processes."""
+        """Return the process ids of the ranks that have started."""
         return [process.pid for process in self._processes if process.pid is not None]
 
     def execute(
@@ -154,7 +154,7 @@ class RankProcesses:
             self.send(rank, RunTask(schedule, work, options, rank, name, port, self.patience))
 
     def send(self, rank: int, message: object) -> None:
-        """To a rank; that its process is gone is found out by `recv`."""
+        """Send a message to a rank. If its process is gone, `recv` reports that."""
         try:
             with contextlib.suppress(OSError):
                 send(self._pipes[rank], message)

@@ -55,7 +55,7 @@ class TrainingRank:
         self._asking = threading.Lock()
 
     def inputs(self) -> RankInputs:
-        """What the rank's run begins with, and what its host does."""
+        """Return the rank's first state, its host work, and its work between steps."""
         return RankInputs(self._host_work(), between=self._between, fill=self._fill)
 
     def _host_work(self) -> HostWork:

@@ -101,6 +101,6 @@ class _Worker:
 
 
 def serve(pipe: Connection, rank: int) -> None:
-    """In a process group of its own, which Ctrl-C does not reach."""
+    """Run a rank in a process group of its own, which Ctrl-C does not reach."""
     os.setsid()
     _Worker(pipe, rank).serve()

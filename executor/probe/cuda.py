@@ -47,7 +47,7 @@ _PEAK = "peak_bf16_flop_per_s"
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """What to probe: chains of one layer, the datasheet's machine, who asks.
+    """One probe of a device: chains of one layer, the datasheet's machine, and how long to load it.
 
     `datasheet` gives the nominal rates that MFU and efficiencies are of, where the device is known.
     The device is loaded for `warm_seconds`, whose later half gives the rate that it sustains, and
@@ -164,7 +164,7 @@ def sustained_rate(
 
 
 def matmul_load(device: torch.device) -> tuple[Callable[[], object], int]:
-    """A large matrix product, and its FLOPs."""
+    """Return a call that runs one large matrix product, and the FLOPs of that product."""
     size = 8192 if device.type == "cuda" else 256
     x = torch.randn(size, size, device=device).to(torch.bfloat16)
     out = torch.empty_like(x)
@@ -218,7 +218,7 @@ def _machine(
 
 
 def link_numbers(lines: tuple[Line, Line], where: str) -> dict[str, Number]:
-    """What a profile says of the link alone: H2D's rate and D2H's, and what a copy costs."""
+    """Return a profile's numbers of the link: H2D and D2H in bytes/s, a copy's cost in ns."""
     found = {
         H2D: 1e9 / lines[0].ns_per_unit,
         D2H: 1e9 / lines[1].ns_per_unit,

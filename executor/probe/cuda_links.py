@@ -33,25 +33,25 @@ class Copies:
 
     @property
     def alone_bytes_per_s(self) -> tuple[float, float]:
-        """What each reaches by itself."""
+        """Return the bytes/s of H2D and of D2H, each alone."""
         h2d, d2h = self.lines
         return 1e9 / h2d.ns_per_unit, 1e9 / d2h.ns_per_unit
 
     @property
     def duplex_bytes_per_s(self) -> float:
-        """What both reach together: no less than one alone, no more than each alone."""
+        """Return the bytes/s of both at once: at least the faster alone, at most their sum."""
         alone = self.alone_bytes_per_s
         return min(sum(alone), max(*alone, sum(self.both_bytes_per_s)))
 
     @property
     def h2d_share(self) -> float:
-        """H2D's share of that."""
+        """Return H2D's share of the bytes/s of both directions at once."""
         return self.both_bytes_per_s[0] / sum(self.both_bytes_per_s)
 
 
 @dataclass(frozen=True)
 class Links:
-    """Measured copies and fixed costs."""
+    """The measured rates of copies and the fixed costs of launches and event waits."""
 
     copies: Copies
     hbm_copy_bytes_per_s: float

@@ -30,7 +30,7 @@ LOAD_S = 0.2  # some three times the 70 ms over which a power limit is kept
 
 
 class ProbeError(TwinstreamError):
-    """A device could not be measured."""
+    """The error of a device that could not be measured."""
 
 
 def probed_machine(tell: Callable[[str], None], presets: tuple[str, ...] = _PRESETS) -> Machine:
@@ -110,7 +110,7 @@ def probe_device(
 
 
 def num_samples(chosen: Chosen, presets: tuple[str, ...]) -> int:
-    """How many a probe of these presets takes, equal work counted once."""
+    """Return the number of samples that a probe of these presets takes; equal work counts once."""
     kernels = chosen.kernels
     own = {(kernels.attention, works) for chain in whole_chains(kernels, presets)
            for _, works in listed_samples(chain)}  # fmt: skip

@@ -39,7 +39,7 @@ _MEAN_ERROR, _WORST_ERROR = 0.021, 0.029
 
 @dataclass(frozen=True)
 class Checked:
-    """What was measured: copies, the rate of a product of `product_rows` cubed, attention."""
+    """The results of a check: copies, FLOP/s of a product of `product_rows` cubed, attention."""
 
     copies: Copies
     product_flop_per_s: float

@@ -81,7 +81,7 @@ def candidates(machine: Machine) -> tuple[str, ...]:
 def measured_attention(
     device: DeviceName, name: str, presets: tuple[str, ...], load_s: float
 ) -> tuple[AttentionCandidate, list[TaskSample]]:
-    """Whether one is right on the shapes of these presets' runs, and its times."""
+    """Try one attention on the shapes of these presets, and time it if it is right."""
     tried = attention_try(device, name, presets)
     if tried.refused is not None:
         return tried, []

@@ -65,7 +65,7 @@ class DeviceProcess(Generic[_StateT]):
         self.close()
 
     def do(self, job: Callable[[_StateT], _AnswerT], limit_s: float) -> _AnswerT:
-        """What the job returns.
+        """Run a job in the process and return its result.
 
         Raises:
             JobRefused: it raised a TwinstreamError.

@@ -11,7 +11,7 @@ _ROUND_TRIPS = 16
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """What to add to this rank's `perf_counter_ns` to get rank 0's, right within `error_ns`."""
+    """The offset of rank 0's `perf_counter_ns` from this rank's, right within `error_ns`."""
 
     offset_ns: int
     error_ns: int

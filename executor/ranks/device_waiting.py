@@ -1,4 +1,4 @@
-"""What a rank on a GPU waits for: its host only enqueues, so events say where its streams are.
+"""Find what a rank on a GPU waits for. Its host only enqueues: events say where streams are.
 
 Not yet run on a GPU (see docs/benchmarks/README.md). It is tested with stand-ins.
 """

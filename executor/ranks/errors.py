@@ -1,4 +1,4 @@
-"""The errors between ranks."""
+"""Errors of ranks that wait for one another."""
 
 from typing import Literal
 

@@ -91,7 +91,7 @@ def print_gpus(num_ranks: int) -> None:
 
 
 def linked_by_nvlink(uuids: Sequence[str], nvml: Any = None) -> bool | None:
-    """Whether each of these devices ("GPU-...") reaches each other one so; None without NVML.
+    """Return whether NVLink joins each pair of these devices ("GPU-..."); None without NVML.
 
     Args:
         nvml: the module, by default `pynvml`.

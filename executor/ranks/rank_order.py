@@ -46,7 +46,7 @@ class Sum:
 
     @property
     def pieces_bytes(self) -> int:
-        """What all ranks have."""
+        """Return the bytes of the pieces of all ranks together."""
         return self._sizes()[0]
 
     def _sizes(self) -> tuple[int, int, int]:
@@ -56,7 +56,7 @@ class Sum:
         return pieces, 4 * self.num_elements, wide
 
     def pieces(self, scratch: torch.Tensor) -> torch.Tensor:
-        """Where to put what each rank has, in rank order, 1-D uint8."""
+        """Return the part of `scratch` for the pieces of all ranks, in rank order, 1-D uint8."""
         return scratch[: self.pieces_bytes]
 
     def add(self, scratch: torch.Tensor, result: torch.Tensor) -> None:

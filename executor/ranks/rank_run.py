@@ -123,7 +123,7 @@ class RankRun:
         backend: BackendName = "cpu",
         patience: Patience | None = None,
     ) -> "Iterator[RankRun]":
-        """Under torchrun: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say who and where.
+        """Join the ranks that torchrun has started (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 
         Raises:
             UnsafeSchedule: the proof fails; nobody has been met.

@@ -42,7 +42,7 @@ class Reduction:
         return self.num_ranks * self.shard_elements * self.dtype.itemsize
 
     def stretches(self) -> Iterator[tuple[int, Sum]]:
-        """Where in a shard each begins, in elements, and what of it is added up at a time."""
+        """Cut a shard into stretches: where each begins, in elements, and the sum that it takes."""
         most = max(1, _STRETCH_BYTES // (self.num_ranks * self.dtype.itemsize))
         for begin in range(0, self.shard_elements, most):
             size = min(most, self.shard_elements - begin)

@@ -1,4 +1,4 @@
-"""What the streams of this rank are waiting for, for whoever asks why nothing goes on."""
+"""Report which ops the streams of this rank are blocked on, when a run does not go on."""
 
 import contextlib
 import threading
@@ -70,7 +70,7 @@ class Waiting:
 
     @contextlib.contextmanager
     def watched_over(self, part: RankPart) -> Iterator[None]:
-        """While a rank's passes run."""
+        """Watch the ops of a rank while its passes run (a context manager)."""
         del part
         yield
 

@@ -28,7 +28,7 @@ _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a rank waits for others: `timeout_s` in each op, `start_s` until all are there."""
+    """The time that a rank waits for others: `timeout_s` in each op, `start_s` for all to join."""
 
     timeout_s: float = DEFAULT_TIMEOUT_S
     start_s: float = DEFAULT_START_S
@@ -78,7 +78,7 @@ class World:
         self._all_gather(topic, "", limit_s)
 
     def broadcast(self, topic: str, value: int) -> int:
-        """Return the value that rank 0 passes."""
+        """Return the value that rank 0 passes; every rank calls this."""
         if self.rank == 0:
             self.store.set(topic, str(value))
         self._await(topic, 0, self.patience.start_s)

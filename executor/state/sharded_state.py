@@ -23,7 +23,7 @@ Sizes = Callable[[int], list[int]]  # of so many elements the bytes of each thin
 
 @dataclass(frozen=True)
 class ShardedState:
-    """How the state of a model is cut into the ranks' shards.
+    """The cut of a model's state into the shards of ranks, and back.
 
     Keys and values are as in `initial_state`; a rank's are as its schedule has them.
     """

@@ -1,4 +1,4 @@
-"""Where the state of a run comes from: drawn, read from folders, or a checkpoint.
+"""Make the first state of a run: drawn, read from folders, or read from a checkpoint.
 
 Everything comes a group at a time, so that no second copy of the state is held.
 """
@@ -56,10 +56,10 @@ def in_their_base(weights: Weights, spec: AnyModel, recipe: Recipe) -> Weights:
 
 
 def fresh_optimizer(spec: AnyModel, recipe: Recipe) -> Optimizer:
-    """Nothing learned yet."""
+    """Return a source of optimizer state as it is before the first step."""
     return lambda group, flat: fresh_optimizer_state(spec, group, flat, recipe)
 
 
 def kept_optimizer(files: CheckpointFiles) -> Optimizer:
-    """What a checkpoint has."""
+    """Return a source of the optimizer state that a checkpoint has."""
     return lambda group, _: files.read(f"opt.{group}")

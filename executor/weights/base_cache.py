@@ -38,7 +38,7 @@ def in_base(spec: Model, recipe: Recipe, group: str, flat: torch.Tensor) -> torc
 
 
 class BaseCache:
-    """Of a source's blocks as a recipe keeps them."""
+    """A cache in a run's folder of a frozen base's blocks, coded as the recipe keeps them."""
 
     def __init__(
         self, run: Path, source: HfFolder, recipe: Recipe, tell: Callable[[str], None]

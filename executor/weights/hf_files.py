@@ -42,7 +42,7 @@ _PARTS = re.compile(
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether a folder has weights under the names that transformers looks for."""
+    """Return whether a folder has weights under the names that transformers looks for."""
     return (folder / SINGLE).exists() or (folder / INDEX).exists()
 
 

@@ -89,7 +89,7 @@ class HfFolder:
         read_weights(self.stored, weights, self.spec.dtype, destination)
 
     def has_nf4(self, group: str) -> bool:
-        """Whether matrices of a group are stored in it."""
+        """Return whether the folder stores matrices of a group in NF4."""
         return bool(self._nf4(group))
 
     def _nf4(self, group: str) -> list[tuple[HfWeight, FourBitTensor]]:
@@ -282,7 +282,7 @@ def stored_problems(
 
 
 def has_dtype(weight: HfWeight, stored: StoredTensor) -> bool:
-    """Whether a weight can be read of what is stored: of whole numbers as they are."""
+    """Return whether a weight can be read from the dtype that is stored; int64 only as it is."""
     if weight.dtype == "int64":
         return stored.dtype == "I64"
     return stored.dtype in STORED_DTYPES

@@ -178,7 +178,7 @@ def _division(
 def by_size(
     weights: Sequence[HfWeight], max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> dict[str, list[HfWeight]]:
-    """Filled in order, as transformers does."""
+    """Divide weights into files of at most `max_shard_bytes`, in order, as transformers does."""
     shards: list[list[HfWeight]] = [[]]
     num_bytes = 0
     for weight in weights:

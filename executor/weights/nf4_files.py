@@ -62,7 +62,7 @@ class FourBitTensor(CodedTensor):
 
     @property
     def is_base(self) -> bool:
-        """Whether codes and scales are as a base in nf4 is kept."""
+        """Return whether codes and scales can be kept as they are in a base in nf4."""
         block = BLOCK_ELEMENTS["nf4"]
         return self.kind == "nf4" and self.block == block and prod(self.shape) % block == 0
 

@@ -44,7 +44,7 @@ class StoredTensor:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All that its values are made of."""
+        """Return the file that has this tensor."""
         return (self.file,)
 
 
@@ -91,7 +91,7 @@ class NewTensor:
 
     @property
     def size_bytes(self) -> int:
-        """Without any padding: tensors follow one another directly."""
+        """Return the bytes of the tensor in its file, where nothing is padded."""
         return prod(self.shape) * _BITS[self.dtype] // 8
 
 

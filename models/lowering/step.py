@@ -17,6 +17,7 @@ from twinstream.models.recipe import Recipe
 from twinstream.models.trained import first_backward_layer
 from twinstream.schedule.chain import Input, Output
 from twinstream.schedule.ops import Label, TaskOperand
+from twinstream.schedule.tensors import Tensor
 from twinstream.schedule.workload import Workload
 
 
@@ -27,6 +28,7 @@ class StepLowering(ABC):
     """
 
     optimizer: OptimizerTasks
+    has_head = True
 
     def __init__(self, shapes: Shapes, workload: Workload, recipe: Recipe) -> None:
         self.workload, self.recipe = workload, recipe
@@ -81,18 +83,23 @@ class StepLowering(ABC):
         )
         state = self.builder.write("step_state", "step_state")
         step_state = state.model_copy(update={"mode": "read"})
-        if self.workload.forward_only:
-            self._forward_alone(step_state)
-        else:
-            self._rounds(step_state)
-        loss = self.builder.read("loss", "loss")
-        self.builder.outputs.append(Output(tensor="loss", version=loss.version, sink="loss"))
-        if self.recipe.clips and not self.workload.forward_only:
-            norm = self.builder.read("norm", "grad_norm")
-            output = Output(tensor="grad_norm", version=norm.version, sink="grad_norm")
-            self.builder.outputs.append(output)
+        self._add_tasks(step_state)
+        results = ["loss", *(["grad_norm"] if self.recipe.clips and self._trains else [])]
+        for name in results if self.has_head else ():
+            version = self.builder.read(name, name).version
+            self.builder.outputs.append(Output(tensor=name, version=version, sink=name))
 
-    def _rounds(self, step_state: TaskOperand) -> None:
+    @property
+    def _trains(self) -> bool:
+        """Whether it is a training step, and not its forward alone."""
+        return not self.workload.forward_only
+
+    def _add_tasks(self, step_state: TaskOperand) -> None:
+        if not self._trains:
+            self.round_starts.append(0)
+            self._forward(0)
+            self._head_alone(step_state)
+            return
         self.optimizer = OptimizerTasks(self.builder, self.shapes, self.recipe, step_state)
         for round_ in range(self.workload.rounds_per_step):
             self.round_starts.append(len(self.builder.tasks))
@@ -103,10 +110,18 @@ class StepLowering(ABC):
             if self.trains_embedding:
                 self._embed_backward(round_)
 
-    def _forward_alone(self, step_state: TaskOperand) -> None:
-        self.round_starts.append(0)
-        self._forward(0)
-        self._head_alone(step_state)
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return all tensors of a training step; of a forward alone what is used or persistent."""
+        return tuple(self.builder.tensors) if self._trains else self._used_tensors()
+
+    def _used_tensors(self) -> tuple[Tensor, ...]:
+        """Return the whole of whatever tasks use a part of, and the persistent state."""
+        builder = self.builder
+        tasks = [*builder.tasks, *(again.task for again in builder.recomputes)]
+        root = {tensor.tensor_id: tensor.parent or tensor.tensor_id for tensor in builder.tensors}
+        kept = {root[operand.tensor] for task in tasks for operand in task.operands}
+        kept.update(self.shapes.persistent)
+        return tuple(tensor for tensor in builder.tensors if root[tensor.tensor_id] in kept)
 
     def _chunks(self) -> range:
         """The chunks of the round that is being lowered."""
@@ -116,17 +131,18 @@ class StepLowering(ABC):
         return self._chunks()[::-1]
 
     def _forward(self, round_: int) -> None:
-        builder = self.builder
         for chunk in self._chunks():
-            index = round_ * self.workload.chunks_per_round + chunk
             for source in self._sources:
-                fed = builder.write(source, f"{source}.{chunk}")
-                builder.inputs.append(
-                    Input(tensor=fed.tensor, version=fed.version, source=source, index=index)
-                )
+                self._feed(source, chunk, round_ * self.workload.chunks_per_round + chunk)
         self._embed_forward(round_)
         for layer in range(self.shapes.spec.num_layers):
             self._forward_layer(round_, layer)
+
+    def _feed(self, source: str, chunk: int, index: int) -> None:
+        fed = self.builder.write(source, f"{source}.{chunk}")
+        self.builder.inputs.append(
+            Input(tensor=fed.tensor, version=fed.version, source=source, index=index)
+        )
 
     @property
     def _sources(self) -> tuple[str, ...]:
@@ -148,7 +164,7 @@ class StepLowering(ABC):
         return found
 
     def _begin_group(self, group: str, round_: int) -> None:
-        if group in self.trained and not self.workload.forward_only:
+        if group in self.trained and self._trains:
             self.optimizer.before_group(group, round_)
 
     def _gradient(self, name: str, group: str, round_: int) -> list[TaskOperand]:

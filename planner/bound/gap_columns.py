@@ -59,7 +59,8 @@ class ChainGaps:
         *,
         tied: bool,
     ) -> None:
-        """With `tied`, all crossings from round to round are decided alike, as a plan needs it."""
+        """Add the columns and rows of all gaps. With `tied`, all crossings from round to round are
+        decided alike, as a plan needs it."""
         self.program, self.rounds, self.tied = program, rounds, tied
         self.whole_ends = tied and not segments.single
         self.elements = elements(view, segments, choices)
@@ -122,7 +123,7 @@ class ChainGaps:
         ]
 
     def written_gib(self) -> Terms:
-        """All GiB written to the host in a step."""
+        """Return the GiB written to the host in a step, as terms."""
         return [
             (columns.written, columns.weight * self._size_gib(number))
             for (number, _, _), columns in self.columns.items()
@@ -171,6 +172,7 @@ class ChainGaps:
             self.columns[number, index, False] = replace(like, weight=0.0)
 
     def _new(self, element: Element, gap: Gap, alone: bool, weight: float) -> GapColumns:
+        # all are fractions in [0, 1]; `away` and a home on the device are fixed by a range of 0
         kept = self.program.column(upper=0.0 if gap.away else 1.0)
         loaded = self.program.column(upper=0.0 if element.home == "device" else 1.0)
         if alone:
@@ -270,6 +272,7 @@ class ChainGaps:
             return [(mine, 1.0)]
         first = index if side == "entering" else self._partner(number, gap)
         middles = float(self.rounds.num_middles)
+        # average over the R - 2 middle rounds: (1 x own kind + (R - 3) x between) / (R - 2)
         shares = [(mine, 1.0 / middles)]
         if first is not None:
             shares.append(((number, first, True), (middles - 1.0) / middles))

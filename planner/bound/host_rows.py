@@ -52,7 +52,7 @@ class HostRows:
         self._used_gib, self._all_gib = used_gib, all_gib
 
     def may_be_left_out(self, cap: Cap | None) -> bool:
-        """Whether the host has room for all that could be there at once."""
+        """Return whether the host has room for all that could be there at once."""
         return not self._gaps.tied and cap is not None and self._most_gib <= cap.gib
 
     def add(
@@ -72,6 +72,8 @@ class HostRows:
     def _host_rows(self, cap: Cap) -> list[int]:
         """At every task: what the host holds, but for what is loaded early or not yet stored."""
         held = self._occupied(self._gaps.host_at)
+        # held - ahead - behind <= host cap, in GiB at each task: what was loaded early is counted
+        # as held, and so is what still waits for its copy, and neither needs to be on the host
         return [
             cap.above(
                 self._program, [(column, 1.0), (interval.ahead, -1.0), (interval.behind, -1.0)]
@@ -82,6 +84,7 @@ class HostRows:
     def _rows_of_both(self, kept: Sequence[int], cap: Cap) -> list[int]:
         """At every task: what is not made again is somewhere, on the device or on the host."""
         loaded = self._occupied(self._gaps.loaded_at)
+        # operands + kept + loaded later <= device cap + host cap, in GiB at each task
         return [
             cap.above(self._program, [(one, 1.0), (other, 1.0)], used)
             for one, other, used in zip(kept, loaded, self._used_gib, strict=True)

@@ -27,7 +27,7 @@ LinkShares = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Interval:
-    """From the start of a task to the start of the next, with the recompute before that.
+    """The time from the start of a task to the start of the next, with the recompute before that.
 
     A load that the next task waits for may go on beside its recompute. Where tasks are taken
     together: from the start of the first one's own recompute to that of the next segment's first.
@@ -229,6 +229,8 @@ class ChainIntervals:
         if not self.rounds.folded:
             return found
         first, last = self.rounds.starts[1], self.rounds.starts[2]
+        # into the middle: (out of the first + (R - 3) x between) / (R - 2); out of the middle:
+        # ((R - 3) x between + into the last) / (R - 2)
         between, into_last = (self.program.column(upper=self._total_gib) for _ in range(2))
         middles = float(self.rounds.num_middles)
         mixed = [(between, (middles - 1.0) / middles)]
@@ -256,6 +258,7 @@ class ChainIntervals:
                 "hbm_bytes_per_s", "host_dram_bytes_per_s",
             )
         )  # fmt: skip
+        # twice: both directions may copy that much, and use the same resource
         return 1.0 + busy + 2.0 * moved * GIB / slowest * _MS_PER_S
 
 
@@ -263,6 +266,7 @@ def alone_ms_and_gib(cost: Sequence[Work], machine: Machine) -> tuple[float, flo
     """(ms alone, GiB of HBM traffic) of a call; launches in whole ns, as the simulator has them."""
     times = [work_time(work, machine) for work in cost]
     launch_ns = round(sum(time.launch_ns for time in times))
+    # a unit of work takes its FLOPs or its bytes, whichever takes longer; units follow one another
     alone_ns = launch_ns + sum(max(time.compute_ns, time.memory_ns) for time in times)
     return alone_ns / 1e6, sum(work.hbm_bytes for work in cost) / GIB
 

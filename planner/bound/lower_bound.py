@@ -5,10 +5,6 @@ the boundary between steps too), which fractions are kept on the device, kept on
 and recomputed. For every task it decides how long its interval is and what is copied in it. Its
 optimum is a lower bound since real schedules can only be slower: they copy whole tensors, one after
 the other.
-
-The program decides, for every tensor and every gap between two of its uses (cyclically, across the
-boundary too), which fractions stay on the device, stay valid on the host, are loaded, and are
-recomputed; and for every task how long its interval is and what is copied meanwhile.
 """
 
 from collections.abc import Sequence
@@ -66,7 +62,7 @@ def lower_bound(
 
 @dataclass(frozen=True)
 class ProgramKind:
-    """Which program of a chain on a machine it is: what is fixed, how coarse, for bounds or plans.
+    """The kind of a chain's program: what is fixed, how coarse it is, for bounds or for plans.
 
     With `tied`, all crossings from round to round are decided alike, as a plan needs it.
     """
@@ -134,6 +130,7 @@ class BoundProgram:
         with self.program.extended():
             self.intervals.add_loads(self.gaps)
             self.intervals.add_stores(self.gaps)
+            # minimise the cap itself, as a column: the rows that cap a memory take it off
             least = self.program.column(upper=2.0 * self._all_gib)
             device, host = (Cap(least), host) if side == "device" else (device, Cap(least))
             kept = [] if device is None else self._occupied(self.gaps.kept_at)
@@ -200,7 +197,8 @@ class BoundProgram:
         """At every task: its operands, what is kept, early loads, and unfinished offloads."""
         if cap is None:
             return []
-        if not self.segments.single:  # copies in flight within a segment are left out
+        if not self.segments.single:
+            # kept all through + most operands of a task <= cap; copies in flight are left out
             inside = [
                 cap.above(self.program, [(column, 1.0)], used)
                 for column, used in zip(kept, used_gib, strict=True)
@@ -224,6 +222,7 @@ class BoundProgram:
         """Where a segment begins: what is kept into it or over it, and copies in flight."""
         kept = self._occupied(self.gaps.kept_into)
         twice = self._less(self.gaps.kept_or_waiting())
+        # kept into it + ahead + behind - counted twice <= cap, in GiB where a segment begins
         return [
             cap.above(
                 self.program,
@@ -263,6 +262,7 @@ class BoundProgram:
     ) -> Relaxation:
         values, prices = solution.values, solution.row_prices
         lengths_ms = values[[interval.length_ms for interval in self.intervals.intervals]]
+        # weak duality holds of exact sums: a little less covers how these floats are added up
         step_ms = max(0.0, solution.dual_objective * (1.0 - _SOLVER_TOLERANCE))
         pressed = {r.name: float(-prices[r.rows].sum()) for r in resources}
         return Relaxation(

@@ -86,7 +86,7 @@ class LinearProgram:
                 rows.truncate(num_rows, num_terms)
 
     def column(self, upper: float = 1.0, lower: float = 0.0) -> int:
-        """A new column in [lower, upper]."""
+        """Add a column in [lower, upper] and return its number."""
         self._lower.append(lower)
         self._upper.append(upper)
         return len(self._upper) - 1
@@ -115,6 +115,7 @@ class LinearProgram:
         columns: list[int] = []
         for segment in range(count):
             columns.append(self.column(upper=upper))
+            # there = there at the segment before + what begins here - what ended before
             row = [(columns[-1], 1.0), *((c, -value) for c, value in change[segment].items())]
             if segment:
                 row.append((columns[-2], -1.0))
@@ -148,6 +149,7 @@ class LinearProgram:
         assert status == highspy.HighsModelStatus.kOptimal, solver.modelStatusToString(status)
         found = solver.getSolution()
         duals = np.asarray(found.row_dual)
+        # HiGHS may return prices of the wrong sign, within its tolerance: those count 0
         prices, equal_prices = np.minimum(duals[: size[1]], 0.0), duals[size[1] :]
         reduced = cost - rows.T @ prices - equal.T @ equal_prices
         objective = float(prices @ np.asarray(self._at_most.right))

@@ -40,15 +40,15 @@ class RoundClasses:
         return max((i for i, start in enumerate(self.starts) if position >= start), default=0)
 
     def weight(self, class_: int) -> float:
-        """How many rounds a class stands for."""
+        """Return the number of rounds that a class stands for."""
         return float(self.num_middles) if self.folded and class_ == 1 else 1.0
 
     def begins_class(self, position: int) -> bool:
-        """Whether what comes before a task is of another class, with middle rounds folded."""
+        """Return whether the task before is of another class, with middle rounds folded."""
         return self.folded and position in self.starts[1:]
 
     def crosses(self, gap: Gap) -> bool:
-        """Whether a gap goes from one round into the next, with middle rounds folded."""
+        """Return whether a gap goes from one round into the next, with middle rounds folded."""
         if not self.folded or gap.end <= gap.begin:
             return False
         return self.of_position(gap.end) == self.of_position(gap.begin) + 1

@@ -21,7 +21,7 @@ class Segments:
 
     @property
     def single(self) -> bool:
-        """Whether every task is a segment of its own."""
+        """Return whether every task is a segment of its own."""
         return self.count == len(self.of_task)
 
     def tasks(self, segment: int) -> range:

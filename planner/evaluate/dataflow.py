@@ -1,4 +1,4 @@
-"""Which op made what another op reads: the flow of content between ops, through slots."""
+"""The flow of content between ops through slots: which op wrote what another op reads."""
 
 from collections.abc import Iterable
 

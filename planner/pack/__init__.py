@@ -1,1 +1,1 @@
-"""From decisions to byte offsets within both memories."""
+"""Give decisions byte offsets within both memories."""

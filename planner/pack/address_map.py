@@ -55,7 +55,7 @@ class AddressMap:
         return int((self.offsets + self.sizes).max())
 
     def beyond(self, most_bytes: int) -> list[int]:
-        """The items that end beyond so many bytes."""
+        """Return the items that end beyond so many bytes."""
         return np.flatnonzero(self.offsets + self.sizes > most_bytes).tolist()
 
     def place(self, item: int, offset: int, life: int) -> None:
@@ -130,6 +130,7 @@ class AddressMap:
         places = np.unique(np.append(highs, 0))
         places = places[places + size <= most_bytes]
         weights = self._price[owners] * self.sizes[owners]
+        # what stays lies below the place or above its top; most that stays is least evicted
         below, above = _up_to(highs, weights, places), _from(lows, weights, places + size)
         place = int(places[np.argmax(below + above)])
         hit = (lows < place + size) & (highs > place)
@@ -137,6 +138,7 @@ class AddressMap:
         for other in evicted:
             self.remove(other)
         self.place(item, place, life)
+        # dearer each time, so that two items do not evict each other for ever
         dearer = [item, *evicted]
         self._price[dearer] = np.minimum(self._price[dearer] * _DEARER, _DEAREST)
         return evicted
@@ -166,6 +168,7 @@ def first_gap(lows: NDArray[np.int64], highs: NDArray[np.int64], size: int) -> i
     if not len(lows):
         return 0
     order = lows.argsort(kind="stable")
+    # a gap lies between the highest top so far and the next range's beginning
     low, covered = lows[order], np.maximum.accumulate(highs[order])
     if low[0] >= size:
         return 0

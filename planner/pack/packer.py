@@ -1,4 +1,4 @@
-"""From decisions to a placement: what is kept is reduced until both memories hold it."""
+"""Make a placement of decisions: what is kept is reduced until both memories hold it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -75,6 +75,7 @@ class Packer:
             if not packed.over:
                 return packed
             decisions = fitting
+            # at least doubled each time, for tries are few
             shortage = max(2 * shortage, max(packed.over.values()))
             for task in packed.over:
                 free[task] = min(free[task], device - shortage)

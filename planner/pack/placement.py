@@ -22,13 +22,13 @@ class Placement:
     offsets: Sequence[int]
 
     def same_as(self, other: "Placement") -> bool:
-        """Whether another placement of the same chain comes to the same schedule."""
+        """Return whether another placement of the same chain comes to the same schedule."""
         mine, others = (self.residencies, self.offsets), (other.residencies, other.offsets)
         return self.tasks == other.tasks and mine == others
 
     @cached_property
     def traffic(self) -> Traffic:
-        """The copies that the residencies imply."""
+        """Return the copies that the residencies imply."""
         return traffic_of(self.chain, self.units, self.residencies)
 
     @cached_property
@@ -50,7 +50,7 @@ class Placement:
 
     @property
     def host_bytes(self) -> int:
-        """The extent of the host arena."""
+        """Return the bytes of the host arena."""
         return sum(align_up(unit.tensor.size_bytes) for unit in self.host_units)
 
     def host_overflow_task(self, cap_bytes: int) -> str:

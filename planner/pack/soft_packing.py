@@ -63,6 +63,7 @@ class _Packing:
     def fit(self, moves: int) -> None:
         """Bring all that lies beyond the cap under it; if that fails, change nothing."""
         address_map, cap = self.address_map, self._cap
+        # an item above the cap, or more bytes alive at once, fit by no arrangement
         if (
             cap == inf
             or address_map.extent_bytes <= cap

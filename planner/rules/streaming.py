@@ -111,7 +111,7 @@ class _StreamingPlanner:
         return self._packed(candidate) if self._fits_device(candidate) else candidate
 
     def bare(self, gap_ns: float) -> _Candidate:
-        """As little on the device as there can be, not packed."""
+        """Return the placement that keeps the least on the device, not yet packed."""
         if gap_ns not in self._bare:
             choice = LevelChoice(self.blocks)
             choice.keep(lambda block: block.gap_ns <= gap_ns)
@@ -142,7 +142,7 @@ class _StreamingPlanner:
         return best
 
     def smallest_activation_gap_ns(self) -> float:
-        """How long activations must be kept, at the least, for both caps to hold.
+        """Return the shortest time, in ns, for which activations are kept so that both caps hold.
 
         Keeping them longer takes less host memory and more live bytes on the device. The packed
         extent need not grow with these, so that a longer gap may fit where a shorter one does not.

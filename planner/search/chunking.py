@@ -91,6 +91,7 @@ def hiding_tokens(spec: AnyModel, limits: SearchLimits = LIMITS) -> int:
         return 0
     layer = layer_parameters(decoder)
     active = layer.active(decoder.experts.per_token if decoder.experts else 0)
+    # tokens x 6 active FLOPs (forward and backward) = 2 x itemsize x total bytes x FLOPs per byte
     return round(2 * spec.itemsize * limits.flops_per_byte * layer.total / (6 * active))
 
 
@@ -269,6 +270,7 @@ def _misfit(chunks: int, chunk_tokens: int, per_sequence: int, groups: int | Non
 
 def _groups_per_round(spec: AnyModel, group_tokens: int, groups: int | None) -> int:
     """So many that a layer's saved activations come to about its parameters; a divisor."""
+    # a round loads a layer's parameters once for all chunks, and holds their activations
     wanted = max(1, round(spec.layer_bytes / (group_tokens * saved_per_token(spec))))
     if groups is None:
         return wanted

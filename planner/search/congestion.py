@@ -1,5 +1,5 @@
-"""Where compute waited for copies in a simulated schedule, and less of the links for the program
-there.
+"""Find where compute waited for copies in a simulated schedule, and give the program less of the
+links there.
 
 The program believes that a link can be used fully at all times. Where a real queue was late, the
 program gets a smaller share of the link beside those tasks, and decides again.
@@ -68,6 +68,7 @@ def less_where_waited(
     for stall in found:
         end_ns = spans.start_ns[stall.op]
         low, high = np.searchsorted(start_ns, [stall.since_ns, end_ns])
+        # the queue was busy all that time: without this share of its load it would not be late
         part = stall.waited_ns / max(1, end_ns - stall.since_ns)
         for _, task in starts[max(0, low - 1) : high]:
             place = number[folding.place(task)]

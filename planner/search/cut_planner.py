@@ -33,7 +33,7 @@ _ROUNDING = 5  # host steps that the program does not get at first: units are mo
 
 
 class CutSource(Protocol):
-    """What a cut planner needs of the cuts: `Cuts` of a step, or one chain as it is."""
+    """A source of cuts for a cut planner: `Cuts` of a step, or one chain as it is."""
 
     @property
     def machine(self) -> Machine: ...
@@ -82,7 +82,7 @@ class CutPlanner:
         return replace(found, simulated=self._simulated(self.emit(found.packed)))
 
     def fits(self) -> bool:
-        """Whether decisions that fit the caps are found at once, with room for copies or none."""
+        """Return whether decisions that fit are found at once, with room for copies or none."""
         for room_bytes in (self.room_bytes(), 0):
             found = self._packed(self.first_knobs(self.cuts.choices, room_bytes), None, None)
             if found.packed is not None and found.packed.fits:
@@ -185,7 +185,7 @@ class CutPlanner:
 
     @property
     def holds_all_state(self) -> bool:
-        """Whether the device has room for all that persists."""
+        """Return whether the device has room for all that persists."""
         return holds_all_state(self.small.chain, self.caps)
 
     @property
@@ -272,6 +272,7 @@ class CutPlanner:
         if packed.missing_host_bytes:
             less = round(self.cuts.limits.host_step * cap) << 2 * tried
             return program - packed.missing_host_bytes * 5 // 4 - less
+        # what the room left would save, by the host's price in the program
         left = cap - packed.placement.host_bytes
         worth_s = left / 2**30 * found.relaxed.host_s_per_gib
         return (

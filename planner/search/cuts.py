@@ -45,7 +45,7 @@ class Cuts:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether parameters of the model are frozen (only read)."""
+        """Return whether parameters of the model are frozen (only read)."""
         return bool(self.request.recipe.lora or self.request.recipe.frozen)
 
     @cached_property
@@ -108,7 +108,7 @@ class Cuts:
 
     @cached_property
     def is_possible(self) -> bool:
-        """Whether the program allows any cut within the caps."""
+        """Return whether the program allows any cut within the caps."""
         return any(self.bound(workload) is not None for workload in self.smallest)
 
     def step_bound_of(self, workload: Workload) -> StepBound:
@@ -148,6 +148,7 @@ class Cuts:
         first = self.bound(workloads[0])
         least_s = inf if first is None or every else first.step_s
         least_s *= self.limits.near_equal if self.is_frozen else 1.0
+        # no bound is below the time of the tasks alone: such a cut need not be solved
         left = [w for w in workloads[1:] if self._alone_s(w) < least_s]
         with ThreadPoolExecutor(_SOLVERS) as pool:
             bounds = [first, *pool.map(self.bound, left)]

@@ -57,7 +57,7 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What came of knobs for a cut: its relaxation, how that was packed, and the simulated plan.
+    """The result of knobs for a cut: its relaxation, how that was packed, and the simulated plan.
 
     Each is None where what comes before it does not fit; or is `skipped`, where its decisions come
     to more than the best plan of other cuts.

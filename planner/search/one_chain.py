@@ -38,7 +38,7 @@ class OneChain:
     _programs: dict[ProgramKind, BoundProgram] = field(default_factory=dict)
 
     def view(self, workload: Workload, most_rounds: int) -> ChainView:
-        """The chain, which has one round."""
+        """Return the view of the chain, which has one round."""
         if not self._view:
             self._view.append(ChainView(self.chain))
         return self._view[0]

@@ -79,7 +79,7 @@ def _taken_bytes(plan: Attempt) -> int:
 def _usual_sizes_below(size_bytes: int) -> Iterator[int]:
     """Yield sizes of memories, the largest first: ... 24, 20, 16, 12, 10, 8 GiB and so on."""
     for power in range(size_bytes.bit_length(), 3, -1):
-        for quarters in (6, 5, 4):
+        for quarters in (6, 5, 4):  # 1.5, 1.25 and 1 times a power of two
             if (quarters << power - 2) < size_bytes:
                 yield quarters << power - 2
 
@@ -98,6 +98,7 @@ def promising(cuts: Cuts, made: Sequence[_Made]) -> Iterator[StepCut]:
     most = 1 if cuts.choices.effort == "quick" else most
     for planned, cut in enumerate(cuts.usual):
         if (best := _fastest(made)) is not None:
+            # no plan of a cut beats its bound: one that is not clearly below the best is cut off
             pays = cut.bound.step_s * 1e9 * limits.near_equal < best.step_ns
             if planned >= most or not pays:
                 return

@@ -1,4 +1,4 @@
-"""How many tokens a step has, where the user leaves that open."""
+"""Propose the tokens of a step, where the user leaves them open."""
 
 from math import ceil
 
@@ -36,6 +36,7 @@ def proposed_tokens(request: PlanRequest) -> int:
             f"a round takes no time on machine '{request.machine.name}' by its lower bound, so no "
             f"number of them makes the optimizer {share:.0%} of the step: give tokens per step"
         )
+    # beyond <= share x (beyond + rounds x round)
     rounds = max(1, ceil(beyond_s * (1.0 - share) / (share * round_s)))
     rounds = ceil(rounds * short.chunks_per_round / workload.chunks_per_round)
     if step.chunk_tokens is None or step.chunks_per_round is None:
@@ -68,5 +69,6 @@ def _round_and_beyond_s(
     more = lower_bound(chain, request.machine, caps, num_rounds=2 * _MANY_ROUNDS)
     if some is None or more is None:
         return _round_and_beyond_s(request, workload, Caps())
+    # a step is a line in its rounds, once they are many: slope and intercept of two points
     round_s = (more.step_s - some.step_s) / _MANY_ROUNDS
     return round_s, max(0.0, some.step_s - _MANY_ROUNDS * round_s)

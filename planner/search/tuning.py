@@ -1,4 +1,4 @@
-"""Which knobs to try on a cut, each after what the attempts before have shown."""
+"""Choose the knobs to try on a cut, each after what the attempts before have shown."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.clusters.random_jobs import DENSE, GPT, MIXTURE, job_of, lowered
-from twinstream.clusters.predict import memory_of
 from twinstream.models.shapes.saved import saved_bytes, stored_hidden_bytes
 from twinstream.models.spec import layer_parameters
+from twinstream.schedule.analysis.occupancy import slot_bytes_by_role
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 
 UNTIED_GPT = GPT.model_copy(update={"tied_embeddings": False, "vocab_size": 1024, "num_layers": 4})
@@ -17,7 +17,7 @@ UNTIED_GPT = GPT.model_copy(update={"tied_embeddings": False, "vocab_size": 1024
 def bytes_over_all_ranks(schedule: ClusterSchedule, role: str) -> int:
     """Of slots that hold a role, all ranks together."""
     return sum(
-        memory_of(schedule.of(one)).get(role, 0) * schedule.num_ranks(one)
+        slot_bytes_by_role(schedule.of(one)).get(role, 0) * schedule.num_ranks(one)
         for one in schedule.classes
     )
 

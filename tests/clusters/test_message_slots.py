@@ -4,13 +4,12 @@ import pytest
 
 from twinstream.clusters.conforms import conforms_cluster
 from twinstream.clusters.pipeline import Stages, plan_pipeline
-from twinstream.clusters.planned_stage import planned_stage
+from twinstream.clusters.planned_stage import plan_stage, without_messages
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering.lower import lower
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.planner.choices import OPEN
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cluster.verify_cluster import may_deadlock, verify_cluster
 from twinstream.schedule.document import Caps
@@ -53,8 +52,9 @@ def test_shared_slots_take_less_memory():
     machine, taken = load_machine("cpu"), []
     for pooled in (True, False):
         chain = chain_of(stages())
-        within = (Caps(), OPEN)
-        made = planned_stage("stage 0", chain, machine, within, overlaps=True, pooled=pooled)
+        merged = without_messages(chain, overlaps=True, pooled=pooled)
+        made = plan_stage(merged, machine, Caps())
+        assert made is not None
         taken.append(arena_bytes(made.schedule, DEVICE))
     hidden_bytes = 64 * SPEC.d_model * SPEC.itemsize
     assert taken[1] - taken[0] > 10 * hidden_bytes

@@ -77,11 +77,11 @@ def test_where_held_gradients_are_in_the_way_sums_are_apart(zero):
 
 
 def test_where_only_sums_apart_fit_they_are(monkeypatch):
-    def tight(name, chain, machine, caps, *, overlaps, pooled):
+    def tight(chain, *, overlaps, pooled):
         if overlaps:
             raise LayoutError("does not fit")
-        return making_of(name, chain, machine, caps, overlaps=overlaps, pooled=pooled)
+        return merging(chain, overlaps=overlaps, pooled=pooled)
 
-    making_of = making.planned_stage
-    monkeypatch.setattr(making, "planned_stage", tight)
+    merging = making.without_messages
+    monkeypatch.setattr(making, "without_messages", tight)
     assert not planned(zero=2).layout["dp_overlap"]

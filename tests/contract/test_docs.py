@@ -15,6 +15,7 @@ from twinstream.cli import app
 from twinstream.commands.arguments.help_text import HELP_ALL
 
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+RECORDED_RUNS = REPO / "benchmarks" / "accuracy" / "recorded_runs.sh"  # commands of a page
 PAGES = [*(REPO / name for name in TOP), *sorted((REPO / "docs").rglob("*.md"))]
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 _PATH = re.compile(r"[\w.-]+/(?:[\w.-]+/)*[a-z_][\w-]*\.(?:py|sh|md|csv|txt|js|svg|png)\b")
@@ -60,7 +61,7 @@ def test_what_is_missing_is_found(text):
 
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _CALL = re.compile(r"(?:^|[`$;(|] ?)\s*twinstream ((?:cost )?\w+)(.*?)(?:`|[|&;#]|$)")
-_OTHERS = re.compile(r"pytest|python3? -[mc]|\$B |torchrun|pip install|hf download|nsys")
+_OTHERS = re.compile(r"pytest|python3? -[mc]|\$FIDELITY |torchrun|pip install|hf download|nsys")
 
 
 @cache
@@ -82,7 +83,7 @@ def options_by_command() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if page.name != "CHANGELOG.md"],
+    [*(page for page in PAGES if page.name != "CHANGELOG.md"), RECORDED_RUNS],
     ids=lambda page: str(page.relative_to(REPO)),
 )
 def test_options_on_a_page_are_of_its_commands(page):

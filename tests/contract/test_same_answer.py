@@ -17,7 +17,6 @@ from twinstream.schedule.files import read_document
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
 from twinstream.study.front import query, sweep
-from twinstream.study.several_ranks import RanksStep
 
 STEP = ("--model", "tiny", "--seq-len", 256, "--tokens-per-step", 1024, "--chunk-tokens", 256)
 MACHINE = ("--machine", "NODE")  # of h100_dgx, written to a file
@@ -182,7 +181,7 @@ def test_ranks_are_planned_alike_by_plan_whatif_sweep_and_python(tmp_path: Path)
     values = {"model": "tiny", "machine": "cpu", "ranks": 2, "seq_len": 256}
     values |= {"tokens_per_step": 1024, "chunk_tokens": 256}
     answer = query(**values).answer()
-    assert isinstance(answer, RanksStep) and answer.step_s == expected
+    assert answer.step_s == expected
     assert answer.schedule == read_document(ClusterSchedule, file)
     varied = ("whatif", *STEP, "--machine", "cpu", "--gpus", 2, "--set", "hbm_bytes_per_s=1e9")
     found = call(*varied, "--json").json()

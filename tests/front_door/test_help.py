@@ -5,10 +5,9 @@ from inspect import get_annotations
 import pytest
 
 from tests.front_door.command_line import call
-from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.grouped import options_of
-from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.options.option_group import PANELS, OptionGroup, flag_of
+from twinstream.options.plan_options import ClusterOptions, PlanOptions
 from twinstream.training.options import TrainOptions
 
 _GROUPS = (PlanOptions, ClusterOptions, TrainOptions)

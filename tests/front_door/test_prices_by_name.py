@@ -9,7 +9,7 @@ from tests.front_door.command_line import call, error_of
 from twinstream.cost.bill import CostError, Prices
 from twinstream.cost.chip import load_chip
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.study.query import StudyError
+from twinstream.study.answer import StudyError
 from twinstream.study.sweep.config import config_of
 
 PRICES = "h100=$2.50, b200=6"

@@ -7,7 +7,7 @@ import pytest
 
 from tests.front_door.command_line import call, error_of
 from twinstream.schedule.sizes import parse_number
-from twinstream.study.query import StudyError
+from twinstream.study.answer import StudyError
 from twinstream.study.sweep.config import config_of
 
 COST = ("cost", "work", "--num-layers", 80, "--d-model", 8192, "--json")

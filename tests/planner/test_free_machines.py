@@ -16,8 +16,8 @@ from twinstream.planner.search.tokens import proposed_tokens
 from twinstream.schedule.document import Caps
 from twinstream.schedule.proof.verify import verify
 from twinstream.simulator.replay import simulate
+from twinstream.study.answer import StudyError
 from twinstream.study.one_device import DeviceQuery
-from twinstream.study.query import StudyError
 
 FREE = number(None)
 COMPUTE_IS_FREE = {

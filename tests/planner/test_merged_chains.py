@@ -1,6 +1,6 @@
 """Slots that messages share, and a chain planned with several tasks as one."""
 
-from twinstream.models.lowering.communication_tasks import communication_call
+from twinstream.models.lowering.chain_builder import CollectiveCall
 from twinstream.planner.emit.merged_chain import MergedChain, without_tensors
 from twinstream.planner.emit.task_ops import resident_schedule
 from twinstream.planner.pack.slot_pools import pooled_slots
@@ -13,7 +13,7 @@ from twinstream.schedule.workload import MachineRef, ModelRef, Workload
 
 REF = MachineRef(name="toy", content_hash="")
 NUM = 6
-SEND_ID, SEND = communication_call("send", ("pp",), "send.next", 1)
+SEND_ID, SEND = "send", CollectiveCall("send", ("pp",), "send.next", 1).call
 
 
 def tensor(name: str, size_bytes: int = 1000) -> Tensor:

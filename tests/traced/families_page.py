@@ -1,6 +1,6 @@
-"""The table of families of transformers' causal decoders, each run block by block as it is trained.
+"""Run each family of transformers' causal decoders block by block as it is trained, and table it.
 
-    python -m tests.traced.families_page                   # all, and docs/record/families.md
+    python -m tests.traced.families_page                   # all, and docs/record/families.*
     python -m tests.traced.families_page --few             # twelve, printed
     python -m tests.traced.families_page gemma3_text phi3  # those, printed
 
@@ -9,8 +9,12 @@ it with the newest transformers that is allowed, with TRANSFORMERS=4.57.0 the ol
 """
 
 import argparse
+import csv
+import io
 import sys
 import warnings
+from collections import Counter
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
@@ -32,6 +36,7 @@ from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.schedule.files import write_text
 
 PAGE = Path("docs/record/families.md")
+ROWS = PAGE.with_suffix(".csv")
 HEAD = ("family", "loss and gradients", "kinds", "edges", "FLOPs", "peak", "packed")
 _CLOSE = 1e-4  # of a family whose sums are in another order
 ABSENT = "not of this version"
@@ -53,6 +58,7 @@ def main(arguments: list[str]) -> int:
         if not as_expected(row):
             wrong.append(name)
     if names == list(FAMILIES):
+        write_text(csv_of(rows), ROWS)
         write_text(page_of(rows), PAGE)
     print(f"transformers {versions()[0]}: {len(rows)} families, not as expected: {wrong or 'none'}")
     return bool(wrong)
@@ -124,28 +130,43 @@ def num_edges(document: TracedModel) -> int:
     )
 
 
-def line_of(row: tuple[str, ...]) -> str:
-    """A row of the table."""
+def line_of(row: Sequence[str]) -> str:
+    """Return a row of a Markdown table."""
     return f"| {' | '.join(row)} |"
 
 
+def csv_of(rows: list[tuple[str, ...]]) -> str:
+    """Return the file of all rows, under the names of its columns."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([HEAD, *rows])
+    return text.getvalue()
+
+
 def page_of(rows: list[tuple[str, ...]]) -> str:
-    """The page."""
+    """Return the page: counts, the families that are not to the bit, and what is in the file."""
     num_bits = sum(row[1] == "bits" for row in rows)
-    refused = sum(row[1].startswith("refused") for row in rows)
+    refused = [row[0] for row in rows if row[1].startswith("refused")]
+    off = [f"{row[0]} ({row[1]})" for row in rows if row[1].endswith(" off")]
+    packed = Counter(row[-1] for row in rows if row[-1])
     transformers, torch_version = versions()
     return (
         "# Families of decoders, block by block\n\n"
+        "Which families of transformers run block by block, to which bits, and which of them see "
+        "other documents when packed?\n\n"
         f"{num_bits} of {len(rows)} families of transformers {transformers} give the loss and "
-        f"every gradient of their own\nbackward to the bit, {refused} are refused. Tiny random "
-        f"models, float32, CPU, torch {torch_version}, 2 x {SEQ_LEN} tokens, {date.today()};\n"
-        "`python -m tests.traced.families_page` makes this page. *Kinds* of blocks; *edges*: "
-        "what blocks read of others\nthan the one before; *FLOPs*: traced against the real run; "
-        "*peak*: traced to measured bytes of temporaries, the\nleast and the most of all tasks; "
-        "*packed*: whether documents in one row see each other (`isolated_by_mask`: not with\n"
-        f"masks that know the positions).\n\n{line_of(HEAD)}\n|{'---|' * len(HEAD)}\n"
-        + "\n".join(map(line_of, rows))
-        + "\n\nWithout a row, since they read images or sound, encode, or have no small config: "
+        f"every gradient of their own\nbackward to the bit, {len(refused)} are refused. "
+        f"Tiny random models, float32, CPU, torch {torch_version}, 2 x {SEQ_LEN} tokens, "
+        f"{date.today()};\n`python -m tests.traced.families_page` makes this page and "
+        f"[its table]({ROWS.name}), a row a family:\n\n"
+        "- *kinds* of blocks; *edges*: what blocks read of others than the one before;\n"
+        "- *FLOPs*: traced against the real run; *peak*: traced to measured bytes of temporaries, "
+        "the least and the most of all tasks;\n"
+        "- *packed*: whether documents in one row see each other (`isolated_by_mask`: not with "
+        "masks that know the positions):\n  "
+        + ", ".join(f"{name} {count}" for name, count in packed.most_common())
+        + f".\n\nNot to the bit: {', '.join(off) or 'none'}. Refused, with the reason in the "
+        + f"table: {', '.join(refused) or 'none'}.\n\n"
+        + "Without a row, since they read images or sound, encode, or have no small config: "
         + f"{', '.join(new_families())}.\n"
         + kept_of(PAGE)
     )

@@ -3,8 +3,7 @@
 from collections import defaultdict, deque
 
 from twinstream.models.lowering.lower import lower
-from twinstream.models.lowering.priced.chain import with_some_kernels
-from twinstream.models.lowering.priced.groups import mesh_of
+from twinstream.models.lowering.parts.groups import mesh_of
 from twinstream.models.parallel.job import Job
 from twinstream.planner.emit.task_ops import resident_schedule
 from twinstream.planner.planner import gc_paused
@@ -30,7 +29,7 @@ def assembled(
     Raises:
         LayoutError: the layout cannot be.
     """
-    job = with_some_kernels(job)
+    job = job.with_megatron_kernels()
     folded = folded or job.is_own
     mesh = mesh_of(job, ranks_per_node)
     schedules, classes = dict[str, Schedule](), []

@@ -15,7 +15,7 @@ from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.planner import gc_paused
-from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
+from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.planner.search.chunking import admissible, chunkings
 from twinstream.planner.search.tokens import proposed_tokens
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
@@ -232,23 +232,6 @@ class RanksQuestion:
         if layout.pipeline == "interleaved" and each % layout.pp:
             return f"{each} microbatches are not a multiple of pp {layout.pp} (interleaved)"
         return ""
-
-
-def rank_caps(
-    machine: Machine, on_node: int, device_mem: str | int | None, host_mem: str | int | None
-) -> Caps:
-    """A rank's caps: those given, else its share of the memories that `on_node` ranks have in
-    common, a host's and, on a CPU, the device's.
-
-    Raises:
-        SizeError: a cap cannot be read, or is more than that share.
-    """
-    share = share_of(machine, on_node)
-    device = share.device_memory_bytes
-    if share.device == "cpu" and device is not None and device.value is not None:
-        own = device.model_copy(update={"value": device.value / on_node})
-        share = share.model_copy(update={"device_memory_bytes": own})
-    return caps_of(share, device_mem, host_mem)
 
 
 def workloads_of_ranks(

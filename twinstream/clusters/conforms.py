@@ -9,19 +9,16 @@ group of parameters is updated once.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from pydantic import ValidationError
 
-from twinstream.clusters.pipeline import layout_in
 from twinstream.clusters.refusals import refusals_of
 from twinstream.models.lowering.lower import lower
-from twinstream.models.lowering.priced.chain import with_some_kernels
-from twinstream.models.lowering.priced.groups import mesh_of
+from twinstream.models.lowering.parts.groups import mesh_of
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe, megatron_recipe
-from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import COMMUNICATE, Chain, Task
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
 from twinstream.schedule.document import Schedule
@@ -43,10 +40,8 @@ _MOST_TOLD = 20
 
 
 def conforms_cluster(schedule: ClusterSchedule) -> list[Violation]:
-    """All differences found, at most 20 of each class; an empty list is a proof."""
+    """Return all differences found, at most 20 of each class; an empty list is a proof."""
     require("schedule", schedule, ClusterSchedule)
-    if is_executable(schedule):
-        return conforms_ranks(schedule)
     try:
         job = _job_of(schedule)
     except ValidationError as error:
@@ -57,14 +52,9 @@ def conforms_cluster(schedule: ClusterSchedule) -> list[Violation]:
         return [CallDiffers(f"the document's layout cannot be: {why[0]}")]
     if mesh_of(job, schedule.mesh.ranks_per_node).axes != schedule.mesh.axes:
         return [CallDiffers("the mesh is not that of the document's layout")]
-    job = with_some_kernels(job)
-
-    def differences(one: RankClass, stage: int) -> Iterator[Violation]:
-        return _of_class(
-            one, schedule.of(one), lower(job.shape, job.workload, job.recipe, job.layout, stage)
-        )
-
-    found = [*_of_document(schedule, job.layout), *_of_stages(schedule, differences)]
+    found = [*_of_document(schedule, job.layout), *_of_stages(schedule, job)]
+    if is_executable(schedule):
+        return found
     return [*found, *list(_uncovered(schedule, job))[:_MOST_TOLD]]
 
 
@@ -115,9 +105,7 @@ def _job_of(schedule: ClusterSchedule) -> Job:
     return Job.model_validate_json(json.dumps(fields | counts))  # strict: tuples from text alone
 
 
-def _of_stages(
-    schedule: ClusterSchedule, differences: Callable[[RankClass, int], Iterator[Violation]]
-) -> list[Violation]:
+def _of_stages(schedule: ClusterSchedule, job: Job) -> list[Violation]:
     """What differs in each class, which is to be of one stage."""
     found: list[Violation] = []
     for one in schedule.classes:
@@ -125,7 +113,7 @@ def _of_stages(
         if len(stages) > 1:
             found.append(TaskUnexpected(f"class '{one.name}' is of {len(stages)} stages at once"))
             continue
-        found += list(differences(one, stages[0]))[:_MOST_TOLD]
+        found += list(_of_class(one, schedule.of(one), job, stages[0]))[:_MOST_TOLD]
     return found
 
 
@@ -181,53 +169,33 @@ def _count(op: Compute, passes: dict[str, Counter[tuple[int, int]]], updates: Co
 
 def is_executable(schedule: ClusterSchedule) -> bool:
     """Whether a document's stages were planned for kernels that twinstream has."""
-    return all(part.recipe and _vector(part) != "megatron" for part in schedule.schedules.values())
+    return all(map(_runs_here, schedule.schedules.values()))
 
 
-def _vector(part: Schedule) -> object:
+def _runs_here(part: Schedule) -> bool:
     kernels = part.recipe.get("kernels")
-    return kernels.get("vector") if isinstance(kernels, dict) else None
+    vector = kernels.get("vector") if isinstance(kernels, dict) else None
+    return bool(part.recipe) and vector != "megatron"
 
 
-def conforms_ranks(schedule: ClusterSchedule) -> list[Violation]:
-    """All differences found, at most 20 of each class; an empty list is a proof."""
-    spec = ModelSpec.model_validate(schedule.model)
+def _of_class(one: RankClass, part: Schedule, job: Job, stage: int) -> Iterator[Violation]:
+    workload, own = job.workload, part.workload
+    priced, runs_here = job.with_megatron_kernels().recipe, _runs_here(part)
+    if runs_here:
+        rounds = workload_of_rounds(part, job.layout)
+        if rounds is None or own.seq_len != job.seq_len:
+            yield WorkDiffers(
+                f"class '{one.name}' has {own.sequences_per_step} sequences, which are not rounds "
+                f"of {job.layout.micro_batch} in whole chunks"
+            )
+            return
+        workload = rounds
     try:
-        layout = layout_in(schedule)
-    except ValidationError as error:
-        return [CallDiffers(f"the document's layout is none: {error.errors()[0]['msg']}")]
-    if {"pp": layout.pp, "dp": layout.dp} != _degrees(schedule):
-        return [CallDiffers("the mesh is not that of the document's layout")]
-    found = _of_stages(schedule, lambda one, stage: _of_rank(schedule, one, stage, (spec, layout)))
-    return [*_of_document(schedule, layout), *found]
-
-
-def _degrees(schedule: ClusterSchedule) -> dict[str, int]:
-    lengths = {axis.name: axis.size for axis in schedule.mesh.axes}
-    return {"pp": 1, "dp": 1} | lengths
-
-
-def _of_rank(
-    schedule: ClusterSchedule, one: RankClass, stage: int, laid_out: tuple[ModelSpec, Layout]
-) -> Iterator[Violation]:
-    part, (spec, layout) = schedule.of(one), laid_out
-    own, workload = part.workload, workload_of_rounds(part, layout)
-    if workload is None or own.seq_len != schedule.seq_len:
-        yield WorkDiffers(
-            f"class '{one.name}' has {own.sequences_per_step} sequences, which are not rounds of "
-            f"{layout.micro_batch} in whole chunks"
-        )
-        return
-    try:
-        recipe = Recipe.model_validate(part.recipe)
-        chain = lower(spec, workload, recipe, layout, stage)
+        recipe = Recipe.model_validate(part.recipe) if runs_here else priced
+        chain = lower(job.shape, workload, recipe, job.layout, stage)
     except (ValidationError, TwinstreamError) as error:
         yield CallDiffers(f"class '{one.name}' cannot be lowered again: {error}")
         return
-    yield from _of_class(one, part, chain)
-
-
-def _of_class(one: RankClass, part: Schedule, chain: Chain) -> Iterator[Violation]:
     if part.model != chain.model:
         yield WorkDiffers(
             f"class '{one.name}' is of model {part.model.name} ({part.model.content_hash}), the "

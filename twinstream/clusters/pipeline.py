@@ -7,7 +7,7 @@ from pydantic_core import to_json
 
 from twinstream.clusters.assembling import in_one_order
 from twinstream.clusters.kernel_sets import layout_refusal
-from twinstream.clusters.planned_stage import PlannedStage, planned_stage
+from twinstream.clusters.planned_stage import PlannedStage, plan_stage, without_messages
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import lower
 from twinstream.models.parallel.layout import Layout, LayoutError
@@ -18,7 +18,9 @@ from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankCl
 from twinstream.schedule.cluster.mesh import Axis, Mesh
 from twinstream.schedule.cluster.verify_cluster import may_deadlock
 from twinstream.schedule.document import Caps
+from twinstream.schedule.sizes import gib
 from twinstream.schedule.workload import MachineRef, Workload
+from twinstream.simulator.replay import steady_state
 
 _MOST_SLOWER = 1.02  # than with sums apart, both without the sums themselves
 
@@ -73,7 +75,7 @@ def plan_pipeline(
 
 @dataclass(frozen=True)
 class _LaidOut:
-    """`alone_ns` is of its slowest stage."""
+    """`alone_ns` is what its slowest stage takes if messages take no time."""
 
     document: ClusterSchedule
     alone_ns: float
@@ -106,9 +108,11 @@ def _in_slots(
         own = caps.get(stage) if isinstance(caps, Mapping) else caps
         chain = lower(stages.spec, stages.workload, stages.recipe, layout, stage)
         within = _beside_communication(own or Caps(), machine, layout)
-        planned[name] = planned_stage(
-            name, chain, machine, (within, choices), overlaps=layout.dp_overlap, pooled=pooled
-        )
+        merged = without_messages(chain, overlaps=layout.dp_overlap, pooled=pooled)
+        found = plan_stage(merged, machine, within, choices)
+        if found is None:
+            raise LayoutError(_does_not_fit(name, within, merged.apart_bytes))
+        planned[name] = found
         classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
     schedules = {name: one.schedule for name, one in planned.items()}
     document = ClusterSchedule(
@@ -123,7 +127,15 @@ def _in_slots(
         model_flops=schedules["stage 0"].model_flops * layout.dp,
         machine=MachineRef(name=machine.name, content_hash=machine.content_hash),
     )
-    return _LaidOut(in_one_order(document), max(one.alone_ns for one in planned.values()))
+    alone_ns = max(steady_state(one.planned, machine).step_ns for one in planned.values())
+    return _LaidOut(in_one_order(document), alone_ns)
+
+
+def _does_not_fit(name: str, caps: Caps, messages_bytes: int) -> str:
+    rooms = [("device", caps.arena_bytes("device")), ("host", caps.host_bytes)]
+    room = " and ".join(f"{gib(size)} of {of} memory" for of, size in rooms if size is not None)
+    messages = f", of which messages take {gib(messages_bytes)}" if messages_bytes else ""
+    return f"{name} does not fit {room}{messages}; a larger --device-mem or --host-mem would do"
 
 
 def _beside_communication(caps: Caps, machine: Machine, layout: Layout) -> Caps:

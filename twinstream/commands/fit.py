@@ -11,13 +11,12 @@ import typer
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.options import Json
 from twinstream.commands.arguments.outputs import output_option
-from twinstream.commands.arguments.requests import require_known
 from twinstream.commands.output import filled_in, print_json, print_report
 from twinstream.cost.bill import price_at, prices_of
 from twinstream.hardware_profiles.clusters.loader import place_names
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.loss import kind_of_loss, loss_of, names_loss
-from twinstream.planner.choices import EFFORTS
+from twinstream.planner.choices import EFFORTS, require_known
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
 from twinstream.schedule.sizes import parse_bytes, parse_number

@@ -1,4 +1,4 @@
-"""The error of training data."""
+"""The error that every fault in training data raises."""
 
 from twinstream.schedule.errors import TwinstreamError
 

@@ -34,7 +34,7 @@ class PartRecord(Node):
 
 
 class FileRecord(Node):
-    """A file, wherever it lies."""
+    """A data file by kind, size and hash, without its path."""
 
     kind: str
     size_bytes: Size
@@ -42,7 +42,7 @@ class FileRecord(Node):
 
 
 class SourceRecord(Node):
-    """The files of a source, and their blocks."""
+    """The files of one source of data, and the blocks that they are cut into."""
 
     files: tuple[FileRecord, ...]
     blocks: tuple[tuple[PartRecord, ...], ...]
@@ -51,7 +51,7 @@ class SourceRecord(Node):
     def of(
         cls, files: Sequence[DataFile], hashes: Sequence[str], blocks: Sequence[DataBlock]
     ) -> "SourceRecord":
-        """As they are now."""
+        """Record the files and blocks of a source as they are now."""
         numbers = {file.path: number for number, file in enumerate(files)}
         return cls(
             files=tuple(

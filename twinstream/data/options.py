@@ -1,4 +1,4 @@
-"""The user's options of training data."""
+"""Options of training data, as a user sets them."""
 
 from dataclasses import dataclass
 from datetime import date
@@ -34,7 +34,7 @@ class Source:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """How rows become tokens.
+    """The options by which rows become tokens.
 
     Attributes:
         loss_on: which tokens are learned. `completions`: of a prompt with its completion the

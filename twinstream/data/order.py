@@ -14,7 +14,7 @@ from twinstream.data.spans import Ints
 
 @dataclass(frozen=True)
 class Position:
-    """Which chunk comes next; whole numbers and a text, so that it goes into JSON as it is.
+    """The place of the next chunk in the data; whole numbers and a text, so that JSON takes it.
 
     Attributes:
         epoch: epochs that are behind.
@@ -31,7 +31,7 @@ class Position:
 
 @dataclass(frozen=True)
 class BlockSlice:
-    """What one epoch takes of a block: all of it, or documents from `first` to `end` of 1.
+    """The part of a block that one epoch takes: shares `first` to `end` of its documents.
 
     Where a source's weight is no whole number, an epoch may end within a block: with weight 0.5 and
     one block it takes half of the documents, and the next epoch the others. `shuffle` names the
@@ -72,7 +72,7 @@ class Order:
 
     @property
     def most_epochs_of_nothing(self) -> int:
-        """How many epochs in a row may have no document, although the data has one."""
+        """Return how many epochs in a row may have no document, although the data has one."""
         return 1 + ceil(1 / max(self.weights))
 
     def groups(self, epoch: int) -> list[list[BlockSlice]]:

@@ -16,7 +16,7 @@ _PADDING_ID = 0  # any that each model has: nothing attends to it, and it has no
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one pass of the model takes, T tokens.
+    """The packed tokens of one pass of the model, T of them.
 
     Attributes:
         ids: [T].
@@ -35,7 +35,7 @@ class Chunk:
 
     @property
     def documents(self) -> Iterator[slice]:
-        """Where each lies that is no padding; of pairs."""
+        """Yield where each document of the pairs lies in the chunk, without padding."""
         end = 0
         for length in self.lengths[: 2 * self.num_pairs]:
             yield slice(end, end + length)
@@ -44,7 +44,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class ChunkShape:
-    """What a plan allows: tokens of a chunk, of its longest document, and entries of `lengths`.
+    """The limits of a plan: tokens of a chunk, of its longest document, entries of `lengths`.
 
     Padding is in `lengths` too, in pieces no longer than a document, so that a chunk with
     nothing but one token needs `1 + ceil((chunk_tokens - 1) / longest)` entries. With `alone` each
@@ -161,7 +161,7 @@ def chunk_of(spans: Spans, indices: Ints, shape: ChunkShape) -> Chunk:
 
 
 def empty_chunk(shape: ChunkShape) -> Chunk:
-    """Nothing but padding."""
+    """Return a chunk of padding alone."""
     no_ids, none = np.empty(0, np.int32), np.empty(0, np.int64)
     return chunk_of(Spans(no_ids, no_ids, none, none, shape.sides), none, shape)
 

@@ -24,7 +24,7 @@ _STOP_WITHIN = 8  # tokens: templates put a line end or two after the stop token
 
 @dataclass(frozen=True)
 class Sample:
-    """What was seen.
+    """The findings in a sample of the data.
 
     Attributes:
         lengths: [D], tokens of the pieces of the sampled documents.

@@ -39,7 +39,7 @@ class Shape:
 
     @property
     def asked(self) -> str:
-        """The field of what is answered."""
+        """Return the name of the field that is answered."""
         return self.needs[0]
 
     @property
@@ -118,7 +118,7 @@ def shape_of(fields: Mapping[str, Any], *, pairs: bool = False) -> Shape:
 
 
 def is_given(fields: Mapping[str, Any], name: str) -> bool:
-    """Whether a row says anything by a field; an empty text does, for it is text."""
+    """Return whether a row has a value in a field; an empty text is one, an empty list is none."""
     value = fields.get(name)
     return value is not None and value not in ([], {})
 
@@ -128,7 +128,7 @@ def _is_not_null(fields: Mapping[str, Any], name: str) -> bool:
 
 
 def names_of(fields: Mapping[str, Any]) -> str:
-    """The fields of a row, in words."""
+    """Return the names of the fields of a row as text."""
     return ", ".join(f"{name}{_emptiness(value)}" for name, value in fields.items()) or "none"
 
 

@@ -36,7 +36,7 @@ class Spans:
         return totals
 
     def chosen(self, indices: Ints) -> "Spans":
-        """Those spans or pairs."""
+        """Return the spans, or the pairs of spans, at these indices."""
         found = (indices[:, None] * self.sides + np.arange(self.sides)).ravel()
         return replace(self, starts=self.starts[found], lengths=self.lengths[found])
 
@@ -77,7 +77,7 @@ def cut(tokens: BlockTokens, sizes: Sequence[int], sides: int = 1) -> Spans:
 
 
 def alike_pairs(ids: NDArray[np.int32], starts: Ints, ends: Ints) -> NDArray[np.bool_]:
-    """Of each pair of documents [starts, ends) of the ids whether both are the same."""
+    """Return for each pair of documents [starts, ends) of the ids whether both are the same."""
     first, second = (list(zip(starts[i::2], ends[i::2], strict=True)) for i in range(2))
     same = [
         np.array_equal(ids[a:b], ids[c:d]) for (a, b), (c, d) in zip(first, second, strict=True)

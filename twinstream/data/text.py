@@ -12,7 +12,7 @@ from twinstream.schedule.workload import Workload
 
 
 class TextError(TwinstreamError):
-    """The text cannot be used."""
+    """The error of a text that cannot be used."""
 
 
 def default_text() -> bytes:
@@ -33,7 +33,7 @@ def read_text(path: Path) -> bytes:
 
 
 def byte_tokens(text: bytes) -> NDArray[np.int32]:
-    """One token per byte, ids 0 to 255."""
+    """Return a token for each byte, ids 0 to 255, int32."""
     return np.frombuffer(text, dtype=np.uint8).astype(np.int32)
 
 

@@ -1,4 +1,4 @@
-"""Where tokens of blocks are made: in processes beside the training, or in the caller's own."""
+"""Make the tokens of blocks in processes beside the training, or in the caller's own."""
 
 import os
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ class TokenFeed(Protocol):
         """Return the tokens of a block; raises DataError if they cannot be made."""
 
     def close(self) -> None:
-        """End: nothing more will be taken."""
+        """End the feed; nothing more will be taken from it."""
 
 
 class InlineTokenFeed:

@@ -12,8 +12,9 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.python_file import split_name
 from twinstream.schedule.sizes import parse_number
-from twinstream.study.one_device import DeviceQuery
-from twinstream.study.query import STEP_COUNTS, Loader, Value
+from twinstream.study.query import Loader
+from twinstream.study.questions import device_query
+from twinstream.study.values import NAMES, STEP_COUNTS, Value, fault_of
 
 _GIB = 2**30
 _OWN_FIELDS = ("policy", "machine", "model", "seq_len", "device_mem", "host_mem")
@@ -61,7 +62,7 @@ def own_key(row: MeasuredRow) -> OwnKey:
         CalibrationError: a column says what `plan` does not know.
     """
     values, columns = _values(row), _columns(row)
-    _loader().any_model(str(values["model"]), row.seq_len)
+    _loader().model(str(values["model"]), row.seq_len)
     return OwnKey(row.machine.lower(), columns.get(_PLANNED_FOR), tuple(sorted(values.items())))
 
 
@@ -75,7 +76,8 @@ def own_cell(row: MeasuredRow, machine: Machine) -> OwnCell:
     values, named = _values(row), _columns(row).get(_PLANNED_FOR)
     try:
         profile = machine if named is None else _loader().machine(named)
-        schedule = DeviceQuery.on(profile, values, _loader()).planned(advises=False)
+        named_machine = {**values, "machine": profile.name}
+        schedule = device_query(named_machine, _loader().on(profile)).planned(advises=False)
     except InfeasiblePlan:
         raise
     except TwinstreamError as error:
@@ -107,12 +109,12 @@ def _values(row: MeasuredRow) -> dict[str, Value]:
         sequences = max(1, round(row.tokens_per_s * row.step_time_s / row.seq_len))
         found["tokens_per_step"] = sequences * row.seq_len
     for name, text in _columns(row).items():
-        if name in DeviceQuery.names and name not in _OWN_FIELDS:
+        if name in NAMES["device"] and name not in _OWN_FIELDS:
             found[name] = _value(name, text)
     for name, value in found.items():
         if isinstance(value, str) and split_name(value) is not None:
             raise _at(row, f"{name} '{value}' is of a Python file, and a table runs none")
-        if (fault := DeviceQuery.fault(name, value)) is not None:
+        if (fault := fault_of("device", name, value)) is not None:
             raise _at(row, f"{name} {fault}")
     return found
 

@@ -15,7 +15,7 @@ class LayoutChoice(Node):
 
     @property
     def why(self) -> str:
-        """Why it was chosen."""
+        """Return in words why this layout was chosen."""
         if not self.others:
             return "as asked"
         return f"the fastest of {1 + len(self.others)} that were looked at"

@@ -47,7 +47,7 @@ class Event(Node):
 
 
 class PairMetrics(Node):
-    """Where the loss is of pairs (DPO), means over them, of answers before this step's update.
+    """Means over the pairs of a step (DPO), by the model before this step's update.
 
     Attributes:
         accuracy: share of pairs whose margin is above 0.
@@ -68,7 +68,7 @@ class PairMetrics(Node):
 
     @property
     def text(self) -> str:
-        """For a screen."""
+        """Return margin and accuracy as a line for a screen."""
         return f"margin {self.margin:+.3f}, accuracy {self.accuracy:.0%}"
 
 

@@ -17,7 +17,7 @@ MODEL, TENSORBOARD, TOKENS = "model", "tensorboard", "tokens"
 
 
 class RunFiles:
-    """Paths inside a run's folder."""
+    """The paths of the files in a run's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -42,26 +42,26 @@ class RunFiles:
         return self.cluster, self.profile, self.node, self.layouts, self.measured
 
     def forget_ranks(self) -> None:
-        """Before one device goes on: remove what is of ranks."""
+        """Remove the files of a run on ranks, before one device goes on."""
         if self.cluster.exists():
             self.comparison.unlink(missing_ok=True)
         for path in self._of_ranks:
             path.unlink(missing_ok=True)
 
     def forget_one_device(self) -> None:
-        """Before ranks train: remove the plan of one device, and what was measured before."""
+        """Remove the plan of one device and earlier measurements, before ranks train."""
         for path in (self.plan, self.comparison, self.measured):
             path.unlink(missing_ok=True)
 
     def has_steps(self) -> bool:
-        """Whether a step was trained: one that is logged, or kept in a checkpoint."""
+        """Return whether a step was trained: one is logged, or kept in a checkpoint."""
         if any(self.folder.glob("checkpoint-*")) or self.model.exists():
             return True
         events = read_metrics(self.metrics) if self.metrics.exists() else []
         return bool(events_of_kind(events, StepMetrics))
 
     def others(self) -> list[Path]:
-        """What is in the folder that no run left there when it was killed before it began."""
+        """Return the folder's files but those of a run that was killed before it began."""
         ours = self.tokens
         return [p for p in sorted(self.folder.iterdir()) if p != ours and not is_leftover(p)]
 

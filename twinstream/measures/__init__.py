@@ -1,1 +1,1 @@
-"""What a schedule and a timeline come to, in numbers."""
+"""Figures that are computed from a schedule and a timeline."""

@@ -1,4 +1,4 @@
-"""What unequal loads of experts change of a schedule's costs: how full their last tiles are."""
+"""Change a schedule's costs by unequal loads of experts: how full their last tiles are."""
 
 import json
 from math import ceil

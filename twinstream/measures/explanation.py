@@ -1,4 +1,4 @@
-"""What a plan does and what it hangs on, in numbers: `twinstream plan` prints it on one screen."""
+"""Explain in numbers what a plan does and what limits it, for the screen of `twinstream plan`."""
 
 from pydantic import NonNegativeInt
 
@@ -15,7 +15,7 @@ DEVICE_MEMORY, HOST_MEMORY = "device memory", "host memory"
 
 
 class Recomputed(Node):
-    """How many of the step's blocks (a layer of a chunk) are recomputed from which saved level.
+    """The number of the step's blocks (a layer of a chunk) that each saved level is recomputed for.
 
     `fraction_of_flops` is the share of all matmul and attention FLOPs executed.
     """
@@ -26,7 +26,7 @@ class Recomputed(Node):
 
 
 class Price(Node):
-    """What one more unit (a GiB of a memory, a GB/s of a link) would bring, to first order.
+    """The gain by one more unit (a GiB of a memory, a GB/s of a link), to first order.
 
     The seconds are the price in the lower bound; tokens/s = seconds x tokens / step time squared.
     """
@@ -57,7 +57,7 @@ class Explanation(Node):
 
 
 def explain(schedule: Schedule, timeline: Timeline, machine: Machine) -> Explanation:
-    """What limits the schedule, what it moves and recomputes, where it keeps things, the prices."""
+    """Return what limits the schedule, what it moves, recomputes and keeps where, and prices."""
     require("schedule", schedule, Schedule)
     require("timeline", timeline, Timeline)
     require("machine", machine, Machine)

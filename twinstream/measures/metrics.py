@@ -6,7 +6,6 @@ from typing import Literal
 from pydantic import NonNegativeInt
 
 from twinstream.clusters.conforms import is_executable
-from twinstream.clusters.predict import memory_of
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Machine, is_compute_unit
 from twinstream.measures.residence import copied_sizes, moved_bytes
@@ -19,7 +18,7 @@ from twinstream.schedule.analysis.idle import (
     exposed_times,
     mean_fractions,
 )
-from twinstream.schedule.analysis.occupancy import memory_over_time
+from twinstream.schedule.analysis.occupancy import memory_over_time, slot_bytes_by_role
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, as_cluster
 from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline, as_cluster_timeline
 from twinstream.schedule.document import Schedule
@@ -36,7 +35,7 @@ _NARROW = ("fp4", "fp8")
 
 
 class Summary(Node):
-    """What a step costs and yields.
+    """The cost and yield of a step: time, rates, memory, traffic, and how sure they are.
 
     `mfu` and `hfu` are shares of the peak of all devices, in the narrowest dtype of matrix
     products; hfu counts all matmul and attention FLOPs executed, recomputed ones too. Peaks are
@@ -83,24 +82,24 @@ class Summary(Node):
 
     @property
     def devices(self) -> str:
-        """What the ranks are called: GPUs, or processes on CPUs."""
+        """Return the word for the ranks: GPUs, or ranks where they are processes on CPUs."""
         return "GPUs" if self.device == "cuda" else "ranks"
 
     @property
     def counted(self) -> str:
-        """How many there are."""
+        """Return the number of devices with their word, as "8 GPUs"."""
         return (
             f"{self.num_gpus:,} {self.devices}" if self.num_gpus > 1 else f"1 {self.devices[:-1]}"
         )
 
     @property
     def fullest(self) -> str:
-        """The class that takes most device memory."""
+        """Return the name of the class of ranks that takes most device memory."""
         return max(self.memory_bytes, key=lambda name: sum(self.memory_bytes[name].values()))
 
     @property
     def missing_bytes(self) -> int:
-        """What the fullest class takes more than a device has."""
+        """Return the bytes by which the fullest class exceeds a device; 0 if it fits."""
         if self.device_bytes is None:
             return 0
         return max(0, sum(self.memory_bytes[self.fullest].values()) - self.device_bytes)
@@ -204,7 +203,7 @@ def device_memory(schedule: Schedule, spans: PassSpans) -> dict[str, int]:
     of a pass, and `arena` is the rest of the arena.
     """
     slots = tuple(slot for slot in schedule.slots if slot.tier == DEVICE)
-    found = memory_of(schedule.model_copy(update={"slots": slots}))
+    found = slot_bytes_by_role(schedule.model_copy(update={"slots": slots}))
     arena = arena_bytes(schedule, DEVICE)
     rest = arena - sum(found.values())
     if rest >= 0:

@@ -1,4 +1,4 @@
-"""What a step on this GPU loses to an attention library that is not installed."""
+"""Tell what a step on this GPU loses because an attention library is not installed."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ from twinstream.schedule.ops import Compute
 
 
 def missing_attention_notes(schedule: Schedule, machine: Machine) -> tuple[str, ...]:
-    """Which faster attention is missing on the machine here, and what share of compute it costs.
+    """Name a faster attention that is not installed here, and the share of compute that it costs.
 
     Nothing where nothing faster is usual on such GPUs, or it is not known how much faster it is.
     """

@@ -1,4 +1,4 @@
-"""How far predictions were off on published steps of many GPUs that are near to a question."""
+"""Find the error of predictions on published steps of many GPUs that are near to a question."""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ _OF_GPUS, _OF_AN_AXIS, _OF_PRECISION, _OF_ZERO3 = 0.5, 1.0, 2.0, 1.0
 
 
 class StepKind(NamedTuple):
-    """What of a step decides how near to it another one is.
+    """The features of a step by which another one is near to it.
 
     `parameters` are all of the model's, `axes` those along which there are several ranks; `zero3`
     is whether they share the parameters.
@@ -49,7 +49,7 @@ class StepKind(NamedTuple):
 
     @classmethod
     def in_document(cls, schedule: ClusterSchedule) -> Self | None:
-        """Of a document; None where it does not say from which model and layout it was made."""
+        """Return the kind of a schedule; None if it does not say its model and layout."""
         try:
             spec = ModelSpec.model_validate_json(to_json(schedule.model))
             recipe = schedule.of(schedule.classes[0]).recipe
@@ -73,18 +73,18 @@ class StepKind(NamedTuple):
 
     @property
     def told(self) -> str:
-        """What kind it is, but for its size."""
+        """Return the kind in words, without the size."""
         kind = "mixture of experts" if self.experts else "dense"
         axes = " ".join(axis for axis in _AXES if axis in self.axes)
         return f"{kind}, {self.precision}, {axes}" + (", ZeRO 3" if self.zero3 else "")
 
     def cells(self) -> dict[str, str]:
-        """Its columns of the table."""
+        """Return its columns in the table of published steps."""
         found = self._asdict() | {"axes": " ".join(sorted(self.axes))}
         return {name: str(value) for name, value in found.items()}
 
     def distance(self, other: "StepKind") -> float:
-        """How unlike two steps on one machine are; a factor of two in parameters counts 1."""
+        """Return how unlike two steps on a machine are; a factor of 2 in parameters counts 1."""
         return (
             abs(log2(self.parameters / other.parameters))
             + _OF_GPUS * abs(log2(self.gpus / other.gpus))
@@ -120,7 +120,7 @@ class NearSteps(NamedTuple):
 
     @property
     def told(self) -> str:
-        """How many there are, of what."""
+        """Return in words how many steps there are, of which models and GPUs."""
         kinds = [step.kind for step in self.steps]
         sizes = _range([kind.parameters / 1e9 for kind in kinds], "{:.3g}")
         gpus = _range([kind.gpus for kind in kinds], "{:,}")
@@ -132,7 +132,7 @@ class NearSteps(NamedTuple):
 
 
 def nearest(kind: StepKind, machine: Machine) -> NearSteps | None:
-    """At most 8 published steps on the same GPU of a model of the same kind, and not too far.
+    """Return at most 8 published steps on the same GPU of a model of the same kind, not too far.
 
     None where there is none: nothing like the question was published, or it was predicted with
     other rates than the machine's.

@@ -1,4 +1,4 @@
-"""Where a schedule keeps things: at home on the device or the host, and which bytes it moves."""
+"""Find where a schedule keeps tensors (at home on device or host) and which bytes it moves."""
 
 from collections.abc import Iterator, Sequence
 from typing import get_args
@@ -54,7 +54,7 @@ class Residence(Node):
 
 
 def residence(schedule: Schedule, timeline: Timeline) -> Residence:
-    """Where the schedule keeps its tensors, by role; peaks at the times of the timeline.
+    """Return where the schedule keeps its tensors, by role; peaks are at the timeline's times.
 
     Raises:
         TwinstreamError: by the timeline's times more is alive at once than an arena holds.
@@ -160,8 +160,8 @@ def checkpoint_bytes(schedule: Schedule) -> int:
 
 
 def written_names(carried: Sequence[str]) -> list[str]:
-    """Of what a run carries what a checkpoint has: all, or where there are adapters only these and
-    what is trained whole beside them.
+    """Return the carried tensors that a checkpoint has: all, or, where there are adapters, only
+    these and what is trained whole beside them.
 
     >>> written_names(["param.0", "param.lora.0", "opt.lora.0"])
     ['param.lora.0', 'opt.lora.0']

@@ -1,4 +1,4 @@
-"""How far a predicted number may be off: what every screen and every JSON says beside it."""
+"""State how far a predicted number may be off, as every screen and JSON says beside it."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -61,18 +61,18 @@ class Uncertainty(Node):
 
     @property
     def short(self) -> str:
-        """For the side of a number: `+/- 1.0 %`, `+/- ?`, `+/- 2.1 %, checked here`."""
+        """Return the error beside a number: `+/- 1.0 %`, `+/- ?`, `+/- 2.1 %, checked here`."""
         told = "+/- ?" if self.mean is None else f"+/- {_percent(self.mean)}"
         return f"{told}, checked here" if self.kind == "checked" else told
 
     @property
     def why(self) -> str:
-        """What kind of test says so."""
+        """Return in words the kind of test that the error is from."""
         return _WHY[self.kind]
 
     @property
     def sentence(self) -> str:
-        """For a note: how much, what kind of test says so, and where it is written."""
+        """Return the error as a sentence, with the kind of test and its source."""
         worst = "" if self.worst is None else f", worst {_percent(self.worst)}"
         told = self.short if self.mean is None else f"{self.short}{worst}"
         said = f"Predicted speeds are {told}: {self.why}"
@@ -98,7 +98,7 @@ class Speed(NamedTuple):
         return f"{rate_text(self.tokens_per_s)} {self.uncertainty.short}"
 
     def may_be_as_fast_as(self, faster: "Speed") -> bool:
-        """Whether the intervals overlap; whatever has no known error may be anything."""
+        """Return whether this may be as fast: the intervals overlap, or one is unknown."""
         mine, other = self.uncertainty.mean, faster.uncertainty.mean
         if mine is None or other is None:
             return True
@@ -106,7 +106,7 @@ class Speed(NamedTuple):
 
 
 def order_note(speeds: Mapping[str, Speed]) -> str | None:
-    """Which machines may be as fast as one that is predicted faster; None where none may.
+    """Name the machines that may be as fast as one predicted faster; None if there is none.
 
     Args:
         speeds: of different machines, by name. The error of one profile is common to all that is
@@ -124,13 +124,13 @@ def order_note(speeds: Mapping[str, Speed]) -> str | None:
 
 
 def prediction_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list[str]:
-    """What to know of every number of a timeline that is predicted for a schedule on a machine."""
+    """Return notes on the numbers of a timeline that is predicted for a schedule on a machine."""
     rates, steady = rate_notes(schedule, machine), steady_notes(timeline)
     return [uncertainty_of(machine, schedule).sentence, *rates, *steady]
 
 
 def usual_uncertainties(machines: Sequence[Machine]) -> list[Uncertainty]:
-    """Of 8b at 8,192 tokens a sequence on each machine, with the kernels that `plan` takes."""
+    """Return the error of 8b at 8,192 tokens a sequence on each machine, by `plan`'s kernels."""
     spec = load_preset("8b")
     kernels = [usual_kernels(machine, spec) for machine in machines]
     chains = {one: lower(spec, _USUAL_STEP, Recipe(kernels=one)) for one in set(kernels)}
@@ -141,7 +141,7 @@ def usual_uncertainties(machines: Sequence[Machine]) -> list[Uncertainty]:
 def uncertainty_of(
     machine: Machine, schedule: Schedule | ClusterSchedule | Chain | None = None
 ) -> Uncertainty:
-    """What is known of how far predictions with this profile are off, and a schedule's above all.
+    """Return how far predictions with this profile are off, for one schedule if it is given.
 
     A ratio of rates that is assumed counts with a quarter of what attention takes, one that nobody
     knows with all of it: that is how far apart implementations are on one machine.
@@ -170,7 +170,7 @@ def uncertainty_of(
 def uncertainty_of_job(
     job: Job, machine: Machine, document: Callable[[], ClusterSchedule]
 ) -> Uncertainty:
-    """What is known of how far predictions of a job on many GPUs are off.
+    """Return how far predictions of a job on many GPUs are off.
 
     Args:
         machine: the profile of a node.
@@ -228,7 +228,7 @@ def _of_attention(schedule: Schedule | Chain, machine: Machine) -> float:
 
 
 def steady_notes(timeline: Timeline) -> tuple[str, ...]:
-    """What to know of a predicted step that no period proves; nothing where one does."""
+    """Return a note on a predicted step that no period proves; nothing if one does."""
     if not timeline.is_unproven:
         return ()
     return (
@@ -239,8 +239,8 @@ def steady_notes(timeline: Timeline) -> tuple[str, ...]:
 
 
 def rate_notes(schedule: Schedule, machine: Machine) -> list[str]:
-    """What to know of a profile's rates: which steps they are of, what attention of a machine
-    elsewhere is taken to be, and by whose rate it is priced where the profile has none of it.
+    """Return notes on a profile's rates: which steps they are of, which attention is assumed of
+    a machine elsewhere, and whose rate prices it if the profile has none.
     """
     found: dict[tuple[str, str | None], dict[str, Ratio]] = {}
     for work in (work for call in schedule.calls.values() for work in call.cost):

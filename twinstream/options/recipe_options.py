@@ -8,7 +8,12 @@ from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.hf.config import Dtype
 from twinstream.models.loss import loss_of
 from twinstream.models.model import AnyModel
-from twinstream.models.recipe import GradientDtype, OptimizerState
+from twinstream.models.recipe import (
+    GradientDtype,
+    OptimizerState,
+    Recipe,
+    recipe_of_fields,
+)
 from twinstream.models.trained import require_few_bits, trained_of
 from twinstream.models.update_rules import BETAS, RULES, OwnRule, update_rule
 from twinstream.options.option_group import OPTIMIZER, TRAINED, OptionGroup, flag
@@ -122,6 +127,28 @@ class RecipeOptions(OptionGroup):
             "gradients": self.gradients,
             "optimizer_state": self.optimizer_state,
         }
+
+    def recipe(self, model: AnyModel, adapters: Lora | None = None, **others: object) -> Recipe:
+        """The recipe that these options decide.
+
+        Args:
+            adapters: those that are there already.
+            others: fields of the recipe that are no options of a recipe; kernels, say.
+
+        Raises:
+            TwinstreamError: as `recipe_fields`, or fields do not go together.
+        """
+        return recipe_of_fields(self.recipe_fields(model, adapters) | others)
+
+    def changed(self, was: Recipe, model: AnyModel, **others: object) -> Recipe:
+        """A recipe of this model with the options that were given in place of its own.
+
+        Raises:
+            TwinstreamError: as `recipe`.
+        """
+        given = self.given_recipe_fields(model) if self.model_fields_set else {}
+        changes = given | others
+        return recipe_of_fields({**dict(was), **changes}) if changes else was
 
     def given_recipe_fields(self, model: AnyModel) -> dict[str, Any]:
         """Of these the fields that options decide which were given; others are as they were.

@@ -39,7 +39,7 @@ def op_bars(view: View, span: Span) -> list[Bar]:
 
 
 def shrunk(views: Sequence[View], span: Span, most_ops: int = MOST_OPS) -> Span:
-    """As much of a span as has at most so many ops, around its loss (else around its middle)."""
+    """Return the part of a span around its loss (else its middle) that has at most `most_ops`."""
     middle = _middle_ns(views, span)
     window, lasting_ns = span, span.lasting_ns
     while lasting_ns > 1 and sum(len(view.within(window)) for view in views) > most_ops:

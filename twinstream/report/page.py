@@ -15,7 +15,7 @@ _ERROR = " +/- "  # of a value; what follows stands in small type beside it
 
 @dataclass(frozen=True)
 class Card:
-    """A headline figure."""
+    """A headline figure of a page: name, value and a note."""
 
     name: str
     value: str
@@ -50,7 +50,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """What a page shows, in order; `footer` says how it was made."""
+    """The contents of a page, in order; `footer` says how it was made."""
 
     title: str
     subtitle: str
@@ -87,7 +87,7 @@ def _card(card: Card) -> str:
 
 
 def split_error(value: str) -> tuple[str, str]:
-    """What stands in large type, and in small type beside it.
+    """Split a value into the number, in large type, and its error, in small type beside it.
 
     >>> split_error("11,114 +/- 1.0 %")
     ('11,114', '+/- 1.0 %')

@@ -80,7 +80,7 @@ _PATTERNS = ("", "/", "x", ".")
 
 @dataclass(frozen=True)
 class Series:
-    """How one of many series looks; colours come again with another dash and pattern."""
+    """The look of one of many series; colours come again with another dash and pattern."""
 
     colour: str
     dash: str
@@ -110,12 +110,12 @@ def lighter(colour: str, share: float) -> str:
 
 
 def key_colour(key: str) -> str:
-    """Of a bar's key: a kind of task, a phase, the role of a tensor, an axis, a wait."""
+    """Return the colour of a key: a kind of task, a phase, a tensor's role, an axis, a wait."""
     return _COLOURS.get(key, OTHER_COLOUR)
 
 
 def key_name(key: str) -> str:
-    """What a colour is called.
+    """Return the words for a key, as a legend has them.
 
     >>> key_name("tp"), key_name("transfer"), key_name("weight"), key_name("block_forward")
     ('tp', 'message of the pipeline', 'gradients of weights', 'block forward')

@@ -1,4 +1,4 @@
-"""What a page has of the ranks of a mesh: lanes, exposed time, memory, predicted and measured."""
+"""The part of a page on the ranks of a mesh: lanes, exposed time and memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,12 +42,12 @@ class RanksPart:
 
     @cached_property
     def summary(self) -> Summary:
-        """Of the prediction."""
+        """Return the figures of the predicted timeline."""
         return summarize(self.schedule, self.predicted, self.machine)
 
     @cached_property
     def ran(self) -> Summary | None:
-        """Of what was measured, a class for each rank."""
+        """Return the figures of the measured timeline, a class for each rank; None without one."""
         if self.measured is None:
             return None
         return summarize(*by_rank(self.schedule, self.measured), self.machine)
@@ -62,7 +62,7 @@ class RanksPart:
 
     @property
     def layout_told(self) -> str:
-        """What of the layout does not show in the mesh."""
+        """Return the parts of the layout that the mesh does not show, as text."""
         names = ("pipeline", "micro_batch", "zero", "recompute")
         layout = self.schedule.layout
         said = (f"{name.replace('_', '-')} {layout[name]}" for name in names if name in layout)
@@ -71,7 +71,7 @@ class RanksPart:
         return ", ".join((sequences, *said))
 
     def run_cards(self) -> list[Card]:
-        """For the page of a run: the layout, and the stage that takes most memory."""
+        """Return two cards for the page of a run: the layout, and the fullest stage's memory."""
         fullest = self.summary.fullest
         cap_bytes = self.schedule.schedules[fullest].caps.device_bytes
         cap = "no cap" if cap_bytes is None else f"cap {gib(cap_bytes)}"
@@ -83,7 +83,7 @@ class RanksPart:
         ]
 
     def run_sections(self) -> list[Section]:
-        """For the page of a run: how the layout was chosen, and the step.
+        """Return sections for the page of a run: how the layout was chosen, and the step.
 
         Raises:
             TimelineMismatch: a timeline is not of the schedule.

@@ -51,7 +51,7 @@ def loss_figure(steps: Sequence[StepMetrics], evals: Sequence[EvalMetrics]) -> g
 
 
 def rate_figure(steps: Sequence[StepMetrics]) -> go.Figure:
-    """The learning rate of each step."""
+    """Draw the learning rate of each step."""
     figure = go.Figure(
         _line("learning rate", _column(steps, "step"), _column(steps, "learning_rate"), ".3e")
     )
@@ -70,7 +70,7 @@ def norm_figure(steps: Sequence[StepMetrics]) -> go.Figure:
 
 
 def reward_figure(steps: Sequence[StepMetrics]) -> go.Figure:
-    """Of DPO, the mean margin of each step's pairs, and the rewards whose difference it is."""
+    """Draw the mean margin of each step's pairs (DPO), and the two rewards it is made of."""
     figure = go.Figure()
     for field, colour in zip(("margin", "chosen_reward", "rejected_reward"), SERIES_COLOURS,
                              strict=False):  # fmt: skip
@@ -80,7 +80,7 @@ def reward_figure(steps: Sequence[StepMetrics]) -> go.Figure:
 
 
 def accuracy_figure(steps: Sequence[StepMetrics]) -> go.Figure:
-    """Of DPO, the share of each step's pairs whose margin is above 0."""
+    """Draw the share of each step's pairs whose margin is above 0 (DPO)."""
     figure = go.Figure(_preference(steps, "accuracy", "accuracy", ".1%"))
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
     return _laid_out(figure, "accuracy", _HALF_PX)
@@ -107,7 +107,7 @@ def speed_figure(steps: Sequence[StepMetrics]) -> go.Figure:
 
 
 def memory_figure(schedule: Schedule, found: Residence) -> go.Figure:
-    """What is taken of both memories at the fullest moment of a step, by role."""
+    """Draw the bytes of both memories at the fullest moment of a step, by role."""
     unit_bytes, unit = size_unit(schedule)
     parts = [
         (readable(one.role), ROLE_COLOURS[one.role], one.device_peak_bytes, one.host_peak_bytes)
@@ -137,7 +137,7 @@ def memory_figure(schedule: Schedule, found: Residence) -> go.Figure:
 
 
 def thinned(at: Floats, values: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-    """At most so many points: of each stretch of equally many the least and the greatest value.
+    """Return at most `most` points: the least and the greatest value of each equal stretch.
 
     What is not finite is NaN, which is drawn as a gap; a stretch of nothing else stays one.
     """

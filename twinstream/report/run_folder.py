@@ -1,4 +1,4 @@
-"""What a run's folder tells: its events, the options it was given, what it was compared with."""
+"""Read a run's folder: its events, its options, and its comparison with the prediction."""
 
 import math
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ def read_run_folder(folder: Path) -> RunFolder:
 
 
 def run_summary(run: RunFolder) -> RunSummary:
-    """The headline figures of a run."""
+    """Return the headline figures of a run."""
     steps, evals = run.steps, run.evals
     finite = [one for one in evals if math.isfinite(one.loss)]
     best = min(finite, key=lambda one: one.loss, default=None)

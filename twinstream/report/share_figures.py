@@ -1,4 +1,4 @@
-"""Where time and bytes go: idle time, copies, recompute, kinds of task."""
+"""Draw where time and bytes go: idle time, copies, recompute, kinds of task."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Shown:
-    """What is drawn of one timeline: a span, and the bars in it."""
+    """The part of one timeline that is drawn: a span, and the bars in it."""
 
     view: View
     span: Span

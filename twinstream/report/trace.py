@@ -87,13 +87,13 @@ class _Writer:
 
     @property
     def first_ns(self) -> int:
-        """When the first of the ops shown begins, or its class comes to it."""
+        """Return when the first of the ops shown begins, or its class comes to it, in ns."""
         starts = [self._came_ns((n, at)) for n, mine in enumerate(self._shown) for at in mine]
         return min(starts, default=self.window.start_ns)
 
     @property
     def told(self) -> str:
-        """Where the timeline is from, and how much of it is shown."""
+        """Return in words where the timeline is from, and how much of it is shown."""
         classes = self._view.classes
         of = "" if classes[0].is_device else (
             f"{len(classes)} classes of {self._view.schedule.mesh.size:,} ranks, "
@@ -105,7 +105,7 @@ class _Writer:
         )
 
     def events(self, origin_ns: int) -> Iterator[Event]:
-        """All of them, in us from `origin_ns`."""
+        """Yield all trace events, with times in us from `origin_ns`."""
         for number, one in enumerate(self._view.classes):
             pid = self._pid(number)
             name = f"{self._label}{one.name}, {one.num_ranks:,} rank{'s' * (one.num_ranks > 1)}"
@@ -214,12 +214,12 @@ class _Writer:
 
 
 def named(pid: int, tid: int, what: str, name: str) -> Event:
-    """The name of a process or a thread."""
+    """Return the event that names a process or a thread."""
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def in_place(pid: int, tid: int, what: str, place: int) -> Event:
-    """Where a process or a thread stands among the others."""
+    """Return the event that orders a process or a thread among the others."""
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"sort_index": place}}
 
 

@@ -49,7 +49,7 @@ _PHASE_OF_KIND = {
 
 @dataclass(frozen=True)
 class Span:
-    """From when to when, ns of the timeline's clock."""
+    """A span of time, in ns of the timeline's clock."""
 
     start_ns: int
     end_ns: int
@@ -68,7 +68,7 @@ class MemoryCurve:
 
 
 class View:
-    """What a device, or a class of ranks, does in the last pass of a timeline.
+    """The last pass of a timeline on one device, or on a class of ranks.
 
     Ops of an exchange begin once all sides have come; `waited_ns` is how long this class waited
     for them. `world` is `predicted` or `measured`, and the name of one device.
@@ -102,7 +102,7 @@ class View:
 
     @cached_property
     def key(self) -> tuple[str, ...]:
-        """What decides the colour of each op."""
+        """Return for each op the key that decides its colour."""
         return tuple(map(self.colour_key, self.ops))
 
     @cached_property
@@ -130,7 +130,7 @@ class View:
         return Span(before[0].end_ns[mine[-1]] if before else int(self.start_ns[mine[0]]), end_ns)
 
     def round_span(self, number: int) -> Span:
-        """From the start of a round's first task to the end of its last."""
+        """Return the span from the start of a round's first task to the end of its last."""
         mine = [
             i
             for i, op in enumerate(self.ops)
@@ -147,7 +147,7 @@ class View:
 
     @cached_property
     def idle(self) -> dict[str, IdleInterval]:
-        """What each op waited for while its stream was idle."""
+        """Return, by op, the idle interval of its stream before it, with what it waited for."""
         streams = {str(op.stream): op.stream for op in self.ops}
         return {
             interval.before: interval
@@ -196,7 +196,7 @@ class MeshView:
 
     @cached_property
     def whole(self) -> Span:
-        """Of one device its pass; else from the first compute of any class to the last end."""
+        """Return the pass of one device; of classes the first compute to the last end."""
         if self.classes[0].is_device:
             return self.classes[0].whole
         starts = [
@@ -211,7 +211,7 @@ class MeshView:
 
 
 def view_of(world: str, schedule: Schedule, timeline: Timeline) -> View:
-    """The view of one device."""
+    """Return the view of a schedule of one device."""
     return MeshView(world, schedule, timeline).classes[0]
 
 
@@ -275,7 +275,7 @@ def time_unit(lasting_ns: float) -> tuple[int, str]:
 
 
 def size_unit(schedule: Schedule) -> tuple[int, str]:
-    """GiB, or MiB where the arenas are small."""
+    """Return bytes and name of the unit of sizes: GiB, or MiB if the arenas are small."""
     largest = max(arena_bytes(schedule, tier) for tier in (DEVICE, HOST))
     return (2**30, "GiB") if largest >= 2**30 else (2**20, "MiB")
 

@@ -12,11 +12,13 @@ from twinstream.cost.time import ChipOptions, Cut, Layout, Stack, time_document
 from twinstream.cost.work import Counting, DecoderOptions, work_document
 from twinstream.schedule.errors import ArgumentError, did_you_mean
 from twinstream.schedule.node import Node, from_options
+from twinstream.study.answer import Answer
 from twinstream.study.explore.answers import ExploreError
-from twinstream.study.query import Answer, Query, Value
+from twinstream.study.query import Query
+from twinstream.study.questions import query_of
 from twinstream.study.sweep.config import config_of, load_config
 from twinstream.study.sweep.sweep import SweepSettings, Swept, run_sweep
-from twinstream.study.values import query_of
+from twinstream.study.values import Value
 
 
 def query(**values: Value) -> Query:

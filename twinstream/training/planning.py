@@ -22,9 +22,9 @@ from twinstream.measures.residence import checkpoint_bytes
 from twinstream.models.adapters.adapter_layout import lora_there
 from twinstream.models.adapters.lora import Lora, lora_of
 from twinstream.models.loss import kind_of_loss
-from twinstream.models.lowering.settled import require_packs
+from twinstream.models.lowering.lower import require_packs
 from twinstream.models.model import AnyModel, require_decoder
-from twinstream.models.recipe import KernelChoice, Recipe, recipe_of_fields
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.update_rules import OwnRule
 from twinstream.planner.choices import Choices, recompute_level
 from twinstream.planner.evaluate.evaluation import evaluation_of
@@ -236,25 +236,24 @@ def recipe_without_kernels(options: TrainOptions, spec: AnyModel) -> Recipe:
     Raises:
         TwinstreamError: the optimizer, adapters or what is frozen are none of this model.
     """
-    fields = options.recipe_fields(spec, adapter_of(options, spec))
+    betas = {"beta1": options.beta1, "beta2": options.beta2}
+    given = {name: beta for name, beta in betas.items() if beta is not None}
+    recipe = options.recipe(
+        spec, adapter_of(options, spec), eps=options.eps, weight_decay=options.weight_decay,
+        clips=options.max_grad_norm > 0, **given,
+    )  # fmt: skip
     if kind_of_loss(options.loss).sides > 1:
         require_packs(spec)
-    if options.base != "model" and fields["lora"] is None:
+    if options.base != "model" and recipe.lora is None:
         raise OptionsError(
             f"base: one in {options.base} is only read, and a run without adapters writes all "
             "weights: train adapters beside it, --lora r=16, or leave out --base"
         )
-    if isinstance(fields["update"], OwnRule):
+    if isinstance(recipe.update, OwnRule):
         from twinstream.executor.kernels.updates.element_step import check_own_rule
 
-        check_own_rule(fields["update"])
-    betas = {"beta1": options.beta1, "beta2": options.beta2}
-    given = {name: beta for name, beta in betas.items() if beta is not None}
-    own = {
-        "eps": options.eps, "weight_decay": options.weight_decay,
-        "clips": options.max_grad_norm > 0,
-    }  # fmt: skip
-    return recipe_of_fields(fields | given | own)
+        check_own_rule(recipe.update)
+    return recipe
 
 
 def adapter_of(options: TrainOptions, spec: AnyModel) -> Lora | None:

@@ -15,6 +15,8 @@ def summary_of(results: Results, table: Table, files: Mapping[str, str]) -> str:
     lines = [
         f"# Campaign on {where.device}, {where.date}",
         "",
+        "What ran, what failed, and where are its figures?",
+        "",
         f"Driver {where.driver}, torch {where.torch}, commit {where.commit or 'not given'}, size "
         f"`{results.size}`: `{where.command}`.",
         "",
@@ -24,13 +26,12 @@ def summary_of(results: Results, table: Table, files: Mapping[str, str]) -> str:
         "|---|---|",
         *rows,
         "",
-        "`error` is the step time as predicted before the run over the measured one, - 1; "
-        "`of_bound` is the plan's lower bound on that profile over the measured one (above 1 the "
-        "profile has the device too slow). A step is measured whole where that was run, else "
-        "extended from short passes, with `spread` the standard deviation of that; "
-        "`extension_error` and `whole_error` are what extending adds to the prediction and to "
-        "the measurement. `floor_ns` is FLOPs at the best rate probed or bytes at the probed "
-        "rate, whichever is longer; `ratio` is measured over fitted.",
+        "`error`: the step time as predicted before the run over the measured one, - 1; "
+        "`of_bound`: the plan's lower bound over the measured one (above 1 the profile has the "
+        "device too slow); `spread`: standard deviation of a step extended from short passes; "
+        "`extension_error`, `whole_error`: what extending adds to the prediction and to the "
+        "measurement; `floor_ns`: FLOPs or bytes at the best rate probed, whichever is longer; "
+        "`ratio`: measured over fitted.",
     ]
     return "\n".join(lines) + "\n"
 

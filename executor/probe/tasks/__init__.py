@@ -1,1 +1,1 @@
-"""What the probe times: kernels of task chains, matmuls, attention; and curves of the times."""
+"""The tasks that the probe times (kernels, matmuls, attention), and curves of the times."""

@@ -1,4 +1,4 @@
-"""Whether an attention implementation is right on a device, and how fast.
+"""Try an attention implementation on a device: is it right, and how fast?
 
 Right means: near the eager reference at a reduced size; finite, with ordinary and with low scores,
 at the size asked for; and the same bits twice where it says that it is deterministic. Memory taken
@@ -181,7 +181,7 @@ def reference_error(name: str, shape: AttentionShape, device: DeviceName) -> flo
 
 
 def largest_difference(found: Results, expected: Results) -> float:
-    """NaN where a result has one."""
+    """Return the largest error over the largest expected value; NaN if a result has one."""
     pairs = zip(found.by_name().values(), expected.by_name().values(), strict=True)
     errors = [float((a.float() - b).abs().max() / b.abs().max()) for a, b in pairs]
     return max(errors, key=lambda error: (error != error, error))

@@ -64,11 +64,11 @@ class ChainMemory:
         return {o.name: KernelOperand(bytes=self._view(o), mode=o.mode) for o in task.operands}
 
     def buffer(self, name: str) -> torch.Tensor:
-        """The bytes of a root tensor."""
+        """Return the bytes of a tensor that is no part of another, 1-D uint8."""
         return self._buffers[name]
 
     def results(self) -> dict[str, torch.Tensor]:
-        """Loss and gradients by name."""
+        """Return loss and gradients by name, as float32."""
         return {
             name: buffer.view(DTYPES[self._tensors[name].dtype]).float()
             for name, buffer in self._buffers.items()

@@ -96,7 +96,7 @@ class _Case:
         )
 
     def vectors(self) -> Iterator[TaskSample]:
-        """What blocks do beside matmuls and attention, forward and as a backward does it."""
+        """Time the vector kernels of a block (norms, RoPE, SwiGLU), forward and backward."""
         spec, t = self.spec, self.tokens
         d, f, q, k = spec.d_model, spec.d_ff, spec.d_q, spec.d_kv
         vector = self.work.vector
@@ -139,7 +139,7 @@ class _Case:
         yield _sample(vector("rope_backward", 3 * t * (q + k)), rotate_backward)
 
     def experts(self) -> Iterator[TaskSample]:
-        """What routes rows to experts, and what experts do with them, expert by expert."""
+        """Time the routing of rows to experts, and the products of experts one by one."""
         experts = Experts(count=8, per_token=2, d_ff=self.spec.d_model)
         spec = self.spec.model_copy(update={"experts": experts})
         t, d, rows = self.tokens, spec.d_model, 2 * self.tokens

@@ -57,7 +57,7 @@ class SampleLog:
             self._lines.append(line)
 
     def knows(self, kernel: str, works: Sequence[Work]) -> bool:
-        """Whether there is a timing already, of this probe or of one that was cut."""
+        """Return whether this probe, or one that was cut off, has timed this work already."""
         return _key(kernel, works) in self._known
 
     def take(
@@ -87,7 +87,7 @@ class SampleLog:
 
 
 def count_samples(path: Path) -> int:
-    """How many a probe that was cut left in a file."""
+    """Return the number of samples in the file of a probe that was cut off."""
     return len(_lines(path))
 
 

@@ -183,7 +183,7 @@ def _distinct_matmuls(chain: Chain) -> Iterator[tuple[str, Work]]:
 
 
 def listed_grouped(chain: Chain) -> Iterator[tuple[str, tuple[Work, ...]]]:
-    """The same of `grouped_samples`."""
+    """List kernel and work of the samples that `grouped_samples` takes, without timing them."""
     for name, work, _ in _distinct_grouped(chain):
         yield name, (work,)
 

@@ -1,4 +1,4 @@
-"""Whether kernels are right on a device: a round of a small model against the eager ones."""
+"""Compare kernels with the eager ones on a device, over a round of a small model."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ TOLERANCE = {"bfloat16": 6e-2, "float32": 1e-3}
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two kernels differ most: max |a - b| / max |b| of a tensor."""
+    """The tensor in which two kernels differ most: `relative` is max |a - b| / max |b|."""
 
     tensor: str
     relative: float

@@ -35,7 +35,7 @@ class DeviceTimer:
     reader: StateReader = NO_READER
 
     def mean_ns(self, call: Callable[[], object]) -> float:
-        """As `timed`, without the state."""
+        """Return the mean time of a call in ns, timed as by `timed`."""
         return self.timed(call).time_ns
 
     def timed(self, call: Callable[[], object]) -> Timing:

@@ -60,12 +60,12 @@ class CarriedTensors:
 
     @property
     def has_codes(self) -> bool:
-        """Whether some are codes in their files, and written as values."""
+        """Return whether some tensors are codes in their files; these are written as values."""
         return any(isinstance(one, CodedTensor) for one in self.stored.values())
 
     @property
     def size_bytes(self) -> int:
-        """Of all of them in files."""
+        """Return the bytes of all carried tensors, as they are written."""
         return sum(weight.size_bytes for weight in self.weights())
 
     def require_same(self, other: Mapping[str, StoredTensor]) -> None:
@@ -85,7 +85,7 @@ class CarriedTensors:
                 )
 
     def weights(self) -> list[HfWeight]:
-        """What is to be written, each a group of its own."""
+        """Return the tensors to write, each as a group of its own."""
         found = []
         for name, one in self.stored.items():
             size, dtype = one.size_bytes, one.dtype
@@ -185,7 +185,7 @@ def read_tensor(stored: StoredTensor, name: str) -> torch.Tensor:
 
 
 def has_equal_values(one: StoredTensor, other: StoredTensor) -> bool:
-    """Whether two tensors of files have the same numbers; compared block by block. Codes are equal
+    """Return whether two tensors of files have the same numbers, block by block. Codes are equal
     to values that they were rounded to.
 
     Raises:

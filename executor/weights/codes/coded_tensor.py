@@ -34,7 +34,7 @@ class CodedTensor(StoredTensor, ABC):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All that its values are made of."""
+        """Return the files that have the codes and scales of this tensor."""
         return tuple({part.file for part in self.parts.values()})
 
     @abstractmethod
@@ -59,11 +59,11 @@ class LazyValues:
         return found
 
     def get_shape(self) -> list[int]:
-        """Of the values."""
+        """Return the shape of the values that the codes stand for."""
         return list(self._coded.shape)
 
     def get_dtype(self) -> str:
-        """As a file would call it."""
+        """Return the dtype of the values under its name in a safetensors file."""
         return VALUES
 
 

@@ -28,7 +28,7 @@ _GATE, _UP, _DOWN = "gate", "up", "down"
 
 
 class OfExpert(NamedTuple):
-    """Which matrix of which expert a tensor is."""
+    """The layer, expert, projection and matrix (A or B) that a tensor of PEFT belongs to."""
 
     layer: str
     expert: int

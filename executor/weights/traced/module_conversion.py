@@ -19,7 +19,7 @@ from twinstream.executor.weights.safetensors_header import StoredTensor
 
 
 class Conversion:
-    """Between the tensors of a folder and a module's, as transformers' own table has it.
+    """Converts tensors of a folder to a module's and back, by transformers' own table.
 
     Args:
         module: that the folder is of.
@@ -47,7 +47,7 @@ class Conversion:
             self._convert = partial(self._convert, tp_plan=None)
 
     def target(self, name: str) -> tuple[str, bool]:
-        """What a stored tensor is called in the folder's module, and whether it is converted."""
+        """Return a stored tensor's name in the folder's module, and whether it is converted."""
         told = (self._module.base_model_prefix, self._expected)
         rename = self._loading.rename_source_key
         to, pattern = rename(name, self._renamings, self._converters, *told)
@@ -93,13 +93,13 @@ class Conversion:
         return made
 
     def stored(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What transformers stores of tensors of the trained module, by the names in files."""
+        """Return what transformers stores for tensors of the trained module, by names in files."""
         given = {self._names[name]: tensor for name, tensor in tensors.items()}
         made: dict[str, torch.Tensor] = self._loading.revert_weight_conversion(self._module, given)
         return made
 
     def ours(self, theirs: str) -> str | None:
-        """What a tensor of the folder's module is called in the trained one, if it is there."""
+        """Return the trained module's name of a tensor of the folder's module, or None."""
         return self._ours.get(theirs)
 
 
@@ -118,7 +118,7 @@ def require_values(name: str, stored: StoredTensor, made: torch.Tensor) -> None:
 
 
 def lazy_tensors(stored: Mapping[str, StoredTensor], dtype: torch.dtype) -> dict[str, Any]:
-    """As transformers' loading takes them: each is read, and decoded, when it is needed."""
+    """Return tensors for transformers' loading; each is read, and decoded, when it is needed."""
     import safetensors
 
     open_one: Any = safetensors.safe_open

@@ -23,7 +23,7 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 @dataclass(frozen=True)
 class ModuleNames:
-    """What a module's tensors are called in a folder's files.
+    """The names that a module's tensors have in a folder's files.
 
     Attributes:
         plain: by the module's names of parameters and buffers, those that are stored as they are.
@@ -67,7 +67,7 @@ class ModuleNames:
         return names.with_carried([*names.carried, *sorting.unread])
 
     def has_all(self, module: Any) -> bool:
-        """Whether files have all parameters as they are."""
+        """Return whether the files have all parameters as the module has them."""
         return all(name in self.plain for name, _ in module.named_parameters())
 
     def with_carried(self, carried: Iterable[str]) -> "ModuleNames":
@@ -75,13 +75,13 @@ class ModuleNames:
 
     @classmethod
     def as_transformers_writes(cls, model: TracedModel) -> "ModuleNames":
-        """Of a folder that is not there yet."""
+        """Return the names that transformers would write for a model without a folder."""
         module = plain_module(model)
         own = {name: name for name in module.state_dict()}
         return cls(conversion=_table(model, module, own))
 
     def carried_of(self, model: TracedModel, stored: Mapping[str, StoredTensor]) -> CarriedTensors:
-        """What is written back as it was, and buffers that no file has as the module begins."""
+        """Return the tensors that are written back as they were, and buffers that no file has."""
         there = stored_buffers(model)
         buffers = {name: there[name] for name in there if name not in self.plain}
         if self.conversion is not None and buffers:
@@ -112,7 +112,7 @@ def stored_buffers(model: TracedModel) -> dict[str, torch.Tensor]:
 
 
 def layers_in_whole(model: TracedModel) -> dict[str, str]:
-    """What the layers of a text part are called in the whole model; none of one that is whole."""
+    """Return the whole model's names of a text part's layers; empty for a whole model."""
     return whole_of(model.source)[1]
 
 
@@ -221,7 +221,7 @@ class _Sorting:
         return [(name, self._plain[to]) for name, to in self._aliases if to in self._plain]
 
     def names(self) -> ModuleNames:
-        """Of one that files have under another name alone, that is where it is."""
+        """Return the names; a tensor that files have only under an alias is found there."""
         alone = {to: name for name, to in self._aliases if to not in self._plain}
         return ModuleNames(
             alone | self._plain, self._converted, tuple(self._carried), self._conversion

@@ -11,8 +11,8 @@ from twinstream.models.traced import TracedModel
 
 
 class StoredGroups:
-    """What is stored of each group: a tensor that a folder has as it is under its name there, the
-    others as transformers makes them."""
+    """The stored tensors of each group: under the name of the folder where it has them as they
+    are, the others as transformers makes them."""
 
     def __init__(self, model: TracedModel, names: ModuleNames) -> None:
         self._model, self._names = model, names
@@ -21,12 +21,12 @@ class StoredGroups:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known without the module's own code what is stored."""
+        """Return whether what is stored is known without the module's own code."""
         inside = (t.name for group in self._groups for t in self._model.group_layout(group).tensors)
         return self._names.conversion is not None or all(n in self._names.plain for n in inside)
 
     def weights(self) -> list[HfWeight]:
-        """What is stored, group by group, in the places that `flat` gives it."""
+        """Return the stored tensors, group by group, in the places that `flat` gives them."""
         found = []
         for group in self._groups:
             if self._is_as_it_is(group):

@@ -8,8 +8,8 @@ from twinstream.hardware_profiles.collectives.rank_group import RankGroup
 from twinstream.hardware_profiles.collectives.timing import collective_time_ns
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.lowering.priced.groups import mesh_of
-from twinstream.models.lowering.priced.parts import (
+from twinstream.models.lowering.parts.groups import mesh_of
+from twinstream.models.lowering.parts.layer_parts import (
     CollectiveElement,
     LayerCompute,
     LayerParts,

@@ -1,9 +1,9 @@
 """Which backend runs, and which machine's profile goes with it."""
 
 from twinstream.api import require_torch
-from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.schema import Machine, Number
+from twinstream.options.plan_options import PlanOptions
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 

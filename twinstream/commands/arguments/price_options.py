@@ -3,6 +3,8 @@
 from typing import Annotated, Self
 
 from twinstream.cost.bill import Bill, CostError, Prices, bill_of
+from twinstream.hardware_profiles.clusters.loader import load_cluster, place_names
+from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.node import from_options, quantity
 
 _BILLION = 1e9
@@ -39,6 +41,17 @@ class RunOptions(Prices):
             ArgumentError: it is no price.
         """
         return from_options(type(self), {**dict(self), "price_per_gpu_hour": price_per_gpu_hour})
+
+    def on(self, machine: str | None, cluster: str | None) -> Self:
+        """What a run is charged where it is planned, if prices are by name.
+
+        Raises:
+            CostError: none is of this machine or cluster.
+        """
+        names = () if cluster is None else place_names(load_cluster(cluster))
+        if machine is not None:
+            names += place_names(load_machine(machine))
+        return self.of_place(*names)
 
     @property
     def num_tokens(self) -> float:

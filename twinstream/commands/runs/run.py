@@ -21,8 +21,6 @@ from twinstream.commands.arguments.backends import (
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule
 from twinstream.commands.arguments.outputs import output_option
-from twinstream.commands.arguments.plan_options import PlanOptions
-from twinstream.commands.arguments.requests import notes_of, request_of
 from twinstream.commands.arguments.tokens import token_stream
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan import answered
@@ -35,14 +33,14 @@ from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
 from twinstream.models.model import model_of
 from twinstream.models.recipe import Recipe
+from twinstream.options.plan_options import PlanOptions
 from twinstream.options.step_options import RankOptions
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_document
 from twinstream.screens.run_report import losses_line, prediction_json, provenance_lines, run_table
-from twinstream.study.one_device import DeviceQuery
-from twinstream.study.planned_step import PlannedStep
+from twinstream.study.questions import asked_by, notes_of
 from twinstream.trusted_code import require_trusted
 
 
@@ -218,9 +216,8 @@ def _schedule(
     _require_model(wanted)
     machine = planning_machine(wanted.machine, backend)
     here = with_kernels_of(backend, wanted).model_copy(update={"machine": machine})
-    answer, seconds = answered(DeviceQuery(request_of(here)), {}, quiet=quiet)
-    assert isinstance(answer, PlannedStep)
-    return answer.schedule, seconds
+    answer, seconds = answered(asked_by(here), {}, quiet=quiet)
+    return answer.device_plan[0], seconds
 
 
 def _require_model(wanted: PlanOptions) -> None:

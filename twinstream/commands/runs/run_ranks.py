@@ -16,14 +16,13 @@ from twinstream.clusters.running.run_ranks import (
 )
 from twinstream.clusters.shared_machine import Place
 from twinstream.commands.arguments.backends import UNKNOWN_PEAK
-from twinstream.commands.arguments.plan_options import PlanOptions
-from twinstream.commands.arguments.queries import query_of_ranks
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan import answered
 from twinstream.commands.schedule_inputs import ScheduleInputError, read_cluster
 from twinstream.documents import known_place_of
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.recipe import Recipe
+from twinstream.options.plan_options import ClusterOptions, PlanOptions
 from twinstream.options.step_options import RankOptions
 from twinstream.planner.planner import gc_paused
 from twinstream.run_settings import RunSettings
@@ -35,7 +34,7 @@ from twinstream.screens.ranks_screen import layout_line, stages_table
 from twinstream.screens.run_report import losses_line
 from twinstream.screens.tables import SHARES, SPEEDS, headline_table, seconds
 from twinstream.simulator.replay import simulate_cluster
-from twinstream.study.several_ranks import RanksStep
+from twinstream.study.questions import asked_by
 from twinstream.trusted_code import require_trusted
 
 
@@ -89,10 +88,11 @@ def run_planned_ranks(
         LayoutError: an option is not of ranks that run, or they cannot be laid out so.
         TwinstreamError: as `run_processes`, `join_as_rank`.
     """
-    query = query_of_ranks(num_ranks, wanted, asked, how.cluster)
-    answer, seconds = answered(query, {}, quiet=how.as_json)
-    assert isinstance(answer, RanksStep)
-    _run(_Job(answer.schedule, answer.place, seconds), how)
+    layout = ClusterOptions(**asked.model_dump(exclude_unset=True), cluster=how.cluster)
+    answer, seconds = answered(asked_by(wanted, layout, num_ranks), {}, quiet=how.as_json)
+    schedule, cluster = answer.schedule, answer.cluster
+    assert isinstance(schedule, ClusterSchedule) and cluster is not None, "it is of ranks"
+    _run(_Job(schedule, Place(cluster, answer.machine, answer.assumed), seconds), how)
 
 
 def _run(job: _Job, how: HowToRun) -> None:

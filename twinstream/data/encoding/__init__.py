@@ -1,1 +1,1 @@
-"""From rows to tokens: tokenizer, chat template, which tokens are learned, and the cache."""
+"""Rows become tokens here: tokenizer, chat template, which tokens are learned, and the cache."""

@@ -89,7 +89,7 @@ class BlockTokeniser:
         return tokens
 
     def fresh(self, block: DataBlock) -> BlockTokens:
-        """Return the same, without the cache."""
+        """Return a block's tokens without reading or writing the cache."""
         return self.sampled(block)[0]
 
     def sampled(self, block: DataBlock) -> tuple[BlockTokens, list[Passage]]:

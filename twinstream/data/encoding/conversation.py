@@ -46,7 +46,7 @@ class Conversation:
 
 
 def conversation_of(fields: Mapping[str, Any], name: str) -> Conversation:
-    """Of a field that is a list of messages.
+    """Return the conversation in a field that is a list of messages.
 
     Raises:
         DataError: it is none, or a message cannot be used.
@@ -85,7 +85,7 @@ def as_alpaca(fields: Mapping[str, Any], asked: str, answer: str | None = None) 
 
 
 def alpaca_messages(asked: Mapping[str, Any]) -> list[Message]:
-    """What was asked, behind the pairs of `history`, and what was answered, if that is there."""
+    """Return an Alpaca row's messages: pairs of `history`, instruction, output if any."""
     history = asked.get("history") or []
     if not isinstance(history, list) or not all(
         isinstance(turn, list) and len(turn) == 2 for turn in history
@@ -103,7 +103,7 @@ def alpaca_messages(asked: Mapping[str, Any]) -> list[Message]:
 
 
 def alpaca_conversation(asked: Mapping[str, Any]) -> Conversation:
-    """Of an instruction with its output, and the pairs of `history` before it."""
+    """Return the conversation of an instruction and its output, after the pairs of `history`."""
     return conversation_of({**asked, "messages": alpaca_messages(asked)}, "messages")
 
 
@@ -126,13 +126,13 @@ def _instruction(asked: Mapping[str, Any]) -> str:
 
 
 def role_of(message: object) -> object:
-    """Who speaks, in OpenAI's words; None where it does not say."""
+    """Return the role of a message in OpenAI's words; None if it has none."""
     role = message.get("role", message.get("from")) if isinstance(message, dict) else None
     return _ROLES.get(role, role) if isinstance(role, str) else role
 
 
 def is_alike(message: object, other: object) -> bool:
-    """Whether two messages say the same, by whatever names."""
+    """Return whether two messages have the same role and content, by whatever names of fields."""
     if not isinstance(message, dict) or not isinstance(other, dict):
         return False
     return _said(message) == _said(other)
@@ -145,7 +145,7 @@ def _said(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def undescribed(fields: Mapping[str, Any], text: str) -> bool:
-    """Whether a text lacks the name of a tool that the row describes."""
+    """Return whether a rendered text lacks the name of a tool that the row describes."""
     tools = _tools(fields)
     found = tools if isinstance(tools, list) else [tools]
     functions = [one.get("function", one) if isinstance(one, dict) else {} for one in found]
@@ -308,7 +308,7 @@ def _as_json(arguments: Any) -> str:
 
 
 def text_of(fields: Mapping[str, Any], name: str) -> str:
-    """A field that needs to be text."""
+    """Return the value of a field that has to be text."""
     value = fields[name]
     if not isinstance(value, str):
         raise DataError(f"`{name}` needs to be text, and is {kind(value)}: {short(value)}")
@@ -334,6 +334,6 @@ def kind(value: object) -> str:
 
 
 def short(value: object) -> str:
-    """A value, or its beginning."""
+    """Return the repr of a value, cut after 60 characters."""
     shown = repr(value)
     return shown if len(shown) <= 60 else f"{shown[:60]}..."

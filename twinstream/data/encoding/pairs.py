@@ -78,7 +78,7 @@ def without_repeated_text(prompt: str, answer: str) -> tuple[str, str] | None:
 
 
 def without_repeated(prompt: Sequence[Any], answers: Sequence[Sequence[Any]]) -> int:
-    """How many messages each answer begins with that the prompt ends with."""
+    """Return how many messages all answers begin with that the prompt ends with."""
     for count in range(min(len(prompt), *(len(one) - 1 for one in answers)), 0, -1):
         ends = prompt[-count:]
         if all(all(map(is_alike, ends, one[:count])) for one in answers):

@@ -44,7 +44,7 @@ class _Refused(Exception):
 
 
 def serve(connection: Connection) -> None:
-    """Answer until the other side is closed."""
+    """Render the chats that the other side of a pipe sends, until that is closed."""
     source, named, today, limits = pickle.loads(connection.recv_bytes())
     template: Any = None
     messages: list[Any] = []

@@ -154,8 +154,8 @@ def _end(process: "subprocess.Popen[bytes]", connection: Connection) -> int:
 
 
 def find_template(tokenizer: Path | None, given: Path | None) -> TemplateSources | None:
-    """Of the given file, or of a tokenizer's folder as transformers reads them: its files of
-    templates, else those in its config, else the one of its processor.
+    """Return the templates of a file, or of a tokenizer's folder as transformers finds them: its
+    files of templates, else those in its config, else the one of its processor.
 
     Raises:
         DataError: a file cannot be read, or there are several and none is named default.

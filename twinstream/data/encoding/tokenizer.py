@@ -43,7 +43,7 @@ class SpecialTokens:
 
 
 class Tokenizer(Protocol):
-    """What turns text into ids; `before` and `after` go around a document of plain text.
+    """Turns text into ids; `before` and `after` go around a document of plain text.
 
     See `missing_affixes` for a text that has them already.
     """
@@ -60,7 +60,7 @@ class Tokenizer(Protocol):
         """Encode texts, and say where each token is."""
 
     def is_space(self, token: int) -> bool:
-        """Whether a token's text is white space."""
+        """Return whether a token's text is white space."""
 
 
 class ByteTokenizer:
@@ -88,7 +88,7 @@ def _located_bytes(text: str, ids: Ids) -> Located:
 
 
 class FileTokenizer:
-    """What a tokenizer.json says, with the special tokens of the files beside it."""
+    """The tokenizer of a tokenizer.json, with the special tokens of the files beside it."""
 
     def __init__(self, path: Path) -> None:
         folder = path if path.is_dir() else path.parent

@@ -15,7 +15,7 @@ _MARK = "\ufeff"  # which some programs put before UTF-8 text
 
 
 def begins_an_array(path: Path) -> bool:
-    """Whether the first character of a file, after white space, is a bracket."""
+    """Return whether the first character of a file, after white space, is a bracket."""
     with open_file(path) as file:
         return file.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
@@ -65,7 +65,7 @@ class _Text:
             self.byte += len(char.encode())
 
     def take_object(self, first_char: str) -> dict[str, Any]:
-        """The object that begins here."""
+        """Read and return the JSON object that begins at this place."""
         wanted = _READ_BYTES
         while first_char == "{":
             try:

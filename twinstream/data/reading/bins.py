@@ -31,7 +31,7 @@ _HIGH_HALVES = 16  # ids below 2**20 have fewer in their upper two bytes
 
 @dataclass(frozen=True)
 class BinLayout:
-    """Where the tokens of a file are, and of what type."""
+    """The first byte, dtype and number of the tokens in a file."""
 
     first_byte: int
     dtype: str

@@ -93,7 +93,7 @@ class DataBlock:
 
     @property
     def is_continuous(self) -> bool:
-        """Whether its documents are long texts that may be cut anywhere."""
+        """Return whether its documents are long texts that may be cut anywhere."""
         return self.kind in ("text", "bin")
 
     def head(self, most_bytes: int, most_rows: int) -> "DataBlock":

@@ -29,7 +29,7 @@ _HASHED_BYTES = 4 << 30  # of all files together, so that opening takes seconds
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file with something in it."""
+    """A data file that is not empty."""
 
     path: Path
     kind: Kind
@@ -116,7 +116,7 @@ def content_hashes(files: Sequence[DataFile]) -> list[str]:
 
 
 def are_hashed_whole(files: Sequence[DataFile]) -> bool:
-    """Whether all bytes of the files are read for their hashes."""
+    """Return whether all bytes of the files are read for their hashes."""
     return sum(file.size_bytes for file in files) <= _HASHED_BYTES
 
 

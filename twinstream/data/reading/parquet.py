@@ -28,7 +28,7 @@ def row_groups(path: Path, columns: Sequence[str] = ()) -> list[tuple[int, int]]
 
 
 def bytes_of_group(path: Path, row_group: int) -> tuple[int, int]:
-    """Where in the file the columns of a row group begin and end.
+    """Return the bytes [first, end) of the file that the columns of a row group take.
 
     Raises:
         DataError: as `row_groups`.

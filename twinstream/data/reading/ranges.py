@@ -27,7 +27,7 @@ def lines_in(path: Path, first: int, end: int) -> tuple[bytes, int]:
 
 
 def digest_of_range(path: Path, first: int, end: int) -> str:
-    """Of the bytes [first, end) of a file.
+    """Return a hash of the bytes [first, end) of a file.
 
     Raises:
         DataError: it cannot be read.

@@ -1,4 +1,4 @@
-"""The rows in a range of a file of rows."""
+"""Read the rows in a range of a file of rows."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -22,6 +22,21 @@ class MemorySample(Node):
         return sum(self.bytes_by_role.values())
 
 
+def slot_bytes_by_role(schedule: Schedule) -> dict[str, int]:
+    """Return the bytes of all slots by role of what kernels or exchanges first have in them."""
+    roles = {tensor.tensor_id: tensor.role for tensor in schedule.tensors}
+    held: dict[str, str] = {}
+    for op in schedule.ops:
+        if op.kind in ("compute", "communicate"):
+            for operand in op.operands:
+                held.setdefault(operand.slot, roles[operand.tensor])
+    found: dict[str, int] = {}
+    for slot in schedule.slots:
+        role = held.get(slot.slot_id, "activation")
+        found[role] = found.get(role, 0) + slot.size_bytes
+    return found
+
+
 def memory_over_time(schedule: Schedule, spans: PassSpans, tier: Tier) -> list[MemorySample]:
     """Live bytes of a tier through one pass, a sample at every change.
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from twinstream.clusters.choosing import Candidate, RanksQuestion, rank_caps, workloads_of_ranks
+from twinstream.clusters.choosing import Candidate, RanksQuestion, workloads_of_ranks
 from twinstream.clusters.evaluating import cluster_evaluation_of
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
@@ -21,7 +21,7 @@ from twinstream.models.lowering.sharding import sharding_of
 from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.request import TrainingStep
+from twinstream.planner.request import TrainingStep, caps_of
 from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
@@ -278,7 +278,7 @@ def _caps(options: TrainOptions, here: LocalMachine) -> Caps:
     if here.machine.device == "cpu":
         device = own(options.device_mem, device)
     host = own(options.host_mem, here.host_mem)
-    return rank_caps(here.machine, options.ranks, device, host)
+    return caps_of(here.machine, device, host, options.ranks)
 
 
 def what_is_of_one_device(options: TrainOptions) -> str | None:
