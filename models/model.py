@@ -208,6 +208,11 @@ def model_of(ref: ModelRef | Mapping[str, JsonValue]) -> AnyModel:
     return node_in(fields, _kind_of(fields), "model")
 
 
+def provider_named(ref: ModelRef) -> str:
+    """Return the provider of the model that a document is about, if only its sizes stand there."""
+    return _kind_of(ref.spec).provider
+
+
 def node_in(fields: Mapping[str, JsonValue], kind: type[_Node], what: str) -> _Node:
     """A part of a document that is kept as plain fields.
 

@@ -1,4 +1,4 @@
-"""All that the executor asks of a provider of models, and the registry of those that there are."""
+"""All that the executor asks of a provider of models."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +12,6 @@ from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.program.module_programs import ModulePrograms
 from twinstream.executor.weights.carried_tensors.carried import CarriedTensors
 from twinstream.models.adapters.lora import Lora
-from twinstream.models.model import Model
 from twinstream.models.recipe import Recipe
 
 Weights = Iterable[tuple[str, torch.Tensor]]
@@ -34,8 +33,8 @@ class Outline(Protocol):
 class Provider(ABC):
     """What a class of models has beside its description: kernels, weights, folders.
 
-    The models given are those whose `provider` is the key in `PROVIDERS`. Files that are missing,
-    broken or another model's raise WeightsError.
+    The models given are those whose `provider` is the key in `registry.PROVIDERS`. Files that are
+    missing, broken or another model's raise WeightsError.
     """
 
     def kernel(self, model: Any, key: str, programs: ModulePrograms) -> Kernel:
@@ -92,24 +91,3 @@ class Provider(ABC):
         Raises:
             HfConfigError: there is no `like`, and no family of transformers is like this model.
         """
-
-
-def _decoders() -> Provider:
-    from twinstream.executor.providers.decoders import Decoders
-
-    return Decoders()
-
-
-def _modules() -> Provider:
-    from twinstream.executor.providers.modules import Modules
-
-    return Modules()
-
-
-PROVIDERS: dict[str, Callable[[], Provider]] = {"decoder": _decoders, "module": _modules}
-"""By the name that a model has of its provider; what one needs is imported where it is asked."""
-
-
-def provider_of(model: Model) -> Provider:
-    """Return what draws, reads, writes and runs a model."""
-    return PROVIDERS[model.provider]()

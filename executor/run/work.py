@@ -13,7 +13,7 @@ from twinstream.executor.program.compiled import Work
 from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.program.module_programs import ModulePrograms
 from twinstream.executor.program.options import RunOptions
-from twinstream.executor.providers.provider import provider_of
+from twinstream.executor.providers.registry import provider_of
 from twinstream.executor.replay.graph_classes import contents
 from twinstream.executor.run.packs import noting_packs
 from twinstream.models.model import model_of

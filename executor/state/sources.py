@@ -10,7 +10,8 @@ import torch
 
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.staging import Staging
-from twinstream.executor.providers.provider import Weights, provider_of
+from twinstream.executor.providers.provider import Weights
+from twinstream.executor.providers.registry import provider_of
 from twinstream.executor.state.training_state import (
     fresh_adapters,
     fresh_optimizer_state,

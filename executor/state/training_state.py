@@ -7,7 +7,7 @@ import torch
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.staging import Staging
-from twinstream.executor.providers.provider import provider_of
+from twinstream.executor.providers.registry import provider_of
 from twinstream.executor.weights.base_cache import in_base
 from twinstream.models.layout import FlatLayout
 from twinstream.models.lowering.declarations import optimizer_parts, part_state_bytes

@@ -11,7 +11,8 @@ from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.providers.decoders import Decoders
-from twinstream.executor.providers.provider import PROVIDERS, Weights, provider_of
+from twinstream.executor.providers.provider import Weights
+from twinstream.executor.providers.registry import PROVIDERS, provider_of
 from twinstream.executor.run.execute import execute
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import initial_state

@@ -154,9 +154,8 @@ def asked_by(
         cluster = _around(machine, num_gpus, wanted)
     on_host = num_gpus if cluster is None else min(cluster.count("gpus_per_node"), num_gpus)
     packing = Packing.of(lengths) if len(set(lengths)) > 1 else None
-    packed = (
-        False if kind == "cluster" else lengths if packing else kind_of_loss(wanted.loss).sides > 1
-    )
+    is_packed = kind_of_loss(wanted.loss).sides > 1
+    packed = False if kind == "cluster" else lengths if packing else is_packed
     priced = _priced(wanted, asked, require_decoder(spec)) if kind == "cluster" else None
     is_open = kind == "cluster" and wanted.kernels == "auto" and wanted.attention is None
     kernels = priced or kernels_named(

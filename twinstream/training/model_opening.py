@@ -61,14 +61,14 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
         return OpenedModel(spec)
     if not path.is_dir():
         if weights:
-            from twinstream.executor.providers.provider import provider_of
+            from twinstream.executor.providers.registry import provider_of
 
             provider_of(spec).require_savable(spec)
         return OpenedModel(spec, files=path.parent if path.name == "config.json" else None)
     from twinstream.api import require_torch
 
     require_torch()
-    from twinstream.executor.providers.provider import provider_of
+    from twinstream.executor.providers.registry import provider_of
     from twinstream.executor.weights.hf_files import has_weights
 
     is_there = has_weights(path)

@@ -265,7 +265,7 @@ def adapter_of(options: TrainOptions, spec: AnyModel) -> Lora | None:
     """
     if options.adapter is None:
         return None
-    from twinstream.executor.providers.provider import provider_of
+    from twinstream.executor.providers.registry import provider_of
 
     found = provider_of(spec).lora_in(options.adapter, spec)
     if found is None or options.lora is None:

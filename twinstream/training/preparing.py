@@ -80,7 +80,7 @@ class Prepared:
     @property
     def is_cross_entropy(self) -> bool:
         """Whether the loss is, of each label: neither one of pairs nor one's own."""
-        from twinstream.executor.providers.provider import provider_of
+        from twinstream.executor.providers.registry import provider_of
 
         own = provider_of(self.model.spec).has_own_loss(self.model.spec)
         return self.recipe.loss.has_perplexity and not own
@@ -287,7 +287,7 @@ def outline_for(
         TwinstreamError: they could not be written, or MODEL has other tensors than the checkpoint
             where both have what is not trained.
     """
-    from twinstream.executor.providers.provider import provider_of
+    from twinstream.executor.providers.registry import provider_of
     from twinstream.executor.weights.hf_folder import stored_tensors
 
     outline = provider_of(model.spec).outline(model.spec, model.files, recipe, base_name(model))

@@ -77,7 +77,7 @@ class TextInputs:
 
     def _state(self, part: RankPart) -> State:
         """Of the groups that the rank carries; the bits are those of the whole model's state."""
-        from twinstream.executor.providers.provider import provider_of
+        from twinstream.executor.providers.registry import provider_of
         from twinstream.executor.state.sharded_state import ShardedState
         from twinstream.executor.state.training_state import (
             carried_names,

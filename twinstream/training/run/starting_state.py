@@ -1,6 +1,5 @@
 """The state that a run begins or goes on with: weights, optimizer, buffers."""
 
-from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -12,10 +11,9 @@ from twinstream.training.model_opening import OpenedModel
 from twinstream.training.options import TrainOptions
 
 if TYPE_CHECKING:
-    import torch
-
     from twinstream.executor.providers.provider import Weights
     from twinstream.executor.state.sources import Optimizer
+    from twinstream.executor.weights.traced.module_folder import Buffers
 
 
 def starting_state(
@@ -40,15 +38,13 @@ def starting_state(
     return weights, kept_optimizer(files)
 
 
-def starting_buffers(
-    model: OpenedModel, checkpoint: Checkpoint | None
-) -> "Mapping[str, torch.Tensor]":
+def starting_buffers(model: OpenedModel, checkpoint: Checkpoint | None) -> "Buffers":
     """Of a traced model the buffers that its folder has, or the checkpoint of one without.
 
     Raises:
         WeightsError: a file has gone or changed.
     """
-    from twinstream.executor.providers.provider import provider_of
+    from twinstream.executor.providers.registry import provider_of
 
     spec, folder = model.spec, model.folder
     if folder is None and checkpoint is not None and spec.own_lora is None:
@@ -61,7 +57,7 @@ def _weights(
     tell: Tell,
 ) -> "Weights":  # fmt: skip
     """Of the base, and of adapters beside it: a checkpoint has what is trained."""
-    from twinstream.executor.providers.provider import provider_of
+    from twinstream.executor.providers.registry import provider_of
     from twinstream.executor.state.sources import in_their_base
     from twinstream.executor.state.training_state import fresh_adapters
 
