@@ -60,7 +60,7 @@ _CURVE_OF_ANY = re.compile(rf"attention_(forward|backward){_REFINED}")
 
 
 def is_compute_unit(unit: str) -> bool:
-    """Whether the unit's flops run at the peak of its dtype; it never falls back to `vector`."""
+    """Return whether the unit's flops run at its dtype's peak; it never falls back to `vector`."""
     return unit.startswith(("matmul", "grouped_matmul", "attention"))
 
 
@@ -139,7 +139,7 @@ class ComputeCapability(Node):
 
 
 class ExpectedError(Node):
-    """How far predictions with this profile are off: |predicted / measured - 1| of step time.
+    """The error of predictions with this profile: |predicted / measured - 1| of step time.
 
     `held_out`: on measured runs of this machine that the profile was not fitted to. `left_out`: on
     each run it was fitted to, with that run left out. `borrowed`: what borrowing a relative's
@@ -262,7 +262,7 @@ class Machine(Profile):
         return {field: self.number(field) for field in stated}
 
     def duplex_weights(self) -> tuple[float, float]:
-        """What a byte of H2D, and one of D2H, takes of the duplex rate; see there."""
+        """Return what a byte of H2D, and one of D2H, takes of the duplex rate; see there."""
         share = self.duplex_h2d_share
         if share is None or share.value is None:
             return 1.0, 1.0

@@ -1,10 +1,10 @@
 """What `import twinstream` offers, with all that it takes."""
 
-from twinstream.api import Run, execute, from_blocks, plan, write_report
+from twinstream.api import Run, execute, from_blocks, plan, simulate, write_report
+from twinstream.clusters.conforms import conforms
 from twinstream.clusters.predict import Prediction, planned_document, predict
 from twinstream.clusters.search.search import RankedLayout, SearchResult, search_layouts
 from twinstream.cost.bill import Bill
-from twinstream.documents import conforms, simulate, verify
 from twinstream.frames import HasRecords, figure, frame
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
 from twinstream.hardware_profiles.clusters.schema import Cluster
@@ -33,12 +33,11 @@ from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.analysis.comparison import Comparison, compare
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.cluster.verify import verify
+from twinstream.schedule.document import Caps, RankSchedule, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.proof.violations import Violation
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import RankTimeline, Timeline
 from twinstream.schedule.workload import Packing
 from twinstream.simulator.replay import SteadyState, steady_state
 from twinstream.study.answer import Answer
@@ -65,8 +64,6 @@ __all__ = [
     "CheckpointMetrics",
     "Choices",
     "Cluster",
-    "ClusterSchedule",
-    "ClusterTimeline",
     "Comparison",
     "Dpo",
     "EvalMetrics",
@@ -93,6 +90,8 @@ __all__ = [
     "Prepared",
     "Property",
     "Query",
+    "RankSchedule",
+    "RankTimeline",
     "RankedLayout",
     "Recipe",
     "Run",

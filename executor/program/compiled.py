@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute, Feed, Fetch, Op, Stream
 from twinstream.schedule.proof.needed_waits import needed_waits
 
@@ -62,7 +62,7 @@ class Program:
         return max(computes, default=len(self.launches) - 1)
 
 
-def compile_program(schedule: Schedule) -> Program:
+def compile_program(schedule: RankSchedule) -> Program:
     """Number streams and ops, and keep only the waits that say something.
 
     The schedule's waits must be sound, as `verify` proves.

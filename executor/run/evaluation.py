@@ -15,7 +15,7 @@ from twinstream.executor.run.execute import execute_in
 from twinstream.executor.run.training import Training
 from twinstream.executor.run.work import Communications
 from twinstream.models.lowering.declarations import log_probs_sink
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.tensors import Tier
 from twinstream.schedule.workload import Workload
@@ -74,7 +74,7 @@ class Evaluated:
 
 
 def pass_losses(
-    schedule: Schedule,
+    schedule: RankSchedule,
     memory: Mapping[Tier, ArenaMemory],
     batches: Sequence[EvaluationBatch],
     options: RunOptions,

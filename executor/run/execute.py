@@ -23,12 +23,12 @@ from twinstream.executor.run.work import Communications, bind_works
 from twinstream.executor.state.training_state import State, fill_carried, read_carried
 from twinstream.models.lowering.lower import lower_again
 from twinstream.schedule.derived.flush import flush_of
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.proof.conforms import require_conforming
-from twinstream.schedule.proof.verify import require_safe
+from twinstream.schedule.proof.verify import require_safe_rank
 from twinstream.schedule.tensors import Tier
-from twinstream.schedule.timeline import Provenance, Timeline
+from twinstream.schedule.timeline import Provenance, RankTimeline
 
 
 class HostKernelError(TwinstreamError):
@@ -43,7 +43,7 @@ class NoCudaError(TwinstreamError):
 class Execution:
     """The measured timeline and the state after the last pass."""
 
-    timeline: Timeline
+    timeline: RankTimeline
     state: State
 
 
@@ -69,7 +69,10 @@ def choose_backend(name: str) -> BackendName:
 
 
 def execute(
-    schedule: Schedule, state: Mapping[str, torch.Tensor], host_work: HostWork, options: RunOptions
+    schedule: RankSchedule,
+    state: Mapping[str, torch.Tensor],
+    host_work: HostWork,
+    options: RunOptions,
 ) -> Execution:
     """Prove the schedule safe and conforming, then run it; what its last pass leaves is updated.
 
@@ -89,7 +92,7 @@ def execute(
 
 
 def execute_proven(
-    schedule: Schedule,
+    schedule: RankSchedule,
     state: Mapping[str, torch.Tensor],
     host_work: HostWork,
     options: RunOptions,
@@ -121,12 +124,12 @@ def execute_proven(
 
 
 def execute_resident(
-    schedule: Schedule,
+    schedule: RankSchedule,
     fill: Callable[[Arenas], None],
     host_work: HostWork,
     options: RunOptions,
     communications: Communications | None = None,
-) -> Timeline:
+) -> RankTimeline:
     """Run a schedule that has been proven, with a state that is in its arenas alone.
 
     `fill` puts it there, and may keep them: while `options.between` is asked and nothing runs, the
@@ -142,14 +145,14 @@ def execute_resident(
         return execute_in(schedule, memory, fill, host_work, options, communications)
 
 
-def prove(schedule: Schedule, backend: BackendName) -> None:
+def prove(schedule: RankSchedule, backend: BackendName) -> None:
     """Raise unless the schedule is safe, conforms to its chain, and its kernels can run here."""
     require_runnable(schedule, backend)
-    require_safe(schedule)
+    require_safe_rank(schedule)
     require_conforming(schedule, lower_again(schedule))
 
 
-def require_runnable(schedule: Schedule, backend: BackendName) -> None:
+def require_runnable(schedule: RankSchedule, backend: BackendName) -> None:
     """Raise unless the backend is there and has all kernels of the schedule."""
     choose_backend(backend)
     on_host = sorted({c.kernel for c in schedule.calls.values() if c.processor == "host"})
@@ -162,13 +165,13 @@ def require_runnable(schedule: Schedule, backend: BackendName) -> None:
 
 
 def execute_in(
-    schedule: Schedule,
+    schedule: RankSchedule,
     memory: Mapping[Tier, ArenaMemory],
     fill: Callable[[Arenas], None],
     host_work: HostWork,
     options: RunOptions,
     communications: Communications | None = None,
-) -> Timeline:
+) -> RankTimeline:
     """Run a schedule, which has been proven, in memory that is there; reads no state back.
 
     `memory` has the bytes that the schedule needs of each tier; `fill` puts the carried tensors
@@ -217,7 +220,7 @@ def execute_in(
 
 
 def flush_in(
-    flush: Schedule,
+    flush: RankSchedule,
     memory: Mapping[Tier, ArenaMemory],
     host_work: HostWork,
     num_passes: int,

@@ -17,7 +17,7 @@ from twinstream.executor.providers.registry import provider_of
 from twinstream.executor.replay.graph_classes import contents
 from twinstream.executor.run.packs import noting_packs
 from twinstream.models.model import model_of
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import SeveralRanksError
 from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op
 from twinstream.schedule.tensors import DEVICE
@@ -29,7 +29,7 @@ Communications = Callable[[Communicate, Arenas], Work]
 
 
 def bind_works(
-    schedule: Schedule,
+    schedule: RankSchedule,
     arenas: Arenas,
     host_work: HostWork,
     options: RunOptions | None = None,
@@ -88,7 +88,7 @@ def bind_works(
     ]
 
 
-def _kernels(schedule: Schedule, programs: ModulePrograms) -> dict[str, Kernel]:
+def _kernels(schedule: RankSchedule, programs: ModulePrograms) -> dict[str, Kernel]:
     """Return the kernel of every call."""
     model = model_of(schedule.model)
     provider = provider_of(model)

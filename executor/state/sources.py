@@ -22,13 +22,15 @@ from twinstream.executor.weights.checkpoint_files import CheckpointFiles
 from twinstream.models.model import AnyModel, model_of
 from twinstream.models.recipe import Recipe
 from twinstream.models.trained import trained_groups
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 
 Optimizer = Callable[[str, torch.Tensor], torch.Tensor]
 """Of a trained group and its flat parameters, the optimizer's state, 1-D uint8 on the host."""
 
 
-def fill_from(schedule: Schedule, arenas: Arenas, weights: Weights, optimizer: Optimizer) -> None:
+def fill_from(
+    schedule: RankSchedule, arenas: Arenas, weights: Weights, optimizer: Optimizer
+) -> None:
     """Put a state into every carried slot; what is frozen has no optimizer state.
 
     Raises:
@@ -43,7 +45,7 @@ def fill_from(schedule: Schedule, arenas: Arenas, weights: Weights, optimizer: O
             put_carried(schedule, arenas, f"opt.{group}", optimizer(group, flat), staging)
 
 
-def fill_fresh(schedule: Schedule, arenas: Arenas, seed: int) -> None:
+def fill_fresh(schedule: RankSchedule, arenas: Arenas, seed: int) -> None:
     """Put what `initial_state` has into every carried slot."""
     spec, recipe = model_of(schedule.model), Recipe.model_validate(schedule.recipe)
     weights = chain(provider_of(spec).fresh(spec, seed), fresh_adapters(spec, seed, recipe))

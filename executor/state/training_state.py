@@ -15,7 +15,7 @@ from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
 from twinstream.models.trained import adapter_groups, layout_of, trained_groups
 from twinstream.schedule.derived.flush import is_state
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 
 State = dict[str, torch.Tensor]
@@ -83,7 +83,7 @@ def with_steps_done(state: State, num_steps: int) -> State:
     return state | {STEP: torch.tensor(num_steps)}
 
 
-def fill_carried(schedule: Schedule, arenas: Arenas, state: Mapping[str, torch.Tensor]) -> None:
+def fill_carried(schedule: RankSchedule, arenas: Arenas, state: Mapping[str, torch.Tensor]) -> None:
     """Put the state into every carried slot, once before the first pass.
 
     Raises:
@@ -94,7 +94,9 @@ def fill_carried(schedule: Schedule, arenas: Arenas, state: Mapping[str, torch.T
         staging.copy(arenas.view(tensor, slot), source)
 
 
-def read_carried(schedule: Schedule, arenas: Arenas, state: Mapping[str, torch.Tensor]) -> State:
+def read_carried(
+    schedule: RankSchedule, arenas: Arenas, state: Mapping[str, torch.Tensor]
+) -> State:
     """The state after the last pass, shaped as the one given."""
     result = {name: flat.clone() for name, flat in state.items()}
     staging = Staging()
@@ -103,7 +105,7 @@ def read_carried(schedule: Schedule, arenas: Arenas, state: Mapping[str, torch.T
     return result
 
 
-def carried_names(schedule: Schedule) -> tuple[str, ...]:
+def carried_names(schedule: RankSchedule) -> tuple[str, ...]:
     """The whole tensors of the state, which a schedule carries from step to step: `param.0`, ...
 
     Not those that only wait for an update: with the flush of the schedule there are none of them.
@@ -114,7 +116,7 @@ def carried_names(schedule: Schedule) -> tuple[str, ...]:
 
 
 def put_carried(
-    schedule: Schedule,
+    schedule: RankSchedule,
     arenas: Arenas,
     name: str,
     flat: torch.Tensor,
@@ -130,7 +132,7 @@ def put_carried(
 
 
 def take_carried(
-    schedule: Schedule, arenas: Arenas, name: str, start: int = 0, stop: int | None = None
+    schedule: RankSchedule, arenas: Arenas, name: str, start: int = 0, stop: int | None = None
 ) -> torch.Tensor:
     """Bytes of one whole tensor as its slots have it, 1-D uint8 on the host.
 
@@ -161,7 +163,7 @@ def take_carried(
 
 
 def _carried(
-    schedule: Schedule, state: Mapping[str, torch.Tensor], name: str | None = None
+    schedule: RankSchedule, state: Mapping[str, torch.Tensor], name: str | None = None
 ) -> list[tuple[str, str, torch.Tensor]]:
     """(tensor, slot, its bytes in the state) of all state carried, or of one whole tensor."""
     tensors = {t.tensor_id: t for t in schedule.tensors}

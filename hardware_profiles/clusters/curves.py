@@ -79,7 +79,7 @@ class CollectiveCurve(Node):
         return "table" if self.points else f"{len(self.lines)} line{'s' * (len(self.lines) > 1)}"
 
     def covers(self, size_bytes: int) -> bool:
-        """Whether the size is within what was measured."""
+        """Return whether the size is within what was measured."""
         return self.least_bytes <= size_bytes <= self.most_bytes
 
     def time_ns(self, size_bytes: float) -> float:

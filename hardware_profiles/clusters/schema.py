@@ -128,7 +128,7 @@ class Cluster(Profile):
 
 
 def _fault(field: str, value: float | None) -> str | None:
-    """What is wrong with a field's value."""
+    """Say what is wrong with a field's value."""
     if value is None:
         return "a link, a count or a latency of a cluster cannot be unconstrained"
     if field in COUNT_FIELDS and not (1 <= value <= _MOST_COUNT and value % 1 == 0):

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from typing import Literal
 
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 
 _MOST_PROBABILITIES_BYTES = 512 * 2**20
@@ -109,7 +109,7 @@ def attention_refusal(
     return limits.refusal(dtype, head_dim)
 
 
-def nondeterministic_kernels(schedule: Schedule) -> tuple[str, ...]:
+def nondeterministic_kernels(schedule: RankSchedule) -> tuple[str, ...]:
     """Return the kernels that give other bits from run to run; empty where none does."""
     names = {call.attributes.get("attention") for call in schedule.calls.values()}
     known = sorted(name for name in names if isinstance(name, str) and name in _limits())

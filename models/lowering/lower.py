@@ -20,7 +20,7 @@ from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.derived.flush import flush_chain
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Workload
 
@@ -141,7 +141,7 @@ def saved_per_token(model: AnyModel) -> int:
     return int(LOWERINGS[model.provider].saved_per_token(model))
 
 
-def lower_again(schedule: Schedule) -> Chain:
+def lower_again(schedule: RankSchedule) -> Chain:
     """The chain that a schedule was planned for, from what the schedule says of itself.
 
     One that consumes is the flush of a chain: its updates alone.

@@ -16,7 +16,7 @@ from twinstream.planner.lifetimes.residencies import Residency
 from twinstream.planner.pack.placement import Placement
 from twinstream.schedule.chain import Input, Output, Task
 from twinstream.schedule.derived.waits import derive_waits
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, Operand, Stream, TaskOperand
 from twinstream.schedule.tensors import DEVICE, HOST, Carried, Slot
 from twinstream.schedule.workload import MachineRef
@@ -40,7 +40,7 @@ class Emitted:
         positions: by op, the position of the task before or after which it is issued.
     """
 
-    schedule: Schedule
+    schedule: RankSchedule
     placement: Placement
     residency_of_copy: Mapping[str, int]
     positions: Sequence[int]
@@ -53,7 +53,7 @@ def emitted(placement: Placement, machine: Machine, caps: Caps, policy: str) -> 
     slots = tuple(emission.slots.values())
     chain = placement.chain
     used_calls = {op.call for op in ops if isinstance(op, Compute)}
-    schedule = Schedule(
+    schedule = RankSchedule(
         tensors=chain.tensors,
         slots=slots,
         calls={name: call for name, call in chain.calls.items() if name in used_calls},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from twinstream.clusters.conforms import conforms_cluster
+from twinstream.clusters.conforms import conforms
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.planned_stage import plan_stage, without_messages
 from twinstream.hardware_profiles.loader import load_machine
@@ -11,7 +11,7 @@ from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.cluster.verify_cluster import may_deadlock, verify_cluster
+from twinstream.schedule.cluster.verify import may_deadlock, verify
 from twinstream.schedule.document import Caps
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
@@ -35,7 +35,7 @@ def chain_of(laid_out: Stages) -> Chain:
 @pytest.mark.parametrize(("order", "virtual"), ORDERS)
 def test_messages_that_follow_one_another_share_slots(order, virtual):
     document = plan_pipeline(stages(pipeline=order, virtual_stages=virtual), load_machine("cpu"))
-    assert verify_cluster(document) == [] == conforms_cluster(document)
+    assert verify(document) == [] == conforms(document)
     assert not may_deadlock(document)
     for part in document.schedules.values():
         slots = [slot for slot in part.slots if slot.slot_id.startswith("message.")]
@@ -65,6 +65,6 @@ def test_caps_count_what_an_attention_library_allocates():
     wanted = stages(Recipe(kernels=kernels)).spec.model_copy(update={"dtype": "bfloat16"})
     of_gpu = Stages(wanted, WORKLOAD, Recipe(kernels=kernels), Layout(pp=2))
     document = plan_pipeline(of_gpu, load_machine("h100"))
-    assert conforms_cluster(document) == []
+    assert conforms(document) == []
     chain = chain_of(of_gpu)
     assert document.schedules["stage 0"].caps.library_bytes == chain.library_bytes > 0

@@ -17,7 +17,6 @@ SHARED_CLASS_NAMES = {
     "Recomputed": 2,  # clusters/search, measures
     "RunOptions": 3,  # executor/program, commands
     "Step": 2,  # screens, study
-    "Validation": 2,  # fidelity
 }
 
 

@@ -24,14 +24,14 @@ from twinstream.executor.run.cuda_run import CudaJob, run_on_gpu
 from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import fill_carried, initial_state, read_carried
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Feed
 
 NUM_STEPS = 5
 
 
 @cache
-def schedule_of(policy: str, workload: str = "packed", preset: str = "tiny") -> Schedule:
+def schedule_of(policy: str, workload: str = "packed", preset: str = "tiny") -> RankSchedule:
     chain = tiny_chain(workload, preset)
     caps = Caps()
     if policy != "resident":
@@ -53,7 +53,7 @@ class Ran:
 
 
 def on_fake_gpu(
-    schedule: Schedule,
+    schedule: RankSchedule,
     options: RunOptions,
     gpu: FakeGpu,
     change: Callable[[HostWork], HostWork] = lambda work: work,

@@ -210,7 +210,7 @@ def test_a_plan_of_many_rounds_hands_out_those_of_each():
     request = PlanRequest.of(
         small("tiny", dtype="float32"), MACHINE, step=step, device_mem=None, host_mem=None
     )
-    schedule = Planner(steady_state).plan(request)
+    schedule = Planner(steady_state).plan(request).only
     assert schedule.workload.rounds_per_step == 24
     fetched = [op.sink for op in schedule.ops if isinstance(op, Fetch)]
     assert Counter(fetched)["log_probs.0"] == 24

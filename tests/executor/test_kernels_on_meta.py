@@ -21,7 +21,7 @@ from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.planner.policies import plan_by_rule
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.workload import Packing, Workload
 
@@ -80,7 +80,7 @@ def _storage(tensor: torch.Tensor) -> Any:
     return tensor.untyped_storage()
 
 
-def schedule_of_8b(workload: str) -> Schedule:
+def schedule_of_8b(workload: str) -> RankSchedule:
     kernels = KernelChoice(vector="triton", attention="sdpa_flash")
     recipe = Recipe(kernels=kernels, clips=True)
     chain = lower(load_preset("8b"), WORKLOADS[workload], recipe)

@@ -15,12 +15,11 @@ from tests.helpers.browser import browser_page
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.measures.metrics import rate_text
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, as_cluster
-from twinstream.schedule.cluster.cluster_timeline import as_cluster_timeline
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import read_document
 from twinstream.schedule.timeline import Timeline
-from twinstream.simulator.replay import simulate_cluster
+from twinstream.simulator.replay import simulate
 from twinstream.study.answer import Answer
 from twinstream.study.explore.answers import Answers, State
 from twinstream.study.explore.app import explorer
@@ -30,10 +29,10 @@ from twinstream.study.explore.show import Found, column, compared, more_of, time
 
 @pytest.fixture(scope="module")
 def shown(cluster_file: Path) -> ShownCluster:
-    schedule = read_document(ClusterSchedule, cluster_file)
+    schedule = read_document(Schedule, cluster_file)
     cluster = load_cluster("h100_dgx")
     machine = machine_of(cluster)
-    line = simulate_cluster(schedule, cluster, machine)
+    line = simulate(schedule, machine, cluster)
     return ShownCluster("mine.json", schedule, line, machine)
 
 
@@ -63,8 +62,8 @@ def test_the_page_draws_the_lanes_below_the_plans(shown):
 def test_one_device_s_schedule_is_shown_as_a_mesh_of_one(files):
     shown = ShownCluster(
         "mine.json",
-        as_cluster(files.read_schedule()),
-        as_cluster_timeline(read_document(Timeline, files.predicted)),
+        files.read_schedule(),
+        read_document(Timeline, files.predicted),
         load_machine("cpu"),
     )
     speed = rate_text(call("simulate", files.schedule, "--json").json()["tokens_per_s"])

@@ -6,7 +6,7 @@ import pytest
 
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream import api
-from twinstream.documents import simulate
+from twinstream.api import simulate
 from twinstream.executor.backends.protocol import MeasuredPass
 from twinstream.executor.replay.dispatch import Passes
 from twinstream.executor.run.measured import measured_timeline

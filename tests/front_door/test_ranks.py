@@ -11,9 +11,9 @@ import pytest
 
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from tests.helpers.ports import free_port
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document, write_document
+from twinstream.schedule.timeline import Timeline
 
 CUT = ("--chunk-tokens", 64, "--chunks-per-round", 1)
 
@@ -58,7 +58,7 @@ def test_ranks_have_the_losses_of_one_device(ran):
 
 
 def test_caps_are_of_one_rank_and_what_does_not_fit_is_copied(ran):
-    document = read_document(ClusterSchedule, ran.plan)
+    document = read_document(Schedule, ran.plan)
     state = {
         tensor.tensor_id: tensor.size_bytes
         for part in document.schedules.values()
@@ -73,7 +73,7 @@ def test_caps_are_of_one_rank_and_what_does_not_fit_is_copied(ran):
 
 def test_the_schedule_is_proven_to_be_the_models_step(ran, tmp_path):
     assert "exactly the training step of tiny" in call("verify", ran.plan).out
-    document = read_document(ClusterSchedule, ran.plan)
+    document = read_document(Schedule, ran.plan)
     other = document.model | {"num_layers": 5}
     for wrong in (
         document.model_copy(update={"model": other}),
@@ -88,7 +88,7 @@ def test_the_schedule_is_proven_to_be_the_models_step(ran, tmp_path):
 
 
 def test_what_ranks_measured_is_one_document(ran):
-    timeline = read_document(ClusterTimeline, ran.measured)
+    timeline = read_document(Timeline, ran.measured)
     assert timeline.provenance.kind == "measured"
     assert list(timeline.classes) == ["stage 0", "stage 1"]
     assert timeline.step_ns == pytest.approx(1e9 * ran.told["step_time_s"])
@@ -99,7 +99,7 @@ def test_a_prediction_is_compared_with_what_each_rank_measured(ran, profile, tmp
     compared = ("compare", ran.plan, "--measured", ran.measured, "--cluster", profile)
     found = call(*compared, "--json").json()
     assert [one["name"] for one in found["ranks"]] == ["stage 0", "stage 1"]
-    measured = read_document(ClusterTimeline, ran.measured)
+    measured = read_document(Timeline, ran.measured)
     assert found["step_ns"]["measured"] == measured.step_ns
     kinds = {kind["name"]: kind for kind in found["kinds"]}
     for name in ("block_forward", "said", "waited for others"):
@@ -167,7 +167,7 @@ def test_ranks_are_planned_and_run_in_one_command(ran, profile, tmp_path):
     assert "gloo over loopback" in found["assumed"]
     simulated = call("simulate", ran.plan, "--json").json()
     assert found["predicted"]["step_time_s"] == simulated["step_time_s"]
-    timeline = read_document(ClusterTimeline, measured)
+    timeline = read_document(Timeline, measured)
     assert timeline.step_ns == pytest.approx(1e9 * found["step_time_s"])
 
 
@@ -176,7 +176,7 @@ def test_the_library_sums_where_it_is_asked_to(tmp_path):
     plan, wrong = tmp_path / "plan.json", tmp_path / "wrong.json"
     planned = call("plan", *wanted, "--machine", "cpu", "--reduction", "library", "-o", plan)
     assert planned.code == 0, planned.err
-    document = read_document(ClusterSchedule, plan)
+    document = read_document(Schedule, plan)
     sums = [op for op in document.schedules["stage 0"].ops if op.op_id.startswith("reduce.")]
     assert {op.reduction for op in sums} == {"library"}
     other = document.layout | {"reduction": "rank_order"}
@@ -228,7 +228,7 @@ def test_torchruns_ranks_have_one_output(ran, tmp_path):
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["losses"] == ran.told["losses"]
-    assert read_document(ClusterTimeline, measured).step_ns > 0
+    assert read_document(Timeline, measured).step_ns > 0
 
 
 def test_torchruns_ranks_with_other_texts_are_refused(ran, tmp_path):

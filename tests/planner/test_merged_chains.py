@@ -7,7 +7,7 @@ from twinstream.planner.pack.slot_pools import pooled_slots
 from twinstream.schedule.chain import Chain, SlotPools, Task
 from twinstream.schedule.document import Caps
 from twinstream.schedule.ops import KernelCall, Label, TaskOperand
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.tensors import Tensor
 from twinstream.schedule.workload import MachineRef, ModelRef, Workload
 
@@ -63,7 +63,7 @@ def test_messages_take_turns_in_as_many_slots_as_are_spare_and_one_more():
 def test_a_message_under_way_is_waited_for_only_when_its_slot_comes_round():
     for spare in (0, 1, 2):
         schedule = resident_schedule(pooled(chain(), spare), REF, Caps())
-        assert verify(schedule) == []
+        assert verify_rank(schedule) == []
         for op in schedule.ops:
             if op.op_id.startswith("make."):
                 j = int(op.op_id.removeprefix("make."))
@@ -104,7 +104,7 @@ def test_what_was_planned_as_one_task_is_written_out_as_its_own():
     plan = resident_schedule(planned, REF, Caps())
     schedule = found.written_out(plan, Caps())
     assert [op.op_id for op in schedule.ops] == [one.task_id for one in whole.tasks]
-    assert verify(schedule) == []
+    assert verify_rank(schedule) == []
     assert schedule.calls == {"make": whole.calls["make"]}
     resident = resident_schedule(pooled(whole, 1), REF, Caps())
     assert {op.op_id: op.waits for op in schedule.ops} == {

@@ -18,13 +18,12 @@ from twinstream.planner.planner import gc_paused
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.planner.search.chunking import admissible, chunkings
 from twinstream.planner.search.tokens import proposed_tokens
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.document import Caps
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import MachineRef, Workload
 from twinstream.simulator.network_costs import share_of
-from twinstream.simulator.replay import simulate_cluster
+from twinstream.simulator.replay import simulate
 
 ROUNDS_OF_A_RANK = 2  # so many microbatches for each rank, or the bubble is most of the step
 _TO_FIT = (1, 2, 3)  # ZeRO stages, the less there is to communicate the earlier
@@ -53,8 +52,8 @@ class ChosenLayout:
     """
 
     layout: Layout
-    schedule: ClusterSchedule
-    predicted: ClusterTimeline
+    schedule: Schedule
+    predicted: Timeline
     workload: Workload
     candidates: tuple[Candidate, ...] = ()
 
@@ -177,7 +176,7 @@ class RanksQuestion:
                 schedule = plan_pipeline(stages, share, self.caps, self.choices)
             made_for = MachineRef(name=self.machine.name, content_hash=self.machine.content_hash)
             schedule = schedule.model_copy(update={"machine": made_for})
-            predicted = simulate_cluster(schedule, self.cluster, self.machine)
+            predicted = simulate(schedule, self.machine, self.cluster)
         except TwinstreamError as error:
             return Candidate(layout, None, str(error))
         return ChosenLayout(layout, schedule, predicted, workload)

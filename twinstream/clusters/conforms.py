@@ -1,6 +1,6 @@
-"""Prove that the stages of a cluster's schedule together train the whole model, and nothing else.
+"""Prove that the ranks of a schedule together train the whole model, and nothing else.
 
-`verify` and `verify_cluster` prove that every op finds what it names. Here it is proven that the
+`verify` proves that every op finds what it names. Here it is proven that the
 ops are those of the layout: every class has the tasks and the communication of its stage, as they
 come out when the document's own model, layout and batch are lowered again; and, without a look at
 that, that over all stages every layer runs every microbatch forward and backward once and every
@@ -14,17 +14,17 @@ from collections.abc import Iterable, Iterator
 from pydantic import ValidationError
 
 from twinstream.clusters.refusals import refusals_of
-from twinstream.models.lowering.lower import lower
+from twinstream.models.lowering.lower import lower, lower_again
 from twinstream.models.lowering.parts.groups import mesh_of
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe, megatron_recipe
 from twinstream.schedule.chain import COMMUNICATE, Chain, Task
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
-from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import TwinstreamError, require
+from twinstream.schedule.document import RankClass, RankSchedule, Schedule
+from twinstream.schedule.errors import ArgumentError, TwinstreamError, require
+from twinstream.schedule.files import DocumentError
 from twinstream.schedule.ops import Communicate, Compute, TaskOperand
-from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.conforms import conforms as conforms_to_chain
 from twinstream.schedule.proof.violations import (
     CallDiffers,
     OperandsDiffer,
@@ -39,9 +39,25 @@ from twinstream.schedule.workload import Workload
 _MOST_TOLD = 20
 
 
-def conforms_cluster(schedule: ClusterSchedule) -> list[Violation]:
-    """Return all differences found, at most 20 of each class; an empty list is a proof."""
-    require("schedule", schedule, ClusterSchedule)
+def conforms(schedule: Schedule, chain: Chain | None = None) -> list[Violation]:
+    """Return all in which a schedule differs from the training step that it says it computes.
+
+    An empty list is a proof that it computes that, all of it and nothing else. Of ranks of a layout
+    at most 20 differences of each class are told.
+
+    Args:
+        chain: of one device, the step that it should compute; by default its own model, workload
+            and recipe are lowered again, as those of a layout are for every stage.
+
+    Raises:
+        TwinstreamError: its model or recipe is not valid, or far too large for its ops.
+    """
+    require("schedule", schedule, Schedule)
+    if schedule.is_one_device:
+        own = schedule.only
+        return conforms_to_chain(own, chain_of(own) if chain is None else chain)
+    if chain is not None:
+        raise ArgumentError("chain: a mesh has one for each stage: leave it out")
     try:
         job = _job_of(schedule)
     except ValidationError as error:
@@ -58,7 +74,23 @@ def conforms_cluster(schedule: ClusterSchedule) -> list[Violation]:
     return [*found, *list(_uncovered(schedule, job))[:_MOST_TOLD]]
 
 
-def _of_document(schedule: ClusterSchedule, layout: Layout) -> Iterator[Violation]:
+def chain_of(schedule: RankSchedule) -> Chain:
+    """Return the chain that a schedule says it was planned for.
+
+    Raises:
+        TwinstreamError: its model or recipe is not valid, or far too large for its ops.
+    """
+    work, layers = schedule.workload, schedule.model.spec.get("num_layers")
+    blocks = work.rounds_per_step * work.chunks_per_round * (layers if type(layers) is int else 1)
+    if blocks > len(schedule.ops):  # do not lower what a slip made astronomical
+        raise DocumentError(
+            f"the schedule's workload and model have {blocks:,} blocks to compute, but it has only "
+            f"{len(schedule.ops):,} ops; is 'workload' or 'model' damaged?"
+        )
+    return lower_again(schedule)
+
+
+def _of_document(schedule: Schedule, layout: Layout) -> Iterator[Violation]:
     """What the document says of the whole step, which its classes give."""
     first = schedule.of(schedule.classes[0])
     replicas = layout.dp if is_executable(schedule) else 1
@@ -86,13 +118,13 @@ def _of_document(schedule: ClusterSchedule, layout: Layout) -> Iterator[Violatio
         yield WorkDiffers("sequence_parallel is false, where tp 1 splits no sequence")
 
 
-def require_conforming_cluster(schedule: ClusterSchedule) -> None:
-    """Raise UnsafeSchedule unless `conforms_cluster` finds nothing."""
-    if found := conforms_cluster(schedule):
+def require_conforming(schedule: Schedule) -> None:
+    """Raise UnsafeSchedule unless `conforms` finds nothing."""
+    if found := conforms(schedule):
         raise UnsafeSchedule(found)
 
 
-def _job_of(schedule: ClusterSchedule) -> Job:
+def _job_of(schedule: Schedule) -> Job:
     """The job that the document says it was lowered from; earlier ones do not tell the recipe."""
     recipe = dict(schedule.of(schedule.classes[0]).recipe)
     if not recipe:
@@ -105,7 +137,7 @@ def _job_of(schedule: ClusterSchedule) -> Job:
     return Job.model_validate_json(json.dumps(fields | counts))  # strict: tuples from text alone
 
 
-def _of_stages(schedule: ClusterSchedule, job: Job) -> list[Violation]:
+def _of_stages(schedule: Schedule, job: Job) -> list[Violation]:
     """What differs in each class, which is to be of one stage."""
     found: list[Violation] = []
     for one in schedule.classes:
@@ -117,7 +149,7 @@ def _of_stages(schedule: ClusterSchedule, job: Job) -> list[Violation]:
     return found
 
 
-def _uncovered(schedule: ClusterSchedule, job: Job) -> Iterator[Violation]:
+def _uncovered(schedule: Schedule, job: Job) -> Iterator[Violation]:
     """Layers times microbatches, forward and backward, over one class of each stage."""
     stages = {
         one.cell("pp", schedule.mesh.length("pp")): schedule.of(one) for one in schedule.classes
@@ -167,18 +199,18 @@ def _count(op: Compute, passes: dict[str, Counter[tuple[int, int]]], updates: Co
                     counted[int(name), j] += 1
 
 
-def is_executable(schedule: ClusterSchedule) -> bool:
+def is_executable(schedule: Schedule) -> bool:
     """Whether a document's stages were planned for kernels that twinstream has."""
     return all(map(_runs_here, schedule.schedules.values()))
 
 
-def _runs_here(part: Schedule) -> bool:
+def _runs_here(part: RankSchedule) -> bool:
     kernels = part.recipe.get("kernels")
     vector = kernels.get("vector") if isinstance(kernels, dict) else None
     return bool(part.recipe) and vector != "megatron"
 
 
-def _of_class(one: RankClass, part: Schedule, job: Job, stage: int) -> Iterator[Violation]:
+def _of_class(one: RankClass, part: RankSchedule, job: Job, stage: int) -> Iterator[Violation]:
     workload, own = job.workload, part.workload
     priced, runs_here = job.with_megatron_kernels().recipe, _runs_here(part)
     if runs_here:
@@ -201,12 +233,12 @@ def _of_class(one: RankClass, part: Schedule, job: Job, stage: int) -> Iterator[
             f"class '{one.name}' is of model {part.model.name} ({part.model.content_hash}), the "
             f"document of {chain.model.name} ({chain.model.content_hash})"
         )
-    for violation in conforms(part, _silent(chain), of_mesh=True):
+    for violation in conforms_to_chain(part, _silent(chain), of_mesh=True):
         yield type(violation)(f"class '{one.name}': {violation.message}")
     yield from _communications(one, part, chain)
 
 
-def workload_of_rounds(part: Schedule, layout: Layout) -> Workload | None:
+def workload_of_rounds(part: RankSchedule, layout: Layout) -> Workload | None:
     """A class has all microbatches as chunks of one round; here each is a round.
 
     None where they are not rounds of whole chunks.
@@ -229,7 +261,7 @@ def _silent(chain: Chain) -> Chain:
     return chain.model_copy(update={"tasks": tasks})
 
 
-def _communications(one: RankClass, part: Schedule, chain: Chain) -> Iterator[Violation]:
+def _communications(one: RankClass, part: RankSchedule, chain: Chain) -> Iterator[Violation]:
     """Each thing that the chain says is said once, of the same tensors, to the same ranks."""
     wanted = {task.task_id: task for task in chain.tasks if _is_said(chain, task)}
     given = {op.op_id: op for op in part.ops if isinstance(op, Communicate)}

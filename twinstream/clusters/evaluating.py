@@ -1,18 +1,17 @@
 """Derive from the schedule that ranks train by the one that evaluates, between two passes."""
 
 from twinstream.clusters.assembling import in_one_order
-from twinstream.clusters.conforms import require_conforming_cluster, workload_of_rounds
+from twinstream.clusters.conforms import require_conforming, workload_of_rounds
 from twinstream.clusters.pipeline import layout_in
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.evaluate.evaluation import forward_of
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
-from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.cluster.verify import require_safe
+from twinstream.schedule.document import RankClass, RankSchedule, Schedule
 
 
-def cluster_evaluation_of(training: ClusterSchedule) -> ClusterSchedule:
+def cluster_evaluation_of(training: Schedule) -> Schedule:
     """The forward of every replica's first microbatch, as a schedule of its own; proven.
 
     As `evaluation_of` has it of one device: every rank has the slots of its training, finds the
@@ -36,12 +35,12 @@ def cluster_evaluation_of(training: ClusterSchedule) -> ClusterSchedule:
             }
         )
     )
-    require_safe_cluster(found)
-    require_conforming_cluster(found)
+    require_safe(found)
+    require_conforming(found)
     return found
 
 
-def _forward_of_class(training: ClusterSchedule, one: RankClass) -> Schedule:
+def _forward_of_class(training: Schedule, one: RankClass) -> RankSchedule:
     part, layout = training.of(one), layout_in(training)
     workload = workload_of_rounds(part, layout)
     assert workload is not None, "a class of ranks that train has whole rounds"

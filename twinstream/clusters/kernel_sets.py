@@ -16,7 +16,7 @@ from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.update_rules import rule_text
 from twinstream.planner.kernel_choice import usual_kernels
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 
 _OWN_RECOMPUTE = ("auto", "none", "experts", "attention", "full")
 
@@ -113,7 +113,7 @@ def why_not_here(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
     return run_refusal(model, recipe, layout) or machine_refusal(model, recipe, layout.num_gpus)
 
 
-def why_schedule_not_here(schedule: Schedule) -> str | None:
+def why_schedule_not_here(schedule: RankSchedule) -> str | None:
     """Why `run` does not run one device's schedule on this machine; None where it does."""
     if any(call.processor == "host" for call in schedule.calls.values()):
         return "its optimizer runs on the host CPU, for which there are no kernels yet"

@@ -1,7 +1,7 @@
 """A cluster's schedule within the memories of its nodes: each class planned by the planner.
 
 Layers of one microbatch are one task to the planner, with what is said inside them; what it decides
-is simulated with all stages, and all that they share, by `simulate_cluster`.
+is simulated with all stages, and all that they share, by `simulate`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,9 @@ from twinstream.planner.request import caps_of
 from twinstream.planner.search.one_chain import OneChain
 from twinstream.schedule.analysis.occupancy import slot_bytes_by_role
 from twinstream.schedule.chain import COMMUNICATE, Chain, SlotPools, Task
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
+from twinstream.schedule.cluster.verify import require_safe
 from twinstream.schedule.cost import Work
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import KernelCall, Label, TaskOperand
 from twinstream.schedule.proof.verify_layout import arena_bytes
@@ -72,12 +71,12 @@ def _rooms_text(between: str, sizes: tuple[int | None, int | None], of_what: str
 
 
 def offloaded(
-    document: ClusterSchedule,
+    document: Schedule,
     job: Job,
     cluster: Cluster,
     machine: Machine,
     caps: Caps | None = None,
-) -> ClusterSchedule:
+) -> Schedule:
     """The document with every stage within its GPUs' memory and their share of the host's.
 
     What a stage keeps where and when it is copied is for the ordinary planner, which sees each
@@ -102,7 +101,7 @@ def offloaded(
     with gc_paused():
         costs = ClusterCosts(document, cluster, machine)
         timeline = replay_cluster(document, costs, cluster.name, num_passes=2)
-        schedules: dict[str, Schedule] = {}
+        schedules: dict[str, RankSchedule] = {}
         for stage, one in enumerate(document.classes):
             schedule = document.of(one)
             if room is None or arena_bytes(schedule, DEVICE) <= room:
@@ -115,7 +114,7 @@ def offloaded(
             planned = _planned(one.name, whole, share, caps)
             schedules[one.schedule] = planned.model_copy(update={"machine": schedule.machine})
         found = in_one_order(document.model_copy(update={"schedules": schedules}))
-    require_safe_cluster(found)
+    require_safe(found)
     return found
 
 
@@ -124,12 +123,12 @@ class _Stage:
     """A stage, and when its tasks begin in a pass with everything on the device."""
 
     chain: Chain
-    resident: Schedule
+    resident: RankSchedule
     start_ns: Mapping[str, int]
     pass_ns: float
 
 
-def _planned(name: str, stage: _Stage, machine: Machine, caps: Caps) -> Schedule:
+def _planned(name: str, stage: _Stage, machine: Machine, caps: Caps) -> RankSchedule:
     """The stage's schedule with copies, within the caps.
 
     Where nothing fits otherwise, what is exchanged gets its bytes from the planner, too.

@@ -14,10 +14,8 @@ from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
-from twinstream.schedule.cluster.mesh import Axis, Mesh
-from twinstream.schedule.cluster.verify_cluster import may_deadlock
-from twinstream.schedule.document import Caps
+from twinstream.schedule.cluster.verify import may_deadlock
+from twinstream.schedule.document import Axis, Caps, Mesh, RankClass, Schedule
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.workload import MachineRef, Workload
 from twinstream.simulator.replay import steady_state
@@ -42,7 +40,7 @@ def plan_pipeline(
     machine: Machine,
     caps: Mapping[int, Caps] | Caps | None = None,
     choices: Choices = OPEN,
-) -> ClusterSchedule:
+) -> Schedule:
     """A cluster's schedule that ranks can run: pipelines, and replicas of them.
 
     Each stage's chain is planned by the ordinary planner within its caps, offload and recompute
@@ -77,7 +75,7 @@ def plan_pipeline(
 class _LaidOut:
     """`alone_ns` is what its slowest stage takes if messages take no time."""
 
-    document: ClusterSchedule
+    document: Schedule
     alone_ns: float
 
 
@@ -115,7 +113,7 @@ def _in_slots(
         planned[name] = found
         classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
     schedules = {name: one.schedule for name, one in planned.items()}
-    document = ClusterSchedule(
+    document = Schedule(
         mesh=Mesh(axes=tuple(axes), ranks_per_node=layout.pp * layout.dp),
         classes=tuple(classes),
         schedules=schedules,
@@ -156,7 +154,7 @@ def _require_executable(layout: Layout) -> None:
         raise LayoutError(f"ranks cannot run {why} yet")
 
 
-def layout_in(document: ClusterSchedule) -> Layout:
+def layout_in(document: Schedule) -> Layout:
     """What a document says of its layout.
 
     Raises:

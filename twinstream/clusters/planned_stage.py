@@ -9,7 +9,7 @@ from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.emit.merged_chain import MergedChain, without_tensors
 from twinstream.planner.search.one_chain import OneChain, plan_of_chain
 from twinstream.schedule.chain import COMMUNICATE, Chain, SlotPools, Task
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import TaskOperand
 from twinstream.simulator.replay import steady_state
 
@@ -21,8 +21,8 @@ _SPARE = 2  # slots of messages that are left free
 class PlannedStage:
     """A stage's schedule, and what of it the planner saw: without what was merged into tasks."""
 
-    schedule: Schedule
-    planned: Schedule
+    schedule: RankSchedule
+    planned: RankSchedule
 
 
 def plan_stage(

@@ -20,8 +20,6 @@ from twinstream.planner.planner import Planner, gc_paused
 from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
 from twinstream.schedule.analysis.idle import shares_of
 from twinstream.schedule.analysis.occupancy import slot_bytes_by_role
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
@@ -184,12 +182,12 @@ class _Simulated:
 
     job: Job
     counts: Sequence[int]
-    documents: Sequence[ClusterSchedule | Schedule]
-    times: Sequence[ClusterTimeline | Timeline]
+    documents: Sequence[Schedule]
+    times: Sequence[Timeline]
 
     @classmethod
     def of(
-        cls, job: Job, counts: Sequence[int], documents: Sequence[ClusterSchedule],
+        cls, job: Job, counts: Sequence[int], documents: Sequence[Schedule],
         place: tuple[Cluster, Machine],
     ) -> Self:  # fmt: skip
         """Simulate documents on a cluster whose nodes are of a machine."""
@@ -212,8 +210,8 @@ class _Simulated:
             memory: by class of tensor; None: the planner's arena, and what lies beside it.
             least_ns: what the more microbatches take longer at least.
         """
-        job, last = self.job, _parts(self.documents[-1])
-        parts = [part for one in self.documents for part in _parts(one)]
+        job, last = self.job, self.documents[-1].schedules.values()
+        parts = [part for one in self.documents for part in one.schedules.values()]
         if memory is None:
             reserve = max(part.caps.outside_arena_bytes for part in last)
             memory = {"arena": max(arena_bytes(part, DEVICE) for part in parts), "reserve": reserve}
@@ -231,13 +229,6 @@ class _Simulated:
             shares=shares_of(self.documents, self.times, further),
             host_bytes=max(arena_bytes(part, HOST) for part in parts),
         )
-
-
-def _parts(document: ClusterSchedule | Schedule) -> tuple[Schedule, ...]:
-    """The schedules of all classes of ranks."""
-    if isinstance(document, Schedule):
-        return (document,)
-    return tuple(document.schedules.values())
 
 
 def _counts(job: Job, *, is_planned: bool = False) -> tuple[int, ...]:
@@ -286,7 +277,7 @@ def without_reduction(cluster: Cluster) -> Cluster:
     )
 
 
-def document_of(job: Job, cluster: Cluster) -> ClusterSchedule:
+def document_of(job: Job, cluster: Cluster) -> Schedule:
     """The whole step as a document."""
     machine = MachineRef(name=cluster.name, content_hash=cluster.name)
     return assembled(job, cluster.count("gpus_per_node"), machine)
@@ -298,9 +289,7 @@ def _room_bytes(caps: Caps, machine: Machine) -> int:
     return round(machine.number("device_memory_bytes")) if has is None else has
 
 
-def planned_document(
-    job: Job, cluster: Cluster, caps: Caps | None = None
-) -> ClusterSchedule | Schedule:
+def planned_document(job: Job, cluster: Cluster, caps: Caps | None = None) -> Schedule:
     """The whole step as a document, planned within the memories of the cluster's nodes, or caps of
     a GPU; of one GPU the schedule of that alone.
 
@@ -367,7 +356,7 @@ def predicted_alone(job: Job, schedule: Schedule, machine: Machine) -> Predictio
     return found.prediction(machine, schedule.caps)
 
 
-def _own_document(job: Job, cluster: Cluster, machine: Machine, caps: Caps) -> ClusterSchedule:
+def _own_document(job: Job, cluster: Cluster, machine: Machine, caps: Caps) -> Schedule:
     """Every stage planned by the planner, for one rank's share of a node."""
     share = share_of(machine, _on_node(cluster, job.layout.num_gpus))
     stages = Stages(job.shape, job.workload, job.recipe, job.layout)

@@ -96,6 +96,6 @@ def answered(query: Query, known: Mapping[Path, Schedule], *, quiet: bool) -> tu
             plans = list(known.values())
             answer = query.begun_from(plans) if plans else query.answer(progress=stage.doing)
     except WarmStartError as error:
-        path = next(path for path, plan in known.items() if plan is error.plan)
+        path = next(path for path, plan in known.items() if plan.only is error.plan)
         raise WarmStartError(error.plan, f"--warm-start {path}", error.why) from None
     return answer, time.perf_counter() - start_s

@@ -16,7 +16,6 @@ from twinstream.cost.bill import Bill
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of_job
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.schedule.analysis.idle import exposed_communication
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.workload import Workload
 from twinstream.screens.layout_screen import bills_screen, layouts_screen
@@ -75,7 +74,7 @@ def _device_parts(answer: Answer, seconds: float, notes: Sequence[str]) -> list[
 def _ranks_json(answer: Answer) -> dict[str, object]:
     why = answer.why_not_here
     schedule = answer.schedule
-    assert isinstance(schedule, ClusterSchedule), "it is of several ranks"
+    assert isinstance(schedule, Schedule), "it is of several ranks"
     return {
         "layout": schedule.layout,
         "recipe": answer.asked.recipe,
@@ -91,7 +90,7 @@ def _ranks_json(answer: Answer) -> dict[str, object]:
 
 def _ranks_parts(answer: Answer, seconds: float, _: Sequence[str]) -> list[RenderableType]:
     schedule, why, asked = answer.schedule, answer.why_not_here, answer.asked
-    assert isinstance(schedule, ClusterSchedule) and answer.cluster is not None
+    assert isinstance(schedule, Schedule) and answer.cluster is not None
     others = [str(one) for one in answer.candidates if one.layout != answer.layout]
     runs = "Runs here" if why is None else f"Does not run here: {why}"
     where = answer.cluster.name
@@ -185,17 +184,18 @@ def narrow(notes: Sequence[str]) -> list[Constrain]:
 
 
 def describe(schedule: Schedule) -> dict[str, object]:
-    """What a schedule is about, for JSON."""
+    """Say what one device's schedule is about, for JSON."""
+    own = schedule.only
     return {
-        "model": schedule.model.name,
+        "model": own.model.name,
         "machine": schedule.machine.name,
         "policy": schedule.policy,
         "kernels": schedule.recipe.get("kernels"),
         "recipe": schedule.recipe,
-        "runs_here": (why := why_schedule_not_here(schedule)) is None,
+        "runs_here": (why := why_schedule_not_here(own)) is None,
         "why_not_here": why,
-        "nondeterministic": nondeterministic_kernels(schedule),
-        "num_ops": len(schedule.ops),
+        "nondeterministic": nondeterministic_kernels(own),
+        "num_ops": len(own.ops),
         "workload": schedule.workload,
         "caps": schedule.caps,
         "bound": schedule.bound,

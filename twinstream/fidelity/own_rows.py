@@ -3,15 +3,17 @@
 from dataclasses import dataclass
 from functools import cache
 
+from twinstream.fidelity.cells import TimedCell
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.presets import is_preset
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.python_file import split_name
 from twinstream.schedule.sizes import parse_number
+from twinstream.simulator.replay import steady_state
 from twinstream.study.query import Loader
 from twinstream.study.questions import device_query
 from twinstream.study.values import NAMES, STEP_COUNTS, Value, fault_of
@@ -32,30 +34,30 @@ class OwnKey:
 
     @property
     def plan(self) -> "OwnKey":
-        """What distinct schedules are told apart by."""
+        """Return what distinct schedules are told apart by."""
         return self
 
 
 @dataclass(frozen=True)
-class OwnCell:
+class OwnCell(TimedCell):
     """The schedule of a row, planned for one profile and timed on any."""
 
     key: OwnKey
-    schedule: Schedule
+    schedule: RankSchedule
+    tokens_per_step: int
 
     @property
-    def timed(self) -> Schedule:
-        """The schedule with the kernels that ran, which are those of the plan."""
+    def timed(self) -> RankSchedule:
+        """Return the schedule with the kernels that ran, which are those of the plan."""
         return self.schedule
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of an optimizer step."""
-        return self.schedule.workload.tokens_per_step
+    def step_s(self, machine: Machine) -> float:
+        """Return the seconds of a step in the steady state."""
+        return steady_state(self.schedule, machine).step_ns / 1e9
 
 
 def own_key(row: MeasuredRow) -> OwnKey:
-    """What the row's schedule is decided by, beside the profile.
+    """Return what decides the row's schedule, beside the profile.
 
     Raises:
         UnknownModelError: there is no such model.
@@ -67,7 +69,7 @@ def own_key(row: MeasuredRow) -> OwnKey:
 
 
 def own_cell(row: MeasuredRow, machine: Machine) -> OwnCell:
-    """The row's schedule, as `plan` makes it for this profile, or for the one that the row says.
+    """Plan the row's schedule as `plan` does, for this profile or for the one that the row says.
 
     Raises:
         InfeasiblePlan: it does not fit the row's caps.
@@ -82,7 +84,7 @@ def own_cell(row: MeasuredRow, machine: Machine) -> OwnCell:
         raise
     except TwinstreamError as error:
         raise _at(row, str(error)) from None
-    return OwnCell(own_key(row), schedule)
+    return OwnCell(own_key(row), schedule.only, schedule.workload.tokens_per_step)
 
 
 @cache

@@ -150,12 +150,12 @@ def read_document(kind: type[Document], path: Path) -> Document:
 
 
 def called(kind: type[Node]) -> str:
-    """Return what people call a kind of document.
+    """Return what people call a kind of document; a rank's is one device's alone.
 
-    >>> called(type("ClusterSchedule", (Node,), {}))
-    'cluster schedule'
+    >>> called(type("RankSchedule", (Node,), {})), called(type("StepBound", (Node,), {}))
+    ('schedule', 'step bound')
     """
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__).lower()
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__).lower().removeprefix("rank ")
 
 
 def _require_version(kind: type[Document], text: bytes, path: Path) -> None:

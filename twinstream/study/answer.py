@@ -22,7 +22,7 @@ from twinstream.measures.uncertainty import Uncertainty, uncertainty_of, uncerta
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.planner.request import PlanRequest
-from twinstream.schedule.analysis.idle import AnySchedule, AnyTimeline, exposed_communication
+from twinstream.schedule.analysis.idle import exposed_communication
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node, facts_html
@@ -30,7 +30,7 @@ from twinstream.schedule.ops import Compute
 from twinstream.schedule.sizes import gib, rate_text
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.replay import simulate, simulate_cluster
+from twinstream.simulator.replay import simulate
 
 LAYOUT_OF_RANKS = ("pp", "dp", "virtual_stages", "zero", "reduction", "pipeline", "recompute")
 LAYOUT_OF_CLUSTERS = tuple(
@@ -70,19 +70,14 @@ class Step(Node):
 class SimulatedStep(NamedTuple):
     """A schedule of one device or of all ranks, and what the simulator makes of it."""
 
-    schedule: AnySchedule
-    timeline: AnyTimeline
+    schedule: Schedule
+    timeline: Timeline
     summary: Summary
 
     @staticmethod
-    def of(schedule: AnySchedule, machine: Machine, cluster: Cluster | None) -> "SimulatedStep":
+    def of(schedule: Schedule, machine: Machine, cluster: Cluster | None) -> "SimulatedStep":
         """Simulate a schedule on a machine's device, or on GPUs of a cluster."""
-        timeline: AnyTimeline
-        if isinstance(schedule, Schedule):
-            timeline = simulate(schedule, machine)
-        else:
-            assert cluster is not None, "several ranks are linked"
-            timeline = simulate_cluster(schedule, cluster, machine)
+        timeline = simulate(schedule, machine, None if schedule.is_one_device else cluster)
         return SimulatedStep(schedule, timeline, summarize(schedule, timeline, machine))
 
 
@@ -178,23 +173,23 @@ class Answer:
         assert self.job is not None and self.cluster is not None, "it is planned, or a job"
         best = None if self.searched is None else self.searched.best[0]
         if best is not None and best.schedule is not None and best.job is self.job:
-            schedule: AnySchedule = best.schedule
+            schedule: Schedule = best.schedule
         else:
             schedule = planned_document(self.job, self.cluster, self.asked.caps)
         return SimulatedStep.of(schedule, self.machine, self.cluster)
 
     @property
-    def schedule(self) -> AnySchedule:
+    def schedule(self) -> Schedule:
         """The plan, of all ranks; of a single device its own."""
         return self.simulated.schedule
 
     def is_plan(self, schedule: Schedule) -> bool:
         """Whether the plan is a schedule that was known before."""
-        plan = None if self.planned is None else self.planned.schedule
-        return isinstance(plan, Schedule) and plan.ops is schedule.ops
+        found = None if self.layout is not None else self.planned
+        return found is not None and found.schedule.ops is schedule.ops
 
     @property
-    def timeline(self) -> AnyTimeline:
+    def timeline(self) -> Timeline:
         """The simulated timeline of the plan."""
         return self.simulated.timeline
 
@@ -211,9 +206,8 @@ class Answer:
             StudyError: the answer is of several GPUs.
         """
         found = None if self.layout is not None else self.planned
-        if found is None or not isinstance(found.schedule, Schedule):
+        if found is None or not found.schedule.is_one_device:
             raise StudyError("the answer is a layout of several GPUs, not the plan of one device")
-        assert isinstance(found.timeline, Timeline), "it is of one device"
         return found.schedule, found.timeline
 
     @cached_property
@@ -236,7 +230,7 @@ class Answer:
     def why_not_here(self) -> str | None:
         """What stands in the way of running it on this machine; None where nothing does."""
         if self.layout is None:
-            return why_schedule_not_here(self.device_plan[0])
+            return why_schedule_not_here(self.device_plan[0].only)
         job, asked = self.job, self.asked
         recipe = asked.recipe if job is None else job.recipe
         return why_not_here(asked.spec, recipe, self.layout)

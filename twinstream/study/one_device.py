@@ -167,8 +167,8 @@ class DeviceQuery(Query):
         if not self._is_of(answer):
             raise StudyError("the plan from before is of another step, model or recipe")
         (schedule, _), caps = answer.device_plan, self.request.caps
-        if not fits(schedule, caps):
-            needs = [gib(arena_bytes(schedule, tier)) for tier in (DEVICE, HOST)]
+        if not fits(schedule.only, caps):
+            needs = [gib(arena_bytes(schedule.only, tier)) for tier in (DEVICE, HOST)]
             raise StudyError(
                 f"the plan from before needs {needs[0]} of device memory, and "
                 f"{needs[1]} of host memory, beside what the device keeps back"
@@ -176,8 +176,8 @@ class DeviceQuery(Query):
         return Answer.of_plan(schedule, self.request, is_known=True)
 
     def adopted(self, answer: Answer) -> Answer:
-        schedule, _ = answer.device_plan
-        fastest = Planner(steady_state).fastest_of(None, [schedule], self.request)
+        known = [answer.device_plan[0].only]
+        fastest = Schedule.of_rank(Planner(steady_state).fastest_of(None, known, self.request))
         return Answer.of_plan(fastest, self.request, is_known=True)
 
     def _is_of(self, answer: Answer) -> bool:

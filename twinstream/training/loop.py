@@ -20,10 +20,9 @@ from twinstream.executor.program.options import BackendName
 from twinstream.log.metrics import AnyEvent, StepMetrics
 from twinstream.measures.residence import written_names
 from twinstream.models.trained import trained_groups
-from twinstream.schedule.analysis.idle import AnyTimeline
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.timeline import Timeline
 from twinstream.training.machine import Tell
 from twinstream.training.preparing import Prepared
 from twinstream.training.run.evaluating import Evaluator, passes_over
@@ -88,7 +87,7 @@ class TrainingLoop:
         ends = self._stop.asked or self.hooks.failure is not None
         return ends and self.step < self._prepared.num_steps
 
-    def train(self) -> AnyTimeline:
+    def train(self) -> Timeline:
         """All steps that are left, until stopped.
 
         Returns:
@@ -115,7 +114,7 @@ class TrainingLoop:
         if self.stream is not None:
             self.stream.close()
 
-    def _train(self) -> AnyTimeline:
+    def _train(self) -> Timeline:
         prepared, plan, hooks = self._prepared, self._prepared.plan, self.hooks
         state = starting_state(
             prepared.model, prepared.options, plan.recipe, hooks.checkpoint, self._tell
@@ -261,7 +260,7 @@ class TrainingLoop:
             on_step=on_step,
         )
 
-    def _task(self, evaluation: Schedule | ClusterSchedule | None) -> TrainTask:
+    def _task(self, evaluation: Schedule | None) -> TrainTask:
         prepared = self._prepared
         return TrainTask(
             first=self._first,

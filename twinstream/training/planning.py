@@ -33,8 +33,6 @@ from twinstream.planner.kernel_choice import Packed, attention_for, kernels_for,
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.analysis.comparison import compare
-from twinstream.schedule.analysis.idle import AnyTimeline
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
@@ -127,7 +125,7 @@ class DevicePlan(StepPlan):
     def notes(self) -> tuple[str, ...]:
         """What an attention library that is not installed here costs."""
         return tuple(
-            f"note: {told}" for told in missing_attention_notes(self.schedule, self.machine)
+            f"note: {told}" for told in missing_attention_notes(self.schedule.only, self.machine)
         )
 
     @property
@@ -150,12 +148,12 @@ class DevicePlan(StepPlan):
     @property
     def checkpoint_bytes(self) -> int:
         """Of its weights and optimizer state on the disk."""
-        return checkpoint_bytes(self.schedule)
+        return checkpoint_bytes(self.schedule.only)
 
     @property
     def parts(self) -> list[RankPart]:
         """What each rank does."""
-        return [RankPart.alone(self.schedule)]
+        return [RankPart.alone(self.schedule.only)]
 
     def evaluation(self) -> Schedule:
         """The forward of the schedule by itself, in the same arenas.
@@ -163,7 +161,7 @@ class DevicePlan(StepPlan):
         Raises:
             TwinstreamError: it has no forward of its own.
         """
-        return evaluation_of(self.schedule)
+        return Schedule.of_rank(evaluation_of(self.schedule.only))
 
     def started(self, task: TrainTask, backend: BackendName, tell: Tell, timeout_s: float) -> Ranks:
         """The ranks, which begin to train.
@@ -176,15 +174,14 @@ class DevicePlan(StepPlan):
         # of the last two passes the last is never begun: one is timed, and runs without graphs
         modules = ModulePrograms(task.buffers)
         options = RunOptions(backend, task.num_passes, timed_passes=2, tell=tell, modules=modules)
-        return LocalRank(self.schedule, task, options)
+        return LocalRank(self.schedule.only, task, options)
 
     def measured(self, outcomes: "list[RankOutcome]", num_steps: int) -> Timeline:
         """The timeline of what the ranks did."""
-        return outcomes[0].timeline
+        return Timeline.of_rank(outcomes[0].timeline)
 
-    def summary(self, timeline: AnyTimeline | None = None) -> Summary:
+    def summary(self, timeline: Timeline | None = None) -> Summary:
         """Headline figures of a timeline, by default the predicted one."""
-        assert not isinstance(timeline, ClusterTimeline), "it is of one device"
         return summarize(self.schedule, timeline or self.predicted, self.machine)
 
     def write(self, files: RunFiles) -> None:
@@ -192,13 +189,12 @@ class DevicePlan(StepPlan):
         files.forget_ranks()
         write_document(self.schedule, files.plan)
 
-    def write_comparison(self, files: RunFiles, measured: AnyTimeline) -> str | None:
+    def write_comparison(self, files: RunFiles, measured: Timeline) -> str | None:
         """Write predicted beside measured, op by op.
 
         Returns:
             A sentence if other programs had the cores while it was measured.
         """
-        assert isinstance(measured, Timeline), "it is of one device"
         write_document(self.schedule, files.plan)
         comparison = compare(self.schedule, self.predicted, measured)
         write_document(comparison, files.comparison)

@@ -22,7 +22,7 @@ from twinstream.models.model import require_decoder
 from twinstream.models.presets import model_notes
 from twinstream.models.recipe import Recipe
 from twinstream.models.trained import adapter_groups
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.sizes import brief
 from twinstream.tracing import path_notes
@@ -114,7 +114,7 @@ class Prepared:
         is_here = self.here.backend == "cpu" and self.here.is_here
         if now is None or not is_here or not isinstance(self.plan, DevicePlan):
             return None
-        return ProcessMemory.of(self.plan.schedule, self.summary, now)
+        return ProcessMemory.of(self.plan.schedule.only, self.summary, now)
 
     @property
     def what(self) -> str:
@@ -202,7 +202,7 @@ class ProcessMemory:
     working_bytes: int
 
     @classmethod
-    def of(cls, schedule: Schedule, summary: Summary, before_bytes: int) -> "ProcessMemory":
+    def of(cls, schedule: RankSchedule, summary: Summary, before_bytes: int) -> "ProcessMemory":
         """
         Args:
             before_bytes: what the process takes already.

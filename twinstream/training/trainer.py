@@ -9,7 +9,7 @@ from typing import Any
 from twinstream.api import require_torch
 from twinstream.log.tensorboard import require_tensorboard
 from twinstream.models.loss import loss_of
-from twinstream.schedule.analysis.idle import AnyTimeline
+from twinstream.schedule.timeline import Timeline
 from twinstream.training.amounts import every
 from twinstream.training.callbacks import Callback, RunLog
 from twinstream.training.loop import TrainingLoop
@@ -136,7 +136,7 @@ class Trainer:
                 raise self._folder.ended(loop.hooks.failure, result)
             return result
 
-    def _result(self, loop: TrainingLoop, timeline: AnyTimeline | None) -> TrainResult:
+    def _result(self, loop: TrainingLoop, timeline: Timeline | None) -> TrainResult:
         """What it came to; the comparison with what was predicted is written beside the log."""
         prepared, stream, rates = self.prepare(), loop.stream, loop.tokens_per_s[1:]
         step, model = self._folder.reached(loop.hooks.checkpoint, prepared.num_steps)

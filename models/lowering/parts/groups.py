@@ -9,7 +9,7 @@ from twinstream.models.layout import EXPERTS, block_layout, experts_layout
 from twinstream.models.parallel.job import Job
 from twinstream.models.recipe import OptimizerState
 from twinstream.models.spec import ITEMSIZE_BYTES, ParameterPart, rank_parameters
-from twinstream.schedule.cluster.mesh import Axis, Mesh
+from twinstream.schedule.document import Axis, Mesh
 
 _OF_LAYERS = ("layer", "experts")
 

@@ -22,12 +22,12 @@ from twinstream.executor.kernels.attention.registry import (
 from twinstream.models.kernel_costs import attention_limits
 from twinstream.models.kernel_costs.attention_shape import AttentionShape
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 
 HEADS_OF_300 = AttentionShape(1, 8, 8, 2, 2, 300, "bfloat16", sliced=False)
 
 
-def schedule_with(attention: str, workload: str = "sliced") -> Schedule:
+def schedule_with(attention: str, workload: str = "sliced") -> RankSchedule:
     recipe = Recipe(kernels=KernelChoice(attention=attention))
     return planned(tiny_chain(workload, recipe=recipe), MACHINE, Caps(), "resident")
 

@@ -17,9 +17,8 @@ from twinstream.models.lowering.parts.layer_parts import (
     layer_parts,
 )
 from twinstream.models.parallel.job import Job
-from twinstream.schedule.cluster.mesh import Mesh
 from twinstream.schedule.cost import Work
-from twinstream.schedule.document import Caps
+from twinstream.schedule.document import Caps, Mesh
 from twinstream.simulator.network_costs import equally_near
 
 NCCL_DTYPES = {"bfloat16": "half", "float16": "half", "float32": None}

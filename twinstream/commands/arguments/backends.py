@@ -4,7 +4,7 @@ from twinstream.api import require_torch
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.schema import Machine, Number
 from twinstream.options.plan_options import PlanOptions
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 
 _UNKNOWN = Number(kind="unconstrained", source="no machine was given")
@@ -53,7 +53,7 @@ def with_kernels_of(backend: str, wanted: PlanOptions) -> PlanOptions:
     return wanted.model_copy(update=own)
 
 
-def peak_machine(schedule: Schedule, given: str | None, backend: str) -> Machine | None:
+def peak_machine(schedule: RankSchedule, given: str | None, backend: str) -> Machine | None:
     """The machine whose peak a measured MFU is of.
 
     The one given, else the shipped one that the schedule was planned for, where it is of the

@@ -19,15 +19,13 @@ from twinstream.commands.arguments.backends import (
     with_kernels_of,
 )
 from twinstream.commands.arguments.grouped import grouped
-from twinstream.commands.arguments.inputs import checked_schedule
+from twinstream.commands.arguments.inputs import read_as, require_sound
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.tokens import token_stream
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan import answered
 from twinstream.commands.plan_screens import describe
-from twinstream.commands.runs.run_ranks import HowToRun, run_cluster_file, run_planned_ranks
-from twinstream.commands.schedule_inputs import holds_cluster
-from twinstream.documents import simulate
+from twinstream.commands.runs.run_ranks import HowToRun, run_of_ranks, run_planned_ranks
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
@@ -137,23 +135,30 @@ def run(  # noqa: PLR0913
     if schedule is not None:
         given = [flag for flag in wanted.given() if flag != "--trust-remote-code"]
         _refuse_to_plan(schedule, [*given, *layout.given()])
-    if (schedule is None and (how.ranks or 1) > 1) or (schedule and holds_cluster(schedule)):
+    document = None if schedule is None else read_as(Schedule, schedule)
+    if (how.ranks or 1) > 1 if document is None else not document.is_one_device:
         tokens = token_stream(text, tokenizer)
         on_ranks = HowToRun(settings, cluster, tokens, output, as_json)
-        _run_ranks(schedule, how, wanted, layout, on_ranks)
+        if schedule is not None and document is not None:
+            run_of_ranks(schedule, document, how.ranks, on_ranks)
+        else:
+            _plan_and_run_ranks(how, wanted, layout, on_ranks)
         return
     beside = ["--ranks"] if (how.ranks or 1) > 1 else []
     beside += [*layout.given(), *(["--cluster"] if cluster else [])]
     if beside:
         told = "add --ranks N" if schedule is None else f"{schedule} is of one device"
         raise RunOptionsError(f"{', '.join(beside)} is of several ranks: {told}")
-    document, plan_seconds = _schedule(schedule, wanted, settings.backend, quiet=as_json)
-    if schedule is not None:
+    plan_seconds = None
+    if document is None:
+        document, plan_seconds = _planned(wanted, settings.backend, quiet=as_json)
+    else:
+        require_sound(document)
         recipe = Recipe.model_validate(document.recipe)
-        spec = model_of(document.model)
+        spec = model_of(document.only.model)
         require_trusted(str(schedule), spec, recipe, trusts=settings.trusts_code)
     tokens = token_stream(text, tokenizer)
-    peak = peak_machine(document, wanted.machine, settings.backend)
+    peak = peak_machine(document.only, wanted.machine, settings.backend)
     predicted = _predicted(document, peak, quiet=as_json)
     result = _trained(document, settings, tokens, quiet=as_json)
     try:
@@ -165,17 +170,13 @@ def run(  # noqa: PLR0913
         print_report(*notes_of(wanted))
 
 
-def _run_ranks(
-    schedule: Path | None,
+def _plan_and_run_ranks(
     how: RunOptions,
     wanted: PlanOptions,
     layout: RankOptions,
     on_ranks: HowToRun,
 ) -> None:
-    """By the cluster's schedule in a file, or by one planned now for `how.ranks`."""
-    if schedule is not None:
-        run_cluster_file(schedule, how.ranks, on_ranks)
-        return
+    """Run what is planned now for `how.ranks`."""
     _require_model(wanted)
     backend = on_ranks.settings.backend
     wanted = with_kernels_of(backend, wanted)
@@ -203,16 +204,12 @@ def _predicted(schedule: Schedule, machine: Machine | None, *, quiet: bool) -> S
     """What the run should come to by the profile of the machine here, where one is known."""
     if machine is None:
         return None
-    with progress(f"predicting {schedule.model.name}", quiet=quiet):
-        return summarize(schedule, simulate(schedule, machine), machine)
+    with progress(f"predicting {schedule.only.model.name}", quiet=quiet):
+        return summarize(schedule, api.simulate(schedule, machine), machine)
 
 
-def _schedule(
-    path: Path | None, wanted: PlanOptions, backend: str, *, quiet: bool
-) -> tuple[Schedule, float | None]:
-    """The schedule in the file, or one planned now and how long that took."""
-    if path is not None:
-        return checked_schedule(path), None
+def _planned(wanted: PlanOptions, backend: str, *, quiet: bool) -> tuple[Schedule, float]:
+    """Plan now, and say how long that took."""
     _require_model(wanted)
     machine = planning_machine(wanted.machine, backend)
     here = with_kernels_of(backend, wanted).model_copy(update={"machine": machine})
@@ -244,7 +241,7 @@ def _trained(
     losses: list[float] = []
     num_steps = settings.num_steps
     try:
-        with progress(f"training {schedule.model.name}", num_steps, quiet=quiet) as stage:
+        with progress(f"training {schedule.only.model.name}", num_steps, quiet=quiet) as stage:
 
             def on_loss(loss: float) -> None:
                 losses.append(loss)

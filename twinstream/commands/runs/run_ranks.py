@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.clusters.conforms import require_conforming_cluster
+from twinstream.clusters.conforms import require_conforming
+from twinstream.clusters.running.places import known_place_of
 from twinstream.clusters.running.run_ranks import (
     ClusterRun,
     join_as_rank,
@@ -18,8 +19,7 @@ from twinstream.clusters.shared_machine import Place
 from twinstream.commands.arguments.backends import UNKNOWN_PEAK
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan import answered
-from twinstream.commands.schedule_inputs import ScheduleInputError, read_cluster
-from twinstream.documents import known_place_of
+from twinstream.commands.schedule_inputs import ScheduleInputError
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.recipe import Recipe
 from twinstream.options.plan_options import ClusterOptions, PlanOptions
@@ -27,13 +27,13 @@ from twinstream.options.step_options import RankOptions
 from twinstream.planner.planner import gc_paused
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.analysis.comparison import by_rank
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
+from twinstream.schedule.timeline import Timeline
 from twinstream.screens.ranks_screen import layout_line, stages_table
 from twinstream.screens.run_report import losses_line
 from twinstream.screens.tables import SHARES, SPEEDS, headline_table, seconds
-from twinstream.simulator.replay import simulate_cluster
+from twinstream.simulator.replay import simulate
 from twinstream.study.questions import asked_by
 from twinstream.trusted_code import require_trusted
 
@@ -53,21 +53,20 @@ class HowToRun:
 class _Job:
     """A schedule, on what it is predicted, and how long it took to plan, where it was."""
 
-    schedule: ClusterSchedule
+    schedule: Schedule
     place: Place | None
     plan_seconds: float | None = None
 
 
-def run_cluster_file(path: Path, num_ranks: int | None, how: HowToRun) -> None:
-    """Train by the cluster's schedule in a file; of torchrun's ranks the first one tells.
+def run_of_ranks(path: Path, schedule: Schedule, num_ranks: int | None, how: HowToRun) -> None:
+    """Train by the schedule of ranks in a file; of torchrun's ranks the first one tells.
 
     Raises:
         ScheduleInputError: another number of ranks is asked for.
         TwinstreamError: as `run_processes`, `join_as_rank`.
     """
-    schedule = read_cluster(path)
     spec = spec_of(schedule)
-    require_conforming_cluster(schedule)
+    require_conforming(schedule)
     recipe = Recipe.model_validate(next(iter(schedule.schedules.values())).recipe)
     require_trusted(str(path), spec, recipe, trusts=how.settings.trusts_code)
     size = schedule.mesh.size
@@ -91,7 +90,7 @@ def run_planned_ranks(
     layout = ClusterOptions(**asked.model_dump(exclude_unset=True), cluster=how.cluster)
     answer, seconds = answered(asked_by(wanted, layout, num_ranks), {}, quiet=how.as_json)
     schedule, cluster = answer.schedule, answer.cluster
-    assert isinstance(schedule, ClusterSchedule) and cluster is not None, "it is of ranks"
+    assert isinstance(schedule, Schedule) and cluster is not None, "it is of ranks"
     _run(_Job(schedule, Place(cluster, answer.machine, answer.assumed), seconds), how)
 
 
@@ -121,11 +120,11 @@ def _predicted(job: _Job, *, quiet: bool) -> Summary | None:
         return None
     machine = job.place.machine
     with progress(f"predicting {job.schedule.model['name']}", quiet=quiet), gc_paused():
-        timeline = simulate_cluster(job.schedule, job.place.cluster, machine)
+        timeline = simulate(job.schedule, machine, job.place.cluster)
         return summarize(job.schedule, timeline, machine)
 
 
-def _measured(job: _Job, timeline: ClusterTimeline) -> Summary:
+def _measured(job: _Job, timeline: Timeline) -> Summary:
     """What it came to; of use of compute nothing is shown where the peak is not known."""
     machine = UNKNOWN_PEAK if job.place is None else job.place.machine
     return summarize(*by_rank(job.schedule, timeline), machine)

@@ -100,7 +100,7 @@ def _predicted(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "predicted", speed
         yield "assumed", plan.choice.assumed
     elif isinstance(plan, DevicePlan):
-        dtype = plan.schedule.model.spec["dtype"]
+        dtype = plan.schedule.model["dtype"]
         yield "predicted", f"{speed} ({uncertainty_of(plan.machine, plan.schedule).short})"
         yield "MFU", f"{plan.summary().mfu:.1%} of the {dtype} peak"
 

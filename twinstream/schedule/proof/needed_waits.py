@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.proof.clocks import Clocks, StreamOrder, merge
 
 
@@ -19,7 +19,7 @@ class NeededWaits:
     awaited: frozenset[int]
 
 
-def needed_waits(schedule: Schedule) -> NeededWaits:
+def needed_waits(schedule: RankSchedule) -> NeededWaits:
     """The transitive reduction of a schedule's waits, over two passes, which is all of them.
 
     A path of happens-before from an op of the pass before crosses the boundary once, so what

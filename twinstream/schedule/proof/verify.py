@@ -13,7 +13,7 @@ Linear in the number of accesses (and their byte-range look-ups, logarithmic).
 from collections.abc import Iterator
 from itertools import pairwise
 
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import require
 from twinstream.schedule.ops import Op
 from twinstream.schedule.proof.accesses import Access, AccessMap
@@ -24,12 +24,12 @@ from twinstream.schedule.proof.verify_report import WalkReport
 from twinstream.schedule.proof.violations import BadWait, UnsafeSchedule, Violation
 
 
-def verify(schedule: Schedule) -> list[Violation]:
+def verify_rank(schedule: RankSchedule) -> list[Violation]:
     """Return all violations found; an empty list is a proof of safety.
 
     When slots, parts or waits are malformed, only those are reported: the walk needs them sound.
     """
-    require("schedule", schedule, Schedule)
+    require("schedule", schedule, RankSchedule)
     access_map = AccessMap(schedule.tensors, schedule.slots)
     order = StreamOrder(schedule.ops)
     if malformed := [*layout_violations(schedule, access_map), *_wait_violations(schedule, order)]:
@@ -37,13 +37,13 @@ def verify(schedule: Schedule) -> list[Violation]:
     return _Walk(schedule, access_map, order).run()
 
 
-def require_safe(schedule: Schedule) -> None:
+def require_safe_rank(schedule: RankSchedule) -> None:
     """Raise UnsafeSchedule unless `verify` finds nothing."""
-    if found := verify(schedule):
+    if found := verify_rank(schedule):
         raise UnsafeSchedule(found)
 
 
-def _wait_violations(schedule: Schedule, order: StreamOrder) -> Iterator[Violation]:
+def _wait_violations(schedule: RankSchedule, order: StreamOrder) -> Iterator[Violation]:
     """Waits point backwards, to other streams, at ops that exist."""
     stream_of = order.stream_of
     circle: list[tuple[int, int]] | None = None
@@ -90,7 +90,9 @@ def _circle(order: StreamOrder) -> list[tuple[int, int]]:
     return list(pairwise(path[path.index(path[-1]) :]))
 
 
-def _describe_cycle(schedule: Schedule, order: StreamOrder, circle: list[tuple[int, int]]) -> str:
+def _describe_cycle(
+    schedule: RankSchedule, order: StreamOrder, circle: list[tuple[int, int]]
+) -> str:
     """The circle from wait to wait; what follows one another on a stream is one leg."""
     legs: list[tuple[int, int, bool]] = []
     for op, earlier in circle:
@@ -110,7 +112,7 @@ def _bad_wait(op: Op, wait: str, why: str) -> Violation:
 
 
 class _Walk:
-    def __init__(self, schedule: Schedule, access_map: AccessMap, order: StreamOrder) -> None:
+    def __init__(self, schedule: RankSchedule, access_map: AccessMap, order: StreamOrder) -> None:
         self.schedule = schedule
         self.map = access_map
         self.order = order

@@ -19,11 +19,8 @@ from twinstream.report.ranks_part import RanksPart
 from twinstream.report.report import report_html
 from twinstream.report.timeline_figure import Shown, timeline_figure
 from twinstream.report.view import round_name, view_of
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import gib
-from twinstream.schedule.timeline import Timeline
 from twinstream.screens.layout_screen import money_text, range_text
 from twinstream.screens.tables import readable, seconds, workload_line
 from twinstream.study.answer import Answer
@@ -230,12 +227,10 @@ def _value(value: str, identity: str) -> list[html.Span]:
 def timeline_of(machine: str, answer: Answer) -> html.Div:
     """Streams, memory and links of a middle round; of a layout the lanes of its ranks."""
     schedule, profile, timeline = answer.schedule, answer.machine, answer.timeline
-    if isinstance(schedule, ClusterSchedule):
-        assert isinstance(timeline, ClusterTimeline), "it is of all ranks"
+    if not schedule.is_one_device:
         lanes = RanksPart(schedule, timeline, profile, None).figures()
         figures = [graph(one, f"timeline-{machine}") for one in lanes]
         return html.Div([html.H2(f"{machine}: {answer.layout_text}"), *figures])
-    assert isinstance(timeline, Timeline), "it is of one device"
     view = view_of("predicted", schedule, timeline)
     rounds = schedule.workload.rounds_per_step
     number = rounds // 2

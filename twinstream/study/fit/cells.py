@@ -315,14 +315,14 @@ def _predicted(asked: _Asked, found: Answer, make: Callable[..., FitCell]) -> Fi
     return make(
         tokens_per_s=found.tokens_per_s, error=found.uncertainty.mean, mfu=found.mfu,
         limits=found.limits, gap=found.gap, device_bytes=found.device_bytes,
-        host_bytes=found.host_bytes, checkpoint_bytes=checkpoint_bytes(found.device_plan[0]),
+        host_bytes=found.host_bytes, checkpoint_bytes=checkpoint_bytes(found.device_plan[0].only),
         hours=hours, kept_in=_kept_in(found), not_on_gpus=_not_on_gpus(found),
         money=None if hours is None or price is None else hours * price,
     )  # fmt: skip
 
 
 def _kept_in(found: Answer) -> str:
-    schedule, _ = found.device_plan
+    schedule = found.device_plan[0].only
     recipe = Recipe.model_validate(schedule.recipe)
     dtype = model_of(schedule.model).dtype
     state, gradients = recipe.state_of(dtype), recipe.gradient_dtype(dtype)

@@ -23,16 +23,13 @@ from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.request import TrainingStep, caps_of
 from twinstream.schedule.analysis.comparison import compare
-from twinstream.schedule.analysis.idle import AnyTimeline
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import RankPart, rank_part
-from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
-from twinstream.schedule.document import Caps
+from twinstream.schedule.cluster.verify import require_safe
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.replay import simulate_cluster
+from twinstream.simulator.replay import simulate
 from twinstream.training.machine import LocalMachine, Tell
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import (
@@ -59,8 +56,8 @@ class RanksPlan(StepPlan):
     It is predicted at `place`, whose machine is one rank's.
     """
 
-    schedule: ClusterSchedule
-    predicted: ClusterTimeline
+    schedule: Schedule
+    predicted: Timeline
     layout: Layout
     total: Workload
     candidates: tuple[Candidate, ...]
@@ -99,7 +96,7 @@ class RanksPlan(StepPlan):
     @property
     def forward_s(self) -> float:
         place = self.place
-        found = simulate_cluster(self.evaluation(), place.cluster, place.machine)
+        found = simulate(self.evaluation(), place.machine, place.cluster)
         return found.step_ns / 1e9
 
     @property
@@ -128,14 +125,14 @@ class RanksPlan(StepPlan):
         spec = ModelSpec.model_validate(self.schedule.model)
         return None if sharding is None else ShardedState(spec, self.recipe, sharding)
 
-    def evaluation(self) -> ClusterSchedule:
+    def evaluation(self) -> Schedule:
         return cluster_evaluation_of(self.schedule)
 
     def started(self, task: TrainTask, backend: BackendName, tell: Tell, timeout_s: float) -> Ranks:
         from twinstream.executor.launch.rank_processes import RankProcesses
         from twinstream.executor.ranks.world import Patience
 
-        require_safe_cluster(self.schedule)
+        require_safe(self.schedule)
         # of the last three passes the last is never begun: two are timed, for a whole step
         options = RunOptions(backend, task.num_passes, timed_passes=3)
         patience = Patience(timeout_s, START_S)
@@ -147,11 +144,10 @@ class RanksPlan(StepPlan):
             raise
         return processes
 
-    def measured(self, outcomes: "list[RankOutcome]", num_steps: int) -> ClusterTimeline:
+    def measured(self, outcomes: "list[RankOutcome]", num_steps: int) -> Timeline:
         return measured_cluster_timeline(self.schedule, outcomes, num_steps)
 
-    def summary(self, timeline: AnyTimeline | None = None) -> Summary:
-        assert not isinstance(timeline, Timeline), "it is of all ranks"
+    def summary(self, timeline: Timeline | None = None) -> Summary:
         return summarize(self.schedule, timeline or self.predicted, self.place.machine)
 
     def write(self, files: RunFiles) -> None:
@@ -160,8 +156,7 @@ class RanksPlan(StepPlan):
         save_with_node(self.place.cluster, self.place.machine, files.profile)
         write_document(self.choice, files.layouts)
 
-    def write_comparison(self, files: RunFiles, measured: AnyTimeline) -> None:
-        assert isinstance(measured, ClusterTimeline), "it is of all ranks"
+    def write_comparison(self, files: RunFiles, measured: Timeline) -> None:
         write_document(measured, files.measured)
         comparison = compare(self.schedule, self.predicted, measured)
         write_document(comparison, files.comparison)

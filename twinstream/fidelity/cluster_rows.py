@@ -1,25 +1,31 @@
-"""Measured training steps of clusters: the one form of table that is read, as jobs on clusters.
+"""Measured training steps of clusters: rows of the one form of table that is read.
 
 A CSV, a line for each step, with the columns of `COLUMNS`, which docs/benchmarks/clusters.md
 describes. A model is a preset, a config.json (its path beside the table) or the fields of a
 `ModelSpec` as JSON; a layout the fields of a `Layout` that are not as usual, `tp=8 pp=4 zero=1`.
 """
 
-import csv
-import io
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from twinstream.fidelity.clusters.cells import Cells, ClusterTableError, read_lines
+from twinstream.clusters.predict import Prepared
+from twinstream.fidelity.constants import with_constants
+from twinstream.fidelity.measured import Predicted
+from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
+from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.csv_table import Cells, ClusterTableError, read_lines
+from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import MATMULS_OF_PRECISION, Recipe, megatron_recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 
@@ -30,7 +36,10 @@ COLUMNS = (
     *("note", "why_not"),
 )
 _NEEDED = COLUMNS[:7]
+_SAVED = ("saved.", "boundary")  # slots that a stage keeps from forward to backward
+_PIPELINE_ROUNDS = 5  # times its stages: as many microbatches as are simulated of a pipeline
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Values = Mapping[str, float]  # of constants, by name
 
 
 class Compared(Node):
@@ -79,32 +88,113 @@ class ClusterRow(Node):
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step; 0 where the job is not known."""
+        """Return the tokens of a step; 0 where the job is not known."""
         return self.job.global_batch * self.job.seq_len if self.job else 0
 
     @property
     def layout(self) -> str:
-        """The layout in short; "" where the job is not known."""
+        """Return the layout in short; "" where the job is not known."""
         return "" if self.job is None else self.job.layout.text
+
+    @property
+    def identity(self) -> Hashable:
+        """Return the identity of this object."""
+        return id(self)
+
+    @property
+    def measured(self) -> float | None:
+        """Return the seconds of a step."""
+        return self.measured_s
+
+    @property
+    def split(self) -> Literal["scored", "calibration", "not scored"]:
+        """Return whether the row counts in errors, and whether constants were fitted to it."""
+        if not self.scored:
+            return "not scored"
+        return "calibration" if self.calibrates else "scored"
+
+    @property
+    def effort(self) -> float:
+        """Return how many layers all simulated microbatches pass; a ring's steps count twice."""
+        if self.job is None:
+            return 0
+        most = _PIPELINE_ROUNDS * self.job.layout.pp
+        steps = 2 * self.job.layout.cp if self.job.layout.cp > 1 else 1
+        return self.job.shape.num_layers * min(self.job.num_microbatches, most) * steps
+
+    def value_in(self, predicted: Predicted) -> float | None:
+        """Return the predicted seconds of a step."""
+        return predicted.step_s
+
+    def nodes(self, values: Values | None) -> tuple[Machine, Cluster]:
+        """Return a node and the cluster as shipped, or with these values of constants."""
+        cluster = load_cluster(self.cluster)
+        machine = machine_of(cluster)
+        return (
+            (machine, cluster)
+            if values is None
+            else with_constants(machine, cluster, values, "tried")
+        )
+
+    def ready(self, profile: Values | None) -> "LaidOut":
+        """Lay the job out on its cluster.
+
+        Raises:
+            NotModelledError: shapes and layouts known here cannot say what ran.
+            TwinstreamError: as the profile is read, or the job cannot run so.
+        """
+        if self.job is None:
+            raise NotModelledError(self.why_not)
+        return LaidOut(self, Prepared(self.job, self.nodes(profile)[1]))
+
+    def refusal(self, error: TwinstreamError) -> str:
+        """Return what is wrong: a table's jobs are others', and any may be beyond what is known."""
+        return str(error)
+
+
+class NotModelledError(TwinstreamError):
+    """Shapes and layouts known here cannot say what ran."""
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A row's job on its cluster."""
+
+    row: ClusterRow
+    prepared: Prepared
+
+    def predicted(self, profile: Values | None) -> Predicted:
+        """Predict the step and its memory."""
+        machine, cluster = self.row.nodes(profile)
+        found = self.prepared.on(cluster, machine)
+        published = self.row.activation_bytes is not None
+        return Predicted(
+            step_s=found.step_s,
+            fits=found.fits,
+            memory_bytes=found.memory_bytes,
+            activation_bytes=self._kept_bytes() if published else None,
+        )
+
+    def step_s(self, profile: Values | None) -> float:
+        """Predict the seconds of a step."""
+        machine, cluster = self.row.nodes(profile)
+        return self.prepared.on(cluster, machine).step_s
+
+    def _kept_bytes(self) -> int:
+        """Sum what the first stage keeps between forward and backward, without buffers; more
+        microbatches than stages change nothing."""
+        document = self.prepared.documents[0]
+        first = document.of(document.classes[0])
+        return sum(slot.size_bytes for slot in first.slots if slot.slot_id.startswith(_SAVED))
 
 
 def read_measured_steps(paths: Sequence[Path]) -> tuple[ClusterRow, ...]:
-    """The rows of tables, one table after the other.
+    """Read the rows of tables, one table after the other.
 
     Raises:
         ClusterTableError: a file is no such table, has no rows, or a cell is wrong.
     """
     return tuple(row for path in paths for row in _read(path))
-
-
-def measured_steps_csv(rows: Sequence[ClusterRow]) -> str:
-    """The table of rows, which `read_measured_steps` reads."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: _text(value) for name, value in _columns(row).items()})
-    return text.getvalue()
 
 
 def _read(path: Path) -> list[ClusterRow]:
@@ -188,7 +278,7 @@ def _model(cells: Cells) -> ModelSpec:
 
 
 def _layout(cells: Cells) -> tuple[Layout, str]:
-    """Of words `name=value`; and the dtype of gradients, which stands there too."""
+    """Read words `name=value`, and the dtype of gradients, which stands there too."""
     fields: dict[str, Any] = {}
     for word in cells.text("layout").split():
         name, _, value = word.partition("=")
@@ -204,38 +294,3 @@ def _layout(cells: Cells) -> tuple[Layout, str]:
 
 def _is_json(value: str) -> bool:
     return value in ("true", "false") or value.replace(".", "", 1).isdecimal()
-
-
-def _columns(row: ClusterRow) -> dict[str, object]:
-    told: dict[str, object] = {
-        "row": row.row_id, "gpu": row.gpu, "num_gpus": row.num_gpus, "cluster": row.cluster,
-        "step_time_s": row.measured_s, "series": row.series, "family": row.family,
-        "calibrates": row.calibrates, "suspect": row.suspect, "scored": row.scored,
-        "activation_bytes": row.activation_bytes, "note": row.note, "why_not": row.why_not,
-    }  # fmt: skip
-    if row.compared is not None:
-        told |= {
-            "comparison": row.compared.kind, "set": row.compared.set, "rank": row.compared.rank
-        }  # fmt: skip
-    if (job := row.job) is not None:
-        layout = job.layout.model_dump(exclude_defaults=True)
-        if job.recipe.gradients == "model":
-            layout["gradient_dtype"] = "bfloat16"
-        kernels = job.recipe.implementations
-        precisions = {m: name for name, m in MATMULS_OF_PRECISION.items() if name != "fp16"}
-        told |= {
-            "model": job.shape.model_dump_json(exclude_defaults=True),
-            "layout": " ".join(f"{name}={_text(value)}" for name, value in layout.items()),
-            "seq_len": job.seq_len, "global_batch": job.global_batch,
-            "attention": kernels.attention,
-            "precision": precisions[kernels.matmuls], "network_reduction": job.network_reduction,
-        }  # fmt: skip
-    return told
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

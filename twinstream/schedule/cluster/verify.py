@@ -1,4 +1,4 @@
-"""Prove the schedule of a cluster safe: every class's schedule, and all that they say to others.
+"""Prove a schedule safe: that of every class of ranks, and all that ranks say to one another.
 
 Linear in ops, waits and operands; in classes quadratic, by arithmetic on their cells. However many
 ranks there are, none is listed.
@@ -7,7 +7,6 @@ ranks there are, none is listed.
 from collections.abc import Callable, Iterator
 
 from twinstream.schedule.cluster.cells import ClassCells, partition_violations
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.communication import Communication
 from twinstream.schedule.cluster.deadlock import deadlocks
 from twinstream.schedule.cluster.meetings import Meetings
@@ -19,20 +18,26 @@ from twinstream.schedule.cluster.violations import (
     SequenceWrong,
     UnknownAxis,
 )
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import require
 from twinstream.schedule.ops import Communicate
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.proof.violations import UnsafeSchedule, Violation
 
 
-def verify_cluster(schedule: ClusterSchedule) -> list[Violation]:
-    """Return all violations; an empty list is a proof that every rank is safe and none is stuck.
+def verify(schedule: Schedule) -> list[Violation]:
+    """Return all that makes a schedule unsafe; an empty list proves that every execution is safe.
+
+    Of several ranks it is a proof, too, that they agree in what they exchange and none is stuck.
 
     Every step needs what the steps before have shown, so only the first that finds anything
     reports: schedules and partition; axes; sequences and operands; what meets; order and deadlock.
-    Each violation is a ClusterViolation and has the classes that are involved.
+    Each violation is a ClusterViolation and has the classes that are involved, but for one device's
+    own.
     """
-    require("schedule", schedule, ClusterSchedule)
+    require("schedule", schedule, Schedule)
+    if schedule.is_one_device:
+        return verify_rank(schedule.only)
     cells = ClassCells(schedule.mesh, schedule.classes)
     found: list[Violation] = [*_unsafe(schedule), *partition_violations(cells)]
     if found:
@@ -56,20 +61,20 @@ def verify_cluster(schedule: ClusterSchedule) -> list[Violation]:
     return [*deadlocks(cells, communications, meetings.found), *order.run(schedule.order)]
 
 
-def may_deadlock(schedule: ClusterSchedule) -> bool:
+def may_deadlock(schedule: Schedule) -> bool:
     """Whether ranks of a schedule that is otherwise safe may wait for one another for ever."""
     cells = ClassCells(schedule.mesh, schedule.classes)
     spoken = [Communication(schedule.of(one)) for one in schedule.classes]
     return bool(list(deadlocks(cells, spoken, Meetings(cells, spoken).found)))
 
 
-def require_safe_cluster(schedule: ClusterSchedule) -> None:
+def require_safe(schedule: Schedule) -> None:
     """Raise UnsafeSchedule unless `verify_cluster` finds nothing."""
-    if found := verify_cluster(schedule):
+    if found := verify(schedule):
         raise UnsafeSchedule(found)
 
 
-def _names(schedule: ClusterSchedule) -> dict[str, tuple[str, ...]]:
+def _names(schedule: Schedule) -> dict[str, tuple[str, ...]]:
     """By schedule, the classes that have it."""
     names: dict[str, tuple[str, ...]] = {}
     for one in schedule.classes:
@@ -77,9 +82,9 @@ def _names(schedule: ClusterSchedule) -> dict[str, tuple[str, ...]]:
     return names
 
 
-def _unsafe(schedule: ClusterSchedule) -> Iterator[ClassUnsafe]:
+def _unsafe(schedule: Schedule) -> Iterator[ClassUnsafe]:
     for name, classes in _names(schedule).items():
-        for violation in verify(schedule.schedules[name]):
+        for violation in verify_rank(schedule.schedules[name]):
             yield ClassUnsafe(
                 f"{_called(classes)}: {violation}", violation.ops, violation.tensor,
                 violation.slot, classes,

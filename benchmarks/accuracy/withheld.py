@@ -12,7 +12,7 @@ from twinstream.hardware_profiles.collectives.fitting import (
     fit_form,
     form_of,
 )
-from twinstream.hardware_profiles.collectives.points import CollectivePoint
+from twinstream.hardware_profiles.collectives.reading import CollectivePoint
 
 
 @dataclass(frozen=True)

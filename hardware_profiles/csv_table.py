@@ -1,13 +1,40 @@
-"""The lines of a CSV table with their columns' names, and typed access to them."""
+"""CSV tables of measurements: numbered lines under a header, and typed access to their cells."""
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.files import read_text
+
+
+def table_text(path: Path, error: type[TwinstreamError]) -> str:
+    """Return the text of a table; an `error` says why it cannot be read."""
+    try:
+        return read_text(path, "utf-8-sig")
+    except (OSError, UnicodeDecodeError) as fault:
+        why = fault.strerror if isinstance(fault, OSError) else "it is not text in UTF-8"
+        raise error(f"cannot read {path}: {why or fault}") from None
+
+
+def csv_lines(text: str, name: str, error: type[TwinstreamError]) -> list[tuple[int, list[str]]]:
+    """Return the values of each line with its number; lines without any, and comments, are none.
+
+    An `error` says with `name` which line is no CSV.
+    """
+    reader = csv.reader(text.splitlines(keepends=True))
+    lines = []
+    try:
+        for values in reader:
+            if any(value.strip() for value in values) and not values[0].startswith("#"):
+                lines.append((reader.line_num, values))
+    except csv.Error as fault:
+        raise error(f"{name}, line {reader.line_num}: {fault}") from None
+    return lines
+
 
 _Value = TypeVar("_Value")
 
@@ -25,19 +52,19 @@ class Cells:
     columns: Mapping[str, str]
 
     def text(self, column: str) -> str:
-        """The text of a column; empty where nothing is stated."""
+        """Return the text of a column; empty where nothing is stated."""
         return self.columns.get(column, "").strip()
 
     def count(self, column: str, unstated: int | None = None) -> int:
-        """A whole number above zero; `unstated` where the cell is empty."""
+        """Return a whole number above zero; `unstated` where the cell is empty."""
         return self._parsed(column, _count, "a whole number above zero", unstated)
 
     def number(self, column: str, unstated: float | None = None) -> float:
-        """A number above zero; `unstated` where the cell is empty."""
+        """Return a number above zero; `unstated` where the cell is empty."""
         return self._parsed(column, _positive, "a number above zero", unstated)
 
     def flag(self, column: str, *, unstated: bool = False) -> bool:
-        """Whether a column says true, yes or 1; `unstated` where the cell is empty."""
+        """Return whether a column says true, yes or 1; `unstated` where the cell is empty."""
         text = self.text(column).lower()
         return text in ("true", "yes", "1") if text else unstated
 
@@ -56,33 +83,15 @@ class Cells:
 
 
 def read_lines(path: Path) -> tuple[tuple[str, ...], tuple[Cells, ...]]:
-    """The columns' names and the lines under them.
+    """Read the columns' names and the lines under them.
 
     Raises:
         ClusterTableError: it cannot be read, or a line has more or fewer values than columns.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
-        raise ClusterTableError(f"cannot read {path}: {why or error}") from None
-    lines = _values(path, text)
+    lines = iter(csv_lines(table_text(path, ClusterTableError), str(path), ClusterTableError))
     header = next(lines, (0, ()))[1]
     names = tuple(name.strip() for name in header)
     return names, tuple(_cells(path, number, names, values) for number, values in lines)
-
-
-def _values(path: Path, text: str) -> Iterator[tuple[int, Sequence[str]]]:
-    reader = csv.reader(text.splitlines(keepends=True))
-    while True:
-        try:
-            values = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise ClusterTableError(f"{path}, line {reader.line_num}: {error}") from None
-        if any(value.strip() for value in values) and not values[0].startswith("#"):
-            yield reader.line_num, values
 
 
 def _cells(path: Path, number: int, names: Sequence[str], values: Sequence[str]) -> Cells:
