@@ -24,7 +24,7 @@ from twinstream.models.loss import LOSSES, CrossEntropy, Loss, loss_of
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Attribute
 from twinstream.schedule.workload import Workload
@@ -60,7 +60,7 @@ def weighted(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(formulas, key, lambda told: head_loss(told) + float32_bytes(1))
 
 
-def plan_of(loss: Loss) -> Schedule:
+def plan_of(loss: Loss) -> RankSchedule:
     recipe = Recipe(
         loss=loss, kernels=KernelChoice(), update="sgd", beta1=0.0, weight_decay=0.0,
         stochastic_rounding=False,
@@ -68,10 +68,10 @@ def plan_of(loss: Loss) -> Schedule:
     step = TrainingStep(24, 48, 24, 1, recipe=recipe)
     spec = small("tiny", dtype="float32")
     request = PlanRequest.of(spec, MACHINE, step=step, device_mem=None, host_mem=None)
-    return Planner(steady_state).plan(request)
+    return Planner(steady_state).plan(request).only
 
 
-def changes(schedule: Schedule) -> tuple[float, dict[str, torch.Tensor]]:
+def changes(schedule: RankSchedule) -> tuple[float, dict[str, torch.Tensor]]:
     """The loss of a step of plain SGD, and what it adds to parameters."""
     recipe = Recipe.model_validate(schedule.recipe)
     state = initial_state(small("tiny", dtype="float32"), seed=1, recipe=recipe)
@@ -96,7 +96,7 @@ def test_a_third_loss_is_planned_and_trained() -> None:
     """Four times the loss has four times the gradients, and SGD's step is a gradient."""
     schedule = plan_of(loss_of("weighted,weight=4"))
     assert schedule.recipe["weighted"] == {"weight": 4.0}
-    again = Schedule.model_validate_json(schedule.model_dump_json())
+    again = RankSchedule.model_validate_json(schedule.model_dump_json())
     loss, steps = changes(again)
     once, plain = changes(plan_of(CrossEntropy()))
     assert loss == pytest.approx(4 * once, rel=1e-6)

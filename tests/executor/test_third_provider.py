@@ -25,7 +25,7 @@ from twinstream.models.spec import ModelSpec
 from twinstream.models.trained import frozen_groups
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.simulator.replay import steady_state
 
 RECIPE = Recipe(kernels=KernelChoice())
@@ -54,13 +54,13 @@ def halved(monkeypatch: pytest.MonkeyPatch) -> Halved:
     return Halved.model_validate(dict(small("tiny", dtype="float32")))
 
 
-def plan_of(spec: Model) -> Schedule:
+def plan_of(spec: Model) -> RankSchedule:
     step = TrainingStep(24, 48, 24, 1, recipe=RECIPE)
     request = PlanRequest.of(spec, MACHINE, step=step, device_mem=None, host_mem=None)
-    return Planner(steady_state).plan(request)
+    return Planner(steady_state).plan(request).only
 
 
-def losses(schedule: Schedule, state: Mapping[str, torch.Tensor]) -> list[float]:
+def losses(schedule: RankSchedule, state: Mapping[str, torch.Tensor]) -> list[float]:
     def tokens(step: int, index: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(index)
         return torch.randint(0, 256, (2, 24), generator=generator).to(torch.int32)
@@ -72,7 +72,7 @@ def losses(schedule: Schedule, state: Mapping[str, torch.Tensor]) -> list[float]
 
 def test_a_third_provider_is_planned_and_run(halved: Halved) -> None:
     spec: Any = small("tiny", dtype="float32")
-    schedule = Schedule.model_validate_json(plan_of(halved).model_dump_json())
+    schedule = RankSchedule.model_validate_json(plan_of(halved).model_dump_json())
     assert type(model_of(schedule.model)) is Halved
     state, plain = (initial_state(one, 1, RECIPE) for one in (halved, spec))
     for name, flat in plain.items():
