@@ -194,10 +194,12 @@ class Recipe(Node):
         return document
 
     def freezes(self, group: str) -> bool:
-        """Whether a group of parameters is only read; adapters never are."""
+        """Whether a group of parameters is only read; adapters are where they are named."""
+        if group in self.frozen:
+            return True
         if self.lora is not None:
             return not group.startswith(ADAPTERS) and group not in self.lora.saved_groups
-        return group in self.frozen
+        return False
 
     def base_of(self, group: str) -> BaseFormat:
         """How the matrices of a group are kept: only of frozen blocks in few bits."""

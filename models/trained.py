@@ -50,7 +50,7 @@ def trained_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
     """Those that have a gradient, an optimizer state and an update; the rest is only read.
 
     Raises:
-        NothingToTrainError: there are none, or what is frozen is no group of the model.
+        NothingToTrainError: what is frozen is no group of the model.
         QuantizedBaseError: the base is to be in few bits, and the model cannot have one.
     """
     require_few_bits(model, recipe.base)
@@ -64,12 +64,19 @@ def trained_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
     trained = tuple(g for g in groups if not recipe.freezes(g) and g not in never)
     if recipe.lora is not None and HEAD in trained:  # whose gradients come first, as ever
         trained = (*(group for group in trained if group != HEAD), HEAD)
-    if not trained:
+    return trained
+
+
+def require_trained(model: Model, recipe: Recipe) -> None:
+    """
+    Raises:
+        NothingToTrainError: all is frozen.
+    """
+    if not trained_groups(model, recipe):
         raise NothingToTrainError(
             f"all of '{model.name}' is frozen, and nothing is left to train; freeze less, or add "
             "adapters with --lora"
         )
-    return trained
 
 
 def _experts_of(model: Model) -> str:
@@ -179,7 +186,7 @@ def trained_of(
         )
     fields = {"lora": adapters, "frozen": frozen_groups(model, freeze), "base": base or "model"}
     recipe = recipe_of_fields(fields)
-    trained_groups(model, recipe)
+    require_trained(model, recipe)
     return recipe
 
 

@@ -31,6 +31,7 @@ _QUESTIONS = {  # a command, and its module in twinstream.commands
     },
     "Train it here": {
         "train": "runs.train",
+        "score": "runs.score",
         "probe": "runs.probe",
         "run": "runs.run",
         "export": "runs.export",

@@ -52,6 +52,7 @@ from twinstream.training.callbacks import Callback
 from twinstream.training.options import TrainOptions
 from twinstream.training.preparing import Prepared
 from twinstream.training.run.run_folder import TrainResult
+from twinstream.training.scoring import Score, logits, score
 from twinstream.training.trainer import Trainer, train
 
 __all__ = [
@@ -97,6 +98,7 @@ __all__ = [
     "Run",
     "RunSettings",
     "Schedule",
+    "Score",
     "SearchLimits",
     "SearchResult",
     "Shortage",
@@ -133,6 +135,7 @@ __all__ = [
     "load_cluster",
     "load_machine",
     "load_model",
+    "logits",
     "lora_of",
     "machine_names",
     "plan",
@@ -140,6 +143,7 @@ __all__ = [
     "predict",
     "preset_names",
     "query",
+    "score",
     "search_layouts",
     "search_target",
     "simulate",

@@ -31,10 +31,6 @@ from twinstream.schedule.tensors import Tier
 from twinstream.schedule.timeline import Provenance, RankTimeline
 
 
-class HostKernelError(TwinstreamError):
-    """A schedule has the host CPU compute, which only the simulator does so far."""
-
-
 class NoCudaError(TwinstreamError):
     """CUDA was asked for and there is none."""
 
@@ -77,7 +73,6 @@ def execute(
     """Prove the schedule safe and conforming, then run it; what its last pass leaves is updated.
 
     Raises:
-        HostKernelError: the schedule has kernels of the host CPU, which cannot be run yet.
         KernelsUnavailableError: it names kernels that cannot run on this backend.
         UnsafeSchedule: the proof fails; nothing has run.
         AttentionCanaryError: its attention gives NaN on a shape of the schedule.
@@ -105,9 +100,7 @@ def execute_proven(
     Raises:
         TwinstreamError: as `execute`, but for the proof.
     """
-    if options.backend == "cuda":
-        expand_segments()
-    check_attention(schedule, options.backend)
+    prepare_device(schedule, options.backend)
     begun = _Begun(options.between)
     counted = replace(options, between=begun.between_passes if options.between else None)
     with arena_memory(schedule, options) as memory:
@@ -138,11 +131,21 @@ def execute_resident(
     Raises:
         TwinstreamError: as `execute`, but for the proof.
     """
-    if options.backend == "cuda":
-        expand_segments()
-    check_attention(schedule, options.backend)
+    prepare_device(schedule, options.backend)
     with arena_memory(schedule, options) as memory:
         return execute_in(schedule, memory, fill, host_work, options, communications)
+
+
+def prepare_device(schedule: RankSchedule, backend: BackendName) -> None:
+    """Do what comes before there is memory for the arenas: on CUDA the allocator grows in segments,
+    and the schedule's attention is tried.
+
+    Raises:
+        AttentionCanaryError: it gives NaN on a shape of the schedule.
+    """
+    if backend == "cuda":
+        expand_segments()
+    check_attention(schedule, backend)
 
 
 def prove(schedule: RankSchedule, backend: BackendName) -> None:
@@ -155,11 +158,10 @@ def prove(schedule: RankSchedule, backend: BackendName) -> None:
 def require_runnable(schedule: RankSchedule, backend: BackendName) -> None:
     """Raise unless the backend is there and has all kernels of the schedule."""
     choose_backend(backend)
-    on_host = sorted({c.kernel for c in schedule.calls.values() if c.processor == "host"})
-    if on_host:
-        raise HostKernelError(
-            f"policy '{schedule.policy}' has the host CPU run {', '.join(on_host)}, and there are "
-            "no such kernels yet: simulate the schedule, or plan with another policy to run it"
+    if schedule.workload.cache is not None:
+        raise TwinstreamError(
+            "the schedule generates text, which is planned and predicted only: no kernels keep "
+            "keys and values from step to step yet; `twinstream score` runs forward passes"
         )
     require_kernels(schedule, backend)
 

@@ -49,6 +49,15 @@ def head_evaluate(attributes: Attributes) -> int:
     return head_forward_buffers(attributes) + float32_bytes(_head_block_elements(attributes))
 
 
+def head_logits(attributes: Attributes) -> int:
+    """Normed rows of the last tokens, and their logits in the model's dtype."""
+    rows, vocab_size, d_model = (
+        typed_attribute(attributes, name, int) for name in ("num_rows", "vocab_size", "d_model")
+    )
+    itemsize = _itemsize(attributes)
+    return aligned(rows * d_model * itemsize) + aligned(rows * vocab_size * itemsize)
+
+
 def _head_buffers(attributes: Attributes) -> int:
     if is_frozen(attributes):
         return head_forward_buffers(attributes)

@@ -43,7 +43,8 @@ _EMPTY_BLOCKS_OF_A_LAUNCH = 300
 
 @dataclass(frozen=True)
 class ChunkWork:
-    """The work of each task for one chunk that starts at `start` in its sequence."""
+    """The work of each task for one chunk that starts at `start` in its sequence, or behind so many
+    tokens of a cache."""
 
     spec: ModelSpec
     workload: Workload
@@ -246,6 +247,14 @@ class ChunkWork:
             self.vector("rms_norm", 2 * t * d, launches=slices),
             self._times(self.matmul(row_slice, v, d), slices),
             self.vector("cross_entropy", 4 * t * v, launches=2 * slices),
+        )
+
+    def head_logits(self) -> tuple[Work, ...]:
+        """Final norm and logits of the last token of each sequence."""
+        rows, d = self.tokens // self.workload.seq_len, self.spec.d_model
+        return (
+            self.vector("rms_norm", 2 * rows * d),
+            self.matmul(rows, self.spec.vocab_size, d),
         )
 
     def head(self, row_slice: int, *, evaluates: bool = False) -> tuple[Work, ...]:

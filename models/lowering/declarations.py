@@ -156,10 +156,17 @@ class Shapes:
             for group in self.groups
             for kind in (("param", "opt") if group in trained else ("param",))
         )
-        if self.recipe.optimizer != BEFORE_NEXT_USE or self.workload.forward_only:
+        if self.workload.forward_only:
+            return (*state, *self.caches)
+        if self.recipe.optimizer != BEFORE_NEXT_USE:
             return state
         norm = ("grad_norm",) if self.recipe.clips else ()
         return (*state, *(f"grad.{group}" for group in self.trained), *norm)
+
+    @property
+    def caches(self) -> tuple[str, ...]:
+        """Return the caches of keys and values, of each layer and chunk."""
+        return ()
 
     @property
     def norm_parts(self) -> tuple[tuple[str, int], ...]:
@@ -216,6 +223,15 @@ def declare_inputs(builder: ChainBuilder, shapes: Shapes, chunk: int) -> None:
         builder.declare(dense_tensor(f"{name}.{chunk}", "input", "float32", shape))
     for name, shape in loss.results(workload).items():
         builder.declare(dense_tensor(f"{name}.{chunk}", "loss", "float32", shape))
+    declare_rows(builder, shapes, chunk)
+
+
+def declare_rows(builder: ChainBuilder, shapes: Shapes, chunk: int) -> None:
+    """What a forward alone hands out of each token of a chunk, beside the loss."""
+    result, tokens = shapes.workload.result, shapes.workload.chunk_tokens
+    if result != "loss":
+        shape = (tokens,) if result == "log_probs" else (tokens, shapes.spec.vocab_size)
+        builder.declare(dense_tensor(f"{result}.{chunk}", "loss", "float32", shape))
 
 
 def declare_results(builder: ChainBuilder, shapes: Shapes) -> None:
@@ -323,6 +339,16 @@ class DecoderShapes(Shapes):
     def hidden(self, layer: int, chunk: int) -> str:
         return f"hidden.{layer}.{chunk}"
 
+    @property
+    def caches(self) -> tuple[str, ...]:
+        if self.workload.cache is None:
+            return ()
+        chunks = range(self.workload.chunks_per_round)
+        return tuple(self.cache(i, j) for i in range(self.spec.num_layers) for j in chunks)
+
+    def cache(self, layer: int, chunk: int) -> str:
+        return f"cache.{layer}.{chunk}"
+
     def context(self, layer: int, chunk: int) -> str:
         return f"kv.{layer}.{chunk // self.workload.chunks_per_sequence}"
 
@@ -340,6 +366,8 @@ def declare_step(builder: ChainBuilder, shapes: DecoderShapes) -> None:
         declare_inputs(builder, shapes, chunk)
         for layer in range(spec.num_layers):
             _declare_saved(builder, shapes, layer, chunk)
+        if workload.cache is not None:
+            _declare_caches(builder, shapes, chunk)
         shape = (workload.chunk_tokens, spec.d_model)
         last = shapes.hidden(spec.num_layers, chunk)
         builder.declare(dense_tensor(last, "activation", spec.dtype, shape))
@@ -353,6 +381,19 @@ def declare_step(builder: ChainBuilder, shapes: DecoderShapes) -> None:
         sums = (2, spec.experts.count)
         builder.declare(dense_tensor("balance", "activation", "float32", sums))
     declare_results(builder, shapes)
+
+
+def _declare_caches(builder: ChainBuilder, shapes: DecoderShapes, chunk: int) -> None:
+    """Those of a chunk's sequences, and the logits of their last tokens."""
+    spec, workload = shapes.spec, shapes.workload
+    assert workload.cache is not None
+    sequences = workload.chunk_tokens // workload.seq_len
+    row = (2, spec.num_kv_heads, spec.head_dim)
+    for layer in range(spec.num_layers):
+        shape = (sequences, workload.cache.room, *row)
+        builder.declare(dense_tensor(shapes.cache(layer, chunk), "context", spec.dtype, shape))
+    logits = (sequences, spec.vocab_size)
+    builder.declare(dense_tensor(f"logits.{chunk}", "loss", "float32", logits))
 
 
 def _declare_saved(builder: ChainBuilder, shapes: DecoderShapes, layer: int, chunk: int) -> None:

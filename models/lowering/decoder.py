@@ -17,6 +17,7 @@ from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.lowering.step import StepLowering
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.schedule.chain import Output
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
 from twinstream.schedule.workload import Workload
 
@@ -45,6 +46,24 @@ class DecoderLowering(StepLowering):
         declare_groups(self.builder, self.shapes)
         declare_step(self.builder, self.shapes)
 
+    def _logits(self) -> None:
+        call = self.calls.other(
+            "head_logits", self.calls.work().head_logits(),
+            {
+                "norm_eps": self.spec.norm_eps, "tied": self.spec.tied_embeddings,
+                "num_rows": self.workload.chunk_tokens // self.workload.seq_len,
+            },
+        )  # fmt: skip
+        for chunk in self._chunks_reversed():
+            made = self.builder.write("logits", f"logits.{chunk}")
+            operands = [*self._head_inputs(chunk)[:2], made]
+            if self.spec.tied_embeddings:
+                embedding = self.shapes.parameters("embedding")
+                operands.append(self.builder.read("embedding", embedding))
+            self._add("head_logits", call, operands, round_=0, chunk=chunk)
+            output = Output(tensor=made.tensor, version=made.version, sink=f"logits.{chunk}")
+            self.builder.outputs.append(output)
+
     def _head_alone(self, step_state: TaskOperand) -> None:
         """The loss of a round, and no gradients."""
         builder, work = self.builder, self.calls.work()
@@ -52,7 +71,7 @@ class DecoderLowering(StepLowering):
         call = self.calls.other(self.recipe.loss.evaluation_kernel, cost, self._head_attributes)
         for chunk in self._chunks_reversed():
             operands = [
-                *self._head_inputs(chunk), *self._loss_operands(chunk),
+                *self._head_inputs(chunk), *self._loss_operands(chunk), *self._row_results(chunk),
                 builder.accumulate("loss", "loss"), step_state,
             ]  # fmt: skip
             if self.spec.tied_embeddings:
@@ -80,6 +99,7 @@ class DecoderLowering(StepLowering):
             operands = [
                 *self._block_inputs(layer, chunk),
                 *(self._choice(layer, chunk) if routes else []),
+                *self._cache(layer, chunk),
                 builder.write("norms", f"norms.{layer}.{chunk}"),
                 *([builder.write("low", f"low.{layer}.{chunk}")] if self._has_low(layer) else []),
                 builder.write("kv", self.shapes.kv(layer, chunk)),
@@ -91,6 +111,15 @@ class DecoderLowering(StepLowering):
             ]  # fmt: skip
             call = self.calls.block("block_forward", chunk, layer)
             self._add("block_forward", call, operands, round_=round_, layer=layer, chunk=chunk)
+
+    def _cache(self, layer: int, chunk: int) -> list[TaskOperand]:
+        """What generating text keeps of a layer: made by the first pass, and only read by one of
+        a token, whose own row is written where it lies."""
+        cache = self.workload.cache
+        if cache is None:
+            return []
+        use = self.builder.read if cache.filled else self.builder.write
+        return [use("cache", self.shapes.cache(layer, chunk))]
 
     def _has_low(self, layer: int) -> bool:
         return self.shapes.low_width(layer) > 0

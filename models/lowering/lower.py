@@ -18,6 +18,7 @@ from twinstream.models.model import AnyModel, model_of, node_in, require_decoder
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
+from twinstream.models.trained import require_trained
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.derived.flush import flush_chain
 from twinstream.schedule.document import RankSchedule
@@ -56,6 +57,8 @@ def lower(
             by it.
     """
     recipe = recipe or Recipe()
+    if not workload.forward_only:
+        require_trained(model, recipe)
     if layout is None:
         return _chain(step_lowering(model, workload, _settled(model, workload, recipe)))
     decoder = require_decoder(model)

@@ -13,6 +13,7 @@ from twinstream.models.layout import EMBEDDING
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.declarations import Shapes
 from twinstream.models.lowering.optimizer_tasks import OptimizerTasks
+from twinstream.models.model import NotExecutableError
 from twinstream.models.recipe import Recipe
 from twinstream.models.trained import first_backward_layer
 from twinstream.schedule.chain import Input, Output
@@ -64,6 +65,10 @@ class StepLowering(ABC):
     def _head(self, round_: int) -> None:
         """The loss and its gradients, chunk by chunk in reverse."""
 
+    def _logits(self) -> None:
+        """The logits of each sequence's last token; only where keys and values can be kept."""
+        raise NotExecutableError("keys and values are kept of twinstream's own decoders alone")
+
     @abstractmethod
     def _head_alone(self, step_state: TaskOperand) -> None:
         """The loss of a round, and no gradients."""
@@ -78,6 +83,9 @@ class StepLowering(ABC):
 
     def run(self) -> None:
         self._declare()
+        if self.workload.cache is not None:
+            self._generate()
+            return
         self.builder.inputs.append(
             Input(tensor="step_state", version=1, source="step_state", index=0)
         )
@@ -109,6 +117,11 @@ class StepLowering(ABC):
                 self._backward_layer(round_, layer)
             if self.trains_embedding:
                 self._embed_backward(round_)
+
+    def _generate(self) -> None:
+        self.round_starts.append(0)
+        self._forward(0)
+        self._logits()
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return all tensors of a training step; of a forward alone what is used or persistent."""
@@ -162,6 +175,16 @@ class StepLowering(ABC):
             )
             found.append(made)
         return found
+
+    def _row_results(self, chunk: int) -> list[TaskOperand]:
+        """What a head alone hands out of each row, beside the loss."""
+        result = self.workload.result
+        if result == "loss":
+            return []
+        made = self.builder.write(result, f"{result}.{chunk}")
+        sink = f"{result}.{chunk}"
+        self.builder.outputs.append(Output(tensor=made.tensor, version=made.version, sink=sink))
+        return [made]
 
     def _begin_group(self, group: str, round_: int) -> None:
         if group in self.trained and self._trains:

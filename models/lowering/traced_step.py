@@ -294,7 +294,7 @@ class TracedLowering(StepLowering):
         for chunk in self._chunks_reversed():
             operands = [
                 *self._head_operands(chunk), *self._loss_operands(chunk),
-                self.builder.accumulate("loss", "loss"), step_state
+                *self._row_results(chunk), self.builder.accumulate("loss", "loss"), step_state
             ]  # fmt: skip
             self._add("head_loss", call, operands, round_=0, chunk=chunk)
 

@@ -17,12 +17,22 @@ from twinstream.planner.pack.placement import Placement
 from twinstream.schedule.chain import Input, Output, Task
 from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, RankSchedule
-from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, Operand, Stream, TaskOperand
+from twinstream.schedule.ops import (
+    HOST_COMPUTE,
+    Compute,
+    Copy,
+    Feed,
+    Fetch,
+    Op,
+    Operand,
+    Stream,
+    TaskOperand,
+)
 from twinstream.schedule.tensors import DEVICE, HOST, Carried, Slot
 from twinstream.schedule.workload import MachineRef
 
 COMPUTE = Stream(queue="compute")
-HOST_COMPUTE = Stream(queue="host_compute")
+HOST_STREAM = Stream(queue=HOST_COMPUTE)
 H2D = Stream(queue="h2d")
 H2D_INPUTS = Stream(queue="h2d_inputs")  # so that tokens do not wait behind layers in one queue
 D2H = Stream(queue="d2h")
@@ -174,7 +184,7 @@ class _Emission:
         for operand in task.operands:
             if operand.mode == "read":
                 ops += self._fed(operand.tensor, operand.version, self.homes[self._unit(operand)])
-        ops.append(self._compute(task, HOST_COMPUTE, self.homes))
+        ops.append(self._compute(task, HOST_STREAM, self.homes))
         for index, leaves in self.traffic.refreshes.get(task.task_id, {}).items():
             ops += self._copies_in(index, leaves)
         return ops

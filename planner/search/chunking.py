@@ -194,7 +194,7 @@ def _check(spec: AnyModel, step: TrainingStep) -> None:
 
 
 def _may_slice(spec: AnyModel, step: TrainingStep) -> bool:
-    return spec.slices_sequences and step.packing is None
+    return spec.slices_sequences and step.packing is None and step.cache is None
 
 
 def _lengths(step: TrainingStep) -> str:
@@ -240,8 +240,16 @@ def _workload(spec: AnyModel, step: TrainingStep, chunk_tokens: int) -> Workload
         if chunks % per_sequence or (groups and groups % (chunks // per_sequence)):
             raise _misfit(chunks, chunk_tokens, per_sequence, groups)
     else:
-        chunks = per_sequence * _groups_per_round(spec, chunk_tokens * per_sequence, groups)
+        group_tokens = chunk_tokens * per_sequence
+        chunks = per_sequence * _groups_per_round(
+            spec, group_tokens, groups, forward_only=step.forward_only
+        )
     rounds = groups // (chunks // per_sequence) if groups else 1
+    if step.forward_only and rounds > 1:
+        raise ChunkingError(
+            f"{chunks} chunks of {chunk_tokens:,} tokens are not the {step.tokens_per_step:,} of a "
+            f"pass, which is one round: leave chunks per round out"
+        )
     if rounds > _MOST_BLOCKS:
         num_blocks = 2 * spec.num_layers * chunks * rounds
         raise _too_large(chunk_tokens * chunks * rounds, chunk_tokens, num_blocks)
@@ -251,6 +259,9 @@ def _workload(spec: AnyModel, step: TrainingStep, chunk_tokens: int) -> Workload
         chunks_per_round=chunks,
         rounds_per_step=rounds,
         packing=step.packing_of(chunk_tokens),
+        forward_only=step.forward_only,
+        cache=step.cache,
+        result=step.result,
     )
 
 
@@ -268,8 +279,12 @@ def _misfit(chunks: int, chunk_tokens: int, per_sequence: int, groups: int | Non
     )
 
 
-def _groups_per_round(spec: AnyModel, group_tokens: int, groups: int | None) -> int:
+def _groups_per_round(
+    spec: AnyModel, group_tokens: int, groups: int | None, *, forward_only: bool
+) -> int:
     """So many that a layer's saved activations come to about its parameters; a divisor."""
+    if forward_only and groups is not None:
+        return groups
     # a round loads a layer's parameters once for all chunks, and holds their activations
     wanted = max(1, round(spec.layer_bytes / (group_tokens * saved_per_token(spec))))
     if groups is None:

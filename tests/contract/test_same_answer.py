@@ -168,8 +168,7 @@ def test_what_runs_here_runs(tmp_path: Path):
     assert call("run", file, "--steps", 1).code == 0
     on_host = (*STEP, "--machine", "cpu", "--policy", "optimizer_offload")
     told, file = planned(*on_host, folder=tmp_path)
-    assert not told["runs_here"] and "host CPU" in told["why_not_here"]
-    assert "host CPU" in error_of("run", file)
+    assert told["runs_here"] and call("run", file, "--steps", 1).code == 0
     told, _ = planned(*STEP, *MACHINE, folder=tmp_path)
     assert told["runs_here"] or told["why_not_here"]
 

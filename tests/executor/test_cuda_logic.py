@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.helpers.fake_gpu import FakeGpu, FakeGraph, FakeStream
+from tests.helpers.host_chains import tiny_chain_of
 from tests.helpers.plans import MACHINE, enough_device_bytes, planned
 from tests.helpers.runs import Bits, assert_same_bits, bits_of, training
 from tests.helpers.tiny_chains import small, tiny_chain
@@ -32,6 +33,8 @@ NUM_STEPS = 5
 
 @cache
 def schedule_of(policy: str, workload: str = "packed", preset: str = "tiny") -> RankSchedule:
+    if policy in ("optimizer_offload", "layer_offload"):  # which the host's cores update
+        return planned(tiny_chain_of(policy, workload, preset), MACHINE, Caps(), policy)
     chain = tiny_chain(workload, preset)
     caps = Caps()
     if policy != "resident":
@@ -88,6 +91,8 @@ def on_fake_gpu(
 @pytest.mark.parametrize(
     ("policy", "workload", "preset"),
     [
+        ("optimizer_offload", "packed", "tiny"),
+        ("layer_offload", "packed", "tiny"),
         ("resident", "packed", "tiny"),
         ("streaming", "packed", "tiny"),
         ("streaming", "sliced", "tiny-qwen3"),

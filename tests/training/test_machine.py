@@ -173,7 +173,7 @@ def test_caps_of_one_memory_are_shares_of_what_is_free(monkeypatch):
                         "unified_memory_bytes": 119}.items()
     }  # fmt: skip
     one = two.model_copy(update=numbers)
-    assert training_machine._free(OPTIONS, one, "cuda", None) == (60 * GIB, 20 * GIB)
+    assert training_machine._free(OPTIONS, one, "cuda", None) == (80 * GIB - 2**28, 2**28)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -115,8 +115,8 @@ def why_not_here(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
 
 def why_schedule_not_here(schedule: RankSchedule) -> str | None:
     """Why `run` does not run one device's schedule on this machine; None where it does."""
-    if any(call.processor == "host" for call in schedule.calls.values()):
-        return "its optimizer runs on the host CPU, for which there are no kernels yet"
+    if schedule.workload.cache is not None:
+        return "it generates text: no kernels keep keys and values from step to step yet"
     return why_not_here(
         model_of(schedule.model), Recipe.model_validate(schedule.recipe), Layout(zero=0)
     )

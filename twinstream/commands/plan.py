@@ -12,15 +12,20 @@ from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.price_options import RunOptions
-from twinstream.commands.output import print_report, progress
+from twinstream.commands.generation_screen import generation_screen
+from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan_screens import tell
 from twinstream.models.parallel.layout import LayoutError
 from twinstream.options.option_group import MEMORY, WHERE
-from twinstream.options.plan_options import ClusterOptions, PlanOptions
+from twinstream.options.plan_options import ClusterOptions, PlanOptions, TaskOptions
+from twinstream.planner.generation import TextGeneration
 from twinstream.planner.warm_start import WarmStartError
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import ArgumentError
 from twinstream.schedule.files import write_document
 from twinstream.study.answer import Answer
+from twinstream.study.generation import PlannedGeneration
+from twinstream.study.one_device import DeviceQuery
 from twinstream.study.query import Query
 from twinstream.study.questions import asked_by, notes_of
 
@@ -36,9 +41,16 @@ Ranks = Annotated[
 ]
 
 
-@grouped("model", "seq_len")
+_OF_TRAINING = (
+    *("--seq-len", "--tokens-per-step", "--chunks-per-round", "--optimizer-overhead", "--loss"),
+    *("--freeze", "--clips", "--optimizer", "--optim", "--gradients", "--optimizer-state"),
+)
+
+
+@grouped("model")
 def plan(  # noqa: PLR0913
     wanted: PlanOptions,
+    task: TaskOptions,
     asked: ClusterOptions,
     charged: RunOptions,
     warm_start: Annotated[
@@ -59,8 +71,14 @@ def plan(  # noqa: PLR0913
     """Plan a training step within memory caps and predict its speed.
 
     On one device of a --machine or --cluster, or on --gpus N of them: with --cluster all layouts
-    are searched, with --machine (or --ranks N) those that twinstream runs.
+    are searched, with --machine (or --ranks N) those that twinstream runs. With --task inference
+    it is generating text that is planned.
     """
+    if (generation := task.generation()) is not None:
+        _plan_generation(generation, wanted, asked, output, as_json=as_json)
+        return
+    if wanted.seq_len is None:
+        raise ArgumentError("--seq-len is missing: tokens of a sequence")
     query = asked_by(wanted, asked, ranks)
     charged.require_possible()
     charged = charged.on(wanted.machine, asked.cluster)
@@ -78,6 +96,33 @@ def plan(  # noqa: PLR0913
         which = "" if answer.searched is None else " of the first"
         run = f"; run it: twinstream run {output}" if answer.candidates else "."
         print_report(f"Wrote the schedule{which} to {output}{run}")
+
+
+def _plan_generation(
+    generation: TextGeneration, wanted: PlanOptions, asked: ClusterOptions, output: Path | None, *,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Plan generating text on one device.
+
+    Raises:
+        ArgumentError: an option is of training, or of several GPUs.
+    """
+    beside = [flag for flag in wanted.given() if flag in _OF_TRAINING]
+    beside += ["--output"] if output is not None else []
+    if beside:
+        raise ArgumentError(f"{', '.join(beside)} is of a training step, not of --task inference")
+    query = asked_by(wanted.model_copy(update={"seq_len": str(generation.prompt)}), asked)
+    if not isinstance(query, DeviceQuery):
+        raise ArgumentError("--task inference is planned on one device: leave out --gpus")
+    start_s = time.perf_counter()
+    request = query.request
+    with progress(f"planning {request.spec.name} for {request.machine.name}", quiet=as_json):
+        found = PlannedGeneration.of(generation, request)
+    seconds = time.perf_counter() - start_s
+    if as_json:
+        print_json(found.figures | {"uncertainty": found.uncertainty, "plan_seconds": seconds})
+        return
+    print_report(*generation_screen(found, seconds))
 
 
 def answered(query: Query, known: Mapping[Path, Schedule], *, quiet: bool) -> tuple[Answer, float]:

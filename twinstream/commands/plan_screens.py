@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.constrain import Constrain
 
-from twinstream.clusters.kernel_sets import recipe_text, why_not_here, why_schedule_not_here
+from twinstream.clusters.kernel_sets import why_not_here, why_schedule_not_here
 from twinstream.clusters.predict import document_of
 from twinstream.clusters.search.search import RankedLayout, SearchResult
 from twinstream.commands.arguments.price_options import RunOptions
@@ -19,7 +19,7 @@ from twinstream.schedule.analysis.idle import exposed_communication
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.workload import Workload
 from twinstream.screens.layout_screen import bills_screen, layouts_screen
-from twinstream.screens.plan_screen import WIDTH, plan_notes, plan_screen
+from twinstream.screens.plan_screen import WIDTH, plan_notes, plan_screen, recipe_line
 from twinstream.screens.ranks_screen import ranks_screen, stages_figures
 from twinstream.study.answer import Answer
 
@@ -53,7 +53,7 @@ def tell(
 
 
 def _device_json(answer: Answer, known_plan: str | None, notes: Sequence[str]) -> dict[str, object]:
-    schedule, timeline = answer.device_plan
+    schedule, timeline = answer.schedule, answer.timeline
     return {
         **answer.summary.model_dump(),
         **describe(schedule),
@@ -65,21 +65,16 @@ def _device_json(answer: Answer, known_plan: str | None, notes: Sequence[str]) -
 
 
 def _device_parts(answer: Answer, seconds: float, notes: Sequence[str]) -> list[RenderableType]:
-    plan = *answer.device_plan, answer.machine
-    schedule, timeline, machine = plan
+    schedule, timeline, machine = answer.schedule, answer.timeline, answer.machine
     notes = [*notes, *plan_notes(schedule, machine, timeline)]
     return [plan_screen(schedule, timeline, machine, seconds), *narrow(notes)]
 
 
 def _ranks_json(answer: Answer) -> dict[str, object]:
-    why = answer.why_not_here
     schedule = answer.schedule
-    assert isinstance(schedule, Schedule), "it is of several ranks"
     return {
         "layout": schedule.layout,
-        "recipe": answer.asked.recipe,
-        "runs_here": why is None,
-        "why_not_here": why,
+        **_recipe_json(answer.asked.recipe, answer.why_not_here),
         "candidates": [str(one) for one in answer.candidates],
         "workload": _of_a_replica(answer),
         "stages": stages_figures(schedule),
@@ -90,13 +85,12 @@ def _ranks_json(answer: Answer) -> dict[str, object]:
 
 def _ranks_parts(answer: Answer, seconds: float, _: Sequence[str]) -> list[RenderableType]:
     schedule, why, asked = answer.schedule, answer.why_not_here, answer.asked
-    assert isinstance(schedule, Schedule) and answer.cluster is not None
+    assert answer.cluster is not None
     others = [str(one) for one in answer.candidates if one.layout != answer.layout]
-    runs = "Runs here" if why is None else f"Does not run here: {why}"
     where = answer.cluster.name
     return [
         ranks_screen(schedule, _of_a_replica(answer), answer.summary, where, seconds),
-        f"Recipe: {recipe_text(asked.spec, asked.recipe)}. {runs}.",
+        recipe_line(asked.spec, asked.recipe, why),
         *([f"Other layouts: {'; '.join(others)}."] if others else []),
     ]
 
@@ -153,14 +147,12 @@ def _layouts_json(
 
 
 def _layout_json(one: RankedLayout) -> dict[str, Any]:
-    prediction = one.prediction
+    prediction, recipe = one.prediction, one.job.recipe
     exchanged = exposed_communication(prediction.shares)
     return {
         "layout": one.layout.model_dump(mode="json"),
-        "recipe": one.job.recipe.model_dump(mode="json"),
+        **_recipe_json(recipe, why_not_here(one.job.shape, recipe, one.layout)),
         "has_kernels": one.job.is_own,
-        "runs_here": (why := why_not_here(one.job.shape, one.job.recipe, one.layout)) is None,
-        "why_not_here": why,
         "layout_text": one.layout.text,
         "step_s": prediction.step_s,
         "bound_s": one.bound_s,
@@ -178,8 +170,13 @@ def _layout_json(one: RankedLayout) -> dict[str, Any]:
     }
 
 
+def _recipe_json(recipe: object, why_not_here: str | None) -> dict[str, object]:
+    """The recipe, and whether that runs on this machine or why not."""
+    return {"recipe": recipe, "runs_here": why_not_here is None, "why_not_here": why_not_here}
+
+
 def narrow(notes: Sequence[str]) -> list[Constrain]:
-    """As wide as the screen above them."""
+    """Return notes as wide as the screen above them."""
     return [Constrain(note, WIDTH) for note in notes]
 
 
@@ -191,9 +188,7 @@ def describe(schedule: Schedule) -> dict[str, object]:
         "machine": schedule.machine.name,
         "policy": schedule.policy,
         "kernels": schedule.recipe.get("kernels"),
-        "recipe": schedule.recipe,
-        "runs_here": (why := why_schedule_not_here(own)) is None,
-        "why_not_here": why,
+        **_recipe_json(schedule.recipe, why_schedule_not_here(own)),
         "nondeterministic": nondeterministic_kernels(own),
         "num_ops": len(own.ops),
         "workload": schedule.workload,

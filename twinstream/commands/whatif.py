@@ -36,7 +36,7 @@ class ChangesError(TwinstreamError):
 
 @dataclass(frozen=True)
 class WhatIfOptions:
-    """What to change, and by how much."""
+    """Changes to make, and by how much."""
 
     changes: Annotated[
         str | None,

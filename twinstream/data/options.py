@@ -59,11 +59,6 @@ class DataOptions:
     skip_bad_rows: int = 0
     workers: int = 4
 
-    @property
-    def sides(self) -> int:
-        """Documents of a row that lie in one chunk."""
-        return 2 if self.pairs else 1
-
     def __post_init__(self) -> None:
         require_whole("skip_bad_rows", self.skip_bad_rows, 0, 2**31 - 1)
         require_whole("workers", self.workers, 0, 1024)

@@ -8,11 +8,14 @@ from twinstream.options.option_group import (
     SEVERAL,
     STEPS,
     WHERE,
+    OptionGroup,
     flag,
 )
 from twinstream.options.recipe_options import RecipeOptions
 from twinstream.options.step_options import RankOptions, StepOptions
 from twinstream.planner.choices import Effort
+from twinstream.planner.generation import TextGeneration
+from twinstream.schedule.errors import ArgumentError
 
 KEPT = 3  # layouts that are shown
 
@@ -82,12 +85,44 @@ class PlanOptions(RecipeOptions, StepOptions):
         return [flag for flag in super().given() if flag != "--machine"]
 
 
+class TaskOptions(OptionGroup):
+    """What is done with a model: it is trained, or generates text."""
+
+    task: Literal["train", "inference"] = flag(
+        WHERE,
+        "NAME",
+        "train, or inference: a pass over --batch prompts of --prompt tokens, then --decode tokens "
+        "behind each.",
+        "train",
+    )
+    prompt: int | None = flag(STEPS, "N", "Tokens of a prompt (inference).", ge=1, le=2**24)
+    decode: int | None = flag(STEPS, "N", "Tokens generated behind it.", ge=1, le=2**24)
+    batch: int | None = flag(STEPS, "N", "Sequences at a time; by default 1.", ge=1, le=2**24)
+
+    def generation(self) -> TextGeneration | None:
+        """Return what is generated; None where the model is trained.
+
+        Raises:
+            TwinstreamError: an option is missing, or is of the other task.
+        """
+        counts = {"--prompt": self.prompt, "--decode": self.decode, "--batch": self.batch}
+        if self.task == "train":
+            if beside := [name for name, count in counts.items() if count is not None]:
+                raise ArgumentError(f"{beside[0]} is of --task inference: add that")
+            return None
+        for name in ("--prompt", "--decode"):
+            if counts[name] is None:
+                raise ArgumentError(f"--task inference needs {name}: how many tokens")
+        assert self.prompt is not None and self.decode is not None
+        return TextGeneration(self.prompt, self.decode, self.batch or 1)
+
+
 def _degree(what: str, *, rare: bool = False) -> Any:
     return flag(SEVERAL, "N", what, rare=rare, ge=1)
 
 
 class ClusterOptions(RankOptions):
-    """What to lay out on how many GPUs, and what is not left open; None where one is not given."""
+    """GPUs, and what is not left open of a layout on them; None where one is not given."""
 
     cluster: str | None = flag(
         WHERE, "NAME|FILE",

@@ -31,7 +31,7 @@ _DECIDES: Mapping[str, tuple[str, ...]] = {
 
 
 class RecipeOptions(OptionGroup):
-    """What decides the numbers of a step, beside its data and kernels."""
+    """The recipe of a step, as far as neither data nor kernels decide it."""
 
     lora: str | None = flag(
         TRAINED,
@@ -151,7 +151,7 @@ class RecipeOptions(OptionGroup):
         return recipe_of_fields({**dict(was), **changes}) if changes else was
 
     def given_recipe_fields(self, model: AnyModel) -> dict[str, Any]:
-        """Of these the fields that options decide which were given; others are as they were.
+        """Return the fields that options decide which were given; others are as they were.
 
         Raises:
             TwinstreamError: as `recipe_fields`.

@@ -13,9 +13,9 @@ from twinstream.measures.residence import STATE, Residence, RoleResidence
 from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.models.layout import EXPERTS, ROUTER_BIAS, layer_of
-from twinstream.models.model import model_of
+from twinstream.models.model import AnyModel, model_of
 from twinstream.models.recipe import Recipe
-from twinstream.schedule.document import Caps, RankSchedule, Schedule
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import brief, gib
 from twinstream.schedule.tensors import HOST
@@ -57,8 +57,12 @@ def plan_screen(
 
 def plan_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list[str]:
     """What to know before a plan is relied on."""
-    found = [_recipe_line(schedule.only), *prediction_notes(schedule, machine, timeline)]
-    host, taken = machine.host_memory_bytes, arena_bytes(schedule.only, HOST)
+    own, recipe = schedule.only, Recipe.model_validate(schedule.recipe)
+    found = [
+        recipe_line(model_of(own.model), recipe, why_schedule_not_here(own)),
+        *prediction_notes(schedule, machine, timeline),
+    ]
+    host, taken = machine.host_memory_bytes, arena_bytes(own, HOST)
     if host is not None and host.value is not None and taken > _MOST_OF_HOST * host.value:
         found.append(
             f"{gib(taken)} of the host's {gib(round(host.value))} are pinned, which leaves little "
@@ -68,13 +72,10 @@ def plan_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list
     return found
 
 
-def _recipe_line(schedule: RankSchedule) -> str:
-    """How the model is computed, and whether that runs on this machine or why not."""
-    spec = model_of(schedule.model)
-    text = recipe_text(spec, Recipe.model_validate(schedule.recipe))
-    why = why_schedule_not_here(schedule)
-    runs = "Runs here" if why is None else f"Does not run here: {why}"
-    return f"Recipe: {text}. {runs}."
+def recipe_line(model: AnyModel, recipe: Recipe, why_not_here: str | None) -> str:
+    """Say how a model is computed, and whether that runs on this machine or why not."""
+    runs = "Runs here" if why_not_here is None else f"Does not run here: {why_not_here}"
+    return f"Recipe: {recipe_text(model, recipe)}. {runs}."
 
 
 def _headlines(

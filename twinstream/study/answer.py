@@ -184,7 +184,7 @@ class Answer:
         return self.simulated.schedule
 
     def is_plan(self, schedule: Schedule) -> bool:
-        """Whether the plan is a schedule that was known before."""
+        """Return whether the plan is a schedule that was known before."""
         found = None if self.layout is not None else self.planned
         return found is not None and found.schedule.ops is schedule.ops
 
@@ -198,39 +198,27 @@ class Answer:
         """Headline figures of the plan."""
         return self.simulated.summary
 
-    @property
-    def device_plan(self) -> tuple[Schedule, Timeline]:
-        """The schedule of one device and its timeline.
-
-        Raises:
-            StudyError: the answer is of several GPUs.
-        """
-        found = None if self.layout is not None else self.planned
-        if found is None or not found.schedule.is_one_device:
-            raise StudyError("the answer is a layout of several GPUs, not the plan of one device")
-        return found.schedule, found.timeline
-
     @cached_property
     def uncertainty(self) -> Uncertainty:
-        """How far off the prediction may be."""
+        """The expected error of the prediction."""
         if self.job is not None and self.cluster is not None:
             document = partial(document_of, self.job, self.cluster)
             return uncertainty_of_job(self.job, self.machine, document)
         if self.layout is None:
-            return uncertainty_of(self.machine, self.device_plan[0])
+            return uncertainty_of(self.machine, self.schedule)
         assert self.summary.uncertainty is not None, "it is predicted"
         return self.summary.uncertainty
 
     @cached_property
     def explanation(self) -> Explanation:
         """Why the step of one device takes as long as it does."""
-        return explain(*self.device_plan, self.machine)
+        return explain(self.schedule, self.timeline, self.machine)
 
     @property
     def why_not_here(self) -> str | None:
-        """What stands in the way of running it on this machine; None where nothing does."""
+        """The reason why `run` does not run it on this machine; None where it does."""
         if self.layout is None:
-            return why_schedule_not_here(self.device_plan[0].only)
+            return why_schedule_not_here(self.schedule.only)
         job, asked = self.job, self.asked
         recipe = asked.recipe if job is None else job.recipe
         return why_not_here(asked.spec, recipe, self.layout)
@@ -251,7 +239,7 @@ class Answer:
         }
         if self.layout is not None:
             return self._of_layout(self.layout, error)
-        schedule, _ = self.device_plan
+        schedule = self.schedule
         return {
             **self.summary.model_dump(),
             "model_tflop_per_s": schedule.model_flops / self.step_s / 1e12,
@@ -288,7 +276,7 @@ class Answer:
 
     @property
     def _cut(self) -> dict[str, Any]:
-        """How the step of a replica is cut."""
+        """Rounds and chunks of the step of a replica."""
         work = self.workload
         replicas = 1 if self.layout is None else self.layout.dp
         return {} if work is None else {
@@ -325,7 +313,7 @@ class Answer:
         """
         if self.layout is not None:
             return self.tokens_per_s / self.shares["compute"]
-        (schedule, _), machine = self.device_plan, self.machine
+        schedule, machine = self.schedule, self.machine
         alone_ns = {name: call_alone_ns(call, machine) for name, call in schedule.calls.items()}
         total_ns = sum(
             alone_ns[op.call]

@@ -98,7 +98,7 @@ class LayoutQuery(Query):
 
     @property
     def job(self) -> Job:
-        """What is laid out where all layouts are searched: whole sequences.
+        """The model and its step in whole sequences, as all layouts are searched.
 
         Raises:
             NotExecutableError: the model is a traced module.
@@ -112,7 +112,7 @@ class LayoutQuery(Query):
 
     @property
     def place(self) -> Place:
-        """Where the GPUs are, and the profile of each."""
+        """The cluster of the GPUs, and the profile of each."""
         machine = self.request.machine
         if self.cluster is not None:
             return Place(self.cluster, machine)
@@ -127,8 +127,9 @@ class LayoutQuery(Query):
 
     @property
     def properties(self) -> list[Property]:
-        """Of ranks those of one's device, as the lower bound has no price of them; of a cluster
-        links, HBM, compute and memory, of a single node without the network. And how many."""
+        """Return properties of a rank's device, without prices of the lower bound, or links, HBM,
+        compute and memory of a cluster, of a single node without the network; and how many GPUs
+        there are."""
         if self.runs_here:
             found = [replace(one, price_of=None) for one in DeviceQuery(self.request).properties]
             return [*found, Property("ranks", ("ranks",), (self.num_gpus,), "", 1, (2.0,))]
@@ -335,7 +336,7 @@ class LayoutQuery(Query):
 
 
 def _ranks_on_host(cluster: Cluster | None, num_gpus: int) -> int:
-    """How many share the memory of a host."""
+    """Return how many GPUs share the memory of a host."""
     return num_gpus if cluster is None else min(cluster.count("gpus_per_node"), num_gpus)
 
 

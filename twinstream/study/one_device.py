@@ -37,7 +37,7 @@ from twinstream.study.values import (
 
 
 def _policy_content(name: str) -> str:
-    """What plans follow from: of one's own policy the file's content, too."""
+    """Return the name of a policy, of one's own with a digest of its file: plans follow from it."""
     own = split_name(name)
     return name if own is None else f"{own[1]} {digest_of(own[0])}"
 
@@ -133,7 +133,7 @@ class DeviceQuery(Query):
         return DeviceQuery(changed_request(self.request, values, Loader()))
 
     def following(self, answer: Answer) -> "DeviceQuery":
-        schedule, _ = answer.device_plan
+        schedule = answer.schedule
         return DeviceQuery(self.request.with_tokens(schedule.workload.tokens_per_step))
 
     def answer(
@@ -141,7 +141,7 @@ class DeviceQuery(Query):
         enough_tokens_per_s: float = inf, advises: bool = True,
         progress: Callable[[str], None] = lambda text: None,
     ) -> Answer:  # fmt: skip
-        plans = [one.device_plan[0] for one in known if self._is_of(one)]
+        plans = [one.schedule for one in known if self._is_of(one)]
         return self._of(self.planned(plans, planner, advises=advises), plans)
 
     def begun_from(self, plans: Sequence[Schedule]) -> Answer:
@@ -166,7 +166,7 @@ class DeviceQuery(Query):
     def kept(self, answer: Answer) -> Answer:
         if not self._is_of(answer):
             raise StudyError("the plan from before is of another step, model or recipe")
-        (schedule, _), caps = answer.device_plan, self.request.caps
+        schedule, caps = answer.schedule, self.request.caps
         if not fits(schedule.only, caps):
             needs = [gib(arena_bytes(schedule.only, tier)) for tier in (DEVICE, HOST)]
             raise StudyError(
@@ -176,15 +176,15 @@ class DeviceQuery(Query):
         return Answer.of_plan(schedule, self.request, is_known=True)
 
     def adopted(self, answer: Answer) -> Answer:
-        known = [answer.device_plan[0].only]
+        known = [answer.schedule.only]
         fastest = Schedule.of_rank(Planner(steady_state).fastest_of(None, known, self.request))
         return Answer.of_plan(fastest, self.request, is_known=True)
 
     def _is_of(self, answer: Answer) -> bool:
-        """Whether the answer's plan is of this step, so that it could be this query's, too."""
+        """Return whether the answer's plan is of this step, and could be this query's, too."""
         if answer.layout is not None:
             return False
-        (schedule, _), mine, other = answer.device_plan, self.request, answer.asked
+        schedule, mine, other = answer.schedule, self.request, answer.asked
         tokens = mine.step.tokens_per_step
         return (
             mine.choices.prefetch_blocks is None  # a plan does not tell how early it loads
@@ -194,8 +194,8 @@ class DeviceQuery(Query):
         )
 
     def saved_s(self, answer: Answer, one: Property) -> float | None:
-        """By the bound's prices; those of links are for what they reach, numbers are nominal."""
-        bound = answer.device_plan[0].bound
+        """Return the bound's price; those of links are for what they reach, numbers are nominal."""
+        bound = answer.schedule.bound
         if bound is None or one.price_of is None:
             return None
         if one.price_of not in bound.link_s_per_gb_per_s:
@@ -207,7 +207,7 @@ class DeviceQuery(Query):
 
 
 def _cut(request: PlanRequest) -> tuple[object, ...]:
-    """What is fixed of the step, but for its tokens, and of the plan."""
+    """Return what is fixed of the step, but for its tokens, and of the plan."""
     step, choices = request.step, request.choices
     given = (step.seq_len, step.chunk_tokens, step.chunks_per_round, step.packing)
     return (*given, dict(choices.homes), choices.recompute, choices.prefetch_blocks)

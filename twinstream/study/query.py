@@ -30,7 +30,7 @@ from twinstream.tracing import find_model
 
 
 class Subject(Node):
-    """What is asked about: a model on a machine's device, or on so many GPUs of a cluster.
+    """A model on a machine's device, or on so many GPUs of a cluster, that a query is about.
 
     `policy` is by whose rules a device's step is planned. `tokens_per_step` are None where the
     planner chooses them.
@@ -45,7 +45,7 @@ class Subject(Node):
 
     @property
     def title(self) -> str:
-        """In a few words."""
+        """The subject in a few words."""
         if self.cluster is not None:
             return f"{self.model} on {self.num_gpus:,} GPUs of {self.cluster}"
         return f"{self.model} on {self.machine}, policy {self.policy}"
@@ -71,16 +71,16 @@ class Property:
 
     @property
     def now(self) -> float:
-        """Of the first, in `unit`."""
+        """The value of the first field, in `unit`."""
         return self.values[0] / self.unit_size
 
     @property
     def is_count(self) -> bool:
-        """Whether only whole values make sense."""
+        """True where only whole values make sense."""
         return self.fields == ("gpus",)
 
     def can_be(self, factor: float) -> bool:
-        """Whether the value times a factor is one: of a count a whole number."""
+        """Return whether the value times a factor can be: a count is a whole number."""
         return not self.is_count or (self.now * factor >= 1 and self.now * factor % 1 == 0)
 
     def times(self, factor: float) -> dict[str, Value]:
@@ -159,12 +159,12 @@ class Query(ABC):
     @property
     @abstractmethod
     def kind(self) -> Kind:
-        """What it is of."""
+        """The kind of the query: of one device, of ranks, or of a cluster's GPUs."""
 
     @property
     @abstractmethod
     def subject(self) -> Subject:
-        """What is asked about."""
+        """The model and the place that the query is about."""
 
     @property
     @abstractmethod
@@ -174,11 +174,11 @@ class Query(ABC):
     @property
     @abstractmethod
     def properties(self) -> list[Property]:
-        """What money can change, without what the profiles do not state or limit."""
+        """The numbers that money can change, without those that profiles do not state or limit."""
 
     @property
     def is_searched(self) -> bool:
-        """Whether the answer is the best that is found, and not made by fixed rules."""
+        """True where the answer is the best that is found, and not made by fixed rules."""
         return True
 
     @property
@@ -235,7 +235,7 @@ class Query(ABC):
         """
 
     def adopted(self, answer: Answer) -> Answer:
-        """As `kept`, with the lower bound of this query."""
+        """Return what `kept` does, with the lower bound of this query."""
         return self.kept(answer)
 
     def saved_s(self, answer: Answer, one: Property) -> float | None:

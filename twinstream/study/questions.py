@@ -5,10 +5,10 @@ by the same names: all of them ask here, so that what is meant, and what is refu
 once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import nan
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from twinstream.clusters.shared_machine import cores_here, place_here
 from twinstream.hardware_profiles.clusters.loader import machine_of
@@ -21,7 +21,7 @@ from twinstream.models.parallel.layout import LayoutError, Recompute
 from twinstream.models.presets import model_notes
 from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice, KernelSet
 from twinstream.models.spec import ModelSpec
-from twinstream.options.option_group import flag_of
+from twinstream.options.option_group import OptionGroup, flag_of
 from twinstream.options.plan_options import KEPT, ClusterOptions, PlanOptions
 from twinstream.options.step_options import RankOptions
 from twinstream.planner.choices import (
@@ -37,6 +37,7 @@ from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.policies import ON_DEVICE, optimizer_places
 from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.node import from_options
 from twinstream.schedule.sizes import SizeError, parse_number
 from twinstream.schedule.workload import Packing
 from twinstream.study.answer import StudyError
@@ -57,6 +58,7 @@ from twinstream.study.values import (
 )
 from twinstream.tracing import path_notes
 
+_Group = TypeVar("_Group", bound=OptionGroup)
 _LONGEST_SIZE = 40
 _MOST_LENGTHS = 4096
 _TOO_LONG = 10**9
@@ -99,12 +101,9 @@ def query_of(values: Values, load: Loader | None = None) -> Query:
     options = written_options({n: v for n, v in values.items() if v != OPEN})
     if "policy" in options:
         options["policy"] = load.policy(options["policy"])
-    groups = [
-        group.model_validate({n: v for n, v in options.items() if n in group.model_fields})
-        for group in (PlanOptions, ClusterOptions)
-    ]
-    wanted, asked = groups
-    assert isinstance(wanted, PlanOptions) and isinstance(asked, ClusterOptions)
+    if kind != "cluster" and options.get("recompute") == "auto":
+        del options["recompute"]  # as it is where it is open
+    wanted, asked = _group(PlanOptions, options), _group(ClusterOptions, options)
     load = load.with_numbers(numbers_among(values))
     found = asked_by(wanted, asked, values.get("ranks"), load, kind)  # type: ignore[arg-type]
     if isinstance(found, LayoutQuery):  # what a layout has beside its options
@@ -112,6 +111,12 @@ def query_of(values: Values, load: Loader | None = None) -> Query:
         more = {n: v for n, v in more.items() if n not in ClusterOptions.model_fields}
         return replace(found, fixed={**found.fixed, **more}) if more else found
     return found
+
+
+def _group(kind: type[_Group], options: Mapping[str, Any]) -> _Group:
+    """The options of a group, which errors call by their names."""
+    own = {name: value for name, value in options.items() if name in kind.model_fields}
+    return from_options(kind, own, {name: name for name in own})
 
 
 def device_query(values: Values, load: Loader) -> DeviceQuery:
@@ -181,7 +186,7 @@ def asked_by(
 
 
 def notes_of(wanted: PlanOptions) -> list[str]:
-    """What to know of the model's file, and by what it is computed."""
+    """Return notes about the model's file, and about what computes it."""
     if wanted.model is None:
         return []
     notes = model_notes(wanted.model, wanted.dtype)
@@ -194,8 +199,8 @@ def notes_of(wanted: PlanOptions) -> list[str]:
 def _kind(
     wanted: PlanOptions, asked: ClusterOptions, num_ranks: int | None, spec: AnyModel
 ) -> Kind:
-    """Whether a query is of one device, by kernels of its own; of several of a machine, by kernels
-    that run here; or of a cluster's GPUs."""
+    """Tell whether a query is of one device, by kernels of its own; of several of a machine, by
+    kernels that run here; or of a cluster's GPUs."""
     if num_ranks is not None:
         return "ranks"
     is_priced = wanted.kernels == "megatron" or _matmuls(asked) != "model"
@@ -323,7 +328,7 @@ def _one_length(lengths: Sequence[int]) -> int:
 
 
 def _optimizer(wanted: PlanOptions) -> str:
-    """Where updates are made."""
+    """Return where updates are made."""
     places = optimizer_places(wanted.policy)
     if wanted.optimizer is not None and wanted.optimizer not in places:
         raise ChoiceError(
@@ -334,7 +339,7 @@ def _optimizer(wanted: PlanOptions) -> str:
 
 
 def _choices(wanted: PlanOptions, asked: ClusterOptions) -> Choices:
-    """What is fixed of plans; homes where nothing may be offloaded are on the device."""
+    """Return what is fixed of plans; homes where nothing may be offloaded are on the device."""
     homes: dict[str, Any] = dict.fromkeys(KINDS, "device") if asked.offload is False else {}
     for text in wanted.home:
         kind, found, where = text.partition("=")

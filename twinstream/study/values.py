@@ -4,7 +4,7 @@ Names are those of options; those of numbers begin with `machine.` or `cluster.`
 """
 
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -108,12 +108,17 @@ RESOURCES: Mapping[Kind, tuple[str, ...]] = {
 }  # fmt: skip
 """The names of values of which more is never slower, by kind."""
 
+
+def _texts_of(annotation: Any) -> tuple[str, ...]:
+    """The texts of a literal, which may be None."""
+    if get_origin(annotation) is Literal:
+        return tuple(text for text in get_args(annotation) if isinstance(text, str))
+    return tuple(text for kind in get_args(annotation) for text in _texts_of(kind))
+
+
 CHOICES: Mapping[str, tuple[str, ...]] = {
+    **{name: texts for name, field in _OPTIONS.items() if (texts := _texts_of(field.annotation))},
     "policy": (*policy_names(),),
-    **{
-        name: get_args(_OPTIONS[name].annotation)
-        for name in ("effort", "optimizer_state", "gradients", "base")
-    },
     "kernels": (*get_args(KernelsOption), "megatron"),
     "attention": ("auto", *attention_names()),
 }
@@ -138,7 +143,7 @@ def missing_of(names: Container[str]) -> str | None:
 
 
 def fault_of(kind: Kind, name: str, value: object) -> str | None:
-    """What a value needs to be, or its name; None if both are right."""
+    """Say what a value needs to be, or its name; None if both are right."""
     if is_price(name):
         is_one = not isinstance(value, str) and prices_of(value) is not None
         return None if is_one else f"needs a price from 0, got {value!r}"
@@ -155,7 +160,7 @@ def fault_of(kind: Kind, name: str, value: object) -> str | None:
 
 
 def is_price(name: str) -> bool:
-    """Whether a value is a price: of an hour of a GPU, which is no part of a query."""
+    """Return whether a value is the price of an hour of a GPU, which is no part of a query."""
     return name == PRICE or name.startswith(f"{PRICE}.")
 
 
@@ -284,7 +289,7 @@ def written_values(texts: Sequence[str], kind: Kind) -> Mapping[str, Value]:
 
 
 def full_name(kind: Kind, name: str) -> str:
-    """Of a number its name with what it is of: `machine.hbm_bytes_per_s` of `hbm_bytes_per_s`.
+    """Return a name with what it is of: `machine.hbm_bytes_per_s` for `hbm_bytes_per_s`.
 
     Raises:
         StudyError: nothing is called so; says what was probably meant.

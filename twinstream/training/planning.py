@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import Timeline
-from twinstream.schedule.workload import Packing, Workload
+from twinstream.schedule.workload import Packing, Result, Workload
 from twinstream.simulator.replay import simulate, steady_state
 from twinstream.training.machine import LocalMachine, Tell
 from twinstream.training.options import OptionsError, TrainOptions
@@ -49,6 +49,25 @@ FEW_STEPS = 20  # where tokens per step are open, so many steps at least
 START_S = 600.0  # for ranks to be warm; who dies meanwhile is noticed at once
 _MOST_EXPECTED = 1024
 _ROOM, _MORE_ROOM = 4, 8  # a chunk has room for so many times what is expected, and some more
+
+
+class Documents(Protocol):
+    """Documents as far as a plan asks: how long they are."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest that is computed whole."""
+
+    @property
+    def sides(self) -> int:
+        """Documents of a row: one, or the two of a pair."""
+
+    @property
+    def epoch_tokens(self) -> int:
+        """Tokens of all of them."""
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Return the tokens of each of a sample."""
 
 
 class StepPlan(ABC):
@@ -96,11 +115,11 @@ class StepPlan(ABC):
     def chunks_of_a_replica(self) -> int:
         return self.chunks_per_step // self.num_replicas
 
-    def shape(self, data: TrainingData) -> ChunkShape:
+    def shape(self, data: Documents) -> ChunkShape:
         """Of the chunks of the data; one that is computed in slices has a document of its own."""
         packing, tokens = self.workload.packing, self.workload.chunk_tokens * self.pieces
         most = 1 + -(-tokens // data.longest) if packing is None else packing.most_sequences
-        return ChunkShape(tokens, data.longest, most, packing is None, data.options.sides)
+        return ChunkShape(tokens, data.longest, most, packing is None, data.sides)
 
     def chunks(self, data: TrainingData, seed: int, start: Position = Position()) -> ChunkStream:  # noqa: B008 - frozen
         """The data in such chunks, from a position on."""
@@ -272,12 +291,16 @@ def adapter_of(options: TrainOptions, spec: AnyModel) -> Lora | None:
 
 
 def plan_of(
-    options: TrainOptions, here: LocalMachine, spec: AnyModel, recipe: Recipe, data: TrainingData
-) -> DevicePlan:
+    options: TrainOptions, here: LocalMachine, spec: AnyModel, recipe: Recipe, data: Documents,
+    result: Result | None = None,
+) -> DevicePlan:  # fmt: skip
     """Plan with documents packed side by side; where no chunk holds the longest, in slices of one.
 
     In slices each document is a sequence of its own, filled up with padding; so it is for a traced
     module that does not keep packed documents apart, a document a chunk unless more are asked for.
+
+    Args:
+        result: of a plan of forward passes alone, what they hand out; None is a plan of training.
 
     Raises:
         InfeasiblePlan: nothing fits the caps; it says what would do.
@@ -291,6 +314,7 @@ def plan_of(
         longest, options.tokens_per_step, options.chunk_tokens or (longest if alone else None),
         options.chunks_per_round, recipe=recipe,
         packing=None if slices_only or alone else expected_packing(lengths, longest),
+        forward_only=result is not None, result=result or "loss",
     )  # fmt: skip
     try:
         plan = planned(options, here, spec, step)
@@ -300,6 +324,11 @@ def plan_of(
         step = replace(step, packing=None)
         plan = planned(options, here, spec, step)
     wanted = (options.epochs or 1.0) * data.epoch_tokens
+    if result is not None:
+        most = -(-data.epoch_tokens // longest) * longest
+        if options.tokens_per_step or plan.tokens_per_step <= most:
+            return plan
+        return planned(options, here, spec, replace(step, tokens_per_step=most))
     if options.steps or options.tokens_per_step or wanted >= FEW_STEPS * plan.tokens_per_step:
         return plan
     tokens = max(1, int(wanted / FEW_STEPS / longest)) * longest  # few data: smaller steps

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -367,9 +368,12 @@ def rate_of(options: TrainOptions, num_steps: int) -> LearningRate:
 
 
 def open_data(
-    options: TrainOptions, model: OpenedModel
+    options: TrainOptions, model: OpenedModel, cache: Path | None
 ) -> tuple[TrainingData, TrainingData | None]:
     """What is trained on and, if asked for, evaluated on.
+
+    Args:
+        cache: a folder that keeps tokens.
 
     Raises:
         DataError: a file, a row, the tokenizer or its template cannot be used.
@@ -388,7 +392,7 @@ def open_data(
     def of(names: tuple[str, ...], rows: DataOptions) -> TrainingData:
         return opened(
             names, tokenizer, rows, longest=options.seq_len,
-            cache=RunFiles(options.output).tokens, vocab_size=model.spec.vocab_size,
+            cache=cache, vocab_size=model.spec.vocab_size,
         )  # fmt: skip
 
     data = of(options.data, rows)

@@ -91,7 +91,7 @@ class Trainer:
             if backend == "cuda" and num_ranks > 1:
                 require_gpus(num_ranks)
             self._tell("reading the data")
-            data = open_data(options, model)
+            data = open_data(options, model, self._folder.files.tokens)
             if self._folder.checkpoint is None:
                 recipe_without_kernels(options, model.spec)  # raises before anything is measured
             self._tell("looking at this machine")

@@ -339,5 +339,5 @@ def test_a_gpu_that_uses_the_hosts_memory_has_a_share_of_what_is_free():
     own = {"device_memory_bytes": 100.0, "host_memory_bytes": 80.0}
     assert cuda.memory_bytes(100, 80, is_unified=False) == own
     found = cuda.memory_bytes(100, 80, is_unified=True)
-    one = {"device_memory_bytes": 60.0, "host_memory_bytes": 20.0, "unified_memory_bytes": 80.0}
+    one = {"device_memory_bytes": 40.0, "host_memory_bytes": 40.0, "unified_memory_bytes": 80.0}
     assert found == one

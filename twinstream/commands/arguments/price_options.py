@@ -21,7 +21,7 @@ class RunOptions(Prices):
 
     @property
     def is_charged(self) -> bool:
-        """Whether a bill is asked for."""
+        """True where a bill is asked for."""
         return self.tokens is not None or self.price_per_gpu_hour is not None
 
     def require_possible(self) -> None:
@@ -43,7 +43,7 @@ class RunOptions(Prices):
         return from_options(type(self), {**dict(self), "price_per_gpu_hour": price_per_gpu_hour})
 
     def on(self, machine: str | None, cluster: str | None) -> Self:
-        """What a run is charged where it is planned, if prices are by name.
+        """Return the charges where a run is planned, if prices are by name.
 
         Raises:
             CostError: none is of this machine or cluster.
@@ -55,7 +55,7 @@ class RunOptions(Prices):
 
     @property
     def num_tokens(self) -> float:
-        """What a bill is of."""
+        """The tokens that a bill is of."""
         return _BILLION if self.tokens is None else self.tokens
 
     def given(self) -> list[str]:
@@ -63,7 +63,7 @@ class RunOptions(Prices):
         return [f"--{name.replace('_', '-')}" for name, value in self if value is not None]
 
     def bill(self, tokens_per_s: float, num_gpus: int, of_gpus: int | None = None) -> Bill | None:
-        """Of `num_tokens` tokens at this speed; None where none is asked for.
+        """Return the bill of `num_tokens` tokens at this speed; None where none is asked for.
 
         Args:
             of_gpus: that --mtbf-hours is of; more GPUs fail more often. By default `num_gpus`.

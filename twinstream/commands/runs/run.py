@@ -214,7 +214,7 @@ def _planned(wanted: PlanOptions, backend: str, *, quiet: bool) -> tuple[Schedul
     machine = planning_machine(wanted.machine, backend)
     here = with_kernels_of(backend, wanted).model_copy(update={"machine": machine})
     answer, seconds = answered(asked_by(here), {}, quiet=quiet)
-    return answer.device_plan[0], seconds
+    return answer.schedule, seconds
 
 
 def _require_model(wanted: PlanOptions) -> None:

@@ -88,7 +88,7 @@ class State:
 
     @property
     def price_fault(self) -> StateError | None:
-        """What is wrong with the price, if it is."""
+        """The error of the price, if it is wrong."""
         if not self.price.strip() or prices_of(self.price) is not None:
             return None
         return StateError(f"price '{self.price[:40]}' is none: write 2.50 or h100=2.5,b200=6")
@@ -221,7 +221,7 @@ class Answers:
             return found
 
     def query(self, state: State, place: str) -> Query:
-        """What a state asks for; a URL may not open any file, so names are those offered.
+        """Return the query of a state; a URL may not open any file, so names are those offered.
 
         Raises:
             TwinstreamError: a control cannot be used.
@@ -234,7 +234,7 @@ class Answers:
         return query_of(replace(state, model=model).values(kind, where))
 
     def _offering(self, place: str) -> tuple[str, Mapping[str, str]]:
-        """Whether a name is of a cluster or of a machine, and all of that kind."""
+        """Tell whether a name is of a cluster or of a machine, and all of that kind."""
         kind = "cluster" if place in self._places["cluster"] else "machine"
         return kind, self._places[kind]
 

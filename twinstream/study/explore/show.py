@@ -39,7 +39,7 @@ _FIELD_OF_LINK = {
 
 @dataclass(frozen=True)
 class Found:
-    """What the page shows of a machine: the answer, and the question that it is the answer to."""
+    """A machine on the page: the answer, and the question that it is the answer to."""
 
     machine: str
     asked: State
@@ -71,16 +71,16 @@ def column(one: Found, num_machines: int, command: str) -> html.Div:
 
 
 def _about(answer: Answer) -> list[str]:
-    """How the step is cut, or laid out."""
+    """Say how the step is cut, or laid out."""
     if answer.layout is not None:
         return [answer.layout_text]
-    return [workload_line(answer.device_plan[0].workload), *_limited(answer)]
+    return [workload_line(answer.schedule.workload), *_limited(answer)]
 
 
 def _notes(answer: Answer) -> list[str]:
-    """What to know of the prediction."""
+    """Return notes about the prediction."""
     if answer.layout is None:
-        schedule, timeline = answer.device_plan
+        schedule, timeline = answer.schedule, answer.timeline
         return prediction_notes(schedule, answer.machine, timeline)
     shares = ", ".join(f"{name} {share:.0%}" for name, share in answer.shares.items())
     return [f"Of the step: {shares}.", answer.uncertainty.sentence]
@@ -92,8 +92,8 @@ def page_of(answer: Answer) -> str:
 
 
 def _limited(answer: Answer) -> list[str]:
-    """Of what memory the plan may take less than one without caps would."""
-    caps, usual = answer.device_plan[0].caps, caps_of(answer.machine, None, None)
+    """Say of what memory the plan may take less than one without caps would."""
+    caps, usual = answer.schedule.caps, caps_of(answer.machine, None, None)
     pairs = {
         "device": (caps.device_bytes, usual.device_bytes),
         "host": (caps.host_bytes, usual.host_bytes),
@@ -107,7 +107,7 @@ def _limited(answer: Answer) -> list[str]:
 
 
 def ranking_note(shown: Sequence[Found]) -> str | None:
-    """What of the machines' order is not certain."""
+    """Say what of the machines' order is not certain."""
     plans = [(one.machine, one.answer) for one in shown if isinstance(one.answer, Answer)]
     return order_note({machine: Speed(one.tokens_per_s, one.uncertainty) for machine, one in plans})
 
@@ -119,7 +119,7 @@ def _effort(one: Found) -> str:
 
 
 def compared(shown: Sequence[Found]) -> list[html.Div]:
-    """Of many machines: throughput as bars, and beside them all headlines, the fastest on top."""
+    """Draw throughputs of many machines as bars, beside all their headlines, the fastest on top."""
     plans = [(one, one.answer) for one in shown if isinstance(one.answer, Answer)]
     if len(shown) <= MOST_IN_CARDS or not plans:
         return []
@@ -189,7 +189,7 @@ def _cards(one: Found, answer: Answer) -> list[tuple[str, str, str, str]]:
 
 
 def _money(one: Found, answer: Answer) -> list[tuple[str, str, str, str]]:
-    """What a billion tokens come to, where prices are given; a dash where none is of this one."""
+    """Return what a billion tokens cost where prices are given; a dash where none is of it."""
     if not one.asked.price.strip():
         return []
     title, identity = "money a billion tokens", f"money-{one.machine}"
@@ -243,7 +243,7 @@ def timeline_of(machine: str, answer: Answer) -> html.Div:
 
 
 def more_of(answers: Mapping[str, Answer]) -> html.Div:
-    """What 10 % more of each cap and link would bring, by the prices of the lower bound."""
+    """Draw what 10 % more of each cap and link would bring, by the prices of the lower bound."""
     gains = {
         machine: _gains(answer) for machine, answer in answers.items() if answer.layout is None
     }
@@ -298,7 +298,7 @@ def _more_figure(
 
 def _gains(answer: Answer) -> dict[str, float]:
     """Relative gain of tokens/s for 10 % more of each thing that has a price."""
-    schedule, _ = answer.device_plan
+    schedule = answer.schedule
     bound, caps = schedule.bound, schedule.caps
     if bound is None:
         return {}

@@ -315,14 +315,14 @@ def _predicted(asked: _Asked, found: Answer, make: Callable[..., FitCell]) -> Fi
     return make(
         tokens_per_s=found.tokens_per_s, error=found.uncertainty.mean, mfu=found.mfu,
         limits=found.limits, gap=found.gap, device_bytes=found.device_bytes,
-        host_bytes=found.host_bytes, checkpoint_bytes=checkpoint_bytes(found.device_plan[0].only),
+        host_bytes=found.host_bytes, checkpoint_bytes=checkpoint_bytes(found.schedule.only),
         hours=hours, kept_in=_kept_in(found), not_on_gpus=_not_on_gpus(found),
         money=None if hours is None or price is None else hours * price,
     )  # fmt: skip
 
 
 def _kept_in(found: Answer) -> str:
-    schedule = found.device_plan[0].only
+    schedule = found.schedule.only
     recipe = Recipe.model_validate(schedule.recipe)
     dtype = model_of(schedule.model).dtype
     state, gradients = recipe.state_of(dtype), recipe.gradient_dtype(dtype)
@@ -338,7 +338,7 @@ def _kept_in(found: Answer) -> str:
 
 def _not_on_gpus(found: Answer) -> tuple[str, ...]:
     """What docs/benchmarks/gpu.md lists as not yet run on a GPU."""
-    schedule, _ = found.device_plan
+    schedule = found.schedule
     recipe, model = Recipe.model_validate(schedule.recipe), schedule.model
     if found.machine.device != "cuda":
         return ()

@@ -44,7 +44,7 @@ class SweepConfig:
 
     @property
     def kind(self) -> Kind:
-        """Of its queries."""
+        """The kind of its queries."""
         return kind_of({**self.fixed, **self.axes})
 
     @property
@@ -100,7 +100,7 @@ class SweepConfig:
 
 
 def _priced(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given of prices by name, by that name."""
+    """Return the prices that are given by name."""
     start = f"{PRICE}."
     return {name.removeprefix(start): v for name, v in given.items() if name.startswith(start)}
 
