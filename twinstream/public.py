@@ -5,6 +5,9 @@ from twinstream.clusters.conforms import conforms
 from twinstream.clusters.predict import Prediction, planned_document, predict
 from twinstream.clusters.search.search import RankedLayout, SearchResult, search_layouts
 from twinstream.cost.bill import Bill
+from twinstream.cost.devices import cost_devices
+from twinstream.cost.time import RunTime
+from twinstream.cost.work import RunWork
 from twinstream.frames import HasRecords, figure, frame
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
 from twinstream.hardware_profiles.clusters.schema import Cluster
@@ -97,6 +100,8 @@ __all__ = [
     "Recipe",
     "Run",
     "RunSettings",
+    "RunTime",
+    "RunWork",
     "Schedule",
     "Score",
     "SearchLimits",
@@ -120,6 +125,7 @@ __all__ = [
     "cluster_names",
     "compare",
     "conforms",
+    "cost_devices",
     "cost_of_run",
     "cost_time",
     "cost_work",

@@ -4,7 +4,7 @@ import importlib.util
 
 from twinstream.executor.kernels.attention.canary import require_runnable_attention
 from twinstream.executor.kernels.updates.element_step import check_own_rule, own_rules
-from twinstream.models.kernel_costs.attention_limits import DeviceName
+from twinstream.models.kernel_costs.attention_libraries import DeviceName
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 

@@ -23,9 +23,9 @@ from twinstream.executor.kernels.head_dpo import head_dpo, head_dpo_evaluate
 from twinstream.executor.kernels.head_forward import head_evaluate
 from twinstream.executor.kernels.head_loss import head_loss
 from twinstream.executor.kernels.operand import Kernel, Operands
+from twinstream.executor.kernels.updates.adamw_step import adamw_step
 from twinstream.executor.kernels.updates.element_step import element_step
 from twinstream.executor.kernels.updates.muon_step import muon_step
-from twinstream.executor.kernels.vector.adamw import adamw_step
 from twinstream.executor.kernels.vector.eager_vector import EagerVector
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.models.kernel_costs.attributes import Attributes

@@ -7,7 +7,7 @@ has a library's, which are priced and not run here, they are split at what ranks
 from collections.abc import Mapping
 from typing import Any
 
-from twinstream.models.kernel_costs.attention_library import library_bytes
+from twinstream.models.kernel_costs.workspace import library_bytes
 from twinstream.models.lowering.decoder import DecoderLowering
 from twinstream.models.lowering.parts.part_blocks import lower_in_parts
 from twinstream.models.lowering.stage_cut import stage_cut
@@ -72,7 +72,6 @@ def lower(
 
 def _settled(model: AnyModel, workload: Workload, recipe: Recipe) -> Recipe:
     """Return the recipe with kernels, and with the optimizer where the recipe can have it."""
-    _require_pairs(model, workload, recipe)
     changes: dict[str, object] = {"kernels": recipe.implementations}
     if not recipe.places_among((recipe.optimizer,)):
         if recipe.optimizer != "device":
@@ -81,7 +80,9 @@ def _settled(model: AnyModel, workload: Workload, recipe: Recipe) -> Recipe:
                 'made on the device; lower with Recipe(optimizer="device_after_backward")'
             )
         changes["optimizer"] = "device_after_backward"
-    return recipe.model_copy(update=changes)
+    recipe = recipe.model_copy(update=changes)
+    _require_pairs(model, workload, recipe)
+    return recipe
 
 
 def _require_pairs(model: AnyModel, workload: Workload, recipe: Recipe) -> None:

@@ -60,6 +60,7 @@ class StageOptimizer(OptimizerTasks):
                 operands = [self.builder.read("shard", f"param.{group}"), whole]
                 label = self.builder.label("gather_parameters", self._layer(group), None, used_in)
                 self._gather(f"{group}.v{whole.version}", group, operands, label)
+        # They stand where the use before this one begins, and so run beside it.
         gathers, tasks[number:] = tasks[number:], []
         tasks[place:place] = gathers
         self._used = groups, len(tasks), round_

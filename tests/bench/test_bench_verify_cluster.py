@@ -138,9 +138,7 @@ def test_bench_verify_cluster() -> None:
     assert num_ops >= 130_000 and document.mesh.size == 131_072
     whole = fastest(lambda: verify(document))
     alone = fastest(lambda: [verify_rank(one) for one in document.schedules.values()])
-    print(
-        f"\nverify_cluster, {num_ops:,} ops, {STAGES} classes, {len(document.order):,} exchanges:"
-    )
+    print(f"\nverify, {num_ops:,} ops, {STAGES} classes, {len(document.order):,} exchanges:")
     print(f"{whole:.2f} s of CPU, of which {alone:.2f} s verify the schedules of the classes")
     assert verify(document) == []
     # Its answer is worth something: stage 14 gives its last x only for the dx that comes of it.

@@ -68,3 +68,17 @@ def test_caps_count_what_an_attention_library_allocates():
     assert conforms(document) == []
     chain = chain_of(of_gpu)
     assert document.schedules["stage 0"].caps.library_bytes == chain.library_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": {"name": "tiny"}}, "model and layout are none"),
+        ({"layout": {"dp": 2, "shard": 7}}, "the document's layout cannot be: shard 7"),
+        ({"layout": {"dp": 2}}, "the mesh is not that of the document's layout"),
+    ],
+)
+def test_a_document_that_runs_here_and_says_it_is_another_is_told(changes, said):
+    document = plan_pipeline(stages(), load_machine("cpu"))
+    (found,) = conforms(document.model_copy(update=changes))
+    assert said in found.message

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.kernel_costs.attention_library import library_bytes
+from twinstream.models.kernel_costs.workspace import library_bytes
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice, Recipe

@@ -153,8 +153,8 @@ def test_documents_in_the_place_of_others_are_named(cluster_file, files, schedul
     assert "leave it or --predicted out" in error_of(
         "trace", cluster_file, "--predicted", line, *slow
     )
-    assert "give what `run -o` wrote" in error_of("report", cluster_file, "--measured", line)
-    assert "give what `run -o` wrote" in error_of("trace", cluster_file, "--measured", line)
+    assert "--measured what `run -o` wrote" in error_of("report", cluster_file, "--measured", line)
+    assert "--measured what `run -o` wrote" in error_of("trace", cluster_file, "--measured", line)
     assert "--cluster is of clusters" in error_of("simulate", files.schedule, "--cluster", "x")
     said = error_of("simulate", files.schedule, "--straggler", "a=2")
     assert "is no cluster's schedule" in said

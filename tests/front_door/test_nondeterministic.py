@@ -38,7 +38,7 @@ def planned(tmp_path_factory):
     return screen.out, call("plan", *ASKED, *CUDNN, "--json").json(), path
 
 
-@pytest.mark.parametrize("command", ["plan", "run", "whatif"])
+@pytest.mark.parametrize("command", ["plan", "whatif"])
 def test_one_that_is_not_deterministic_is_refused_without_the_flag(command):
     told = " ".join(error_of(command, *ASKED, "--attention", "sdpa_cudnn").split())
     assert "does not give the same bits from run to run: allow it with --nondeterministic" in told

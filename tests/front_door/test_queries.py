@@ -105,14 +105,8 @@ def test_the_cost_of_a_run_is_arithmetic_on_an_answer():
     )
     hours = 1e6 / answer.tokens_per_s / 3600 / bill.goodput
     assert bill.goodput < 1 and bill.money == pytest.approx(3 * hours)
-    timed = call("cost", "time", "--n-layers", 80, "--d-model", 8192, "--json").json()
-    assert ts.cost_time(num_layers=80, d_model=8192) == timed
-    counted = call(
-        "cost", "work", "--num-layers", 80, "--d-model", 8192, "--dataset-size", 15e12, "--json"
-    )
-    assert ts.cost_work(num_layers=80, d_model=8192, dataset_tokens=15e12) == counted.json()
-    with pytest.raises(ts.TwinstreamError, match="unknown option 'n_layer': did you mean"):
-        ts.cost_time(n_layer=80)
+    told = call("cost", "8b", "--machine", "h100", "--json").json()
+    assert ts.cost_time("8b", machine="h100").run_s == pytest.approx(told["run_days"] * 86400)
 
 
 def test_the_explorer_from_python_refuses_a_port_in_use():

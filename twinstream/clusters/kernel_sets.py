@@ -4,8 +4,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.kernel_costs.attention_libraries import DeviceName
 from twinstream.models.kernel_costs.attention_limits import (
-    DeviceName,
     attention_limits,
     attention_refusal,
 )

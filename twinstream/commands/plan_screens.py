@@ -13,15 +13,20 @@ from twinstream.clusters.search.search import RankedLayout, SearchResult
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.output import print_json, print_report
 from twinstream.cost.bill import Bill
+from twinstream.measures.metrics import rate_text
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of_job
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.schedule.analysis.idle import exposed_communication
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.sizes import gib
 from twinstream.schedule.workload import Workload
+from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.layout_screen import bills_screen, layouts_screen
 from twinstream.screens.plan_screen import WIDTH, plan_notes, plan_screen, recipe_line
 from twinstream.screens.ranks_screen import ranks_screen, stages_figures
+from twinstream.screens.tables import readable, seconds
 from twinstream.study.answer import Answer
+from twinstream.study.generation import PlannedGeneration
 
 
 def tell(
@@ -85,7 +90,7 @@ def _ranks_json(answer: Answer) -> dict[str, object]:
 
 def _ranks_parts(answer: Answer, seconds: float, _: Sequence[str]) -> list[RenderableType]:
     schedule, why, asked = answer.schedule, answer.why_not_here, answer.asked
-    assert answer.cluster is not None
+    assert answer.cluster is not None, "ranks are linked"
     others = [str(one) for one in answer.candidates if one.layout != answer.layout]
     where = answer.cluster.name
     return [
@@ -195,3 +200,41 @@ def describe(schedule: Schedule) -> dict[str, object]:
         "caps": schedule.caps,
         "bound": schedule.bound,
     }
+
+
+def generation_screen(found: PlannedGeneration, plan_seconds: float) -> list[RenderableType]:
+    """How fast text is generated, in what memory, and what limits it."""
+    asked, error = found.generation, found.uncertainty
+    bound = found.bound_s
+    table = FittedTable(box=None, show_header=False, width=WIDTH, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    rows = [
+        ("first token", f"after {seconds(found.first_token_s)} ({error.short})"),
+        ("then", f"{seconds(found.token_s)} a token of each sequence, "
+                 f"{rate_text(found.decode_tokens_per_s)} tokens/s in all"),
+        ("altogether", f"{rate_text(found.tokens_per_s)} tokens/s, {seconds(found.seconds)} with "
+                       "the prompts"),
+        ("memory", f"weights {gib(found.weights_bytes)}, keys and values {gib(found.cache_bytes)}"),
+    ]  # fmt: skip
+    if bound:
+        gap = f"{found.seconds / bound - 1:.1%} above it"
+        rows.append(("lower bound", f"{seconds(bound)} within these caps; all is {gap}"))
+    rows.append(("planned in", seconds(plan_seconds)))
+    for name, text in rows:
+        table.add_row(name, text)
+    passes = FittedTable(box=None, width=WIDTH, padding=(0, 2, 0, 0))
+    for column in ("pass", "time", "device", "host", "H2D", "limited by"):
+        passes.add_column(column, justify="left" if column in ("pass", "limited by") else "right")
+    for name, step in found.steps:
+        summary, limits = step.summary, found.limits[name]
+        passes.add_row(
+            name, seconds(step.step_s), gib(step.device_bytes), gib(step.host_bytes),
+            gib(summary.h2d_bytes), ", ".join(map(readable, limits)) or "-",
+        )  # fmt: skip
+    sequences = "sequence" if asked.batch == 1 else "sequences"
+    title = (
+        f"{found.model.name} generating on {found.machine.name}: {asked.batch:,} {sequences}, "
+        f"{asked.decode:,} tokens behind {asked.prompt:,}"
+    )
+    return [title, table, "", passes, f"{error.sentence} No profile was fitted to generating text."]

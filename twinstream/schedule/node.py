@@ -7,6 +7,7 @@ from html import escape
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import SchemaValidator, core_schema
 
 from twinstream.schedule.errors import ArgumentError
 
@@ -62,7 +63,8 @@ class Node(BaseModel):
 class MeshDocument(Node):
     """A document about all ranks of a mesh; in files one device's is that of its rank alone."""
 
-    rank_kind: ClassVar[type[Node]]
+    rank_kind: ClassVar[type[Node]] = Node
+    _mesh_fields: ClassVar[SchemaValidator]
 
     @classmethod
     def of_rank(cls, rank: Any) -> Self:
@@ -99,13 +101,24 @@ class MeshDocument(Node):
             ValidationError: what is wrong with it.
         """
         try:
-            return cls.of_rank(cls.rank_kind.model_validate_json(json_data, **settings))
-        except ValidationError as error:
-            told = error.errors(include_url=False, include_context=False, include_input=False)
-            unknown = {one["loc"][0] for one in told if one["type"] == "extra_forbidden"}
-            if len(unknown & cls.model_fields.keys()) < _FEWEST_OF_A_MESH:
-                raise
-        return super().model_validate_json(json_data, **settings)
+            found: dict[str, Any] = cls._mesh_fields.validate_json(json_data)
+        except ValidationError:  # it is no object at all: the reader below says so
+            found = {}
+        if len(found) >= _FEWEST_OF_A_MESH:
+            return super().model_validate_json(json_data, **settings)
+        return cls.of_rank(cls.rank_kind.model_validate_json(json_data, **settings))
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        # which fields there are, without making anything of them: objects are read as empty ones
+        empty = core_schema.typed_dict_schema({})
+        kinds = [empty, core_schema.list_schema(empty), core_schema.str_schema()]
+        some = core_schema.union_schema([*kinds, core_schema.float_schema()])
+        field = core_schema.with_default_schema(some, on_error="omit")
+        names = cls.model_fields.keys() - cls.rank_kind.model_fields.keys()
+        fields = {name: core_schema.typed_dict_field(field, required=False) for name in names}
+        cls._mesh_fields = SchemaValidator(core_schema.typed_dict_schema(fields))
 
 
 _Kind = TypeVar("_Kind", bound=Node)

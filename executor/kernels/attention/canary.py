@@ -12,7 +12,7 @@ from twinstream.executor.kernels.attention.registry import (
     require_attention,
 )
 from twinstream.executor.kernels.attention.trial import AttentionTrial
-from twinstream.models.kernel_costs.attention_limits import DeviceName
+from twinstream.models.kernel_costs.attention_libraries import DeviceName
 from twinstream.models.kernel_costs.attention_shape import AttentionShape
 from twinstream.models.kernel_costs.attributes import typed_attribute
 from twinstream.models.kernel_costs.workspace import attention_shape

@@ -23,7 +23,6 @@ class _State:
     """
 
     group: Group
-    index: int | None
     parameters: Buffer | None
     shard: Buffer | None
     gradient: Buffer | None
@@ -134,7 +133,7 @@ class StageWeights(GroupLife[Use]):
         return self._states[group].group.axes, self._states[group].group.outer
 
     def _layer(self, group: str) -> int | None:
-        return self._states[group].index
+        return self._states[group].group.layer
 
     def _gradient(self, group: str, mode: UseMode) -> Use:
         held = self._states[group].gradient
@@ -209,35 +208,27 @@ class StageWeights(GroupLife[Use]):
         return self.zero >= 2 and group.num_shards > 1 and not self._job.is_own
 
     def _declare(self, name: str, group: Group) -> _State:
-        b, dtype = self.builder, self._job.dtype
-        gradient_dtype = self._job.gradient_dtype
+        b, dtype, gradient_dtype = self.builder, self._job.dtype, self._job.gradient_dtype
         split = self.zero >= 1 and group.num_shards > 1
         parameters = shard = gradient = gradient_shard = None
-        if self.zero == 3 and split:
-            if self._job.layout.offload or not group.has_master:  # or it may be on the host
-                size = group.shard * group.itemsize
-                shard = b.persist(f"parameter.{name}.shard", size, "parameter", dtype)
-        else:
+        if self.zero < 3 or not split:
             parameters = b.persist(f"parameter.{name}", group.bytes, "parameter", dtype)
+        elif self._job.layout.offload or not group.has_master:  # a master may be on the host
+            size = group.shard * group.itemsize
+            shard = b.persist(f"parameter.{name}.shard", size, "parameter", dtype)
+        pool = f"gradient.{name}"
         if self._scattered(group):
             size = group.gradient_shard_bytes
-            gradient_shard = b.allocate(f"gradient.{name}", size, "gradient", gradient_dtype)
+            gradient_shard = b.allocate(pool, size, "gradient", gradient_dtype)
         else:
-            gradient = b.allocate(
-                f"gradient.{name}", group.gradient_bytes, "gradient", gradient_dtype
-            )
-        state = tuple(
-            (
-                b.persist(
-                    f"optimizer.{name}{part}", group.state_of(n), "optimizer_state", "float32"
-                ),
-                n,
-            )
-            for part, n in _parts(
-                group, group.trained_shard if split else group.num_trained, self._job
-            )
-        )
-        return _State(group, group.layer, parameters, shard, gradient, gradient_shard, state)
+            gradient = b.allocate(pool, group.gradient_bytes, "gradient", gradient_dtype)
+        state = []
+        for part, n in _parts(
+            group, group.trained_shard if split else group.num_trained, self._job
+        ):
+            tensor, size = f"optimizer.{name}{part}", group.state_of(n)
+            state.append((b.persist(tensor, size, "optimizer_state", "float32"), n))
+        return _State(group, parameters, shard, gradient, gradient_shard, tuple(state))
 
     def _scatter(self, state: _State, name: str, tag: str, *, last: bool) -> None:
         b, group = self.builder, state.group

@@ -18,12 +18,8 @@ from twinstream.clusters.running.run_ranks import (
 from twinstream.clusters.shared_machine import Place
 from twinstream.commands.arguments.backends import UNKNOWN_PEAK
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.plan import answered
-from twinstream.commands.schedule_inputs import ScheduleInputError
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.recipe import Recipe
-from twinstream.options.plan_options import ClusterOptions, PlanOptions
-from twinstream.options.step_options import RankOptions
 from twinstream.planner.planner import gc_paused
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.analysis.comparison import by_rank
@@ -32,9 +28,8 @@ from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import Timeline
 from twinstream.screens.ranks_screen import layout_line, stages_table
 from twinstream.screens.run_report import losses_line
-from twinstream.screens.tables import SHARES, SPEEDS, headline_table, seconds
+from twinstream.screens.tables import SHARES, SPEEDS, headline_table
 from twinstream.simulator.replay import simulate
-from twinstream.study.questions import asked_by
 from twinstream.trusted_code import require_trusted
 
 
@@ -51,47 +46,23 @@ class HowToRun:
 
 @dataclass(frozen=True)
 class _Job:
-    """A schedule, on what it is predicted, and how long it took to plan, where it was."""
+    """A schedule, and on what it is predicted."""
 
     schedule: Schedule
     place: Place | None
-    plan_seconds: float | None = None
 
 
-def run_of_ranks(path: Path, schedule: Schedule, num_ranks: int | None, how: HowToRun) -> None:
+def run_of_ranks(path: Path, schedule: Schedule, how: HowToRun) -> None:
     """Train by the schedule of ranks in a file; of torchrun's ranks the first one tells.
 
     Raises:
-        ScheduleInputError: another number of ranks is asked for.
         TwinstreamError: as `run_processes`, `join_as_rank`.
     """
     spec = spec_of(schedule)
     require_conforming(schedule)
     recipe = Recipe.model_validate(next(iter(schedule.schedules.values())).recipe)
     require_trusted(str(path), spec, recipe, trusts=how.settings.trusts_code)
-    size = schedule.mesh.size
-    if num_ranks not in (None, size):
-        raise ScheduleInputError(
-            f"the schedule is of {size} ranks, and --ranks {num_ranks} were asked for: leave it "
-            "out, or plan with as many"
-        )
     _run(_Job(schedule, known_place_of(schedule, how.cluster, None, path)), how)
-
-
-def run_planned_ranks(
-    num_ranks: int, wanted: PlanOptions, asked: RankOptions, how: HowToRun
-) -> None:
-    """Plan for so many ranks, as `plan --ranks` does, and train at once.
-
-    Raises:
-        LayoutError: an option is not of ranks that run, or they cannot be laid out so.
-        TwinstreamError: as `run_processes`, `join_as_rank`.
-    """
-    layout = ClusterOptions(**asked.model_dump(exclude_unset=True), cluster=how.cluster)
-    answer, seconds = answered(asked_by(wanted, layout, num_ranks), {}, quiet=how.as_json)
-    schedule, cluster = answer.schedule, answer.cluster
-    assert cluster is not None, "it is of ranks"
-    _run(_Job(schedule, Place(cluster, answer.machine, answer.assumed), seconds), how)
 
 
 def _run(job: _Job, how: HowToRun) -> None:
@@ -145,7 +116,6 @@ def _report(job: _Job, run: ClusterRun, *, as_json: bool) -> None:
                 "step_time_s": step_s,
                 "cold_step_time_s": timeline.cold_ns / 1e9,
                 "tokens_per_s": tokens / step_s,
-                "plan_seconds": job.plan_seconds,
                 "predicted": predicted,
                 "assumed": assumed or None,
                 "clock_error_ns": timeline.clock_error_ns,
@@ -153,9 +123,8 @@ def _report(job: _Job, run: ClusterRun, *, as_json: bool) -> None:
             }
         )
         return
-    planned = "" if job.plan_seconds is None else f"; planned in {seconds(job.plan_seconds)}"
     print_report(
-        f"{layout_line(schedule)}{planned}",
+        layout_line(schedule),
         stages_table(schedule),
         f"{tokens:,} tokens a step:",
         headline_table(

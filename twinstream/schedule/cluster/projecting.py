@@ -60,7 +60,7 @@ def project(schedule: Schedule, rank: int) -> RankSchedule:
 def rank_part(schedule: Schedule, rank: int) -> RankPart:
     """A rank's schedule, and whom each of its Communicate ops meets.
 
-    The schedule must be safe, as `verify_cluster` proves.
+    The schedule must be safe, as `verify` proves.
 
     Raises:
         ArgumentError: the mesh has no such rank.

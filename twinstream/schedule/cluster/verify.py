@@ -69,7 +69,7 @@ def may_deadlock(schedule: Schedule) -> bool:
 
 
 def require_safe(schedule: Schedule) -> None:
-    """Raise UnsafeSchedule unless `verify_cluster` finds nothing."""
+    """Raise UnsafeSchedule unless `verify` finds nothing."""
     if found := verify(schedule):
         raise UnsafeSchedule(found)
 

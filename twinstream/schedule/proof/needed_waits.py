@@ -66,6 +66,7 @@ def _not_implied(
     kept = []
     for number, (wait, _, index) in enumerate(known):
         stream = stream_of[wait]
+        # a wait is implied if the stream predecessor, or another wait, has the op behind it
         implied = predecessor[stream] > index or any(
             other[stream] > index for i, (_, other, _) in enumerate(known) if i != number
         )

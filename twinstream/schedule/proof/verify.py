@@ -84,6 +84,7 @@ def _circle(order: StreamOrder) -> list[tuple[int, int]]:
     never = [at for at, count in enumerate(missing) if count]
     if not never:
         return []
+    # every op left lacks one that is left, too: going back from any of them ends in a circle
     path = [never[0]]
     while path[-1] not in path[:-1]:
         path.append(next(earlier for earlier in before[path[-1]] if missing[earlier]))
@@ -145,7 +146,7 @@ class _Walk:
         for access in accesses:
             memory, mode = self.memory[access.tier], access.mode
             cell = memory.exactly(access.start, access.end)
-            if cell is None or cell.writer_index < 0:
+            if cell is None or cell.writer_index < 0:  # as the pass before, or the fill, left them
                 exposed.append(access)
             if mode == "read" or mode == "update":
                 self._check_content(op, access, cell, clock)
@@ -157,6 +158,8 @@ class _Walk:
                 self._check_overwrite(op, access, old, clock)
             if cell is None:
                 cell = memory.carve(access.start, access.end)
+            # from here on only this write and what reads it have to be ordered against later ones:
+            # that all before are over when it starts has just been shown
             cell.leaf, cell.version = self._made(op, access)
             cell.writer_stream, cell.writer_index = stream, index
             if cell.readers:
@@ -181,10 +184,11 @@ class _Walk:
         if cell is None or cell.leaf != access.leaf or cell.version != access.version:
             there = self.memory[access.tier].overlapping(access.start, access.end)
             self.report.wrong_content(op, access, there)
-        elif clock[cell.writer_stream] <= cell.writer_index:
+        elif clock[cell.writer_stream] <= cell.writer_index:  # the write may still run
             self.report.read_too_early(op, access, cell)
 
     def _check_overwrite(self, op: Op, access: Access, cell: MemoryCell, clock: list[int]) -> None:
+        # op i of stream s is over when clock[s] > i: write after write, then write after read
         if clock[cell.writer_stream] <= cell.writer_index:
             self.report.overwrite(op, access, (cell.writer_stream, cell.writer_index), "writes")
         for reader in cell.readers.items():
@@ -224,6 +228,7 @@ class _Walk:
                 if leaf == GARBAGE:
                     continue
                 cell = self.memory[tier].exactly(start, end)
+                # the induction over passes: what a pass finds at its begin, it leaves at its end
                 if cell is None or (cell.leaf, cell.version) != (leaf, self.latest[leaf]):
                     self.report.carried_not_valid(item, leaf, self.latest[leaf])
                 else:

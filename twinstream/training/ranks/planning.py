@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from twinstream.clusters.choosing import Candidate, RanksQuestion, workloads_of_ranks
-from twinstream.clusters.evaluating import cluster_evaluation_of
+from twinstream.clusters.pipeline import cluster_evaluation_of
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
 from twinstream.data.training_data import TrainingData
