@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from twinstream.models.model import length_refusal
-from twinstream.models.spec import ModelSpec
 from twinstream.models.trained import all_groups
 from twinstream.planner.request import PlanRequest
 from twinstream.schedule.errors import TwinstreamError, require_whole
@@ -43,7 +42,7 @@ class TextGeneration:
             TwinstreamError: the model has no such cache, or no positions for so many tokens.
         """
         spec, step = request.spec, request.step
-        if not isinstance(spec, ModelSpec):
+        if spec.decoder is None:
             raise TwinstreamError(
                 f"'{spec.name}' runs by its own code, which keeps its keys and values itself: only "
                 "models with kernels of twinstream's own are planned as generating"

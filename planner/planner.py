@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 
 from twinstream.models.lowering.lower import lower, lower_again
-from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, ChoiceError
 from twinstream.planner.evaluator import Evaluator
 from twinstream.planner.infeasible import InfeasiblePlan
@@ -230,7 +229,7 @@ def _of_machine(error: InfeasiblePlan, request: PlanRequest) -> InfeasiblePlan:
 def _leaner_options(request: PlanRequest) -> list[str]:
     """Options that were not given, with which a step takes less memory."""
     recipe, found = request.recipe, list[str]()
-    if not isinstance(request.spec, ModelSpec):
+    if request.spec.own_code is not None:
         return found
     if recipe.update == "adamw" and recipe.optimizer_state != "8bit" and recipe.lora is None:
         found.append("--optimizer-state 8bit")

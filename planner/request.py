@@ -8,8 +8,7 @@ from typing import overload
 
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import FEED_BYTES, Machine
-from twinstream.models.executable import require_executable
-from twinstream.models.model import AnyModel, load_any_model, require_decoder
+from twinstream.models.model import AnyModel, load_any_model, require_decoder, require_executable
 from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, ChoiceError, Choices, Effort
@@ -63,8 +62,8 @@ class TrainingStep:
                 require_whole(name, value, 1, most)
         require("recipe", self.recipe, Recipe)
         require("optimizer_overhead", self.optimizer_overhead, float, int)
-        if self.packing is None and self.recipe.dpo is not None:
-            object.__setattr__(self, "packing", Packing.of((self.seq_len, self.seq_len)))
+        if self.packing is None:
+            object.__setattr__(self, "packing", self.recipe.loss.packing(self.seq_len))
         if self.packing is not None:
             require("packing", self.packing, Packing)
             require_whole("the sum of expected_lengths", self.packing.tokens, 1, _MOST_TOKENS)
@@ -129,7 +128,7 @@ class PlanRequest:
             NondeterministicAttentionError: the attention is not deterministic, which is not
                 allowed.
         """
-        if runs and isinstance(self.spec, ModelSpec):
+        if runs:
             require_executable(self.spec)
         if runs or self.step.recipe.kernels is not None:
             require_allowed(self.recipe.implementations)

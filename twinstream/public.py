@@ -17,11 +17,12 @@ from twinstream.log.metrics import CheckpointMetrics, EvalMetrics, StepMetrics
 from twinstream.measures.explanation import Explanation, explain
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.adapters.lora import Lora, lora_of
+from twinstream.models.loss import Dpo
 from twinstream.models.options import Experts
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model, preset_names
-from twinstream.models.recipe import Dpo, KernelChoice, Recipe
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
 from twinstream.models.trained import frozen_groups

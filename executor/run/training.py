@@ -116,10 +116,7 @@ class Training:
         if updates and step <= made:
             packed = no_update()
         else:
-            rate, targets = self.learning_rate, workload.tokens_per_step
-            if recipe.dpo is not None and workload.packing is not None:
-                pairs = len(workload.packing.expected_lengths) // 2
-                targets = pairs * workload.chunks_per_round * workload.rounds_per_step
+            rate, targets = self.learning_rate, recipe.loss.num_targets(workload)
             packed = step_state(
                 recipe, step,
                 rate(step) if callable(rate) else rate, self.seed,

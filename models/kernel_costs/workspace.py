@@ -27,15 +27,12 @@ from twinstream.models.kernel_costs.attributes import (
 from twinstream.models.kernel_costs.end_scratch import (
     embed_backward,
     embed_backward_triton,
-    head_dpo,
-    head_dpo_evaluate,
-    head_dpo_evaluate_triton,
-    head_dpo_triton,
     head_evaluate,
     head_forward_buffers,
     head_logits,
     head_loss,
     head_loss_triton,
+    with_pairs,
 )
 from twinstream.models.kernel_costs.scratch_sizes import (
     INT32_BYTES,
@@ -326,8 +323,8 @@ _EAGER: Mapping[str, Callable[[Attributes], int]] = {
     "head_loss": head_loss,
     "head_evaluate": head_evaluate,
     "head_logits": head_logits,
-    "head_dpo": head_dpo,
-    "head_dpo_evaluate": head_dpo_evaluate,
+    "head_dpo": with_pairs(head_loss),
+    "head_dpo_evaluate": with_pairs(head_evaluate),
     "embed_backward": embed_backward,
     "gradient_squares": _gradient_squares,
     "gradient_norm": _none,
@@ -344,8 +341,8 @@ _TRITON = {
     "block_backward": _block_backward_triton,
     "head_loss": head_loss_triton,
     "head_evaluate": head_forward_buffers,
-    "head_dpo": head_dpo_triton,
-    "head_dpo_evaluate": head_dpo_evaluate_triton,
+    "head_dpo": with_pairs(head_loss_triton),
+    "head_dpo_evaluate": with_pairs(head_forward_buffers),
     "embed_backward": embed_backward_triton,
 }
 _FORMULAS = {

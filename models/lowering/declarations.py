@@ -107,8 +107,8 @@ def muon_matrices(model: Model, group: str, recipe: Recipe) -> tuple[tuple[int, 
     if recipe.update != "muon" or model.layer_of(group) is None:
         return ()
     tensors: Sequence[InnerTensor | HfWeight] = layout_of(model, recipe, group).tensors
-    if isinstance(model, ModelSpec) and group in model.parameter_groups:
-        tensors = hf_weights_of(model, group)
+    if (decoder := model.decoder) is not None and group in model.parameter_groups:
+        tensors = hf_weights_of(decoder, group)
     found = []
     for tensor in tensors:
         if len(tensor.shape) < 2:
@@ -210,18 +210,19 @@ def declare_groups(builder: ChainBuilder, shapes: Shapes) -> None:
 
 
 def declare_inputs(builder: ChainBuilder, shapes: Shapes, chunk: int) -> None:
-    """Ids and labels of a chunk, where each of its packed sequences starts, and of pairs of them
-    what the reference says; and their log-probabilities, which go out."""
+    """Ids and labels of a chunk, where each of its packed sequences starts, and what else the loss
+    is fed and makes."""
     workload = shapes.workload
     tokens_shape = (2, workload.chunk_tokens)
     builder.declare(dense_tensor(f"tokens.{chunk}", "input", "int32", tokens_shape))
     if (packing := workload.packing) is not None:
         size = packing.most_sequences + 1 + workload.chunk_tokens
         builder.declare(dense_tensor(f"sequences.{chunk}", "input", "int32", (size,)))
-    if shapes.recipe.dpo is not None:
-        pairs = workload.most_pairs
-        builder.declare(dense_tensor(f"reference.{chunk}", "input", "float32", (3, pairs)))
-        builder.declare(dense_tensor(f"log_probs.{chunk}", "loss", "float32", (2 * pairs,)))
+    loss = shapes.recipe.loss
+    for name, shape in loss.fed(workload).items():
+        builder.declare(dense_tensor(f"{name}.{chunk}", "input", "float32", shape))
+    for name, shape in loss.results(workload).items():
+        builder.declare(dense_tensor(f"{name}.{chunk}", "loss", "float32", shape))
     declare_rows(builder, shapes, chunk)
 
 

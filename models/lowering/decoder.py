@@ -4,7 +4,7 @@ from twinstream.models.adapters.adapter_layout import (
     adapter_group,
     lora_of_layer,
 )
-from twinstream.models.flops import model_flops_per_step
+from twinstream.models.flops import SavedLevel, model_flops_per_step, saved_bytes_per_token
 from twinstream.models.kernel_costs.attributes import FROZEN_NORM
 from twinstream.models.layout import EXPERTS, ROUTER_BIAS
 from twinstream.models.lowering.declarations import (
@@ -35,6 +35,10 @@ class DecoderLowering(StepLowering):
         self.spec = spec
         self.calls = KernelCalls(self.builder, spec, workload, recipe)
 
+    @staticmethod
+    def saved_per_token(model: ModelSpec) -> int:
+        return saved_bytes_per_token(model, SavedLevel.FULL)
+
     def model_flops(self) -> int:
         return model_flops_per_step(self.spec, self.workload, self.recipe)
 
@@ -63,13 +67,11 @@ class DecoderLowering(StepLowering):
     def _head_alone(self, step_state: TaskOperand) -> None:
         """The loss of a round, and no gradients."""
         builder, work = self.builder, self.calls.work()
-        kernel, cost = "head_evaluate", work.head_evaluate
-        if self.recipe.dpo is not None:
-            kernel, cost = "head_dpo_evaluate", work.head_dpo_evaluate
-        call = self.calls.other(kernel, cost(self._row_slice), self._head_attributes)
+        cost = work.head(self._row_slice, evaluates=True)
+        call = self.calls.other(self.recipe.loss.evaluation_kernel, cost, self._head_attributes)
         for chunk in self._chunks_reversed():
             operands = [
-                *self._head_inputs(chunk), *self._pair_operands(chunk), *self._row_results(chunk),
+                *self._head_inputs(chunk), *self._loss_operands(chunk), *self._row_results(chunk),
                 builder.accumulate("loss", "loss"), step_state,
             ]  # fmt: skip
             if self.spec.tied_embeddings:
@@ -164,7 +166,7 @@ class DecoderLowering(StepLowering):
         for chunk in self._chunks_reversed():
             operands = [
                 *self._head_inputs(chunk),
-                *self._pair_operands(chunk),
+                *self._loss_operands(chunk),
                 builder.write("d_hidden", f"d_hidden.{chunk}"),
                 *self._gradient("gradients", "head", round_),
                 builder.accumulate("loss", "loss"),
@@ -189,10 +191,8 @@ class DecoderLowering(StepLowering):
         if with_balance and self.spec.experts is not None:
             attributes |= self.calls.experts_attributes(self.spec.experts)
         suffix, work = ".balance" if with_balance else "", self.calls.work()
-        if self.recipe.dpo is not None:
-            cost = work.head_dpo(self._row_slice)
-            return self.calls.other("head_dpo", cost, attributes, suffix)
-        return self.calls.other("head_loss", work.head_loss(self._row_slice), attributes, suffix)
+        cost = work.head(self._row_slice)
+        return self.calls.other(self.recipe.loss.kernel, cost, attributes, suffix)
 
     @property
     def _row_slice(self) -> int:
@@ -209,7 +209,7 @@ class DecoderLowering(StepLowering):
             "norm_eps": self.spec.norm_eps,
             "tied": self.spec.tied_embeddings,
             "row_slice": self._row_slice,
-            **self._pair_attributes,
+            **self.recipe.loss.attributes(self.workload),
         }
 
     def _head_inputs(self, chunk: int) -> list[TaskOperand]:

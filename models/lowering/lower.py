@@ -4,7 +4,9 @@ On ranks a model's blocks are whole tasks where twinstream's kernels compute the
 has a library's, which are priced and not run here, they are split at what ranks say inside them.
 """
 
-from twinstream.models.flops import SavedLevel, saved_bytes_per_token
+from collections.abc import Mapping
+from typing import Any
+
 from twinstream.models.kernel_costs.workspace import library_bytes
 from twinstream.models.lowering.decoder import DecoderLowering
 from twinstream.models.lowering.parts.part_blocks import lower_in_parts
@@ -12,18 +14,22 @@ from twinstream.models.lowering.stage_cut import stage_cut
 from twinstream.models.lowering.step import StepLowering
 from twinstream.models.lowering.task_blocks import TaskBlocks
 from twinstream.models.lowering.traced_step import TracedLowering
-from twinstream.models.model import AnyModel, model_of, node_in
+from twinstream.models.model import AnyModel, model_of, node_in, require_decoder
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
-from twinstream.models.traced import TracedModel
 from twinstream.models.trained import require_trained
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.derived.flush import flush_chain
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Workload
+
+LOWERINGS: Mapping[str, Any] = {
+    "decoder": DecoderLowering,
+    "module": TracedLowering,
+}
+"""What adds the tasks of a model's step, by the model's provider."""
 
 
 def lower(
@@ -55,12 +61,13 @@ def lower(
         require_trained(model, recipe)
     if layout is None:
         return _chain(step_lowering(model, workload, _settled(model, workload, recipe)))
-    assert isinstance(model, ModelSpec), "layouts are of decoders that are not traced"
+    decoder = require_decoder(model)
     is_split = layout.tp * layout.cp * layout.ep > 1
     if folded or is_split or recipe.implementations.vector == "megatron":
-        return lower_in_parts(Job.of_step(model, workload, recipe, layout), stage, folded=folded)
+        return lower_in_parts(Job.of_step(decoder, workload, recipe, layout), stage, folded=folded)
     recipe = _settled(model, workload, recipe)
-    return _chain(TaskBlocks(model, workload, recipe, stage_cut(layout, model, workload, stage)))
+    cut = stage_cut(layout, decoder, workload, stage)
+    return _chain(TaskBlocks(decoder, workload, recipe, cut))
 
 
 def _settled(model: AnyModel, workload: Workload, recipe: Recipe) -> Recipe:
@@ -83,7 +90,7 @@ def _require_pairs(model: AnyModel, workload: Workload, recipe: Recipe) -> None:
     Raises:
         TwinstreamError: the loss is of pairs, and the model or its chunks have none.
     """
-    if recipe.dpo is None:
+    if recipe.loss.sides == 1:
         return
     require_packs(model)
     if not workload.most_pairs:
@@ -99,7 +106,7 @@ def require_packs(model: AnyModel) -> None:
     Raises:
         TwinstreamError: the model cannot have both documents of a pair in one chunk.
     """
-    if isinstance(model, TracedModel) and not model.is_packed:
+    if not model.is_packed:
         raise TwinstreamError(
             f"'{model.name}' does not keep packed documents apart, and the loss of pairs (dpo) "
             "needs both of a pair in one chunk"
@@ -129,15 +136,13 @@ def _chain(lowering: StepLowering) -> Chain:
 
 def step_lowering(model: AnyModel, workload: Workload, recipe: Recipe) -> StepLowering:
     """What adds the tasks of a model's step."""
-    kind = DecoderLowering if isinstance(model, ModelSpec) else TracedLowering
-    return kind(model, workload, recipe)  # type: ignore[arg-type]
+    lowering: StepLowering = LOWERINGS[model.provider](model, workload, recipe)
+    return lowering
 
 
 def saved_per_token(model: AnyModel) -> int:
     """Bytes that a block keeps of a token for its backward pass where nothing is recomputed."""
-    if isinstance(model, ModelSpec):
-        return saved_bytes_per_token(model, SavedLevel.FULL)
-    return model.saved_bytes_per_token
+    return int(LOWERINGS[model.provider].saved_per_token(model))
 
 
 def lower_again(schedule: RankSchedule) -> Chain:

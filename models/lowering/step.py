@@ -7,16 +7,17 @@ Tensors keep their names from round to round; versions tell rounds apart.
 """
 
 from abc import ABC, abstractmethod
+from typing import Any
 
-from twinstream.models.executable import NotExecutableError
 from twinstream.models.layout import EMBEDDING
 from twinstream.models.lowering.chain_builder import ChainBuilder
-from twinstream.models.lowering.declarations import Shapes, log_probs_sink
+from twinstream.models.lowering.declarations import Shapes
 from twinstream.models.lowering.optimizer_tasks import OptimizerTasks
+from twinstream.models.model import NotExecutableError
 from twinstream.models.recipe import Recipe
 from twinstream.models.trained import first_backward_layer
 from twinstream.schedule.chain import Input, Output
-from twinstream.schedule.ops import Attribute, Label, TaskOperand
+from twinstream.schedule.ops import Label, TaskOperand
 from twinstream.schedule.tensors import Tensor
 from twinstream.schedule.workload import Workload
 
@@ -38,6 +39,11 @@ class StepLowering(ABC):
         self.trains_embedding = EMBEDDING in self.trained
         self.first_backward = first_backward_layer(shapes.spec, recipe)
         self.round_starts: list[int] = []
+
+    @staticmethod
+    @abstractmethod
+    def saved_per_token(model: Any) -> int:
+        """Return the bytes that a block keeps of a token for its backward pass, the most of it."""
 
     @abstractmethod
     def model_flops(self) -> int:
@@ -155,23 +161,20 @@ class StepLowering(ABC):
     def _sources(self) -> tuple[str, ...]:
         """What each chunk is fed."""
         packed = ("sequences",) if self.workload.packing else ()
-        return ("tokens", *packed, *(("reference",) if self.recipe.dpo else ()))
+        return ("tokens", *packed, *self.recipe.loss.fed(self.workload))
 
-    @property
-    def _pair_attributes(self) -> dict[str, Attribute]:
-        """What a head is told of pairs, where the loss is of them."""
-        dpo = self.recipe.dpo
-        return {} if dpo is None else {"most_pairs": self.workload.most_pairs, **dpo.model_dump()}
-
-    def _pair_operands(self, chunk: int) -> list[TaskOperand]:
-        """What a head reads of pairs, and their log-probabilities, which go out from there."""
-        if self.recipe.dpo is None:
-            return []
-        made = self.builder.write("log_probs", f"log_probs.{chunk}")
-        sink = log_probs_sink(chunk)
-        self.builder.outputs.append(Output(tensor=made.tensor, version=made.version, sink=sink))
-        read = [self.builder.read(n, f"{n}.{chunk}") for n in ("sequences", "reference")]
-        return [*read, made]
+    def _loss_operands(self, chunk: int) -> list[TaskOperand]:
+        """What a head reads for its loss, and what it makes of each chunk, which goes out."""
+        loss, found = self.recipe.loss, list[TaskOperand]()
+        for name in (*(("sequences",) if loss.sides > 1 else ()), *loss.fed(self.workload)):
+            found.append(self.builder.read(name, f"{name}.{chunk}"))
+        for name in loss.results(self.workload):
+            made = self.builder.write(name, f"{name}.{chunk}")
+            self.builder.outputs.append(
+                Output(tensor=made.tensor, version=made.version, sink=made.tensor)
+            )
+            found.append(made)
+        return found
 
     def _row_results(self, chunk: int) -> list[TaskOperand]:
         """What a head alone hands out of each row, beside the loss."""

@@ -7,7 +7,7 @@ from math import inf
 from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.models.lowering.lower import saved_per_token
 from twinstream.models.model import AnyModel, chunk_refusal
-from twinstream.models.spec import ModelSpec, layer_parameters
+from twinstream.models.spec import layer_parameters
 from twinstream.planner.limits import LIMITS, SearchLimits
 from twinstream.planner.request import ChunkingError, TrainingStep
 from twinstream.schedule.workload import Workload
@@ -87,10 +87,10 @@ def hiding_tokens(spec: AnyModel, limits: SearchLimits = LIMITS) -> int:
     >>> [hiding_tokens(load_preset(name)) for name in ("8b", "mixtral-8x7b", "qwen3-30b-a3b")]
     [2400, 8833, 26288]
     """
-    if not isinstance(spec, ModelSpec):
+    if (decoder := spec.decoder) is None:
         return 0
-    layer = layer_parameters(spec)
-    active = layer.active(spec.experts.per_token if spec.experts else 0)
+    layer = layer_parameters(decoder)
+    active = layer.active(decoder.experts.per_token if decoder.experts else 0)
     # tokens x 6 active FLOPs (forward and backward) = 2 x itemsize x total bytes x FLOPs per byte
     return round(2 * spec.itemsize * limits.flops_per_byte * layer.total / (6 * active))
 
@@ -230,8 +230,8 @@ def _chunk_sizes(spec: AnyModel, step: TrainingStep, limits: SearchLimits) -> li
 
 
 def _workload(spec: AnyModel, step: TrainingStep, chunk_tokens: int) -> Workload:
-    pairs = None if step.recipe.dpo is None else step.packing
-    if (why := chunk_refusal(spec, step.seq_len, chunk_tokens, pairs)) is not None:
+    longest = step.recipe.loss.longest(step.seq_len, step.packing)
+    if (why := chunk_refusal(spec, step.seq_len, chunk_tokens, longest)) is not None:
         raise ChunkingError(why)
     per_sequence = max(1, step.pack_tokens // chunk_tokens)
     groups = step.tokens_per_step // (chunk_tokens * per_sequence) if step.tokens_per_step else None

@@ -6,7 +6,7 @@ import pytest
 
 import twinstream as ts
 from tests.front_door.command_line import TINY_STEP, call
-from twinstream.models.recipe import Dpo
+from twinstream.models.loss import Dpo
 from twinstream.options.plan_options import ClusterOptions, PlanOptions
 from twinstream.study.values import NAMES
 
@@ -146,7 +146,7 @@ def test_ranks_are_planned_no_slower_than_by_any_layout_that_is_named():
 def test_a_loss_of_pairs_is_a_value_of_devices_and_of_ranks(more):
     step = {"model": "tiny", "machine": "cpu", "seq_len": 64, "tokens_per_step": 1024, **more}
     asked = ts.query(**step, loss="dpo,beta=0.3")
-    assert asked.request.recipe.dpo == Dpo(beta=0.3)
+    assert asked.request.recipe.loss == Dpo(beta=0.3)
     assert asked.request.step.packing.expected_lengths == (64, 64)
     longer = asked.changed({"seq_len": 128})
     assert longer.request.step.packing.expected_lengths == (128, 128)

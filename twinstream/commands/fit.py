@@ -15,7 +15,7 @@ from twinstream.commands.output import filled_in, print_json, print_report
 from twinstream.cost.bill import price_at, prices_of
 from twinstream.hardware_profiles.clusters.loader import place_names
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.recipe import dpo_of
+from twinstream.models.loss import kind_of_loss, loss_of, names_loss
 from twinstream.options.option_group import (
     DATA,
     RUN,
@@ -90,8 +90,9 @@ class FitOptions(OptionGroup):
         for name, size in (("--device-mem", self.device_mem), ("--host-mem", self.host_mem)):
             if size is not None and parse_bytes(size, whole_bytes=2.0**50) < 1:
                 raise FitError(f"{name} {size} is no memory: give a size such as 24GiB")
-        if self.loss is not None and dpo_of(self.loss) is None:
+        if self.loss is not None and not names_loss(self.loss):
             raise FitError(f"--loss '{self.loss}': only dpo is asked about, with --loss dpo")
+        loss_of(self.loss)
         lengths, own, told = lengths_of(self.seq_len), None, self.tokens
         if data:
             own, told = self._own_lengths(model, data, max(lengths))
@@ -119,19 +120,19 @@ class FitOptions(OptionGroup):
         from twinstream.training.data_opening import opened, tokenizer_for
         from twinstream.training.planning import expected_packing
 
-        path, pairs = Path(model), self.loss is not None
+        path, sides = Path(model), kind_of_loss(self.loss).sides
         folder = path if path.is_dir() else path.parent if path.name == "config.json" else None
         tokenizer = tokenizer_for(self.tokenizer, folder, data, is_random=False)
         rows = DataOptions(
             workers=0,
-            pairs=pairs,
+            pairs=sides > 1,
             chat_template=self.chat_template,
             columns=columns_of(self.columns) if self.columns else (),
         )
         read = opened(data, tokenizer, rows, longest=longest)
         found = read.lengths()
         seq_len = min(longest, -(-int(found.max()) // _GRAIN) * _GRAIN)
-        packing = expected_packing(found, seq_len * (2 if pairs else 1))
+        packing = expected_packing(found, seq_len * sides)
         return OwnLengths(seq_len, packing), read.epoch_tokens
 
 

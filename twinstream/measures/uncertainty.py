@@ -12,10 +12,11 @@ from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.measures.published_steps import StepKind, nearest
 from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.lowering.lower import lower
-from twinstream.models.model import is_traced_ref
+from twinstream.models.model import provider_named
 from twinstream.models.parallel.job import Job
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec
 from twinstream.planner.kernel_choice import usual_kernels
 from twinstream.schedule.analysis.periodic import LAST_PASSES, MAX_PASSES
 from twinstream.schedule.chain import Chain, Task
@@ -152,7 +153,7 @@ def uncertainty_of_work(machine: Machine, work: RankSchedule | Chain | None) -> 
     """
     hypothetical = _hypothetical(machine)
     found = machine.expected_error
-    if work is not None and is_traced_ref(work.model):
+    if work is not None and provider_named(work.model) != ModelSpec.provider:
         return Uncertainty(
             mean=None, worst=None, kind="unknown", source="", hypothetical=hypothetical,
             note="the profile was measured with twinstream's own kernels, and this model is a "

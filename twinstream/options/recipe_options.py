@@ -6,12 +6,12 @@ from typing import Any
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.hf.config import Dtype
+from twinstream.models.loss import loss_of
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import (
     GradientDtype,
     OptimizerState,
     Recipe,
-    dpo_of,
     recipe_of_fields,
 )
 from twinstream.models.trained import require_few_bits, trained_of
@@ -23,7 +23,7 @@ _DECIDES: Mapping[str, tuple[str, ...]] = {
     "lora": ("lora", "frozen"),
     "freeze": ("lora", "frozen"),
     "base": ("base",),
-    "loss": ("dpo",),
+    "loss": ("loss",),
     "optim": ("update", "beta1", "beta2"),
     "gradients": ("gradients",),
     "optimizer_state": ("optimizer_state",),
@@ -120,7 +120,7 @@ class RecipeOptions(OptionGroup):
             "lora": trained.lora,
             "frozen": trained.frozen,
             "base": trained.base,
-            "dpo": dpo_of(self.loss),
+            "loss": loss_of(self.loss),
             "update": rule,
             "beta1": beta1,
             "beta2": beta2,

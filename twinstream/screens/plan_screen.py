@@ -13,9 +13,8 @@ from twinstream.measures.residence import STATE, Residence, RoleResidence
 from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.models.layout import EXPERTS, ROUTER_BIAS, layer_of
-from twinstream.models.model import AnyModel, is_traced_ref, model_of
+from twinstream.models.model import AnyModel, model_of
 from twinstream.models.recipe import Recipe
-from twinstream.models.traced import TracedModel
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import brief, gib
@@ -108,16 +107,16 @@ def _headlines(
     )
     table.add_row("copied per step", moved or "nothing")
     table.add_row("recomputed", _recomputed(explanation.recomputed))
-    kernels = schedule.recipe.get("kernels")
+    kernels, model = schedule.recipe.get("kernels"), model_of(own.model)
     if isinstance(kernels, dict):  # schedules of before name none
         bits = " (not deterministic)" if nondeterministic_kernels(own) else ""
         attention, whose = kernels["attention"], ""
-        if is_traced_ref(own.model):
-            attention, whose = own.model.spec["attention"], "the module's own; of updates "
+        if model.attention is not None:
+            attention, whose = model.attention, "the module's own; of updates "
         table.add_row("kernels", f"{whose}{kernels['vector']}, attention {attention}{bits}")
     if told := trained_text(schedule.recipe | _adapters(own.model)):
         table.add_row("trains", told)
-    if isinstance(model := model_of(own.model), TracedModel) and model.unread_told:
+    if model.unread_told is not None:
         table.add_row("not trained", model.unread_told)
     if summary.plan_seconds is not None:
         table.add_row("planned in", seconds(summary.plan_seconds))

@@ -241,7 +241,7 @@ def changed_request(
     machine = load.machine(str(values["machine"])) if "machine" in values else was.machine
     machine = with_machine_numbers(machine, numbers_among(values))
     recipe = changed_recipe(was.step.recipe, spec, machine, values)
-    of_pairs = was.step.recipe.dpo is not None and "seq_len" in values
+    of_pairs = was.step.recipe.loss.sides > 1 and "seq_len" in values
     packing = None if of_pairs else was.step.packing  # of pairs it is of that length
     step = replace(was.step, recipe=recipe, packing=packing, **counts)
     caps = changed_caps(was, machine, values, ranks)

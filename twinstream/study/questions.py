@@ -14,12 +14,12 @@ from twinstream.clusters.shared_machine import cores_here, place_here
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.executable import executor_refusal
 from twinstream.models.kernel_costs.attention_limits import attention_names
+from twinstream.models.loss import has_function, kind_of_loss
 from twinstream.models.model import AnyModel, require_decoder, with_aux_loss
 from twinstream.models.parallel.layout import LayoutError, Recompute
 from twinstream.models.presets import model_notes
-from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice, KernelSet, is_dpo
+from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice, KernelSet
 from twinstream.models.spec import ModelSpec
 from twinstream.options.option_group import OptionGroup, flag_of
 from twinstream.options.plan_options import KEPT, ClusterOptions, PlanOptions
@@ -159,7 +159,8 @@ def asked_by(
         cluster = _around(machine, num_gpus, wanted)
     on_host = num_gpus if cluster is None else min(cluster.count("gpus_per_node"), num_gpus)
     packing = Packing.of(lengths) if len(set(lengths)) > 1 else None
-    packed = False if kind == "cluster" else lengths if packing else is_dpo(wanted.loss)
+    is_packed = kind_of_loss(wanted.loss).sides > 1
+    packed = False if kind == "cluster" else lengths if packing else is_packed
     priced = _priced(wanted, asked, require_decoder(spec)) if kind == "cluster" else None
     is_open = kind == "cluster" and wanted.kernels == "auto" and wanted.attention is None
     kernels = priced or kernels_named(
@@ -189,7 +190,7 @@ def notes_of(wanted: PlanOptions) -> list[str]:
     if wanted.model is None:
         return []
     notes = model_notes(wanted.model, wanted.dtype)
-    if (wanted.loss is not None and not is_dpo(wanted.loss)) or wanted.trust_remote_code:
+    if has_function(wanted.loss) or wanted.trust_remote_code:
         return notes
     longest = None if wanted.seq_len is None else max(lengths_of(wanted.seq_len))
     return notes + path_notes(wanted.model, wanted.dtype, longest, wanted.lora)
@@ -204,7 +205,7 @@ def _kind(
         return "ranks"
     is_priced = wanted.kernels == "megatron" or _matmuls(asked) != "model"
     if asked.gpus in (None, 1) and not is_priced:
-        runs = not isinstance(spec, ModelSpec) or executor_refusal(spec) is None
+        runs = spec.executor_refusal is None
         if asked.cluster is None or (asked.gpus == 1 and runs):
             return "device"
     is_split = any((getattr(asked, axis) or 1) > 1 for axis in ("tp", "cp", "ep"))
@@ -395,7 +396,7 @@ def _priced(wanted: PlanOptions, asked: ClusterOptions, spec: ModelSpec) -> Kern
     twinstream's own may be named, or kernels are open."""
     matmuls, named = MATMULS_OF_PRECISION[asked.precision or "bf16"], wanted.kernels
     require_known("--kernels", named, ("auto", *get_args(KernelSet)))
-    why, is_narrow = executor_refusal(spec), matmuls != "model"
+    why, is_narrow = spec.executor_refusal, matmuls != "model"
     if is_narrow and named not in (None, "auto", "megatron"):
         raise LayoutError(
             f"--precision {asked.precision} is of the kernel set megatron, not of {named}: leave "

@@ -14,8 +14,9 @@ from twinstream.hardware_profiles.link import LINK_FIELDS
 from twinstream.hardware_profiles.profile_files import nearest
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS
 from twinstream.models.kernel_costs.attention_limits import attention_names
+from twinstream.models.loss import LOSSES, names_loss
 from twinstream.models.parallel.layout import RUN_PIPELINES, Layout
-from twinstream.models.recipe import MATMULS_OF_PRECISION, is_dpo
+from twinstream.models.recipe import MATMULS_OF_PRECISION
 from twinstream.options.plan_options import ClusterOptions, PlanOptions
 from twinstream.options.recipe_options import RecipeOptions
 from twinstream.options.step_options import RankOptions
@@ -195,8 +196,8 @@ def _option_fault(kind: Kind, name: str, value: object) -> str | None:
 def _text_fault(name: str, value: object) -> str | None:
     if not isinstance(value, str):
         return f"needs a text in quotes, got {value!r}"
-    if name == "loss" and not is_dpo(value):
-        return f"needs 'dpo', perhaps with options, got '{value}'"
+    if name == "loss" and not names_loss(value):
+        return f"needs {', '.join(map(repr, LOSSES))}, perhaps with options, got '{value}'"
     known = CHOICES.get(name)
     is_own = name == "policy" and split_name(value) is not None
     if known is None or value in known or is_own:

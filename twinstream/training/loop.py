@@ -41,7 +41,8 @@ from twinstream.training.run.stopping import Stop
 from twinstream.training.server import TrainerServer
 
 if TYPE_CHECKING:
-    from twinstream.executor.state.sources import Optimizer, Weights
+    from twinstream.executor.providers.provider import Weights
+    from twinstream.executor.state.sources import Optimizer
 
 _LEAST_TIMEOUT_S, _TIMEOUT_STEPS = 60.0, 20.0
 
@@ -122,7 +123,7 @@ class TrainingLoop:
         evaluated: list[StepData] = []
         if prepared.eval_data is not None:
             evaluated = passes_over(prepared.eval_data, plan, prepared.options.eval_tokens)
-        reference = None if plan.recipe.dpo is None else reference_of(prepared)
+        reference = reference_of(prepared) if plan.recipe.loss.has_reference else None
         compared = None if reference is None else reference.of
         recorder = self._recorder_of(batches, compared)
         progress = RunProgress(plan.recipe, plan.workload, batches, recorder)
@@ -286,7 +287,7 @@ class TrainingLoop:
 
         names = written_names(server.names)
         needed_bytes, outline = self._prepared.plan.checkpoint_bytes, self._prepared.outline
-        write_tensors(folder, outline, names, server.read, server.pieces, needed_bytes)
+        write_tensors(folder, outline.write, names, server.read, server.pieces, needed_bytes)
 
 
 def _until_bad_data(stream: ChunkStream, bad_data: list[DataError]) -> Iterator[Chunk]:

@@ -21,10 +21,10 @@ from twinstream.measures.missing_attention import missing_attention_notes
 from twinstream.measures.residence import checkpoint_bytes
 from twinstream.models.adapters.adapter_layout import lora_there
 from twinstream.models.adapters.lora import Lora, lora_of
+from twinstream.models.loss import kind_of_loss
 from twinstream.models.lowering.lower import require_packs
 from twinstream.models.model import AnyModel, require_decoder
-from twinstream.models.recipe import KernelChoice, Recipe, is_dpo
-from twinstream.models.traced import TracedModel
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.update_rules import OwnRule
 from twinstream.planner.choices import Choices, recompute_level
 from twinstream.planner.evaluate.evaluation import evaluation_of
@@ -257,7 +257,7 @@ def recipe_without_kernels(options: TrainOptions, spec: AnyModel) -> Recipe:
         spec, adapter_of(options, spec), eps=options.eps, weight_decay=options.weight_decay,
         clips=options.max_grad_norm > 0, **given,
     )  # fmt: skip
-    if is_dpo(options.loss):
+    if kind_of_loss(options.loss).sides > 1:
         require_packs(spec)
     if options.base != "model" and recipe.lora is None:
         raise OptionsError(
@@ -278,12 +278,14 @@ def adapter_of(options: TrainOptions, spec: AnyModel) -> Lora | None:
     Raises:
         TwinstreamError: it is none of this model, or not what --lora says.
     """
-    if options.adapter is None or isinstance(spec, TracedModel):
+    if options.adapter is None:
         return None
-    from twinstream.executor.weights.peft.peft_folder import PeftFolder
+    from twinstream.executor.providers.registry import provider_of
 
-    found = PeftFolder.open(options.adapter, require_decoder(spec)).lora
-    if options.lora is not None and lora_there(spec, lora_of(options.lora)) != found:
+    found = provider_of(spec).lora_in(options.adapter, spec)
+    if found is None or options.lora is None:
+        return found
+    if lora_there(require_decoder(spec), lora_of(options.lora)) != found:
         raise OptionsError(f"lora: {options.adapter} has {found.text}: leave out --lora")
     return found
 
@@ -306,8 +308,8 @@ def plan_of(
     longest = packed_length(options)
     lengths = data.lengths()
     slices_only = options.chunk_tokens is not None and options.chunk_tokens < longest
-    slices_only = slices_only and recipe.dpo is None
-    alone = isinstance(spec, TracedModel) and not spec.is_packed
+    slices_only = slices_only and recipe.loss.sides == 1
+    alone = not spec.is_packed
     step = TrainingStep(
         longest, options.tokens_per_step, options.chunk_tokens or (longest if alone else None),
         options.chunks_per_round, recipe=recipe,
@@ -317,7 +319,7 @@ def plan_of(
     try:
         plan = planned(options, here, spec, step)
     except InfeasiblePlan:
-        if slices_only or recipe.dpo or not spec.slices_sequences:
+        if slices_only or recipe.loss.sides > 1 or not spec.slices_sequences:
             raise
         step = replace(step, packing=None)
         plan = planned(options, here, spec, step)
@@ -335,7 +337,7 @@ def plan_of(
 
 def packed_length(options: TrainOptions) -> int:
     """Tokens of the longest that has to be in one chunk: of a document, or both of a pair."""
-    return options.seq_len * (2 if is_dpo(options.loss) else 1)
+    return options.seq_len * kind_of_loss(options.loss).sides
 
 
 def plan_again(

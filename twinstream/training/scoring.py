@@ -25,7 +25,6 @@ from twinstream.data.training_data import TrainingData
 from twinstream.executor.program.module_programs import ModulePrograms
 from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
 from twinstream.models.trained import all_groups
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Result
@@ -353,8 +352,7 @@ def scorer_of(
     options = within_positions(options, model.spec, tell)
     backend = choose_backend(options.backend)
     data = FileDocuments(open_data(options, model, None)[0]) if given is None else given
-    heads = model.spec.head_dim if isinstance(model.spec, ModelSpec) else None
-    here = detect_machine(options, None, backend, model.spec.dtype, tell, heads)
+    here = detect_machine(options, None, backend, model.spec.dtype, tell, model.spec.head_dim)
     here.require_own_profile()
     recipe = only_read(recipe_of(options, here, model.spec), model)
     plan = plan_of(options, here, model.spec, recipe, data, result)

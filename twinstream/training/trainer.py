@@ -8,8 +8,7 @@ from typing import Any
 
 from twinstream.api import require_torch
 from twinstream.log.tensorboard import require_tensorboard
-from twinstream.models.recipe import dpo_of
-from twinstream.models.spec import ModelSpec
+from twinstream.models.loss import loss_of
 from twinstream.schedule.timeline import Timeline
 from twinstream.training.amounts import every
 from twinstream.training.callbacks import Callback, RunLog
@@ -55,7 +54,7 @@ class Trainer:
         self._timeout_s = timeout_s
         self.stop = Stop(tell)
         every("save_every", options.save_every)  # raises before any work, as do the next lines
-        dpo_of(options.loss)
+        loss_of(options.loss)
         if options.tensorboard:
             require_tensorboard()
         self._folder = TrainingFolder(options, resume=resume)
@@ -96,9 +95,8 @@ class Trainer:
             if self._folder.checkpoint is None:
                 recipe_without_kernels(options, model.spec)  # raises before anything is measured
             self._tell("looking at this machine")
-            heads = model.spec.head_dim if isinstance(model.spec, ModelSpec) else None
             here = detect_machine(
-                options, options.output, backend, model.spec.dtype, self._tell, heads
+                options, options.output, backend, model.spec.dtype, self._tell, model.spec.head_dim
             )
             if weights:
                 here.require_own_profile()

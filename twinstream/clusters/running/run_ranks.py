@@ -77,18 +77,18 @@ class TextInputs:
 
     def _state(self, part: RankPart) -> State:
         """Of the groups that the rank carries; the bits are those of the whole model's state."""
+        from twinstream.executor.providers.registry import provider_of
         from twinstream.executor.state.sharded_state import ShardedState
         from twinstream.executor.state.training_state import (
             carried_names,
             fresh_optimizer_state,
-            fresh_parameters,
-            in_base,
         )
+        from twinstream.executor.weights.base_cache import in_base
 
         recipe = Recipe.model_validate(part.schedule.recipe)
         names = set(carried_names(part.schedule))
         state: State = {}
-        for group, flat in fresh_parameters(self.spec, self.seed):
+        for group, flat in provider_of(self.spec).fresh(self.spec, self.seed):
             if f"param.{group}" in names:
                 state[f"param.{group}"] = in_base(self.spec, recipe, group, flat)
             if f"opt.{group}" in names:

@@ -12,11 +12,11 @@ from shlex import quote
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Number
 from twinstream.measures.residence import checkpoint_bytes
-from twinstream.models.adapters.lora import lora_of, module_lora_of
+from twinstream.models.loss import kind_of_loss
 from twinstream.models.model import AnyModel, model_of
 from twinstream.models.presets import download_of, folder_of
 from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.trained import read_lora
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import caps_of
@@ -186,7 +186,7 @@ class _Asked:
     @property
     def tokens(self) -> int:
         """Those asked for, in whole sequences, or pairs of them."""
-        each = self.seq_len * (1 if self.question.loss is None else 2)
+        each = self.seq_len * kind_of_loss(self.question.loss).sides
         return ceil(self.question.tokens_per_step / each) * each
 
     @property
@@ -213,7 +213,7 @@ def fit(
     load, asked = Loader(), _asked(question, advises=effort == "quick")
     longest = max(one.seq_len for one in asked)
     spec = load.model(question.model, longest, loss=question.loss)
-    lora_of(question.lora) if isinstance(spec, ModelSpec) else module_lora_of(question.lora)
+    read_lora(spec, question.lora)
     peaks = {name: _peak(load, name, spec) for name in question.machines}
     caps = {
         name: caps_of(load.machine(name), question.device_mem, question.host_mem)
@@ -344,12 +344,12 @@ def _not_on_gpus(found: Answer) -> tuple[str, ...]:
         return ()
     spec = model_of(model)
     told = {
-        "models of other families": not isinstance(spec, ModelSpec),
-        "mixtures of experts": isinstance(spec, ModelSpec) and spec.experts is not None,
+        "models of other families": spec.own_code is not None,
+        "mixtures of experts": spec.decoder is not None and spec.decoder.experts is not None,
         "8-bit state": recipe.state_of(spec.dtype) == "8bit",
         "LoRA": recipe.lora is not None,
         "a base in few bits": recipe.base != "model",
-        "DPO": recipe.dpo is not None,
+        recipe.loss.name.upper(): recipe.loss.name != "",
     }
     return tuple(name for name, is_so in told.items() if is_so)
 

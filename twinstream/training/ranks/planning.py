@@ -194,7 +194,7 @@ def plan_ranks(
     try:
         return planned_for_ranks(options, here, spec, recipe, workloads)
     except LayoutError:
-        fixed = was is not None or options.chunk_tokens is not None or recipe.dpo is not None
+        fixed = was is not None or options.chunk_tokens is not None or recipe.loss.sides > 1
         for sliced in () if fixed else slices_of(workloads[0]):
             with suppress(LayoutError):
                 return planned_for_ranks(options, here, spec, recipe, [sliced])
@@ -213,7 +213,7 @@ def workloads_of(
     """
     assert options.ranks is not None
     longest, chunk = packed_length(options), options.chunk_tokens
-    sliced = chunk is not None and chunk < longest and recipe.dpo is None
+    sliced = chunk is not None and chunk < longest and recipe.loss.sides == 1
     step = TrainingStep(
         longest, options.tokens_per_step, chunk, options.chunks_per_round, recipe=recipe,
         packing=None if sliced else expected_packing(data.lengths(), longest),

@@ -224,8 +224,7 @@ class StepRecorder:
         self._on_step(metrics)
 
     def _preference(self, step: int, data: StepData) -> PairMetrics | None:
-        dpo = self._plan.recipe.dpo
-        if self._reference is None or dpo is None:
+        if self._reference is None:
             return None
         found = self._log_probs.pop(step)
         log_probs = [
@@ -237,4 +236,5 @@ class StepRecorder:
             for values in of_round
         ]
         reference = list(map(self._reference, data.chunks))
-        return pair_metrics(data.chunks, log_probs, reference, dpo.beta)
+        scale = self._plan.recipe.loss.reward_scale
+        return pair_metrics(data.chunks, log_probs, reference, scale)
