@@ -3,6 +3,7 @@
 What studies a step (`whatif`, `sweep`, `explore`) knows these two alone, not how many GPUs it has.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -98,7 +99,8 @@ class Loader:
 
     def __init__(self, folder: Path = Path()) -> None:
         def beside(name: str) -> str:
-            return str(folder / name) if (folder / name).is_file() else name
+            path = os.path.join(folder, name)  # noqa: PTH118 - false of a name that is too long
+            return path if os.path.isfile(path) else name  # noqa: PTH113
 
         @cache
         def model(
@@ -135,7 +137,7 @@ class Loader:
     def policy(self, name: str) -> str:
         """The name of a policy, its file where it lies."""
         own = split_name(name)
-        if own is None or not (self._folder / own[0]).is_file():
+        if own is None or not os.path.isfile(self._folder / own[0]):  # noqa: PTH113
             return name
         return f"{self._folder / own[0]}:{own[1]}"
 
