@@ -123,6 +123,7 @@ class Dpo(Loss):
 
     @property
     def text(self) -> str:
+        """For a screen: its numbers."""
         smoothed = f", label smoothing {self.label_smoothing:g}" if self.label_smoothing else ""
         return f"loss of pairs (dpo), beta {self.beta:g}{smoothed}"
 
@@ -153,6 +154,7 @@ class Dpo(Loss):
 
     @property
     def reward_scale(self) -> float:
+        """Reward of an answer that has become likelier by one unit of log-probability."""
         return self.beta
 
 

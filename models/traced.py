@@ -202,18 +202,22 @@ class TracedModel(Node):
 
     @property
     def own_code(self) -> str:
+        """The type of the model whose code runs."""
         return self.model_type
 
     @property
     def own_lora(self) -> ModuleLora | None:
+        """Adapters that it was traced with."""
         return self.source.lora
 
     @property
     def is_tried_in_peft(self) -> bool:
+        """Whether PEFT was seen to load its adapters."""
         return self.source.kind == "transformers" and self.model_type in TRIED_IN_PEFT
 
     @property
     def position_limit(self) -> PositionLimit | None:
+        """The longest sequence that it has positions for; None where there is no end."""
         return self.positions
 
     def size_refusal(self, seq_len: int, chunk_tokens: int) -> str | None:

@@ -18,6 +18,7 @@ from twinstream.measures.explanation import Explanation, explain
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.adapters.lora import Lora, lora_of
 from twinstream.models.loss import Dpo
+from twinstream.models.model import Model
 from twinstream.models.options import Experts
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
@@ -84,6 +85,7 @@ __all__ = [
     "Layout",
     "Lora",
     "Machine",
+    "Model",
     "ModelSpec",
     "OwnLengths",
     "Packing",

@@ -228,7 +228,7 @@ def test_an_interrupt_at_any_stage_leaves_nothing_running(stage, monkeypatch):
         return run
 
     monkeypatch.setattr(
-        "twinstream.executor.run.work.registered_kernel",
+        "twinstream.executor.providers.provider.registered_kernel",
         lambda key: interrupted if key == "block_backward/eager" else registered_kernel(key),
     )
     before, gpu = threading.active_count(), Interrupted()

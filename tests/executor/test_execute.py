@@ -185,7 +185,7 @@ def test_an_error_in_a_kernel_surfaces_and_stops_everything(schedule, monkeypatc
         return run
 
     monkeypatch.setattr(
-        "twinstream.executor.run.work.registered_kernel",
+        "twinstream.executor.providers.provider.registered_kernel",
         lambda key: broken if key == "block_backward/eager" else registered_kernel(key),
     )
     loop = training(schedule)

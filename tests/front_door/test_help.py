@@ -13,7 +13,7 @@ from twinstream.training.options import TrainOptions
 _GROUPS = (PlanOptions, ClusterOptions, TrainOptions)
 
 
-@pytest.mark.parametrize("command", ["plan", "train", "whatif", "run"])
+@pytest.mark.parametrize("command", ["plan", "train", "whatif"])
 def test_the_usual_options_fit_two_screens_and_the_rest_is_there_on_demand(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     usual, whole = call(command, "--help").out, call(command, "--help-all").out

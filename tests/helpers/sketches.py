@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from twinstream.models.presets import load_preset
 from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, KernelCall, Label, Op, Stream
 from twinstream.schedule.tensors import DEVICE, HOST, Role, Slot, Tensor
 from twinstream.schedule.timeline import PassSpans, Provenance, RankTimeline
-from twinstream.schedule.workload import MachineRef, ModelRef, Workload
+from twinstream.schedule.workload import MachineRef, Workload
 
 Waits = tuple[str, ...]
 Spans = Sequence[tuple[int, int]]
@@ -68,7 +69,7 @@ def sketch(ops: Sequence[Op], x_bytes: int = KIB, **fields: Any) -> RankSchedule
         "carried": (),
         "caps": Caps(),
         "workload": Workload(seq_len=8, chunk_tokens=8, chunks_per_round=1, rounds_per_step=1),
-        "model": ModelRef(name="sketch", content_hash="0", spec={}),
+        "model": load_preset("tiny").ref(),
         "recipe": {},
         "model_flops": 1,
         "machine": MachineRef(name="sketch", content_hash="0"),

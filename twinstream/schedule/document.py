@@ -335,42 +335,52 @@ class Schedule(MeshDocument):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
+        """Tensors of the one device."""
         return self.only.tensors
 
     @property
     def slots(self) -> tuple[Slot, ...]:
+        """Slots of the one device."""
         return self.only.slots
 
     @property
     def calls(self) -> dict[str, KernelCall]:
+        """Kernel calls of the one device, by name."""
         return self.only.calls
 
     @property
     def ops(self) -> tuple[Op, ...]:
+        """Ops of the one device, in issue order."""
         return self.only.ops
 
     @property
     def carried(self) -> tuple[Carried, ...]:
+        """Where the one device has what passes from step to step."""
         return self.only.carried
 
     @property
     def caps(self) -> Caps:
+        """Caps of the one device, in bytes."""
         return self.only.caps
 
     @property
     def workload(self) -> Workload:
+        """The step of the one device."""
         return self.only.workload
 
     @property
     def recipe(self) -> dict[str, JsonValue]:
+        """The recipe of the one device, as fields."""
         return self.only.recipe
 
     @property
     def policy(self) -> str:
+        """By whose rules the one device was planned."""
         return self.only.policy
 
     @property
     def bound(self) -> StepBound | None:
+        """The lower bound of the one device, if it has one."""
         return self.only.bound
 
     def records(self) -> list[dict[str, object]]:

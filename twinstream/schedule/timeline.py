@@ -278,18 +278,22 @@ class Timeline(MeshDocument):
 
     @property
     def op_ids(self) -> tuple[str, ...]:
+        """Ops of the one device, in issue order."""
         return self.only.op_ids
 
     @property
     def passes(self) -> tuple[PassSpans, ...]:
+        """The last passes of the one device, ns."""
         return self.only.passes
 
     @property
     def cold(self) -> PassSpans:
+        """One pass of the one device from empty streams, ns."""
         return self.only.cold
 
     @property
     def utilization(self) -> dict[str, float]:
+        """Share of each resource that is used, of the one device."""
         return self.only.utilization
 
     def records(self) -> list[dict[str, object]]:

@@ -113,7 +113,7 @@ def test_a_rank_that_is_closed_within_a_step_ends_after_the_op_that_runs(
         return run
 
     monkeypatch.setattr(
-        "twinstream.executor.run.work.registered_kernel",
+        "twinstream.executor.providers.provider.registered_kernel",
         lambda key: slow if key == "block_backward/eager" else registered_kernel(key),
     )
     threads = threading.active_count()

@@ -12,8 +12,8 @@ from twinstream.executor.kernels.registry import kernel_keys, registered_kernel
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.program.options import RunOptions
+from twinstream.executor.providers import provider
 from twinstream.executor.ranks.rank_run import RankInputs
-from twinstream.executor.run import work
 from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.cluster.verify import require_safe
 from twinstream.schedule.document import RankSchedule, Schedule
@@ -54,7 +54,7 @@ def does_nothing(operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> 
 
 def with_a_kernel(part: RankPart) -> RankInputs:
     # in the rank's process, which runs other tests' schedules, too
-    work.registered_kernel = lambda key: (
+    provider.registered_kernel = lambda key: (
         registered_kernel(key) if key in kernel_keys() else does_nothing
     )
     return RankInputs(HostWork(lambda op, number: None, lambda op, number, taken: None))
