@@ -132,12 +132,15 @@ class Dpo(Loss):
         return {"reference": (3, workload.most_pairs)}
 
     def results(self, workload: Workload) -> dict[str, tuple[int, ...]]:
+        """Log-probabilities of both answers of each pair."""
         return {"log_probs": (2 * workload.most_pairs,)}
 
     def attributes(self, workload: Workload) -> dict[str, Attribute]:
+        """What its kernel is told: beta and label smoothing."""
         return {"most_pairs": workload.most_pairs, **self.model_dump()}
 
     def works(self, tokens: int, dtype: str) -> tuple[Work, ...]:
+        """What pairs make of the rows' losses."""
         elements, launches = 10 * tokens, 33  # each row is read and written some ten times
         return (
             Work(
