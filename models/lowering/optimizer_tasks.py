@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Sequence
 
+from twinstream.models.decoders.spec import ITEMSIZE_BYTES
 from twinstream.models.kernel_costs.attributes import TEMPORARY_BYTES
 from twinstream.models.kernel_costs.update_work import (
     element_update_work,
@@ -28,11 +29,10 @@ from twinstream.models.lowering.declarations import (
     undecayed_ranges,
 )
 from twinstream.models.lowering.group_life import GroupLife
-from twinstream.models.model import Model
-from twinstream.models.recipe import BEFORE_NEXT_USE, Recipe
-from twinstream.models.spec import ITEMSIZE_BYTES
-from twinstream.models.trained import layout_of, trained_groups
-from twinstream.models.update_rules import OwnRule, states_of_element
+from twinstream.models.providers.model import Model
+from twinstream.models.providers.trained import layout_of, trained_groups
+from twinstream.models.recipes.recipe import BEFORE_NEXT_USE, Recipe
+from twinstream.models.recipes.update_rules import OwnRule, states_of_element
 from twinstream.schedule.chain import Input
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute, TaskOperand

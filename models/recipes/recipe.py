@@ -14,11 +14,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from twinstream.models.adapters.lora import Lora
-from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.layout import ADAPTERS, EXPERTS
 from twinstream.models.loss import LOSSES, CrossEntropy, Loss
-from twinstream.models.update_rules import UpdateRule, rule_text
+from twinstream.models.recipes.lora import Lora
+from twinstream.models.recipes.quantized_base import BaseFormat
+from twinstream.models.recipes.update_rules import UpdateRule, rule_text
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
