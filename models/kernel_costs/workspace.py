@@ -349,5 +349,6 @@ _FORMULAS = {
     **{f"{kernel}/eager": formula for kernel, formula in _EAGER.items()},
     **{f"{kernel}/triton": formula for kernel, formula in _TRITON.items()},
     "adamw_step/host": _none,
+    "element_step/host": _none,
     "accumulate/host": _none,
 }
