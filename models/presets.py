@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from twinstream.models.hf.config import (
+from twinstream.models.decoders.config import (
     TRAINED_AS,
     Dtype,
     HfConfigError,
@@ -19,7 +19,7 @@ from twinstream.models.hf.config import (
     stated_dtype,
     unread_keys,
 )
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError, require
 
 _OF_HUGGING_FACE = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-from twinstream.models.flops import SavedLevel
+from twinstream.models.providers.flops import SavedLevel
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.tensors import Role

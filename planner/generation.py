@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from twinstream.models.model import length_refusal
-from twinstream.models.trained import all_groups
+from twinstream.models.providers.model import length_refusal
+from twinstream.models.providers.trained import all_groups
 from twinstream.planner.request import PlanRequest
 from twinstream.schedule.errors import TwinstreamError, require_whole
 from twinstream.schedule.workload import Cache

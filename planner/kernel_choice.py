@@ -7,15 +7,15 @@ from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.curve_choice import curve_for
 from twinstream.hardware_profiles.errors import MissingNumberError
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.attention_limits import (
     attention_limits,
     attention_names,
     attention_refusal,
 )
 from twinstream.models.kernel_costs.work import ChunkWork
-from twinstream.models.model import AnyModel
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.providers.model import AnyModel
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Packing, Workload
 

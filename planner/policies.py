@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import lower
-from twinstream.models.recipe import OptimizerPlace
+from twinstream.models.recipes.recipe import OptimizerPlace
 from twinstream.planner.infeasible import InfeasiblePlan, least_short
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest

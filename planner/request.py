@@ -8,9 +8,14 @@ from typing import overload
 
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import FEED_BYTES, Machine
-from twinstream.models.model import AnyModel, load_any_model, require_decoder, require_executable
-from twinstream.models.recipe import OptimizerPlace, Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.providers.model import (
+    AnyModel,
+    load_any_model,
+    require_decoder,
+    require_executable,
+)
+from twinstream.models.recipes.recipe import OptimizerPlace, Recipe
 from twinstream.planner.choices import OPEN, ChoiceError, Choices, Effort
 from twinstream.planner.kernel_choice import require_allowed, usual_kernels
 from twinstream.schedule.document import Caps

@@ -10,8 +10,8 @@ from typing import TypeVar, cast
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import lower
-from twinstream.models.model import AnyModel
-from twinstream.models.recipe import Recipe
+from twinstream.models.providers.model import AnyModel
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.bound.lower_bound import BoundProgram, ProgramKind
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS
 from twinstream.planner.lifetimes.view import ChainView

@@ -17,8 +17,8 @@ from twinstream.data.text import TextBatches, byte_tokens, check_vocabulary, def
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.model import AnyModel, model_of
-from twinstream.models.recipe import Recipe
+from twinstream.models.providers.model import AnyModel, model_of
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep

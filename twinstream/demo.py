@@ -10,7 +10,7 @@ from twinstream.demo_loop import Loop, Trial, calibrated, loop_rows
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import copied_bytes, executed_flops, summarize
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep, caps_of

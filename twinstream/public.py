@@ -16,17 +16,17 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.log.metrics import CheckpointMetrics, EvalMetrics, StepMetrics
 from twinstream.measures.explanation import Explanation, explain
 from twinstream.measures.metrics import Summary, summarize
-from twinstream.models.adapters.lora import Lora, lora_of
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.loss import Dpo
-from twinstream.models.model import Model
 from twinstream.models.options import Experts
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model, preset_names
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.spec import ModelSpec
-from twinstream.models.traced import TracedModel
-from twinstream.models.trained import frozen_groups
+from twinstream.models.providers.model import Model
+from twinstream.models.providers.traced import TracedModel
+from twinstream.models.providers.trained import frozen_groups
+from twinstream.models.recipes.lora import Lora, lora_of
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.choices import Choices
 from twinstream.planner.evaluator import Evaluator, SimResult
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage

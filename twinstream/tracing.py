@@ -3,8 +3,7 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from twinstream.models.adapters.lora import has_dropout, module_lora_of
-from twinstream.models.hf.config import (
+from twinstream.models.decoders.config import (
     TRAINED_AS,
     Dtype,
     UnsupportedConfigError,
@@ -15,9 +14,10 @@ from twinstream.models.hf.config import (
     value_config,
 )
 from twinstream.models.loss import LOSSES, kind_of_loss, names_loss
-from twinstream.models.model import KINDS, AnyModel, is_traced, load_any_model
 from twinstream.models.presets import config_of, is_preset
-from twinstream.models.traced import ModuleSource, TracedModel
+from twinstream.models.providers.model import KINDS, AnyModel, is_traced, load_any_model
+from twinstream.models.providers.traced import ModuleSource, TracedModel
+from twinstream.models.recipes.lora import has_dropout, module_lora_of
 from twinstream.schedule.errors import TwinstreamError, require
 from twinstream.schedule.files import real_path
 from twinstream.schedule.python_file import OwnFunction, digest_of_code, note_named, split_name

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from twinstream.models.model import AnyModel
-from twinstream.models.recipe import Recipe
-from twinstream.models.update_rules import OwnRule
+from twinstream.models.providers.model import AnyModel
+from twinstream.models.recipes.recipe import Recipe
+from twinstream.models.recipes.update_rules import OwnRule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.python_file import is_named
 

@@ -23,9 +23,9 @@ from twinstream.data.text import byte_tokens, default_text
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.parallel.layout import Layout
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.workload import Workload

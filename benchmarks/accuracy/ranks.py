@@ -27,9 +27,9 @@ from twinstream.fidelity.ranks_fit import RanksFit, fit_ranks
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.parallel.layout import Layout
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.cluster.verify import require_safe
 from twinstream.schedule.document import Caps, Schedule

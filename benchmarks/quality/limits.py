@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.quality.matrix_cells import GIB, cells
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.limits import LIMITS, SearchLimits
 from twinstream.planner.planner import Planner

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.flops import SavedLevel, saved_bytes_per_token
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.presets import load_preset
-from twinstream.models.spec import ModelSpec
+from twinstream.models.providers.flops import SavedLevel, saved_bytes_per_token
 
 GIB = 2**30
 MACHINES = ("h100", "h200", "a100", "rtx5090", "rtx3090")

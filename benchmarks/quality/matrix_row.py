@@ -24,7 +24,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import summarize
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.limits import LIMITS, SearchLimits
 from twinstream.planner.planner import Planner

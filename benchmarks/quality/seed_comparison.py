@@ -26,7 +26,7 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import torch
 
-from twinstream.models.adapters.quantized_base import (
+from twinstream.models.layout import FlatLayout, InnerTensor
+from twinstream.models.recipes.quantized_base import (
     BLOCK_ELEMENTS,
     SCALES,
     BaseFormat,
     quantized_layout,
 )
-from twinstream.models.layout import FlatLayout, InnerTensor
 
 NF4_LEVELS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,

@@ -10,13 +10,13 @@ from twinstream.executor.kernels.operand import DTYPES, Operands
 from twinstream.executor.kernels.vector.gradients import gradient_views, weight_views
 from twinstream.executor.kernels.vector.vector_ops import SortedTokens, VectorOps
 from twinstream.executor.kernels.workspace import Workspace
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.attributes import (
     Attributes,
     required_attributes,
     typed_attribute,
 )
 from twinstream.models.layout import FlatLayout, embedding_layout, head_layout
-from twinstream.models.spec import ModelSpec
 
 
 def embed_forward(

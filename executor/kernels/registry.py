@@ -56,6 +56,7 @@ _COMPOSITIONS: dict[str, Callable[..., None]] = {
 _VECTOR = ("eager", "triton")
 _OF_HOST: dict[str, Callable[..., None]] = {
     "adamw_step": adamw_step,
+    "element_step": element_step,
     "accumulate": add_gradients,
 }
 """What the host's cores compute beside the device: the eager kernels, on the host's memory."""

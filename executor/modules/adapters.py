@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from twinstream.executor.modules.blocks import ModuleRefusal, blocks_of
-from twinstream.models.adapters.lora import ModuleLora
+from twinstream.models.recipes.lora import ModuleLora
 
 _A, _B = "lora_A", "lora_B"
 

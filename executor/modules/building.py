@@ -21,9 +21,9 @@ from twinstream.executor.modules.whole.text_part import (
     text_module,
     whole_class,
 )
-from twinstream.models.hf.quantization import QUANTIZATION_KEYS, without_codes
+from twinstream.models.decoders.quantization import QUANTIZATION_KEYS, without_codes
 from twinstream.models.options import MOST_LAYERS
-from twinstream.models.traced import ModuleSource
+from twinstream.models.providers.traced import ModuleSource
 from twinstream.schedule.files import real_path
 from twinstream.schedule.python_file import (
     digest_of,

@@ -9,8 +9,8 @@ from torch import nn
 
 from twinstream.executor.modules.blocks import ModuleRefusal
 from twinstream.executor.modules.capture import capture
-from twinstream.models.traced import ModuleSource
-from twinstream.models.traced_parts import Poly
+from twinstream.models.providers.traced import ModuleSource
+from twinstream.models.providers.traced_parts import Poly
 
 Size = tuple[int, int]  # B, S
 _SHORT, _FEW = 16, 128  # tokens

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from twinstream.executor.modules.capture import POSTLUDE, PRELUDE, Capture, Read
 from twinstream.models.layout import ADAPTERS, EMBEDDING, HEAD
-from twinstream.models.traced_parts import (
+from twinstream.models.providers.traced_parts import (
     SHARED,
     STATE,
     TIED,

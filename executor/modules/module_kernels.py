@@ -20,7 +20,7 @@ from twinstream.executor.modules.calling import drawing, evaluating, seed_for
 from twinstream.executor.modules.module_program import ChunkProgram, ModuleProgram
 from twinstream.executor.modules.rows_and_values import restored, row_axis, row_losses, stored
 from twinstream.models.kernel_costs.attributes import PLACES_A_ROUND, Attributes, typed_attribute
-from twinstream.models.traced_parts import TracedValue
+from twinstream.models.providers.traced_parts import TracedValue
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Mode
 

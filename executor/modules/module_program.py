@@ -39,7 +39,7 @@ from twinstream.executor.modules.capture import (
     capture,
 )
 from twinstream.executor.modules.rows_and_values import row_axis, row_loss
-from twinstream.models.traced import TracedModel
+from twinstream.models.providers.traced import TracedModel
 
 Tensors = Mapping[str, torch.Tensor]
 

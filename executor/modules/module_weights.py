@@ -6,7 +6,7 @@ import torch
 
 from twinstream.executor.modules.building import build_module
 from twinstream.models.layout import ADAPTERS
-from twinstream.models.traced import TracedModel
+from twinstream.models.providers.traced import TracedModel
 
 
 def fresh_module_parameters(model: TracedModel, seed: int) -> Iterator[tuple[str, torch.Tensor]]:

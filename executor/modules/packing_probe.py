@@ -11,7 +11,7 @@ from torch import nn
 from twinstream.executor.modules.blocks import ModuleRefusal
 from twinstream.executor.modules.building import build_module, documents, parameter_slots, placed
 from twinstream.executor.modules.calling import module_inputs, run_module
-from twinstream.models.traced import ModuleSource
+from twinstream.models.providers.traced import ModuleSource
 
 Packing = Literal["isolated", "isolated_by_mask", "leaks", "unknown"]
 _TOLERANCE = 1e-4  # relative to the largest logit; rounding makes 1e-6, the least leak seen 1e-3

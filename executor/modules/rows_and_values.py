@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from twinstream.executor.modules.blocks import ModuleRefusal, RowLosses, told_of
-from twinstream.models.traced_parts import (
+from twinstream.models.providers.traced_parts import (
     TracedValue,
 )
 

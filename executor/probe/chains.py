@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.workload import Workload
 

@@ -19,13 +19,13 @@ from twinstream.executor.probe.tasks.attention import (
     try_attention,
 )
 from twinstream.executor.probe.tasks.trial import TOLERANCE, differs_from_eager
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.attention_libraries import DeviceName
 from twinstream.models.kernel_costs.attention_limits import (
     attention_limits,
     attention_names,
 )
-from twinstream.models.recipe import KernelChoice
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import KernelChoice
 
 _AnswerT = TypeVar("_AnswerT")
 VectorName = Literal["triton", "eager"]

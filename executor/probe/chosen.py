@@ -2,7 +2,7 @@
 
 from pydantic import NonNegativeInt
 
-from twinstream.models.recipe import KernelChoice
+from twinstream.models.recipes.recipe import KernelChoice
 from twinstream.schedule.node import Node
 
 

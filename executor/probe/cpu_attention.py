@@ -13,7 +13,7 @@ from twinstream.executor.kernels.attention.trial import AttentionTrial
 from twinstream.executor.probe.tasks.attention import attention_cases
 from twinstream.executor.probe.tasks.task_samples import TaskSample
 from twinstream.executor.probe.timing.timing import median_ns
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.schedule.workload import Workload
 
 PROBED_ATTENTION = "eager"

@@ -25,7 +25,7 @@ from twinstream.models.kernel_costs.attention_limits import (
     attention_names,
     attention_refusal,
 )
-from twinstream.models.recipe import KernelChoice
+from twinstream.models.recipes.recipe import KernelChoice
 
 _PRESETS = ("8b", "1b")  # heads of 128 and of 64
 _LOAD_S = 0.2  # before each timing, so that a power limit binds

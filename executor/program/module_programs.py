@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from twinstream.models.traced import TracedModel
+from twinstream.models.providers.traced import TracedModel
 
 if TYPE_CHECKING:
     import torch

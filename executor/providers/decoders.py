@@ -17,11 +17,11 @@ from twinstream.executor.weights.hf_writer import HfOutline
 from twinstream.executor.weights.model_files import tokenizer_files
 from twinstream.executor.weights.peft.peft_folder import BASE, PeftFolder
 from twinstream.executor.weights.peft.peft_writer import write_peft_folder
-from twinstream.models.adapters.lora import Lora
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import FlatLayout
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import adapter_groups, layout_of
+from twinstream.models.providers.trained import adapter_groups, layout_of
+from twinstream.models.recipes.lora import Lora
+from twinstream.models.recipes.recipe import Recipe
 
 _INIT_STD = 0.02
 

@@ -19,8 +19,8 @@ from twinstream.executor.weights.traced.module_folder import (
     read_module_parameters,
 )
 from twinstream.models.lowering.traced_step import MODULE_KERNELS
-from twinstream.models.recipe import Recipe
-from twinstream.models.traced import TracedModel
+from twinstream.models.providers.traced import TracedModel
+from twinstream.models.recipes.recipe import Recipe
 
 
 class Modules(Provider):

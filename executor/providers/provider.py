@@ -11,8 +11,8 @@ from twinstream.executor.kernels.operand import Kernel
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.program.module_programs import ModulePrograms
 from twinstream.executor.weights.carried_tensors.carried import CarriedTensors
-from twinstream.models.adapters.lora import Lora
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.lora import Lora
+from twinstream.models.recipes.recipe import Recipe
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 """Name and flat parameters of group after group, 1-D uint8 on the host."""

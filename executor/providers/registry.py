@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from twinstream.executor.providers.provider import Provider
-from twinstream.models.model import Model
+from twinstream.models.providers.model import Model
 
 
 def _decoders() -> Provider:

@@ -13,7 +13,7 @@ from twinstream.executor.kernels.attention.implementation import Starts
 from twinstream.executor.kernels.step_state import packed_step_state
 from twinstream.executor.program.host_work import HostWork
 from twinstream.models.kernel_costs.attention_shape import lengths_text
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Feed, Fetch

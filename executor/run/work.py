@@ -16,7 +16,7 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.providers.registry import provider_of
 from twinstream.executor.replay.graph_classes import contents
 from twinstream.executor.run.packs import noting_packs
-from twinstream.models.model import model_of
+from twinstream.models.providers.model import model_of
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import SeveralRanksError
 from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op

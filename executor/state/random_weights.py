@@ -3,9 +3,9 @@
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import layout_of
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.providers.trained import layout_of
+from twinstream.models.recipes.recipe import Recipe
 
 _STD = 0.02
 _BLOCK_ELEMENTS = 2**24

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 
 from twinstream.executor.state.training_state import State
+from twinstream.models.decoders.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.models.kernel_costs.scratch_sizes import code_blocks
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.lowering.sharding import Sharding
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
-from twinstream.models.trained import layout_of, trained_groups
-from twinstream.models.update_rules import states_of_element
+from twinstream.models.providers.trained import layout_of, trained_groups
+from twinstream.models.recipes.recipe import Recipe
+from twinstream.models.recipes.update_rules import states_of_element
 
 Sizes = Callable[[int], list[int]]  # of so many elements the bytes of each thing that is kept
 

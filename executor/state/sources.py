@@ -19,9 +19,9 @@ from twinstream.executor.state.training_state import (
 )
 from twinstream.executor.weights.base_cache import in_base
 from twinstream.executor.weights.checkpoint_files import CheckpointFiles
-from twinstream.models.model import AnyModel, model_of
-from twinstream.models.recipe import Recipe
-from twinstream.models.trained import trained_groups
+from twinstream.models.providers.model import AnyModel, model_of
+from twinstream.models.providers.trained import trained_groups
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import RankSchedule
 
 Optimizer = Callable[[str, torch.Tensor], torch.Tensor]

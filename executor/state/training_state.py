@@ -11,9 +11,9 @@ from twinstream.executor.providers.registry import provider_of
 from twinstream.executor.weights.base_cache import in_base
 from twinstream.models.layout import FlatLayout
 from twinstream.models.lowering.declarations import optimizer_parts, part_state_bytes
-from twinstream.models.model import AnyModel
-from twinstream.models.recipe import Recipe
-from twinstream.models.trained import adapter_groups, layout_of, trained_groups
+from twinstream.models.providers.model import AnyModel
+from twinstream.models.providers.trained import adapter_groups, layout_of, trained_groups
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.derived.flush import is_state
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError

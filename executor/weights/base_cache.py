@@ -19,9 +19,9 @@ from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.weights.durable_files import make_room, write_file
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
-from twinstream.models.model import Model
-from twinstream.models.recipe import Recipe
-from twinstream.models.trained import layout_of
+from twinstream.models.providers.model import Model
+from twinstream.models.providers.trained import layout_of
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.files import digests_of, read_text, stamp_of
 
 FOLDER = "base"  # of a run

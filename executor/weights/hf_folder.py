@@ -20,21 +20,21 @@ from twinstream.executor.weights.model_files import CONFIG
 from twinstream.executor.weights.nf4_files import FourBitTensor
 from twinstream.executor.weights.safetensors_header import StoredTensor, read_header
 from twinstream.executor.weights.weight_file import fill_from_stored
-from twinstream.models.adapters.quantized_base import (
-    BLOCK_ELEMENTS,
-    SCALE_BYTES,
-    SCALES,
-    quantized_layout,
-)
-from twinstream.models.hf.config import codes_of, next_token_count, read_json_object
-from twinstream.models.hf_weights import (
+from twinstream.models.decoders.config import codes_of, next_token_count, read_json_object
+from twinstream.models.decoders.hf_weights import (
     LM_HEAD,
     HfWeight,
     has_fused_experts,
     hf_weights,
     hf_weights_of,
 )
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.recipes.quantized_base import (
+    BLOCK_ELEMENTS,
+    SCALE_BYTES,
+    SCALES,
+    quantized_layout,
+)
 from twinstream.schedule.files import open_file, reason_of
 
 EMBEDDING = "model.embed_tokens.weight"

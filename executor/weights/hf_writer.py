@@ -25,9 +25,9 @@ from twinstream.executor.weights.hf_folder import next_token_layers, stored_tens
 from twinstream.executor.weights.model_files import model_files
 from twinstream.executor.weights.safetensors_header import read_header
 from twinstream.executor.weights.weight_file import WeightFile
-from twinstream.models.hf_weights import HfWeight, has_fused_experts, hf_weights
+from twinstream.models.decoders.hf_weights import HfWeight, has_fused_experts, hf_weights
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import ROUTER_BIAS
-from twinstream.models.spec import ModelSpec
 
 MAX_SHARD_BYTES = 5 * 10**9
 FIRST, OTHERS = "model-00001-of-00002.safetensors", "model-carried.safetensors"

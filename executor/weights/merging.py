@@ -26,26 +26,26 @@ from twinstream.executor.weights.peft.peft_folder import (
 from twinstream.executor.weights.traced.module_adapters import LORA_A, LORA_B, plain_adapters
 from twinstream.executor.weights.traced.module_folder import loaded_module
 from twinstream.executor.weights.traced.module_names import left_out, whole_of
-from twinstream.models.adapters.adapter_layout import (
-    adapter_group,
-    adapter_layout,
-    adapter_sites,
-    expert_sites,
-)
-from twinstream.models.adapters.lora import Lora
-from twinstream.models.adapters.peft_weights import peft_module
-from twinstream.models.adapters.quantized_base import BaseFormat
-from twinstream.models.hf.config import (
+from twinstream.models.decoders.config import (
     Dtype,
     HfConfigError,
     UnsupportedConfigError,
     read_json_object,
     stated_dtype,
 )
-from twinstream.models.hf_weights import HfWeight, hf_weights_of
+from twinstream.models.decoders.hf_weights import HfWeight, hf_weights_of
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import EXPERTS
-from twinstream.models.spec import ModelSpec
-from twinstream.models.traced import ModuleSource
+from twinstream.models.providers.traced import ModuleSource
+from twinstream.models.recipes.adapter_layout import (
+    adapter_group,
+    adapter_layout,
+    adapter_sites,
+    expert_sites,
+)
+from twinstream.models.recipes.lora import Lora
+from twinstream.models.recipes.peft_weights import peft_module
+from twinstream.models.recipes.quantized_base import BaseFormat
 from twinstream.schedule.files import read_bytes, reason_of
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from twinstream.executor.weights.errors import WeightsError
-from twinstream.models.hf.quantization import without_codes
-from twinstream.models.spec import ModelSpec
-from twinstream.models.to_hf_config import to_hf_config
+from twinstream.models.decoders.quantization import without_codes
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.decoders.to_hf_config import to_hf_config
 from twinstream.schedule.files import read_bytes, reason_of
 
 CONFIG = "config.json"

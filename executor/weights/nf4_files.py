@@ -26,7 +26,7 @@ from twinstream.executor.weights.codes.coded_tensor import (
 )
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.safetensors_header import StoredTensor
-from twinstream.models.adapters.quantized_base import BLOCK_ELEMENTS
+from twinstream.models.recipes.quantized_base import BLOCK_ELEMENTS
 
 _STATE = ".quant_state.bitsandbytes__"
 COMPANIONS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")

@@ -9,7 +9,7 @@ import torch
 
 from twinstream.executor.weights.durable_files import writing
 from twinstream.executor.weights.safetensors_header import DTYPES, NewTensor, new_header
-from twinstream.models.hf_weights import HfWeight
+from twinstream.models.decoders.hf_weights import HfWeight
 
 _OF_SIZE = {2: torch.int16, 4: torch.int32}
 

@@ -7,11 +7,11 @@ tokens of the chunk, r rank.
 
 from dataclasses import dataclass
 
-from twinstream.models.adapters.adapter_layout import AdapterSite, adapter_sites
-from twinstream.models.adapters.lora import Target
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.products import gradient_work, matmul_work
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.adapter_layout import AdapterSite, adapter_sites
+from twinstream.models.recipes.lora import Target
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cost import Work
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
-from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.options import Experts
-from twinstream.models.recipe import OptimizerState
+from twinstream.models.recipes.quantized_base import BaseFormat
+from twinstream.models.recipes.recipe import OptimizerState
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Attribute
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from twinstream.models.decoders.spec import ITEMSIZE_BYTES
 from twinstream.models.kernel_costs.attributes import (
     Attributes,
     gradient_dtype_name,
@@ -17,7 +18,6 @@ from twinstream.models.kernel_costs.scratch_sizes import (
     partial_sum_bytes,
 )
 from twinstream.models.layout import aligned
-from twinstream.models.spec import ITEMSIZE_BYTES
 
 
 def head_loss(attributes: Attributes) -> int:

@@ -7,12 +7,12 @@ one launch. Legend: T tokens of the chunk, S rows, d model width, f an expert's 
 
 from dataclasses import dataclass
 
-from twinstream.models.adapters.adapter_layout import ExpertSite, expert_sites
+from twinstream.models.decoders.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.models.kernel_costs.products import gradient_work, matmul_work
 from twinstream.models.kernel_costs.scratch_sizes import BLOCK_ELEMENTS, router_block_width
 from twinstream.models.options import Experts
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.models.recipes.adapter_layout import ExpertSite, expert_sites
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cost import Work
 
 # Launches of torch's operations on a GPU: a sort has some eight of them, a top-k two.

@@ -1,7 +1,7 @@
 """What a matrix product amounts to, whoever asks for it."""
 
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.models.decoders.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cost import Work
 
 

@@ -1,9 +1,9 @@
 """Sizes that kernels and the formulas of their scratch share, so that both have the same."""
 
+from twinstream.models.decoders.spec import ITEMSIZE_BYTES
 from twinstream.models.layout import aligned
 from twinstream.models.options import Experts
-from twinstream.models.recipe import OptimizerState
-from twinstream.models.spec import ITEMSIZE_BYTES
+from twinstream.models.recipes.recipe import OptimizerState
 
 # Float32 logits that the head works on at a time: 32 MiB.
 HEAD_BLOCK_ELEMENTS = 2**23

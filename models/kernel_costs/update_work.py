@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from twinstream.models.decoders.spec import ITEMSIZE_BYTES
 from twinstream.models.kernel_costs.attributes import Attributes, may_skip, optimizer_state
-from twinstream.models.spec import ITEMSIZE_BYTES
 from twinstream.schedule.cost import Work
 
 MUON_ITERATIONS = 5  # of Newton and Schulz: as many as its source has

@@ -13,12 +13,7 @@ Legend: T tokens of the chunk, d model width, q width of Q, k width of K (= of V
 
 from dataclasses import dataclass, field
 
-from twinstream.models.adapters.quantized_base import (
-    BLOCK_ELEMENTS,
-    CODE_BITS,
-    SCALE_BYTES,
-    BaseFormat,
-)
+from twinstream.models.decoders.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.models.kernel_costs.adapter_work import AdapterWork
 from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.kernel_costs.attention_shape import (
@@ -30,8 +25,13 @@ from twinstream.models.kernel_costs.expert_work import ExpertWork
 from twinstream.models.kernel_costs.products import gradient_work, matmul_work
 from twinstream.models.kernel_costs.scratch_sizes import state_bytes, sum_shares
 from twinstream.models.layout import dense_width
-from twinstream.models.recipe import OptimizerState, Recipe
-from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.models.recipes.quantized_base import (
+    BLOCK_ELEMENTS,
+    CODE_BITS,
+    SCALE_BYTES,
+    BaseFormat,
+)
+from twinstream.models.recipes.recipe import OptimizerState, Recipe
 from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import Workload
 

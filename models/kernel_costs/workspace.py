@@ -10,9 +10,6 @@ Legend: T tokens of the chunk, d model width, q width of Q, k width of K (= of V
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from twinstream.models.adapters.adapter_layout import low_widths
-from twinstream.models.adapters.lora import lora_of_attributes
-from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.kernel_costs.attention_shape import AttentionPass, AttentionShape
 from twinstream.models.kernel_costs.attributes import (
@@ -43,6 +40,9 @@ from twinstream.models.kernel_costs.scratch_sizes import (
 )
 from twinstream.models.layout import aligned
 from twinstream.models.options import Experts
+from twinstream.models.recipes.adapter_layout import low_widths
+from twinstream.models.recipes.lora import lora_of_attributes
+from twinstream.models.recipes.quantized_base import BaseFormat
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import KernelCall
 
@@ -349,5 +349,6 @@ _FORMULAS = {
     **{f"{kernel}/eager": formula for kernel, formula in _EAGER.items()},
     **{f"{kernel}/triton": formula for kernel, formula in _TRITON.items()},
     "adamw_step/host": _none,
+    "element_step/host": _none,
     "accumulate/host": _none,
 }

@@ -5,11 +5,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 
-from twinstream.models.adapters.adapter_layout import (
-    low_widths,
-)
-from twinstream.models.flops import ROUTE_BYTES
-from twinstream.models.hf_weights import HfWeight, hf_weights_of
+from twinstream.models.decoders.hf_weights import HfWeight, hf_weights_of
+from twinstream.models.decoders.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.models.kernel_costs.scratch_sizes import (
     CODE_BLOCK_ELEMENTS,
     state_bytes,
@@ -18,11 +15,14 @@ from twinstream.models.kernel_costs.scratch_sizes import (
 from twinstream.models.layout import InnerTensor, dense_width
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.sharding import Sharding
-from twinstream.models.model import Model
-from twinstream.models.recipe import BEFORE_NEXT_USE, Recipe
-from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
-from twinstream.models.trained import all_groups, layout_of, trained_groups
-from twinstream.models.update_rules import states_of_element
+from twinstream.models.providers.flops import ROUTE_BYTES
+from twinstream.models.providers.model import Model
+from twinstream.models.providers.trained import all_groups, layout_of, trained_groups
+from twinstream.models.recipes.adapter_layout import (
+    low_widths,
+)
+from twinstream.models.recipes.recipe import BEFORE_NEXT_USE, Recipe
+from twinstream.models.recipes.update_rules import states_of_element
 from twinstream.schedule.tensors import Role, Tensor, flat_shape
 from twinstream.schedule.workload import Workload
 

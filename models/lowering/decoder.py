@@ -1,10 +1,6 @@
 """The tasks of our own decoders: embedding, blocks with their recompute levels, head."""
 
-from twinstream.models.adapters.adapter_layout import (
-    adapter_group,
-    lora_of_layer,
-)
-from twinstream.models.flops import SavedLevel, model_flops_per_step, saved_bytes_per_token
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.attributes import FROZEN_NORM
 from twinstream.models.layout import EXPERTS, ROUTER_BIAS
 from twinstream.models.lowering.declarations import (
@@ -15,8 +11,16 @@ from twinstream.models.lowering.declarations import (
 from twinstream.models.lowering.decoder_calls import KernelCalls, frozen_attribute
 from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.lowering.step import StepLowering
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.providers.flops import (
+    SavedLevel,
+    model_flops_per_step,
+    saved_bytes_per_token,
+)
+from twinstream.models.recipes.adapter_layout import (
+    adapter_group,
+    lora_of_layer,
+)
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.chain import Output
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
 from twinstream.schedule.workload import Workload

@@ -4,9 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from twinstream.models.adapters.adapter_layout import (
-    lora_of_layer,
-)
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.attributes import expert_attributes
 from twinstream.models.kernel_costs.triton_work import TritonChunkWork
 from twinstream.models.kernel_costs.work import ChunkWork
@@ -15,8 +13,10 @@ from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.declarations import DecoderShapes
 from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.options import ROPE_SCALING, Experts
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.adapter_layout import (
+    lora_of_layer,
+)
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute
 from twinstream.schedule.workload import Workload

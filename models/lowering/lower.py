@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from twinstream.models.kernel_costs.workspace import library_bytes
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.decoder import DecoderLowering
 from twinstream.models.lowering.parts.part_blocks import lower_in_parts
 from twinstream.models.lowering.stage_cut import stage_cut
 from twinstream.models.lowering.step import StepLowering
 from twinstream.models.lowering.task_blocks import TaskBlocks
 from twinstream.models.lowering.traced_step import TracedLowering
-from twinstream.models.model import AnyModel, model_of, node_in, require_decoder
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout
-from twinstream.models.recipe import Recipe
-from twinstream.models.trained import require_trained
+from twinstream.models.providers.model import AnyModel, model_of, node_in, require_decoder
+from twinstream.models.providers.trained import require_trained
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.derived.flush import flush_chain
 from twinstream.schedule.document import RankSchedule

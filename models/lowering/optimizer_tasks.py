@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Sequence
 
+from twinstream.models.decoders.spec import ITEMSIZE_BYTES
 from twinstream.models.kernel_costs.attributes import TEMPORARY_BYTES
 from twinstream.models.kernel_costs.update_work import (
     element_update_work,
@@ -28,11 +29,10 @@ from twinstream.models.lowering.declarations import (
     undecayed_ranges,
 )
 from twinstream.models.lowering.group_life import GroupLife
-from twinstream.models.model import Model
-from twinstream.models.recipe import BEFORE_NEXT_USE, Recipe
-from twinstream.models.spec import ITEMSIZE_BYTES
-from twinstream.models.trained import layout_of, trained_groups
-from twinstream.models.update_rules import OwnRule, states_of_element
+from twinstream.models.providers.model import Model
+from twinstream.models.providers.trained import layout_of, trained_groups
+from twinstream.models.recipes.recipe import BEFORE_NEXT_USE, Recipe
+from twinstream.models.recipes.update_rules import OwnRule, states_of_element
 from twinstream.schedule.chain import Input
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute, TaskOperand
@@ -193,9 +193,7 @@ class OptimizerTasks(GroupLife[TaskOperand]):
             f"adamw.{part.suffix}",
             adamw_work(part.num_elements, spec.dtype, self.shapes.gradient_dtype, state),
         )
-        if recipe.optimizer.startswith("device"):
-            return self._device_call(name, "adamw_step", attributes, cost)
-        return self.builder.call(name, "adamw_step/host", attributes, host_work(cost), "host")
+        return self._update_call(name, "adamw_step", attributes, cost)
 
     def _call_of_rule(self, group: str, part: OptimizerPart) -> str:
         """Of a rule that is not AdamW: on every element by itself, or on matrices."""
@@ -221,11 +219,14 @@ class OptimizerTasks(GroupLife[TaskOperand]):
             else:
                 attributes["rule"] = rule
             cost = element_update_work(part.num_elements, spec.dtype, gradient_dtype, state)
-        return self._device_call(name, kernel, attributes, cost)
+        return self._update_call(name, kernel, attributes, cost)
 
-    def _device_call(
+    def _update_call(
         self, name: str, kernel: str, attributes: dict[str, Attribute], cost: tuple[Work, ...]
     ) -> str:
+        """The device's call, or the host's, which has the eager kernel of the same rule."""
+        if self.recipe.optimizer.startswith("host"):
+            return self.builder.call(name, f"{kernel}/host", attributes, host_work(cost), "host")
         vector = self.recipe.implementations.vector
         if vector == "eager":
             cost = with_update_unit(cost, attributes)

@@ -17,8 +17,8 @@ from twinstream.models.kernel_costs.scratch_sizes import (
     CODE_BLOCK_ELEMENTS,
     SUM_SHARE_ELEMENTS,
 )
-from twinstream.models.parallel.layout import Layout
-from twinstream.models.recipe import Recipe
+from twinstream.models.layouts.layout import Layout
+from twinstream.models.recipes.recipe import Recipe
 
 ZeroStage = Literal[1, 2, 3]
 

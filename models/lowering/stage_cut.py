@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from twinstream.models.adapters.adapter_layout import adapter_group, lora_of_layer
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import layer_of
+from twinstream.models.layouts.layout import Layout, stages_of
+from twinstream.models.layouts.orders import actions_of
 from twinstream.models.lowering.declarations import DecoderShapes
 from twinstream.models.lowering.sharding import Sharding, sharding_of
-from twinstream.models.parallel.layout import Layout, stages_of
-from twinstream.models.parallel.orders import actions_of
-from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import all_groups, trained_groups
+from twinstream.models.providers.trained import all_groups, trained_groups
+from twinstream.models.recipes.adapter_layout import adapter_group, lora_of_layer
 from twinstream.schedule.workload import Workload
 
 

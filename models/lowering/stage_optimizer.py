@@ -10,7 +10,7 @@ from twinstream.models.lowering.chain_builder import ChainBuilder, CollectiveCal
 from twinstream.models.lowering.declarations import OptimizerPart
 from twinstream.models.lowering.optimizer_tasks import OptimizerTasks
 from twinstream.models.lowering.stage_cut import StageCut, StageShapes
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.ops import Attribute, TaskOperand
 
 _OF_HEAD = "head_grad.embedding"

@@ -13,9 +13,9 @@ from twinstream.models.layout import EMBEDDING
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.declarations import Shapes
 from twinstream.models.lowering.optimizer_tasks import OptimizerTasks
-from twinstream.models.model import NotExecutableError
-from twinstream.models.recipe import Recipe
-from twinstream.models.trained import first_backward_layer
+from twinstream.models.providers.model import NotExecutableError
+from twinstream.models.providers.trained import first_backward_layer
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.chain import Input, Output
 from twinstream.schedule.ops import Label, TaskOperand
 from twinstream.schedule.tensors import Tensor

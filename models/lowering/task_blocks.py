@@ -6,12 +6,12 @@ round of the workload; all have names of their own here, since several are alive
 round r chunk c is chunk r x chunks_per_round + c.
 """
 
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.lowering.decoder import DecoderLowering
 from twinstream.models.lowering.stage import run_stage
 from twinstream.models.lowering.stage_cut import StageCut, StageShapes
 from twinstream.models.lowering.stage_optimizer import StageOptimizer
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import TaskOperand
 from twinstream.schedule.tensors import Tensor

@@ -18,15 +18,15 @@ from twinstream.models.lowering.declarations import (
 )
 from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.lowering.step import StepLowering
-from twinstream.models.model import chunk_refusal
-from twinstream.models.recipe import Recipe
-from twinstream.models.traced import TracedModel
-from twinstream.models.traced_parts import (
+from twinstream.models.providers.model import chunk_refusal
+from twinstream.models.providers.traced import TracedModel
+from twinstream.models.providers.traced_parts import (
     BYTES_OF_DTYPE,
     STATE,
     TracedTask,
     TracedValue,
 )
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cost import Work
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Attribute, TaskOperand

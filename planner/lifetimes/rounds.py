@@ -7,8 +7,8 @@ from functools import cached_property
 from itertools import pairwise
 
 from twinstream.models.lowering.lower import lower
-from twinstream.models.model import model_of
-from twinstream.models.recipe import Recipe
+from twinstream.models.providers.model import model_of
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.chain import Chain, Task
 
 PROGRAM_ROUNDS = 3

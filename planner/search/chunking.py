@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
+from twinstream.models.decoders.spec import layer_parameters
 from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.models.lowering.lower import saved_per_token
-from twinstream.models.model import AnyModel, chunk_refusal
-from twinstream.models.spec import layer_parameters
+from twinstream.models.providers.model import AnyModel, chunk_refusal
 from twinstream.planner.limits import LIMITS, SearchLimits
 from twinstream.planner.request import ChunkingError, TrainingStep
 from twinstream.schedule.workload import Workload

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import pytest
 
-from twinstream.models.recipe import OptimizerPlace, Recipe
+from twinstream.models.recipes.recipe import OptimizerPlace, Recipe
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.derived.flush import flush_of

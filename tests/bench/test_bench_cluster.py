@@ -13,8 +13,8 @@ import pytest
 
 from twinstream.clusters.assembling import assembled
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.presets import load_model
 from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.network_costs import ClusterCosts

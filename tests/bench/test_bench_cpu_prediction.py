@@ -20,11 +20,11 @@ from twinstream.executor.probe.timing.timing import median_ns
 from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.cost import call_alone_ns
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.lowering.lower import lower
 from twinstream.models.options import Experts
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import BEFORE_NEXT_USE, KernelChoice, Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import BEFORE_NEXT_USE, KernelChoice, Recipe
 from twinstream.planner.request import TrainingStep
 from twinstream.schedule.timeline import RankTimeline
 from twinstream.schedule.workload import Workload

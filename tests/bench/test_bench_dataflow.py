@@ -27,7 +27,7 @@ from twinstream.hardware_profiles.cost import call_alone_ns
 from twinstream.hardware_profiles.schema import is_compute_unit
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.proof import step_bound
 from twinstream.planner.request import TrainingStep
 from twinstream.schedule.chain import Chain

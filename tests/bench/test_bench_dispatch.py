@@ -30,9 +30,9 @@ from twinstream.executor.replay.graph_replay import GraphReplay
 from twinstream.executor.run.execute import execute
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import initial_state
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.lowering.lower import lower
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.timeline import HostCost, RankTimeline
 from twinstream.schedule.workload import Workload

@@ -7,9 +7,9 @@ import torch
 
 from tests.executor.kernels.driver import Step
 from twinstream.executor.state.training_state import initial_state
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.options import Experts
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 
 TOKENS, WIDTH, D_FF, TURNS = 512, 512, 128, 7
 DENSE = ModelSpec(

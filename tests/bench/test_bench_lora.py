@@ -3,8 +3,8 @@
 import pytest
 
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.adapters.lora import Lora, lora_of
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.lora import Lora, lora_of
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep

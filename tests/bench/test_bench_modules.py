@@ -23,8 +23,8 @@ from twinstream.executor.modules.building import build_module
 from twinstream.executor.modules.tracing import trace
 from twinstream.executor.probe.cpu import probe_cpu
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.traced import ModuleSource, TracedModel
+from twinstream.models.providers.traced import ModuleSource, TracedModel
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.request import TrainingStep
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute

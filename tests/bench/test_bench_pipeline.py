@@ -10,9 +10,9 @@ import pytest
 from twinstream.clusters.conforms import conforms
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.parallel.layout import Layout
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.presets import load_model
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.cluster.verify import verify
 from twinstream.schedule.document import Caps
 from twinstream.schedule.proof.verify_layout import arena_bytes

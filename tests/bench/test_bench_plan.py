@@ -11,7 +11,7 @@ from tests.helpers.planning import plan_step
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.policies import optimizer_place
 from twinstream.planner.request import TrainingStep, caps_of
 from twinstream.schedule.proof.conforms import conforms

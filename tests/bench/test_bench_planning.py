@@ -11,7 +11,7 @@ from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_model
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.request import TrainingStep, caps_of

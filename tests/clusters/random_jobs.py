@@ -5,11 +5,11 @@ from typing import Any, get_args
 
 from twinstream.clusters.assembling import assembled
 from twinstream.clusters.refusals import refusals_of
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout, Recompute
 from twinstream.models.options import Experts
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout, Recompute
-from twinstream.models.recipe import megatron_recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import megatron_recipe
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.workload import MachineRef
 

@@ -4,9 +4,9 @@ import pytest
 
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.parallel.layout import Layout, LayoutError
+from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cluster.projecting import rank_part
 from twinstream.schedule.cluster.verify import verify
 from twinstream.schedule.document import Schedule

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.clusters.random_jobs import DENSE, GPT, MIXTURE, job_of, lowered
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.schedule.document import Schedule
 
 UNITS = ("matmul", "attention_forward", "attention_backward")

@@ -6,10 +6,10 @@ from twinstream.clusters.conforms import conforms
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.planned_stage import plan_stage, without_messages
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
-from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cluster.verify import may_deadlock, verify
 from twinstream.schedule.document import Caps

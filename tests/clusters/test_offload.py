@@ -10,11 +10,11 @@ from twinstream.clusters.offload import OffloadError, offloaded
 from twinstream.clusters.predict import document_of, predict
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.options import Experts
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout
-from twinstream.models.recipe import megatron_recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import megatron_recipe
 from twinstream.schedule.cluster.verify import verify
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Communicate, Compute, Copy

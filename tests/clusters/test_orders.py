@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinstream.models.parallel.layout import Layout
-from twinstream.models.parallel.orders import Action, actions_of
+from twinstream.models.layouts.layout import Layout
+from twinstream.models.layouts.orders import Action, actions_of
 
 PIPELINES = ("gpipe", "1f1b", "interleaved", "ring", "zero_bubble")
 

@@ -8,9 +8,9 @@ from twinstream.clusters import pipeline as making
 from twinstream.clusters.conforms import conforms
 from twinstream.clusters.pipeline import COMMUNICATION_BYTES, Stages, plan_pipeline
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
-from twinstream.models.parallel.layout import Layout, LayoutError
+from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cluster.verify import verify
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.workload import Workload

@@ -14,9 +14,9 @@ from twinstream.clusters.predict import (
 )
 from twinstream.hardware_profiles.collectives.rank_group import on_one_node
 from twinstream.hardware_profiles.collectives.timing import collective_time_ns
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import LayoutError
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import LayoutError
 from twinstream.schedule.analysis.occupancy import slot_bytes_by_role
 
 H100, ETHERNET = "h100_dgx", "rtx4090_ethernet"

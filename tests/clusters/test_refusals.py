@@ -8,9 +8,9 @@ from tests.clusters.random_jobs import DENSE, GPT, MIXTURE, job_of
 from twinstream.clusters.refusals import refusals_of, require_possible
 from twinstream.clusters.search.search import search_layouts
 from twinstream.hardware_profiles.clusters.loader import load_cluster
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout, LayoutError
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout, LayoutError
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from twinstream.clusters.search.folded import folded_step_s
 from twinstream.clusters.search.search import search_layouts
 from twinstream.clusters.search.space import NoLayoutError, layouts
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
-from twinstream.models.parallel.layout import LayoutError
+from twinstream.models.layouts.layout import LayoutError
 from twinstream.models.presets import load_model
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 
 GIB = 2**30
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinstream.models.parallel.layout import Layout, LayoutError, stages_of
+from twinstream.models.layouts.layout import Layout, LayoutError, stages_of
 
 
 def sizes(num_layers: int, pp: int, virtual: int = 1, **fields) -> list[int]:

@@ -10,7 +10,7 @@ FOLDERS = ("executor", "hardware_profiles", "models", "planner", "simulator")
 
 @cache
 def package_files() -> Mapping[Path, str]:
-    """Every file of the package, with its path when installed (`twinstream/models/spec.py`)."""
+    """Every file of the package, with its path when installed (`twinstream/models/options.py`)."""
     files = {}
     for folder in ("twinstream", *FOLDERS):
         for path in sorted((REPO / folder).rglob("*")):

@@ -6,10 +6,10 @@ from tests.contract.import_rules import violations
 from tests.contract.package_tree import REPO, module_files
 
 FORBIDDEN = [
-    ("twinstream.schedule.ops", "from twinstream.models.spec import ModelSpec"),
+    ("twinstream.schedule.ops", "from twinstream.models.decoders.spec import ModelSpec"),
     ("twinstream.schedule.ops", "from twinstream import api"),
-    ("twinstream.models.spec", "import twinstream.hardware_profiles.schema"),
-    ("twinstream.models.spec", "from twinstream import hardware_profiles"),
+    ("twinstream.models.decoders.spec", "import twinstream.hardware_profiles.schema"),
+    ("twinstream.models.decoders.spec", "from twinstream import hardware_profiles"),
     ("twinstream.hardware_profiles.cost", "from twinstream.models import work"),
     ("twinstream.planner.plan", "from twinstream.simulator.replay import simulate"),
     ("twinstream.planner.plan", "from twinstream.cli import main"),
@@ -20,7 +20,7 @@ FORBIDDEN = [
     ("twinstream.executor.run.execute", "from twinstream.simulator import replay"),
     ("twinstream.executor", "from twinstream.planner import plan"),
     ("twinstream.models", "from . import spec"),
-    ("twinstream.models.spec", "from .layout import Layout"),
+    ("twinstream.models.decoders.spec", "from .layout import Layout"),
     ("twinstream.cli", "from .api import plan"),
     ("twinstream.cli", "import planner"),
     ("twinstream.cli", "import os, models.spec"),
@@ -37,9 +37,12 @@ FORBIDDEN = [
 ]
 ALLOWED = [
     ("twinstream.schedule.ops", "from twinstream.schedule.node import Node"),
-    ("twinstream.models.spec", "from twinstream.schedule.errors import TwinstreamError"),
-    ("twinstream.models.spec", "from twinstream.models import layout"),
-    ("twinstream.planner.plan", "import twinstream.models.spec, twinstream.hardware_profiles"),
+    ("twinstream.models.decoders.spec", "from twinstream.schedule.errors import TwinstreamError"),
+    ("twinstream.models.decoders.spec", "from twinstream.models import layout"),
+    (
+        "twinstream.planner.plan",
+        "import twinstream.models.decoders.spec, twinstream.hardware_profiles",
+    ),
     ("twinstream.simulator.replay", "from twinstream.hardware_profiles.cost import cost_alone_ns"),
     ("twinstream.executor.run.execute", "import torch.cuda"),
     ("twinstream.cli", "async def f():\n    from torch import cuda"),

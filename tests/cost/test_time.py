@@ -9,9 +9,9 @@ import twinstream as ts
 from tests.front_door.command_line import call, error_of
 from twinstream.cost.bill import Prices, bill_of
 from twinstream.cost.time import RunTime, TimedRun, time_of
-from twinstream.models.flops import model_flops_per_sequence
+from twinstream.models.decoders.to_hf_config import to_hf_config
 from twinstream.models.presets import load_preset
-from twinstream.models.to_hf_config import to_hf_config
+from twinstream.models.providers.flops import model_flops_per_sequence
 
 WIDTH, LAYERS, TOKENS = 1024, 16, 512
 ROUND = {"flop_per_s": 1e12, "memory_bytes_per_s": 1e12, "network_bytes_per_s": 1e9}

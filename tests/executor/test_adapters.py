@@ -19,11 +19,11 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.execute import execute
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import initial_state
-from twinstream.models.adapters.lora import lora_of
-from twinstream.models.hf_weights import hf_weights_of
+from twinstream.models.decoders.hf_weights import hf_weights_of
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.lowering.lower import lower
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.lora import lora_of
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Caps
 from twinstream.schedule.ops import Copy
 from twinstream.schedule.proof.verify_layout import arena_bytes

@@ -28,8 +28,8 @@ from twinstream.executor.state.training_state import (
     initial_state,
     read_carried,
 )
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.schedule.derived.flush import flush_of
 from twinstream.schedule.document import Caps, RankSchedule

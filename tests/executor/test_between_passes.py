@@ -21,7 +21,7 @@ from twinstream.executor.state.training_state import (
     put_carried,
     take_carried,
 )
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
 
 
 @pytest.mark.parametrize("policy", ["resident", "streaming"])

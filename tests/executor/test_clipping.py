@@ -18,10 +18,10 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.execute import execute
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import State, initial_state
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.lowering.lower import lower
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.choices import ChoiceError
 from twinstream.planner.planner import Planner
 from twinstream.planner.proof import proven, step_bound

@@ -24,7 +24,7 @@ from twinstream.executor.replay.dispatch import Passes
 from twinstream.executor.run.cuda_run import CudaJob, run_on_gpu
 from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import fill_carried, initial_state, read_carried
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Feed
 

@@ -20,9 +20,9 @@ from twinstream.executor.memory.pinned import Pinning
 from twinstream.executor.probe.tasks.chain_memory import ChainMemory, run_round
 from twinstream.executor.probe.tasks.trial import TOLERANCE, differs_from_eager
 from twinstream.executor.program.options import RunOptions
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.lowering.lower import lower
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.proof.verify_layout import arena_bytes

@@ -24,12 +24,12 @@ from twinstream.executor.run.evaluation import EvaluationBatch, pass_losses
 from twinstream.executor.run.execute import execute
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import fill_carried, initial_state
-from twinstream.models.adapters.lora import lora_of
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.loss import Dpo, LossOptionsError, loss_of
 from twinstream.models.lowering.lower import lower
 from twinstream.models.options import Experts
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.lora import lora_of
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.planner import Planner

@@ -15,7 +15,7 @@ from twinstream.executor.state.training_state import initial_state
 from twinstream.models.lowering.declarations import optimizer_parts
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Caps
 
 CODED = Recipe(optimizer_state="8bit")

@@ -23,11 +23,11 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.execute import execute
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import initial_state
-from twinstream.models.adapters.lora import lora_of
-from twinstream.models.adapters.quantized_base import QuantizedBaseError
 from twinstream.models.lowering.lower import lower
 from twinstream.models.options import Experts
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.lora import lora_of
+from twinstream.models.recipes.quantized_base import QuantizedBaseError
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.schedule.document import Caps
 from twinstream.schedule.proof.verify_layout import arena_bytes

@@ -6,6 +6,10 @@ import torch
 from tests.helpers.host_chains import tiny_chain_of
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import assert_same_bits, bits_of
+from tests.helpers.tiny_chains import tiny_chain
+from twinstream.models.recipes.recipe import Recipe
+from twinstream.models.recipes.update_rules import UpdateRule
+from twinstream.planner.policies import optimizer_place
 from twinstream.schedule.document import Caps
 from twinstream.schedule.ops import HOST_COMPUTE, Compute
 
@@ -18,6 +22,20 @@ def test_updates_on_the_host_have_the_bits_of_the_device(policy: str) -> None:
     queues = {op.stream.queue for op in on_host.ops if isinstance(op, Compute)}
     assert HOST_COMPUTE in queues
     assert_same_bits(bits_of(on_host, poison=True), bits_of(on_device))
+
+
+@pytest.mark.parametrize("rule", ["sgd", "lion"])
+def test_other_rules_on_the_host_have_the_bits_of_the_device(rule: UpdateRule) -> None:
+    found = []
+    for policy in ("optimizer_offload", "resident"):
+        recipe = Recipe(optimizer=optimizer_place(policy), update=rule)
+        found.append(planned(tiny_chain("one chunk", "tiny", recipe), MACHINE, Caps(), policy))
+    assert any(call.kernel == "element_step/host" for call in found[0].calls.values())
+    assert_same_bits(*map(bits_of, found))
+
+
+def test_muon_stays_on_the_device() -> None:
+    assert Recipe(update="muon").places_among(("host", "device")) == ("device",)
 
 
 def test_gradients_that_the_host_adds_up_are_rounded_once_more() -> None:

@@ -19,7 +19,7 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.kernel_costs.workspace import library_bytes
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.policies import plan_by_rule
 from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute

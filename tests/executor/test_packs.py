@@ -15,8 +15,8 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.execute import execute
 from twinstream.executor.run.training import sequences_tensor
 from twinstream.executor.state.training_state import initial_state
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.attention_shape import room_for_longest, room_for_sequences
-from twinstream.models.spec import ModelSpec
 
 LENGTHS = [(5, 1, 16, 7), (13, 16), (1, 1, 1, 16, 9, 1), (10, 10, 9)]  # 29 tokens, 6 at most
 

@@ -15,17 +15,17 @@ from twinstream.executor.kernels.base_codes import (
     write_dequantized,
 )
 from twinstream.executor.state.training_state import State, initial_state
-from twinstream.models.adapters.quantized_base import (
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layout import block_layout
+from twinstream.models.presets import load_preset
+from twinstream.models.providers.trained import trained_groups
+from twinstream.models.recipes.quantized_base import (
     BLOCK_ELEMENTS,
     CODE_BITS,
     BaseFormat,
     QuantizedBaseError,
 )
-from twinstream.models.layout import block_layout
-from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import trained_groups
+from twinstream.models.recipes.recipe import Recipe
 
 BASES: tuple[BaseFormat, ...] = ("8bit", "nf4")
 # QLoRA, appendix E: quantiles of a normal distribution, 8 below zero, 7 above, and zero.

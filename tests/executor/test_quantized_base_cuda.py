@@ -8,9 +8,9 @@ import torch
 import twinstream as ts
 from tests.executor.test_quantized_base import BASES, coded, decoded, matrix, recipe, state_of
 from twinstream.executor.kernels.base_codes import levels
-from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import KernelChoice
+from twinstream.models.recipes.quantized_base import BaseFormat
+from twinstream.models.recipes.recipe import KernelChoice
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,7 @@ from tests.helpers.runs import assert_same_bits, bits_of
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor.state.training_state import initial_state
 from twinstream.models.lowering.declarations import optimizer_parts
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Caps
 
 FLOAT32 = Recipe(gradients="float32", optimizer_state="float32_master")

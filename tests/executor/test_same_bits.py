@@ -20,7 +20,7 @@ from tests.helpers.tiny_chains import WORKLOADS as WORKLOADS_BY_NAME
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.models.lowering.declarations import Shapes, optimizer_parts
 from twinstream.models.lowering.lower import lower
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute

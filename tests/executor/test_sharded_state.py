@@ -8,7 +8,7 @@ from twinstream.executor.state.training_state import initial_state
 from twinstream.models.kernel_costs.scratch_sizes import state_bytes
 from twinstream.models.lowering.sharding import Sharding
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 
 SPEC = load_preset("tiny").model_copy(update={"dtype": "bfloat16"})
 

@@ -17,7 +17,7 @@ from twinstream.executor.state.training_state import (
     read_carried,
 )
 from twinstream.models.layout import block_layout
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 

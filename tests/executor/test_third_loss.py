@@ -21,7 +21,7 @@ from twinstream.models.kernel_costs import workspace
 from twinstream.models.kernel_costs.end_scratch import head_loss
 from twinstream.models.kernel_costs.scratch_sizes import float32_bytes
 from twinstream.models.loss import LOSSES, CrossEntropy, Loss, loss_of
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.document import RankSchedule

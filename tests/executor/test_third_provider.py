@@ -16,13 +16,19 @@ from twinstream.executor.providers.registry import PROVIDERS, provider_of
 from twinstream.executor.run.execute import execute
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import initial_state
-from twinstream.models import model as models
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.lowering.decoder import DecoderLowering
 from twinstream.models.lowering.lower import LOWERINGS
-from twinstream.models.model import KINDS, Model, NotExecutableError, model_of, require_decoder
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import frozen_groups
+from twinstream.models.providers import model as models
+from twinstream.models.providers.model import (
+    KINDS,
+    Model,
+    NotExecutableError,
+    model_of,
+    require_decoder,
+)
+from twinstream.models.providers.trained import frozen_groups
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.document import RankSchedule

@@ -13,9 +13,9 @@ from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.executor.kernels.availability import KernelsUnavailableError, vector_reason
 from twinstream.executor.run.execute import RunOptions, execute
 from twinstream.executor.state.training_state import initial_state
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.lowering.lower import lower
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.workload import Workload

@@ -16,7 +16,7 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.replay.warm_up import kernels_compiled
 from twinstream.executor.run.cuda_run import CudaJob, run_on_gpu
 from twinstream.executor.run.work import bind_works
-from twinstream.models.recipe import KernelChoice, OptimizerState, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, OptimizerState, Recipe
 from twinstream.schedule.document import Caps
 
 triton = pytest.importorskip("triton")

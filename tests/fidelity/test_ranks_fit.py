@@ -13,8 +13,8 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine, Number
-from twinstream.models.parallel.layout import Layout
-from twinstream.models.recipe import Recipe
+from twinstream.models.layouts.layout import Layout
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.cluster.splitting import expanded
 from twinstream.schedule.document import Schedule

@@ -8,10 +8,10 @@ import pytest
 from tests.front_door.command_line import TINY_STEP, call
 from twinstream.clusters.predict import document_of
 from twinstream.hardware_profiles.clusters.loader import load_cluster
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import megatron_recipe
+from twinstream.models.recipes.recipe import megatron_recipe
 from twinstream.report.view import MeshView, View
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document, write_document

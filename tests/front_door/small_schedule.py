@@ -1,6 +1,6 @@
 """A schedule of six ops whose figures can be worked out by hand."""
 
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Caps, RankSchedule, Schedule
 from twinstream.schedule.ops import Compute, Copy, KernelCall, Label, Stream

@@ -8,7 +8,7 @@ import torch
 import twinstream as ts
 from tests.front_door.command_line import call
 from twinstream.data.text import byte_tokens, default_text
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.files import read_document
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST

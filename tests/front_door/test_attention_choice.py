@@ -15,7 +15,7 @@ from twinstream.measures.missing_attention import missing_attention_notes
 from twinstream.models.kernel_costs import attention_libraries
 from twinstream.models.kernel_costs.attention_limits import UnknownAttentionError
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.kernel_choice import UnsuitableAttentionError, attention_for
 
 SPEC = load_preset("8b")

@@ -10,8 +10,8 @@ from tests.front_door.command_line import call, error_of
 from tests.helpers.sketches import op, sketch, tensor
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.measures.metrics import device_memory, matmul_dtype, summarize
-from twinstream.models.flops import model_flops_per_sequence
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.providers.flops import model_flops_per_sequence
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document, write_document
 from twinstream.schedule.ops import Operand

@@ -14,8 +14,8 @@ from tests.helpers.trace_rules import faults
 from twinstream.clusters.predict import document_of
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.measures.metrics import Summary, summarize
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.presets import load_preset
 from twinstream.report import bars
 from twinstream.report.bars import merged_bars, op_bars, shrunk

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from tests.front_door.command_line import call, error_of
+from twinstream.models.decoders.to_hf_config import to_hf_config
 from twinstream.models.presets import load_preset
-from twinstream.models.to_hf_config import to_hf_config
 
 PLAN = ("plan", "--model", "tiny-experts", "--machine", "h100", "--seq-len", 512)
 STEP = ("--tokens-per-step", 4096)

@@ -11,7 +11,7 @@ from twinstream.executor.backends.protocol import MeasuredPass
 from twinstream.executor.replay.dispatch import Passes
 from twinstream.executor.run.measured import measured_timeline
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.kernel_choice import NondeterministicAttentionError
 from twinstream.planner.search.chunking import TrainingStep
 from twinstream.report.report import report_html

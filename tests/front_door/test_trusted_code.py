@@ -9,7 +9,7 @@ import twinstream as ts
 from tests.front_door.command_line import call, error_of
 from twinstream.executor.modules.blocks import ModuleRefusal
 from twinstream.executor.modules.building import build_module, offline
-from twinstream.models.traced import ModuleSource
+from twinstream.models.providers.traced import ModuleSource
 from twinstream.schedule import python_file
 from twinstream.schedule.files import read_document
 from twinstream.schedule.python_file import require_own_code

@@ -18,10 +18,10 @@ from twinstream.measures.uncertainty import (
     uncertainty_of,
     uncertainty_of_job,
 )
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import PassSpans, Provenance, RankTimeline
 from twinstream.study.sweep.rows import errors_note, ranking_note

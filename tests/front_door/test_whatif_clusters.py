@@ -9,7 +9,7 @@ import pytest
 from tests.front_door.command_line import call, error_of
 from twinstream.clusters.predict import predict
 from twinstream.hardware_profiles.clusters.loader import load_cluster
-from twinstream.models.parallel.layout import Layout
+from twinstream.models.layouts.layout import Layout
 from twinstream.study.layouts import LayoutQuery
 from twinstream.study.questions import query_of
 from twinstream.study.whatif.whatif import Change, usual_changes, whatif, written_change

@@ -12,13 +12,13 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.execute import execute
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import State, adapter_state, fresh_optimizer_state
-from twinstream.models.adapters.lora import Lora
-from twinstream.models.adapters.peft_weights import peft_weights
-from twinstream.models.hf_weights import hf_weights_of
+from twinstream.models.decoders.hf_weights import hf_weights_of
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.lowering.lower import lower
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import trained_groups
+from twinstream.models.providers.trained import trained_groups
+from twinstream.models.recipes.lora import Lora
+from twinstream.models.recipes.peft_weights import peft_weights
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 

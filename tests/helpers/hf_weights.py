@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import (
     FlatLayout,
     InnerTensor,
@@ -14,7 +15,6 @@ from twinstream.models.layout import (
     experts_layout,
     head_layout,
 )
-from twinstream.models.spec import ModelSpec
 
 # Rows of an inner tensor come from these modules, one after the other.
 _BLOCK_MODULES = {

@@ -7,7 +7,7 @@ from tests.helpers.small_chains import MIB
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.policies import optimizer_place
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.cost import Work

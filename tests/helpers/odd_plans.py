@@ -7,7 +7,7 @@ from tests.helpers.planning import plan_step
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.planner.choices import Choices
 from twinstream.planner.request import TrainingStep
 from twinstream.schedule.document import Caps, RankSchedule

@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 
 from twinstream.executor.state import training_state
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.lowering import declarations, optimizer_tasks
 from twinstream.models.lowering.declarations import OptimizerPart
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 
 PART_UNIT = 256  # elements: a block of 8-bit codes
 

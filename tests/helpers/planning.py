@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.evaluator import Evaluator
 from twinstream.planner.limits import LIMITS, SearchLimits

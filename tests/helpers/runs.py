@@ -8,8 +8,8 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.execute import Execution, execute
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import State, initial_state
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import RankSchedule
 
 

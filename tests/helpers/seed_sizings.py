@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from twinstream.fidelity.seed_system.sizing import Sizing
-from twinstream.models.flops import SavedLevel
+from twinstream.models.providers.flops import SavedLevel
 
 LAYERS = 4
 _LEVELS = {"I": SavedLevel.INPUT, "A": SavedLevel.ATTENTION, "F": SavedLevel.FULL}

@@ -1,9 +1,9 @@
 """Task chains of the byte-level presets, small enough to plan and run in a test."""
 
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.workload import Packing, Workload
 

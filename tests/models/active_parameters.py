@@ -1,6 +1,6 @@
 """Parameters that one token passes through: of the routed experts only its own."""
 
-from twinstream.models.spec import ModelSpec, layer_parameters
+from twinstream.models.decoders.spec import ModelSpec, layer_parameters
 
 
 def active_parameters(spec: ModelSpec) -> int:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
 
 COMMON = {
     "attention_dropout": 0.0,

@@ -1,6 +1,6 @@
 """A model small enough for reckoning by hand: d_q = 24 and d_kv = 12 differ from d_model = 10."""
 
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
 
 SMALL = ModelSpec(
     name="small",

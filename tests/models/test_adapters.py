@@ -6,13 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from tests.helpers.tiny_chains import WORKLOADS, small
-from twinstream.models.adapters.adapter_layout import adapter_layout, adapter_sites
-from twinstream.models.adapters.lora import LINEAR, Lora, LoraError, lora_of, lora_of_attributes
-from twinstream.models.adapters.peft_weights import peft_weights
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.trained import (
+from twinstream.models.providers.trained import (
     FreezeError,
     NothingToTrainError,
     first_backward_layer,
@@ -20,6 +16,10 @@ from twinstream.models.trained import (
     trained_groups,
     trained_of,
 )
+from twinstream.models.recipes.adapter_layout import adapter_layout, adapter_sites
+from twinstream.models.recipes.lora import LINEAR, Lora, LoraError, lora_of, lora_of_attributes
+from twinstream.models.recipes.peft_weights import peft_weights
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Chain
 
 SPEC = small("tiny")  # two layers

@@ -10,7 +10,7 @@ from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.measures.expert_load import LoadError, read_load, with_load
 from twinstream.models.lowering.lower import lower
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 

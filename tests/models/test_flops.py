@@ -4,8 +4,12 @@ import pytest
 
 from tests.models.shapes.shapes import GATED, PLAIN, ROUTED
 from tests.models.small_model import SMALL
-from twinstream.models.flops import SavedLevel, model_flops_per_sequence, saved_bytes_per_token
 from twinstream.models.presets import load_preset
+from twinstream.models.providers.flops import (
+    SavedLevel,
+    model_flops_per_sequence,
+    saved_bytes_per_token,
+)
 
 
 def test_flops_of_a_small_model_by_hand() -> None:

@@ -14,10 +14,10 @@ from tests.models.published_configs import (
     QWEN3_0_6B,
     read_config,
 )
-from twinstream.models.hf.config import UnsupportedConfigError
+from twinstream.models.decoders.config import UnsupportedConfigError
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.options import RopeScaling
 from twinstream.models.presets import load_model, model_notes
-from twinstream.models.spec import ModelSpec
 
 SMALL_SIZES = {
     "vocab_size": 96,

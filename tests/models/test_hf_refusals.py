@@ -12,10 +12,10 @@ from tests.models.published_configs import (
     MISTRAL_7B_V0_3,
     read_config,
 )
-from twinstream.models.hf.config import HfConfigError, UnsupportedConfigError
-from twinstream.models.hf.quantization import QuantizedConfigError
+from twinstream.models.decoders.config import HfConfigError, UnsupportedConfigError
+from twinstream.models.decoders.quantization import QuantizedConfigError
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.presets import model_notes
-from twinstream.models.spec import ModelSpec
 from twinstream.tracing import find_model, path_notes
 
 LLAMA_3_1 = META_LLAMA_3_1_8B["rope_scaling"]

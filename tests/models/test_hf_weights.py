@@ -3,13 +3,13 @@
 import pytest
 
 from tests.models.published_configs import CONFIGS, read_config
-from twinstream.models.hf.config import HfConfigError
-from twinstream.models.hf_weights import hf_weights
+from twinstream.models.decoders.config import HfConfigError
+from twinstream.models.decoders.hf_weights import hf_weights
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.decoders.to_hf_config import to_hf_config
 from twinstream.models.layout import block_layout, embedding_layout, head_layout
 from twinstream.models.options import RopeScaling
 from twinstream.models.presets import executable_presets, load_preset
-from twinstream.models.spec import ModelSpec
-from twinstream.models.to_hf_config import to_hf_config
 
 
 def hf_model_on_meta(model_type: str, config: dict[str, object]):

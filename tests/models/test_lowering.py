@@ -9,7 +9,7 @@ from twinstream.hardware_profiles.schema import is_compute_unit
 from twinstream.models.lowering.lower import lower
 from twinstream.models.options import RopeScaling
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.policies import plan_by_rule
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps

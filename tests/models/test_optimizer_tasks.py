@@ -5,7 +5,7 @@ import pytest
 from tests.helpers.tiny_chains import WORKLOADS, small, tiny_chain
 from twinstream.models.lowering.declarations import Shapes, optimizer_parts
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.errors import TwinstreamError
 

@@ -11,7 +11,9 @@ from pydantic import ValidationError
 import twinstream.models.presets
 from tests.models.active_parameters import active_parameters
 from tests.models.published_configs import META_LLAMA_3_8B
-from twinstream.models.hf.config import HfConfigError, UnsupportedConfigError
+from twinstream.models.decoders.config import HfConfigError, UnsupportedConfigError
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.decoders.to_hf_config import to_hf_config
 from twinstream.models.presets import (
     UnknownModelError,
     config_of,
@@ -21,8 +23,6 @@ from twinstream.models.presets import (
     preset_source,
     require_weights,
 )
-from twinstream.models.spec import ModelSpec
-from twinstream.models.to_hf_config import to_hf_config
 
 # In billions, as printed: model cards, arXiv:2005.14165, 2104.04473 (table 1), 2205.05198 (table 3)
 PUBLISHED = {

@@ -7,9 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 from tests.models.small_model import SMALL
-from twinstream.models.hf.config import HfConfigError
+from twinstream.models.decoders.config import HfConfigError
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.presets import UnknownModelError, executable_presets, load_model, load_preset
-from twinstream.models.spec import ModelSpec
 
 SIZES = {
     "1b": (16, 2048, 32, 8, 64, 8192, 128256),

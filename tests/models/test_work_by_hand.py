@@ -12,7 +12,7 @@ from twinstream.models.kernel_costs.work import (
     gradient_norm_work,
     gradient_squares_work,
 )
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import Packing, Workload
 

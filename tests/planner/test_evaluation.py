@@ -11,7 +11,7 @@ from tests.helpers.tiny_chains import WORKLOADS, tiny_chain
 from twinstream.fidelity.seed_system.policy import emit_seed, seed_chain
 from twinstream.models.lowering.lower import lower_again
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.evaluate.errors import NoEvaluation
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.schedule.document import Caps, RankSchedule

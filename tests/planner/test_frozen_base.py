@@ -1,8 +1,8 @@
 """Plans of chains whose parameters are frozen: read-only streams, or there all the time."""
 
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.adapters.lora import lora_of
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.lora import lora_of
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.choices import Choices
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep

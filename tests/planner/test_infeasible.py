@@ -14,8 +14,8 @@ from tests.helpers.plans import (
     shortage_of,
 )
 from tests.helpers.tiny_chains import small, tiny_chain
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.lowering.lower import lower
-from twinstream.models.spec import ModelSpec
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps

@@ -13,7 +13,7 @@ from tests.helpers.relaxed_residencies import sequence_and_residencies
 from tests.helpers.tiny_chains import small, tiny_chain
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import lower
-from twinstream.models.recipe import OptimizerPlace, Recipe
+from twinstream.models.recipes.recipe import OptimizerPlace, Recipe
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.decide.margins import QueueModel, _trim, alive_bytes
 from twinstream.planner.infeasible import InfeasiblePlan

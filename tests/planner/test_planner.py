@@ -11,7 +11,7 @@ from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.planner import Planner, gc_paused

@@ -9,7 +9,7 @@ from tests.helpers.planning import plan_step, request_of
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from twinstream.models.lowering.lower import lower
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner import reuse
 from twinstream.planner.bound.lower_bound import ProgramKind
 from twinstream.planner.choices import Choices

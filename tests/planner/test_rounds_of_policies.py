@@ -10,7 +10,7 @@ from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.emit import unrolling
 from twinstream.planner.emit.emission import Emitted, emitted
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage

@@ -14,7 +14,7 @@ from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import small
 from tests.planner.test_plan_properties import SPECS, STEPS
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.choices import EFFORTS, OPEN, Choices
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.planner.evaluator import Evaluator

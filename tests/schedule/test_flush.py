@@ -8,7 +8,7 @@ from tests.helpers.machines_for_plans import slow_link_machine
 from tests.helpers.plans import MACHINE, enough_device_bytes, planned
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.models.lowering.lower import lower_again
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.derived.flush import flush_of
 from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Op

@@ -11,8 +11,8 @@ from twinstream.executor.modules.calling import run_module
 from twinstream.executor.modules.module_program import ModuleProgram
 from twinstream.executor.modules.rows_and_values import restored, row_loss, row_shape, stored
 from twinstream.executor.modules.tracing import count_task
-from twinstream.models.traced import ModuleSource, TracedModel
-from twinstream.models.traced_parts import TracedTask
+from twinstream.models.providers.traced import ModuleSource, TracedModel
+from twinstream.models.providers.traced_parts import TracedTask
 
 BATCH, SEQ_LEN = 2, 32
 

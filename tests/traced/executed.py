@@ -17,8 +17,8 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.execute import execute
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import initial_state
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.traced import ModuleSource, TracedModel
+from twinstream.models.providers.traced import ModuleSource, TracedModel
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep

@@ -32,7 +32,7 @@ from tests.traced.families import FAMILIES, FEW, NOT_TO_THE_BIT, REFUSED, tiny_c
 from twinstream.executor.modules.blocks import ModuleRefusal
 from twinstream.executor.modules.packing_probe import isolates_documents
 from twinstream.executor.modules.tracing import trace
-from twinstream.models.traced import ModuleSource, TracedModel
+from twinstream.models.providers.traced import ModuleSource, TracedModel
 from twinstream.schedule.files import write_text
 
 PAGE = Path("docs/record/families.md")

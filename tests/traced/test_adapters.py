@@ -20,7 +20,7 @@ from tests.training.small_runs import (
     write_rows,
 )
 from twinstream.executor.modules.adapters import add_adapters, is_adapter
-from twinstream.models.adapters.lora import ModuleLora
+from twinstream.models.recipes.lora import ModuleLora
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.tracing import path_notes, trace_model
 

@@ -16,7 +16,7 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.execute import execute
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import initial_state
-from twinstream.models.traced import ModuleSource, TracedModel
+from twinstream.models.providers.traced import ModuleSource, TracedModel
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.document import RankSchedule

@@ -16,7 +16,7 @@ from tests.traced.families import FAMILIES, NOT_TO_THE_BIT, REFUSED, tiny_config
 from twinstream.executor.modules.calling import run_module
 from twinstream.executor.modules.tracing import trace
 from twinstream.models.lowering.lower import lower_again
-from twinstream.models.traced import ModuleSource
+from twinstream.models.providers.traced import ModuleSource
 from twinstream.schedule.proof.conforms import conforms
 from twinstream.schedule.proof.verify import verify_rank
 

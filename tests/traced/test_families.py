@@ -22,7 +22,7 @@ from tests.traced.families import (
 from twinstream.executor.modules.blocks import ModuleRefusal
 from twinstream.executor.modules.module_program import ModuleProgram
 from twinstream.executor.modules.tracing import trace
-from twinstream.models.traced import ModuleSource, TracedModel
+from twinstream.models.providers.traced import ModuleSource, TracedModel
 
 
 def traced(family: str) -> TracedModel:

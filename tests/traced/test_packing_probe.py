@@ -3,7 +3,7 @@
 import pytest
 
 from twinstream.executor.modules.packing_probe import isolates_documents
-from twinstream.models.traced import ModuleSource
+from twinstream.models.providers.traced import ModuleSource
 
 
 @pytest.mark.filterwarnings("ignore")

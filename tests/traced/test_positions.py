@@ -16,9 +16,9 @@ from twinstream.cli import app
 from twinstream.executor.modules.building import build_module
 from twinstream.executor.modules.positions.tables import position_limit
 from twinstream.executor.modules.tracing import trace
-from twinstream.models.model import chunk_refusal
 from twinstream.models.presets import load_preset
-from twinstream.models.traced import ModuleSource, TracedModel
+from twinstream.models.providers.model import chunk_refusal
+from twinstream.models.providers.traced import ModuleSource, TracedModel
 from twinstream.training.options import OptionsError, TrainOptions
 
 SHORT, LONG = [1.0, 1.1, 1.3, 1.6, 2.0, 2.6, 3.4, 4.4], [2.0, 3.0, 5.0, 8.0, 12.0, 20.0, 30.0, 40.0]

@@ -33,7 +33,7 @@ from twinstream.executor.weights.traced.module_folder import (
 )
 from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
 from twinstream.log.run_files import RunFiles
-from twinstream.models.traced import ModuleSource, TracedModel
+from twinstream.models.providers.traced import ModuleSource, TracedModel
 from twinstream.schedule.python_file import object_of_file
 
 SEQ_LEN = 32

@@ -27,7 +27,7 @@ from twinstream.executor.weights.traced import module_folder
 from twinstream.executor.weights.traced.module_folder import ModuleOutline, loaded_module
 from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
 from twinstream.log.run_files import RunFiles
-from twinstream.models.traced import ModuleSource
+from twinstream.models.providers.traced import ModuleSource
 
 
 def write_model(folder: Path, family: str, *, weights: bool) -> Path:

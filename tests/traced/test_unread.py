@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tests.training.small_runs import options, trained
 from twinstream.cli import app
-from twinstream.models.traced import TracedModel
+from twinstream.models.providers.traced import TracedModel
 
 MODULE = """
 import torch

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.helpers.tiny_chains import small
 from twinstream.log.metrics import CheckpointMetrics, EvalMetrics, StepMetrics
-from twinstream.models.to_hf_config import to_hf_config
+from twinstream.models.decoders.to_hf_config import to_hf_config
 from twinstream.training.callbacks import Callback
 from twinstream.training.options import TrainOptions
 from twinstream.training.trainer import Trainer, TrainResult

@@ -12,7 +12,7 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine, Number
 from twinstream.models.kernel_costs import attention_libraries
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import KernelChoice
+from twinstream.models.recipes.recipe import KernelChoice
 from twinstream.planner.request import caps_of
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training import machine as training_machine

@@ -17,7 +17,7 @@ from twinstream.log.run_files import RunFiles
 from twinstream.models.lowering import declarations
 from twinstream.models.lowering.optimizer_tasks import state_parts
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.files import DocumentError, only_writer
 from twinstream.training.checkpoints import (
     CheckpointError,

@@ -14,8 +14,8 @@ from tests.training.test_against_torch import NUM_STEPS, summed_loss, wanted_opt
 from twinstream.executor.kernels.updates.muon_step import orthogonalised
 from twinstream.models.lowering.declarations import muon_matrices, optimizer_parts, part_state_bytes
 from twinstream.models.presets import load_model
-from twinstream.models.recipe import Recipe
-from twinstream.models.update_rules import OwnRule, UpdateRuleError, update_rule
+from twinstream.models.recipes.recipe import Recipe
+from twinstream.models.recipes.update_rules import OwnRule, UpdateRuleError, update_rule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.preparing import Prepared
 from twinstream.training.run.steps import StepBatches

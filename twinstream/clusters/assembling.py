@@ -2,9 +2,9 @@
 
 from collections import defaultdict, deque
 
+from twinstream.models.layouts.job import Job
 from twinstream.models.lowering.lower import lower
 from twinstream.models.lowering.parts.groups import mesh_of
-from twinstream.models.parallel.job import Job
 from twinstream.planner.emit.task_ops import resident_schedule
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.document import Caps, Exchange, RankClass, RankSchedule, Schedule

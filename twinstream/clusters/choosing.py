@@ -10,9 +10,9 @@ from typing import Any
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.parallel.layout import Layout, LayoutError, stages_of
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.layout import Layout, LayoutError, stages_of
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.planner import gc_paused
 from twinstream.planner.request import PlanRequest, TrainingStep

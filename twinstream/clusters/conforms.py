@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator
 from pydantic import ValidationError
 
 from twinstream.clusters.refusals import refusals_of
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower, lower_again
 from twinstream.models.lowering.parts.groups import mesh_of
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout
-from twinstream.models.recipe import Recipe, megatron_recipe
+from twinstream.models.recipes.recipe import Recipe, megatron_recipe
 from twinstream.schedule.chain import COMMUNICATE, Chain, Task
 from twinstream.schedule.document import RankClass, RankSchedule, Schedule
 from twinstream.schedule.errors import ArgumentError, TwinstreamError, require

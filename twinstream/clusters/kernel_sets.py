@@ -9,12 +9,12 @@ from twinstream.models.kernel_costs.attention_limits import (
     attention_limits,
     attention_refusal,
 )
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.loss import CrossEntropy
-from twinstream.models.model import AnyModel, model_of
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout, LayoutError
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.update_rules import rule_text
+from twinstream.models.providers.model import AnyModel, model_of
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.update_rules import rule_text
 from twinstream.planner.kernel_choice import usual_kernels
 from twinstream.schedule.document import RankSchedule
 

@@ -12,8 +12,8 @@ from twinstream.clusters.planned_stage import plan_stage
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.cost import copy_alone_ns
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.layouts.job import Job
 from twinstream.models.lowering.lower import lower
-from twinstream.models.parallel.job import Job
 from twinstream.planner.emit.merged_chain import MergedChain
 from twinstream.planner.planner import gc_paused
 from twinstream.planner.request import caps_of

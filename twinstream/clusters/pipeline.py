@@ -10,10 +10,10 @@ from twinstream.clusters.conforms import require_conforming, workload_of_rounds
 from twinstream.clusters.kernel_sets import layout_refusal
 from twinstream.clusters.planned_stage import PlannedStage, plan_stage, without_messages
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.lowering.lower import lower
-from twinstream.models.parallel.layout import Layout, LayoutError
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.evaluate.evaluation import forward_of
 from twinstream.schedule.cluster.verify import may_deadlock, require_safe

@@ -12,9 +12,9 @@ from twinstream.clusters.refusals import require_possible
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.flops import model_flops_per_sequence
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout
+from twinstream.models.providers.flops import model_flops_per_sequence
 from twinstream.planner.choices import KINDS, RECOMPUTE_LEVELS, Choices, Home
 from twinstream.planner.planner import Planner, gc_paused
 from twinstream.planner.request import PlanRequest, TrainingStep, caps_of

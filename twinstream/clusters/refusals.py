@@ -1,8 +1,8 @@
 """Why a layout cannot be: degrees that do not divide, or do not make up the GPUs."""
 
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout, LayoutError, stages_of
-from twinstream.models.shapes.rank_sizes import shape_refusals
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout, LayoutError, stages_of
+from twinstream.models.layouts.rank_sizes import shape_refusals
 
 
 def refusals_of(job: Job, num_gpus: int | None = None) -> list[str]:

@@ -14,7 +14,7 @@ from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan_screens import generation_screen, tell
-from twinstream.models.parallel.layout import LayoutError
+from twinstream.models.layouts.layout import LayoutError
 from twinstream.options.option_group import MEMORY, WHERE
 from twinstream.options.plan_options import ClusterOptions, PlanOptions, TaskOptions
 from twinstream.planner.generation import TextGeneration

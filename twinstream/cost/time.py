@@ -10,8 +10,8 @@ from twinstream.cost.bill import CostError
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.flops import model_flops_per_sequence
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.providers.flops import model_flops_per_sequence
 from twinstream.schedule.node import Node, quantity, size
 
 _TOKENS_PER_PARAM = 20  # Hoffmann et al., Training Compute-Optimal LLMs, arXiv:2203.15556

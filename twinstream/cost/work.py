@@ -15,8 +15,8 @@ from math import prod
 from typing import Annotated, Any
 
 from twinstream.cost.bill import CostError
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.presets import load_model
-from twinstream.models.spec import ModelSpec
 from twinstream.schedule.node import Node, quantity, size
 
 _MOST_TOKENS_PER_EXPERT = 4096 * 2048

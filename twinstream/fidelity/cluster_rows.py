@@ -20,11 +20,11 @@ from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_o
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.csv_table import Cells, ClusterTableError, read_lines
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.presets import load_model
-from twinstream.models.recipe import MATMULS_OF_PRECISION, Recipe, megatron_recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import MATMULS_OF_PRECISION, Recipe, megatron_recipe
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount

@@ -11,9 +11,9 @@ from pydantic_core import to_json
 
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.parallel.job import Job
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.job import Job
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Schedule
 
 COLUMNS = (

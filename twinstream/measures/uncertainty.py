@@ -10,13 +10,13 @@ from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.curve_choice import curve_for
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.measures.published_steps import StepKind, nearest
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.attention_limits import attention_limits
+from twinstream.models.layouts.job import Job
 from twinstream.models.lowering.lower import lower
-from twinstream.models.model import provider_named
-from twinstream.models.parallel.job import Job
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.providers.model import provider_named
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.kernel_choice import usual_kernels
 from twinstream.schedule.analysis.periodic import LAST_PASSES, MAX_PASSES
 from twinstream.schedule.chain import Chain, Task

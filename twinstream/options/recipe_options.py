@@ -3,19 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from twinstream.models.adapters.lora import Lora
-from twinstream.models.adapters.quantized_base import BaseFormat
-from twinstream.models.hf.config import Dtype
+from twinstream.models.decoders.config import Dtype
 from twinstream.models.loss import loss_of
-from twinstream.models.model import AnyModel
-from twinstream.models.recipe import (
+from twinstream.models.providers.model import AnyModel
+from twinstream.models.providers.trained import require_few_bits, trained_of
+from twinstream.models.recipes.lora import Lora
+from twinstream.models.recipes.quantized_base import BaseFormat
+from twinstream.models.recipes.recipe import (
     GradientDtype,
     OptimizerState,
     Recipe,
     recipe_of_fields,
 )
-from twinstream.models.trained import require_few_bits, trained_of
-from twinstream.models.update_rules import BETAS, RULES, OwnRule, update_rule
+from twinstream.models.recipes.update_rules import BETAS, RULES, OwnRule, update_rule
 from twinstream.options.option_group import OPTIMIZER, TRAINED, OptionGroup, flag
 
 # The fields of a recipe that an option decides.

@@ -3,7 +3,7 @@
 from typing import Any, Literal, get_args
 
 from twinstream.models.kernel_costs.attention_limits import attention_names
-from twinstream.models.parallel.layout import RUN_PIPELINES, LayoutError, Pipeline
+from twinstream.models.layouts.layout import RUN_PIPELINES, LayoutError, Pipeline
 from twinstream.options.option_group import MEMORY, SEVERAL, STEPS, OptionGroup, flag
 from twinstream.planner.policies import policy_names
 from twinstream.planner.request import DEFAULT_POLICY

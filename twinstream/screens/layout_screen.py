@@ -10,7 +10,7 @@ from twinstream.clusters.search.search import RankedLayout, SearchResult
 from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.measures.uncertainty import Uncertainty
-from twinstream.models.parallel.job import Job
+from twinstream.models.layouts.job import Job
 from twinstream.schedule.analysis.idle import exposed_communication
 from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.tables import cause_name

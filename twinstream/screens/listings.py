@@ -8,7 +8,7 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.origin import origin_of
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.uncertainty import Uncertainty, usual_uncertainties
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.screens.tables import listing_table, number_text
 
 

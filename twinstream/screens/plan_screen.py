@@ -13,8 +13,8 @@ from twinstream.measures.residence import STATE, Residence, RoleResidence
 from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.models.layout import EXPERTS, ROUTER_BIAS, layer_of
-from twinstream.models.model import AnyModel, model_of
-from twinstream.models.recipe import Recipe
+from twinstream.models.providers.model import AnyModel, model_of
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import brief, gib

@@ -19,8 +19,8 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.explanation import Explanation, explain, limits_of
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of, uncertainty_of_job
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout
 from twinstream.planner.request import PlanRequest
 from twinstream.schedule.analysis.idle import exposed_communication
 from twinstream.schedule.document import Schedule

@@ -6,7 +6,7 @@ from typing import Any
 
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.uncertainty import Uncertainty
-from twinstream.models.model import AnyModel
+from twinstream.models.providers.model import AnyModel
 from twinstream.planner.generation import TextGeneration
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest

@@ -16,9 +16,9 @@ from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.clusters.what_if import with_numbers
 from twinstream.measures.metrics import summarize
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout, LayoutError
-from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice, Recipe
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout, LayoutError
+from twinstream.models.recipes.recipe import MATMULS_OF_PRECISION, KernelChoice, Recipe
 from twinstream.options.plan_options import KEPT
 from twinstream.planner.planner import Planner, gc_paused
 from twinstream.planner.request import PlanRequest, caps_of

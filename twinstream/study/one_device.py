@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.link import D2H, DUPLEX, H2D, LINK_FIELDS
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.model import AnyModel
-from twinstream.models.recipe import Recipe
+from twinstream.models.providers.model import AnyModel
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.options.recipe_options import RecipeOptions
 from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.planner import Planner

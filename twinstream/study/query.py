@@ -19,8 +19,8 @@ from twinstream.hardware_profiles.clusters.what_if import with_numbers
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.overrides import override
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.hf.config import Dtype
-from twinstream.models.model import AnyModel
+from twinstream.models.decoders.config import Dtype
+from twinstream.models.providers.model import AnyModel
 from twinstream.planner.planner import Planner
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node

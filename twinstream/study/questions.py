@@ -14,13 +14,13 @@ from twinstream.clusters.shared_machine import cores_here, place_here
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.attention_limits import attention_names
+from twinstream.models.layouts.layout import LayoutError, Recompute
 from twinstream.models.loss import has_function, kind_of_loss
-from twinstream.models.model import AnyModel, require_decoder, with_aux_loss
-from twinstream.models.parallel.layout import LayoutError, Recompute
 from twinstream.models.presets import model_notes
-from twinstream.models.recipe import MATMULS_OF_PRECISION, KernelChoice, KernelSet
-from twinstream.models.spec import ModelSpec
+from twinstream.models.providers.model import AnyModel, require_decoder, with_aux_loss
+from twinstream.models.recipes.recipe import MATMULS_OF_PRECISION, KernelChoice, KernelSet
 from twinstream.options.option_group import OptionGroup, flag_of
 from twinstream.options.plan_options import KEPT, ClusterOptions, PlanOptions
 from twinstream.options.step_options import RankOptions

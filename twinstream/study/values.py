@@ -14,9 +14,9 @@ from twinstream.hardware_profiles.link import LINK_FIELDS
 from twinstream.hardware_profiles.profile_files import nearest
 from twinstream.hardware_profiles.schema import NUMBER_FIELDS
 from twinstream.models.kernel_costs.attention_limits import attention_names
+from twinstream.models.layouts.layout import RUN_PIPELINES, Layout
 from twinstream.models.loss import LOSSES, names_loss
-from twinstream.models.parallel.layout import RUN_PIPELINES, Layout
-from twinstream.models.recipe import MATMULS_OF_PRECISION
+from twinstream.models.recipes.recipe import MATMULS_OF_PRECISION
 from twinstream.options.plan_options import ClusterOptions, PlanOptions
 from twinstream.options.recipe_options import RecipeOptions
 from twinstream.options.step_options import RankOptions

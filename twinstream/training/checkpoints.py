@@ -12,8 +12,8 @@ from pydantic import Field, JsonValue, NonNegativeInt
 from twinstream.data.order import Position
 from twinstream.executor.weights.durable_files import sync, whole_folder, writing
 from twinstream.models.lowering.optimizer_tasks import state_parts
-from twinstream.models.model import AnyModel
-from twinstream.models.recipe import Recipe
+from twinstream.models.providers.model import AnyModel
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import (
     digests_of,

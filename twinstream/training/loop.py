@@ -19,7 +19,7 @@ from twinstream.executor.launch.protocol import Batch, StepResult, TrainTask
 from twinstream.executor.program.options import BackendName
 from twinstream.log.metrics import AnyEvent, StepMetrics
 from twinstream.measures.residence import written_names
-from twinstream.models.trained import trained_groups
+from twinstream.models.providers.trained import trained_groups
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.timeline import Timeline

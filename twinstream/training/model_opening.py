@@ -3,9 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinstream.models.model import AnyModel, length_refusal, require_executable, with_aux_loss
 from twinstream.models.presets import is_preset, require_weights
-from twinstream.models.recipe import Recipe
+from twinstream.models.providers.model import (
+    AnyModel,
+    length_refusal,
+    require_executable,
+    with_aux_loss,
+)
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.files import real_path
 from twinstream.tracing import find_model
 from twinstream.training.machine import Tell

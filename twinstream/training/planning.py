@@ -19,13 +19,13 @@ from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.missing_attention import missing_attention_notes
 from twinstream.measures.residence import checkpoint_bytes
-from twinstream.models.adapters.adapter_layout import lora_there
-from twinstream.models.adapters.lora import Lora, lora_of
 from twinstream.models.loss import kind_of_loss
 from twinstream.models.lowering.lower import require_packs
-from twinstream.models.model import AnyModel, require_decoder
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.update_rules import OwnRule
+from twinstream.models.providers.model import AnyModel, require_decoder
+from twinstream.models.recipes.adapter_layout import lora_there
+from twinstream.models.recipes.lora import Lora, lora_of
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.update_rules import OwnRule
 from twinstream.planner.choices import Choices, recompute_level
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.planner.infeasible import InfeasiblePlan

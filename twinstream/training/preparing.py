@@ -16,13 +16,13 @@ from twinstream.executor.memory.host_limits import WORKING_BYTES, process_bytes
 from twinstream.executor.weights.durable_files import free_bytes
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary
-from twinstream.models.adapters.lora import has_dropout
 from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.loss import has_function, kind_of_loss
-from twinstream.models.model import require_decoder
 from twinstream.models.presets import model_notes
-from twinstream.models.recipe import Recipe
-from twinstream.models.trained import adapter_groups
+from twinstream.models.providers.model import require_decoder
+from twinstream.models.providers.trained import adapter_groups
+from twinstream.models.recipes.lora import has_dropout
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.sizes import brief

@@ -24,8 +24,8 @@ from twinstream.data.spans import NO_LABEL, Spans, cut, joined, sizes_for
 from twinstream.data.training_data import TrainingData
 from twinstream.executor.program.module_programs import ModulePrograms
 from twinstream.executor.program.options import BackendName, RunOptions
-from twinstream.models.recipe import Recipe
-from twinstream.models.trained import all_groups
+from twinstream.models.providers.trained import all_groups
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Result
 from twinstream.training.machine import LocalMachine, Tell, detect_machine

@@ -4,7 +4,7 @@ Korthikanti et al., Reducing Activation Recomputation in Large Transformer Model
 section 4 (equations 1 to 6), for a transformer in 16 bits with dropout masks of one byte.
 """
 
-from twinstream.models.parallel.job import Job
+from twinstream.models.layouts.job import Job
 
 ACTIVATION_SERIES = ("Korthikanti Table 5",)
 

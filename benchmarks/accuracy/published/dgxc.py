@@ -16,10 +16,10 @@ from benchmarks.accuracy.published.published_models import (
 )
 from twinstream.fidelity.cluster_rows import ClusterRow
 from twinstream.hardware_profiles.csv_table import Cells
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout, Recompute
-from twinstream.models.recipe import megatron_recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout, Recompute
+from twinstream.models.recipes.recipe import megatron_recipe
 
 COLUMNS = (
     *("model", "framework", "architecture", "reduced_layers", "gpu_type", "num_gpus", "tp", "pp"),

@@ -12,9 +12,9 @@ from benchmarks.accuracy.published.published_models import (
 )
 from twinstream.fidelity.cluster_rows import ClusterRow, Compared
 from twinstream.hardware_profiles.csv_table import Cells
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout, Recompute
-from twinstream.models.recipe import megatron_recipe
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout, Recompute
+from twinstream.models.recipes.recipe import megatron_recipe
 
 COLUMNS = (
     *("round", "benchmark", "system", "gpu_type", "num_gpus", "tp", "pp", "cp", "vp", "dp"),

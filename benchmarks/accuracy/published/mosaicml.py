@@ -9,9 +9,9 @@ from typing import Literal
 from benchmarks.accuracy.published.published_models import published_shape
 from twinstream.fidelity.cluster_rows import ClusterRow
 from twinstream.hardware_profiles.csv_table import Cells
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout
-from twinstream.models.recipe import megatron_recipe
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout
+from twinstream.models.recipes.recipe import megatron_recipe
 
 COLUMNS = (
     *("model", "gpu_type", "num_gpus", "seq_len", "micro_batch", "grad_accum", "global_batch"),

@@ -23,9 +23,9 @@ from typing import Any, Literal
 from benchmarks.accuracy.published.published_models import gpt_shape, published_shape
 from twinstream.fidelity.cluster_rows import ClusterRow, Compared
 from twinstream.hardware_profiles.csv_table import Cells
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout, Recompute
-from twinstream.models.recipe import megatron_recipe
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout, Recompute
+from twinstream.models.recipes.recipe import megatron_recipe
 
 COLUMNS = (
     *("paper", "table", "row", "model", "n_layers", "hidden", "heads", "seq_len", "vocab"),

@@ -1,7 +1,7 @@
 """Shapes of the models that the tables name, from the files that the runs were started with."""
 
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.options import Experts
-from twinstream.models.spec import ModelSpec
 
 _GPT_VOCAB = 51200
 _MPT_VOCAB = 50368

@@ -7,9 +7,9 @@ reduced in 16 bits when all are there, no sequence parallelism, unfused attentio
 from benchmarks.accuracy.published.published_models import gpt_shape
 from twinstream.fidelity.cluster_rows import ClusterRow
 from twinstream.hardware_profiles.csv_table import Cells
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout
-from twinstream.models.recipe import megatron_recipe
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout
+from twinstream.models.recipes.recipe import megatron_recipe
 
 COLUMNS = (
     *("layers", "hidden", "heads", "seq", "vocab_padded", "micro_batch", "global_batch", "tp"),

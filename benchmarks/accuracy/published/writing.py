@@ -5,7 +5,7 @@ import io
 from collections.abc import Sequence
 
 from twinstream.fidelity.cluster_rows import COLUMNS, ClusterRow
-from twinstream.models.recipe import MATMULS_OF_PRECISION
+from twinstream.models.recipes.recipe import MATMULS_OF_PRECISION
 
 
 def measured_steps_csv(rows: Sequence[ClusterRow]) -> str:

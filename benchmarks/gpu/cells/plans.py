@@ -11,7 +11,7 @@ from typing import Self
 from benchmarks.gpu.jobs.campaign import Cell
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import executed_flops
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_document

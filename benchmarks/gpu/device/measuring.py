@@ -42,8 +42,8 @@ from twinstream.executor.run.device_state import (
 from twinstream.executor.run.execute import execute_in, prove
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.random_weights import RandomWeights
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Fetch
 from twinstream.schedule.tensors import DEVICE, HOST, Tier

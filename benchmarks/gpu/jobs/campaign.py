@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import trained_of
+from twinstream.models.providers.trained import trained_of
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.request import TrainingStep
 from twinstream.schedule.workload import Workload
 

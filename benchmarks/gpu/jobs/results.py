@@ -7,7 +7,7 @@ from pydantic import Field, NonNegativeInt
 from benchmarks.gpu.jobs.campaign import Backend, Size
 from twinstream.executor.probe.chosen import Chosen
 from twinstream.executor.run.device_state import DeviceState
-from twinstream.models.recipe import KernelChoice
+from twinstream.models.recipes.recipe import KernelChoice
 from twinstream.schedule.node import Node
 
 

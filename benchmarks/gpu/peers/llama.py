@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from twinstream.executor.kernels.vector.rope import rope_frequencies
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
 
 
 class Attention(nn.Module):

@@ -10,8 +10,8 @@ import torch
 from benchmarks.gpu.device.measuring import random_tokens
 from benchmarks.gpu.jobs.campaign import PeerKind
 from benchmarks.gpu.peers.trainers import Trainer, trainer
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.errors import TwinstreamError
 
 

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from benchmarks.gpu.jobs.campaign import PeerKind
 from benchmarks.gpu.peers.llama import Llama
 from twinstream.executor.kernels.operand import DTYPES
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 
 _INIT_STD = 0.02
 

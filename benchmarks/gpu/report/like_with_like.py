@@ -22,7 +22,7 @@ from twinstream import api
 from twinstream.api import simulate
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.sizes import parse_bytes
 

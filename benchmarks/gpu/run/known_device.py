@@ -18,7 +18,7 @@ from twinstream.executor.probe.process import DeviceProcess, JobFailed, JobRefus
 from twinstream.hardware_profiles.errors import ProfileError
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine
-from twinstream.models.recipe import KernelChoice
+from twinstream.models.recipes.recipe import KernelChoice
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from benchmarks.gpu.tests.stand_ins import MACHINE, WHERE, Clock, FakeDevice, en
 from twinstream.executor.probe.process import JobFailed, JobRefused, JobTimeout
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Number
-from twinstream.models.recipe import KernelChoice
+from twinstream.models.recipes.recipe import KernelChoice
 from twinstream.schedule.files import read_document
 
 KEYS = ["kernels", "probe", "tiny S64 offloading", "tiny S64 resident", "tiny S64 1 MiB",

@@ -15,7 +15,7 @@ from benchmarks.gpu.tests.stand_ins import WHERE
 from benchmarks.gpu.tests.test_table import CELL
 from twinstream.api import simulate
 from twinstream.hardware_profiles.loader import load_machine, override
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.ops import Compute
 
 CPU = load_machine("cpu")

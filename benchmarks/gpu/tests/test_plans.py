@@ -10,7 +10,7 @@ from benchmarks.gpu.cells.plans import PlannedCell, PlanPool, PlanRequest, Refus
 from benchmarks.gpu.device.measuring import MeasuringSession
 from benchmarks.gpu.jobs.campaign import campaign_of
 from benchmarks.gpu.tests.stand_ins import MACHINE
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.timeline import RankTimeline

@@ -20,13 +20,13 @@ from twinstream.executor.kernels.vector.gradients import (
     weight_views,
 )
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.adapters.adapter_layout import (
+from twinstream.models.kernel_costs.attributes import Attributes
+from twinstream.models.recipes.adapter_layout import (
     AdapterSite,
     adapter_layout,
     adapter_sites,
     expert_sites,
 )
-from twinstream.models.kernel_costs.attributes import Attributes
 from twinstream.schedule.ops import Mode
 
 

@@ -6,8 +6,7 @@ from functools import cached_property
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES
-from twinstream.models.adapters.lora import Lora, lora_of_attributes
-from twinstream.models.adapters.quantized_base import BaseFormat, quantized_layout
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.attributes import (
     Attributes,
     base_format,
@@ -19,7 +18,8 @@ from twinstream.models.kernel_costs.attributes import (
 )
 from twinstream.models.layout import FlatLayout, block_layout, dense_width, experts_layout
 from twinstream.models.options import ROPE_SCALING, RopeScaling
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.lora import Lora, lora_of_attributes
+from twinstream.models.recipes.quantized_base import BaseFormat, quantized_layout
 from twinstream.schedule.ops import Attribute
 
 _SPEC_FIELDS = (

@@ -30,9 +30,9 @@ from twinstream.executor.kernels.vector.gradients import weight_views
 from twinstream.executor.kernels.vector.rope import Rope
 from twinstream.executor.kernels.vector.vector_ops import HeadNorm, RmsNorm, VectorOps
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.adapters.quantized_base import BLOCK_ELEMENTS, CODE_BITS, SCALES
 from twinstream.models.kernel_costs.attributes import Attributes
 from twinstream.models.options import Experts
+from twinstream.models.recipes.quantized_base import BLOCK_ELEMENTS, CODE_BITS, SCALES
 
 
 @dataclass(frozen=True)

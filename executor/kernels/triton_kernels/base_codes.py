@@ -7,7 +7,7 @@ import triton.language as tl
 from twinstream.executor.kernels.base_codes import LARGEST_CODE
 from twinstream.executor.kernels.triton_kernels.launch import launch
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
-from twinstream.models.adapters.quantized_base import BLOCK_ELEMENTS
+from twinstream.models.recipes.quantized_base import BLOCK_ELEMENTS
 
 # A thread writes 16 bytes at a time, of 4 bytes of codes of nf4: loads of a warp lie together.
 _BYTES, _WARPS = 2048, 4

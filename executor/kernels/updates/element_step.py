@@ -9,7 +9,7 @@ from twinstream.executor.kernels.operand import DTYPES, Operands
 from twinstream.executor.kernels.vector.updates import Rule, StepValues, flat_update, update
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
-from twinstream.models.update_rules import OwnRule, UpdateRule, UpdateRuleError
+from twinstream.models.recipes.update_rules import OwnRule, UpdateRule, UpdateRuleError
 from twinstream.schedule.ops import KernelCall
 from twinstream.schedule.python_file import split_name
 

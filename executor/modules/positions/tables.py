@@ -24,7 +24,7 @@ from twinstream.executor.modules.calling import (
     run_module,
 )
 from twinstream.models.options import PositionLimit
-from twinstream.models.traced import ModuleSource
+from twinstream.models.providers.traced import ModuleSource
 from twinstream.schedule.errors import TwinstreamError
 
 _LENGTHS = 16, 32  # of a sequence, to see which numbers grow with it

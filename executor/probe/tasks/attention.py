@@ -18,11 +18,11 @@ from twinstream.executor.kernels.attention.registry import (
 )
 from twinstream.executor.kernels.attention.trial import AttentionTrial, Results
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.attention_libraries import DeviceName
 from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.kernel_costs.attention_shape import AttentionPass, AttentionShape
 from twinstream.models.kernel_costs.work import ChunkWork
-from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import Workload
 

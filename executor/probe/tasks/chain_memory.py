@@ -8,8 +8,8 @@ from twinstream.executor.kernels.operand import DTYPES, KernelOperand
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.run.training import step_state
 from twinstream.executor.state.random_weights import RandomWeights
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.ops import TaskOperand
 

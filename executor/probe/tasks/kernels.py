@@ -24,6 +24,7 @@ from twinstream.executor.kernels.vector.vector_ops import (
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.executor.probe.tasks.task_samples import TaskSample
 from twinstream.executor.probe.timing.timing import median_ns
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.attributes import optimizer_state
 from twinstream.models.kernel_costs.expert_work import ExpertWork
 from twinstream.models.kernel_costs.scratch_sizes import code_blocks
@@ -31,8 +32,7 @@ from twinstream.models.kernel_costs.update_work import with_update_unit
 from twinstream.models.kernel_costs.work import ChunkWork, adamw_work, gradient_squares_work
 from twinstream.models.kernel_costs.workspace import workspace_bytes
 from twinstream.models.options import Experts
-from twinstream.models.recipe import OptimizerState, Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import OptimizerState, Recipe
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute, Mode
 from twinstream.schedule.workload import Workload

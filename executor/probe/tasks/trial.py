@@ -6,9 +6,9 @@ import torch
 
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.probe.tasks.chain_memory import round_results
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.lowering.lower import lower
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.workload import Workload
 
 # Two packed sequences, and one in two slices.

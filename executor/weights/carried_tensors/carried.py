@@ -15,7 +15,7 @@ import torch
 from twinstream.executor.weights.codes.coded_tensor import CodedTensor
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.safetensors_header import StoredTensor
-from twinstream.models.hf_weights import HfWeight
+from twinstream.models.decoders.hf_weights import HfWeight
 from twinstream.schedule.files import open_file, reason_of, stamp_of
 
 _GROUP = "carried."

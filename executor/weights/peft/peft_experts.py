@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import pad
 
 from twinstream.executor.weights.errors import WeightsError, some_of
-from twinstream.models.adapters.peft_weights import EXPERT_MODULES, EXPERT_PARAMETERS
+from twinstream.models.recipes.peft_weights import EXPERT_MODULES, EXPERT_PARAMETERS
 
 _NAME = re.compile(
     r"(?P<layer>.+\.layers\.\d+)\.(mlp|block_sparse_moe|feed_forward)\.experts\.(?P<expert>\d+)"

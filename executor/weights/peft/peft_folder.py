@@ -23,8 +23,11 @@ from twinstream.executor.weights.safetensors_header import (
     read_header,
 )
 from twinstream.executor.weights.weight_file import fill_from_stored
-from twinstream.models.adapters.lora import Lora, LowRank, Saved
-from twinstream.models.adapters.peft_weights import (
+from twinstream.models.decoders.hf_weights import HfWeight
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layout import layer_of
+from twinstream.models.recipes.lora import Lora, LowRank, Saved
+from twinstream.models.recipes.peft_weights import (
     EXPERT_MODULES,
     EXPERT_PARAMETERS,
     PEFT_MODULES,
@@ -32,9 +35,6 @@ from twinstream.models.adapters.peft_weights import (
     peft_weights_of,
     saved_weights,
 )
-from twinstream.models.hf_weights import HfWeight
-from twinstream.models.layout import layer_of
-from twinstream.models.spec import ModelSpec
 from twinstream.schedule.files import read_text, reason_of
 
 ADAPTER_CONFIG = "adapter_config.json"

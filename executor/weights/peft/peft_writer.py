@@ -10,16 +10,16 @@ from twinstream.executor.weights.durable_files import make_room, sync, write_fil
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.peft.peft_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from twinstream.executor.weights.weight_file import WeightFile
-from twinstream.models.adapters.adapter_layout import adapter_group, adapter_sites
-from twinstream.models.adapters.lora import Lora, LowRank
-from twinstream.models.adapters.peft_weights import (
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.recipes.adapter_layout import adapter_group, adapter_sites
+from twinstream.models.recipes.lora import Lora, LowRank
+from twinstream.models.recipes.peft_weights import (
     EXPERT_PARAMETERS,
     peft_module,
     peft_weights,
     peft_weights_of,
     saved_weights,
 )
-from twinstream.models.spec import ModelSpec
 
 # PEFT 0.21 takes modules of these names for the routed experts of a family whose experts were
 # modules once, wherever they are and however target_modules spells them: they are spelled as the

@@ -20,9 +20,9 @@ from twinstream.executor.weights.peft.peft_folder import (
 from twinstream.executor.weights.peft.peft_writer import adapter_config
 from twinstream.executor.weights.safetensors_header import read_header
 from twinstream.executor.weights.traced.module_names import layers_in_whole
-from twinstream.models.adapters.lora import ModuleLora
 from twinstream.models.layout import ADAPTERS
-from twinstream.models.traced import TracedModel
+from twinstream.models.providers.traced import TracedModel
+from twinstream.models.recipes.lora import ModuleLora
 
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
 _PEFT = "base_model.model."

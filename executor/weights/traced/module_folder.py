@@ -43,10 +43,10 @@ from twinstream.executor.weights.traced.module_names import (
     stored_buffers,
 )
 from twinstream.executor.weights.traced.stored_groups import StoredGroups
-from twinstream.models.hf_weights import HfWeight
+from twinstream.models.decoders.hf_weights import HfWeight
 from twinstream.models.layout import ADAPTERS
-from twinstream.models.traced import TracedModel
-from twinstream.models.traced_parts import (
+from twinstream.models.providers.traced import TracedModel
+from twinstream.models.providers.traced_parts import (
     STATE,
 )
 

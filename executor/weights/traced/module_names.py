@@ -14,8 +14,8 @@ from twinstream.executor.weights.carried_tensors.carried import CarriedTensors, 
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.safetensors_header import StoredTensor
 from twinstream.executor.weights.traced.module_conversion import Conversion
-from twinstream.models.hf.config import next_token_count
-from twinstream.models.traced import ModuleSource, TracedModel
+from twinstream.models.decoders.config import next_token_count
+from twinstream.models.providers.traced import ModuleSource, TracedModel
 
 _ROTARY = "rotary_emb.inv_freq"  # that old versions of transformers saved
 _LAYER = re.compile(r"\.layers\.(\d+)\.")

@@ -5,9 +5,9 @@ from itertools import accumulate
 import torch
 
 from twinstream.executor.weights.traced.module_names import ModuleNames
-from twinstream.models.hf_weights import HfWeight
+from twinstream.models.decoders.hf_weights import HfWeight
 from twinstream.models.layout import ADAPTERS
-from twinstream.models.traced import TracedModel
+from twinstream.models.providers.traced import TracedModel
 
 
 class StoredGroups:

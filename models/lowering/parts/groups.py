@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from twinstream.models.adapters.adapter_layout import adapter_sites, expert_sites
-from twinstream.models.adapters.quantized_base import quantized_layout
+from twinstream.models.decoders.spec import ITEMSIZE_BYTES, ParameterPart, rank_parameters
 from twinstream.models.kernel_costs.scratch_sizes import state_bytes
 from twinstream.models.layout import EXPERTS, block_layout, experts_layout
-from twinstream.models.parallel.job import Job
-from twinstream.models.recipe import OptimizerState
-from twinstream.models.spec import ITEMSIZE_BYTES, ParameterPart, rank_parameters
+from twinstream.models.layouts.job import Job
+from twinstream.models.recipes.adapter_layout import adapter_sites, expert_sites
+from twinstream.models.recipes.quantized_base import quantized_layout
+from twinstream.models.recipes.recipe import OptimizerState
 from twinstream.schedule.document import Axis, Mesh
 
 _OF_LAYERS = ("layer", "experts")

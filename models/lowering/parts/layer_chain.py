@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from twinstream.models.layouts.job import Job
 from twinstream.models.lowering.chain_builder import CollectiveCall
 from twinstream.models.lowering.parts.builder import Buffer, Ends, StageBuilder, Use
 from twinstream.models.lowering.parts.layer_parts import (
@@ -16,7 +17,6 @@ from twinstream.models.lowering.parts.layer_parts import (
     whole,
 )
 from twinstream.models.lowering.parts.weights import StageWeights
-from twinstream.models.parallel.job import Job
 from twinstream.schedule.ops import Mode, Phase
 
 Direction = Literal["forward", "backward"]

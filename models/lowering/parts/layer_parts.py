@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from twinstream.models.parallel.job import Job
-from twinstream.models.shapes.own_work import OwnWork
-from twinstream.models.shapes.saved import hidden_bytes, saved_tensors, stored_hidden_bytes
-from twinstream.models.shapes.work import PartWork
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.own_work import OwnWork
+from twinstream.models.layouts.saved import hidden_bytes, saved_tensors, stored_hidden_bytes
+from twinstream.models.layouts.work import PartWork
 from twinstream.schedule.cost import Work
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]

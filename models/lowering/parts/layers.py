@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.kernels import times
 from twinstream.models.lowering.parts.builder import Buffer, Ends, StageBuilder, Use
 from twinstream.models.lowering.parts.layer_chain import LayerChain, LayerEmitter
 from twinstream.models.lowering.parts.layer_parts import CollectiveElement, LayerParts, layer_parts
 from twinstream.models.lowering.parts.weights import StageWeights
-from twinstream.models.parallel.job import Job
-from twinstream.models.shapes.kernels import times
 from twinstream.schedule.cost import Work
 
 

@@ -7,7 +7,9 @@ that are priced and not run here (Megatron's) have their tasks from here, too.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from twinstream.models.flops import model_flops_per_sequence
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import stages_of
+from twinstream.models.layouts.saved import head_peak_bytes, stored_hidden_bytes
 from twinstream.models.lowering.chain_builder import CollectiveCall
 from twinstream.models.lowering.parts.builder import Buffer, StageBuilder, Use
 from twinstream.models.lowering.parts.groups import (
@@ -22,9 +24,7 @@ from twinstream.models.lowering.parts.layers import LayerOps
 from twinstream.models.lowering.parts.weights import StageWeights
 from twinstream.models.lowering.stage import run_stage
 from twinstream.models.lowering.stage_cut import StageCut, stage_cut
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import stages_of
-from twinstream.models.shapes.saved import head_peak_bytes, stored_hidden_bytes
+from twinstream.models.providers.flops import model_flops_per_sequence
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import ModelRef

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from twinstream.models.layout import EXPERTS
+from twinstream.models.layouts.job import Job
 from twinstream.models.lowering.chain_builder import CollectiveCall, UseMode
 from twinstream.models.lowering.group_life import GroupLife
 from twinstream.models.lowering.parts.builder import Buffer, StageBuilder, Use
 from twinstream.models.lowering.parts.groups import Group, embedding_group
-from twinstream.models.parallel.job import Job
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Mode
 

@@ -21,7 +21,7 @@ from twinstream.executor.kernels.attention.registry import (
 )
 from twinstream.models.kernel_costs import attention_libraries
 from twinstream.models.kernel_costs.attention_shape import AttentionShape
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.document import Caps, RankSchedule
 
 HEADS_OF_300 = AttentionShape(1, 8, 8, 2, 2, 300, "bfloat16", sliced=False)

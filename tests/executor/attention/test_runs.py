@@ -11,7 +11,7 @@ from twinstream.executor.kernels.attention.registry import (
     AttentionNotAvailable,
     attention_implementation,
 )
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.proof.verify_layout import arena_bytes

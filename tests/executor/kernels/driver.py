@@ -14,13 +14,13 @@ from twinstream.executor.kernels.operand import KernelOperand
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.kernels.step_state import packed_step_state
 from twinstream.executor.run.training import sequences_tensor
-from twinstream.models.adapters.lora import Lora
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.workspace import workspace_bytes
 from twinstream.models.loss import CrossEntropy, Dpo
 from twinstream.models.lowering.lower import lower
 from twinstream.models.options import ROPE_SCALING, RopeScaling
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.lora import Lora
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Task
 from twinstream.schedule.ops import TaskOperand
 from twinstream.schedule.workload import Packing, Workload

@@ -27,8 +27,8 @@ from transformers import (
 
 from tests.executor.kernels.driver import LLAMA_3_1, Step
 from tests.helpers.hf_weights import pack_hf_state, unpack_hf_state
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.options import Experts
-from twinstream.models.spec import ModelSpec
 
 SEQ_LEN, NUM_SEQUENCES = 24, 4
 FAMILIES = {

@@ -18,9 +18,9 @@ from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.probe.tasks.chain_memory import ChainMemory, in_order
 from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.run.work import bind_works
-from twinstream.models.adapters.lora import Lora
 from twinstream.models.lowering.lower import lower
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.lora import Lora
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 

@@ -9,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.executor.kernels.test_workspace import launch_nothing, step_of
 from tests.helpers.tiny_chains import small
-from twinstream.models.adapters.lora import lora_of
 from twinstream.models.kernel_costs.work import ChunkWork
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.lora import lora_of
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.chain import Task
 from twinstream.schedule.workload import Workload
 

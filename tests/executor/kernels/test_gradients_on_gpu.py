@@ -8,7 +8,7 @@ from tests.helpers.runs import assert_same_bits, run
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.kernels.vector.gradients import add_matmul
 from twinstream.executor.run.execute import RunOptions
-from twinstream.models.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.document import Caps
 
 pytestmark = pytest.mark.gpu

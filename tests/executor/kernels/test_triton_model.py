@@ -18,8 +18,8 @@ from tests.executor.kernels.families import (
     tiny_spec,
 )
 from tests.executor.kernels.test_same_bits import all_bits, assert_same_bits
-from twinstream.models.adapters.adapter_layout import adapter_layout
-from twinstream.models.adapters.lora import lora_of
+from twinstream.models.recipes.adapter_layout import adapter_layout
+from twinstream.models.recipes.lora import lora_of
 
 FAMILY = pytest.mark.parametrize("family", [*FAMILIES, *EXPERT_FAMILIES])
 

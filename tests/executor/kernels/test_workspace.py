@@ -11,9 +11,9 @@ from tests.executor.kernels.families import tiny_spec
 from tests.helpers.hf_weights import flat_layouts
 from twinstream.executor.kernels.registry import kernel_keys
 from twinstream.executor.kernels.workspace import Workspace, WorkspaceExhaustedError
-from twinstream.models.adapters.lora import lora_of
 from twinstream.models.kernel_costs.workspace import workspace_bytes
 from twinstream.models.layout import ALIGNMENT_BYTES
+from twinstream.models.recipes.lora import lora_of
 from twinstream.schedule.errors import TwinstreamError
 
 SCRATCH_KERNELS = (

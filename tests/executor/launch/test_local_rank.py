@@ -29,8 +29,8 @@ from twinstream.executor.launch.protocol import (
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.rank_run import RankOutcome
 from twinstream.executor.state.training_state import initial_state
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Caps, RankSchedule
 
 STEPS = 3

@@ -17,7 +17,7 @@ from twinstream.executor.probe.choosing import (
 from twinstream.executor.probe.process import JobFailed, JobTimeout
 from twinstream.executor.probe.tasks.attention import AttentionCandidate
 from twinstream.models.kernel_costs.attention_limits import attention_names
-from twinstream.models.recipe import KernelChoice
+from twinstream.models.recipes.recipe import KernelChoice
 
 PRESETS = ("8b",)
 

@@ -20,7 +20,7 @@ from twinstream.hardware_profiles.curve_choice import curve_for
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Efficiency, Machine
 from twinstream.models.options import Experts
-from twinstream.models.recipe import BEFORE_NEXT_USE, KernelChoice, Recipe
+from twinstream.models.recipes.recipe import BEFORE_NEXT_USE, KernelChoice, Recipe
 from twinstream.schedule.document import Caps
 from twinstream.simulator.costs import MachineCosts
 from twinstream.simulator.replay import simulate_rank

@@ -28,7 +28,7 @@ from twinstream.hardware_profiles.schema import Efficiency, Machine
 from twinstream.models.kernel_costs.work import ChunkWork
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import KernelChoice
+from twinstream.models.recipes.recipe import KernelChoice
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cost import GROUPED_TILE_ROWS, Work
 from twinstream.schedule.document import Caps

@@ -20,7 +20,7 @@ from twinstream.executor.probe.device import (
 from twinstream.executor.probe.process import JobFailed
 from twinstream.executor.probe.tasks.task_samples import listed_grouped, listed_samples
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.recipe import KernelChoice
+from twinstream.models.recipes.recipe import KernelChoice
 
 CHOSEN = Chosen(
     kernels=KernelChoice(attention="sdpa_flash"), excess_bytes=2**25, others=("sdpa_cudnn",)

@@ -10,7 +10,7 @@ from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.kernel_costs import attention_libraries
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import KernelChoice
+from twinstream.models.recipes.recipe import KernelChoice
 from twinstream.planner.kernel_choice import attention_for
 
 H100 = load_machine("h100")

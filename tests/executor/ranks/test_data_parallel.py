@@ -16,9 +16,9 @@ from tests.executor.ranks.trained import (
     train_ranks,
 )
 from twinstream.executor.launch.rank_processes import RankProcesses
-from twinstream.models.adapters.lora import Lora
-from twinstream.models.parallel.layout import Layout
-from twinstream.models.recipe import Recipe
+from twinstream.models.layouts.layout import Layout
+from twinstream.models.recipes.lora import Lora
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Caps
 from twinstream.schedule.ops import Communicate
 

@@ -14,8 +14,8 @@ from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import WORKLOADS, small
 from tests.helpers.virtual_ranks import run_virtual_ranks
 from twinstream.clusters.pipeline import Stages, plan_pipeline
-from twinstream.models.parallel.layout import Layout
-from twinstream.models.recipe import Recipe
+from twinstream.models.layouts.layout import Layout
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cluster.splitting import expanded
 from twinstream.schedule.document import Caps
 from twinstream.simulator.replay import replay_cluster

@@ -6,10 +6,10 @@ import pytest
 
 from tests.executor.ranks.trained import Case, assert_as_reference, train_ranks
 from twinstream.executor.launch.rank_processes import RankProcesses
-from twinstream.models.adapters.lora import lora_of
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.options import Experts
-from twinstream.models.parallel.layout import Layout
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.lora import lora_of
+from twinstream.models.recipes.recipe import Recipe
 
 EXPERTS = Recipe(lora=lora_of("r=2,targets=q,experts"))
 

@@ -18,9 +18,9 @@ from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.errors import RanksError
 from twinstream.executor.ranks.world import Patience
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
-from twinstream.models.parallel.layout import Layout
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Caps
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE

@@ -13,10 +13,10 @@ from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.rank_run import RankInputs
 from twinstream.executor.state.training_state import initial_state
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
-from twinstream.models.parallel.layout import Layout
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.cluster.verify import require_safe
 from twinstream.schedule.document import Caps, Schedule

@@ -32,9 +32,9 @@ from twinstream.executor.ranks.waiting import Wait
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
 from twinstream.executor.replay.graph_segments import cut_segments
 from twinstream.executor.state.training_state import initial_state
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
-from twinstream.models.parallel.layout import Layout
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.cluster.projecting import RankPart, rank_part
 from twinstream.schedule.document import Caps, Schedule

@@ -10,10 +10,10 @@ from tests.helpers.runs import bits_of
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
-from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cluster.verify import require_safe
 from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.proof.verify_layout import arena_bytes

@@ -13,9 +13,9 @@ from twinstream.data.text import TextBatches
 from twinstream.executor.ranks.rank_run import RankInputs
 from twinstream.executor.state.sharded_state import ShardedState
 from twinstream.executor.state.training_state import initial_state
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.sharding import sharding_of
-from twinstream.models.parallel.layout import Layout
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cluster.projecting import RankPart, rank_part
 
 SPEC = small("tiny", num_layers=4)

@@ -15,13 +15,13 @@ from twinstream.executor.run.training import Training
 from twinstream.executor.state.sharded_state import ShardedState
 from twinstream.executor.state.training_state import State, initial_state
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
 from twinstream.models.lowering.sharding import sharding_of
 from twinstream.models.options import Experts
-from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_preset
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.cluster.verify import require_safe
 from twinstream.schedule.document import Caps, Schedule

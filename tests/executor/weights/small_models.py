@@ -8,7 +8,7 @@ import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from twinstream.executor.weights.hf_folder import HfFolder
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
 
 SIZES = {
     "vocab_size": 97,

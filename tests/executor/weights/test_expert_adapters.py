@@ -18,10 +18,10 @@ from twinstream.executor.weights.merging import export_adapter
 from twinstream.executor.weights.peft.peft_folder import PeftFolder
 from twinstream.executor.weights.peft.peft_writer import write_peft_folder
 from twinstream.executor.weights.weight_file import as_stored
-from twinstream.models.adapters.adapter_layout import adapter_layout
-from twinstream.models.adapters.lora import lora_of
-from twinstream.models.adapters.peft_weights import peft_weights
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.adapter_layout import adapter_layout
+from twinstream.models.recipes.lora import lora_of
+from twinstream.models.recipes.peft_weights import peft_weights
+from twinstream.models.recipes.recipe import Recipe
 
 peft = pytest.importorskip("peft")
 EVERY = lora_of("r=3,alpha=9,targets=q,v,gate,up,down,experts")

@@ -22,7 +22,7 @@ from tests.helpers.hf_weights import flat_layouts, pack_hf_state, unpack_hf_stat
 from twinstream.executor.weights import hf_folder
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
 
 
 @pytest.fixture(scope="module")

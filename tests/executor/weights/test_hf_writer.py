@@ -26,8 +26,8 @@ from twinstream.executor.weights import durable_files
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.executor.weights.hf_writer import HfOutline
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.presets import load_preset
-from twinstream.models.spec import ModelSpec
 
 INDEX = "model.safetensors.index.json"
 SHARDINGS = pytest.mark.parametrize("max_shard_size", ["1GB", "30KB"])

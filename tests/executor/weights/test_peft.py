@@ -15,9 +15,9 @@ from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.merging import export_adapter
 from twinstream.executor.weights.peft.peft_folder import PeftFolder
 from twinstream.executor.weights.peft.peft_writer import write_peft_folder
-from twinstream.models.adapters.adapter_layout import adapter_layout
-from twinstream.models.adapters.lora import lora_of
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.adapter_layout import adapter_layout
+from twinstream.models.recipes.lora import lora_of
+from twinstream.models.recipes.recipe import Recipe
 
 NAMES = pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3_tied"])
 LORA = lora_of("r=4,alpha=10,targets=q,v,o,gate,down")

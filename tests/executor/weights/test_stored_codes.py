@@ -25,10 +25,10 @@ from twinstream.executor.weights.hf_files import as_values
 from twinstream.executor.weights.hf_folder import stored_tensors
 from twinstream.executor.weights.safetensors_header import StoredTensor, read_header
 from twinstream.executor.weights.traced.module_folder import loaded_module, read_module_parameters
-from twinstream.models.adapters.lora import lora_of
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
-from twinstream.models.traced import ModuleSource
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.providers.traced import ModuleSource
+from twinstream.models.recipes.lora import lora_of
+from twinstream.models.recipes.recipe import Recipe
 
 W = "a.weight"
 DEFINED: dict[str, Callable[[], by.Coded]] = {

@@ -15,8 +15,8 @@ from twinstream.fidelity.seed_system.sizing import (
     size_step,
     sizes_of_round,
 )
-from twinstream.models.flops import SavedLevel
 from twinstream.models.presets import load_preset
+from twinstream.models.providers.flops import SavedLevel
 
 GIB = 2**30
 TABLE = Path(__file__).parents[2] / "data" / "ml_dataflow_plans.csv"

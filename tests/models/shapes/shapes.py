@@ -1,7 +1,7 @@
 """Shapes with few round sizes, and their variants."""
 
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.options import Experts
-from twinstream.models.spec import ModelSpec
 
 GATED = ModelSpec(
     name="gated", num_layers=3, d_model=40, num_heads=8, num_kv_heads=2, head_dim=6, d_ff=56,

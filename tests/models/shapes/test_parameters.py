@@ -4,8 +4,8 @@ import pytest
 
 from tests.models.active_parameters import active_parameters
 from tests.models.shapes.shapes import GATED, PLAIN, ROUTED
+from twinstream.models.decoders.spec import layer_parameters, norm_parameters, rank_parameters
 from twinstream.models.layout import padded_vocab
-from twinstream.models.spec import layer_parameters, norm_parameters, rank_parameters
 
 LAYER_PARTS = ("attention", "mlp", "router", "experts")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.models.shapes.shapes import GATED, PLAIN, ROUTED
-from twinstream.models.shapes.rank_sizes import RankSizes, UnknownWidthError, shape_refusals
+from twinstream.models.layouts.rank_sizes import RankSizes, UnknownWidthError, shape_refusals
 
 
 def test_what_fits_is_not_refused() -> None:

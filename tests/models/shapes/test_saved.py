@@ -3,9 +3,8 @@
 import pytest
 
 from tests.models.shapes.shapes import GATED, PLAIN, ROUTED
-from twinstream.models.presets import load_model
-from twinstream.models.shapes.rank_sizes import RankSizes
-from twinstream.models.shapes.saved import (
+from twinstream.models.layouts.rank_sizes import RankSizes
+from twinstream.models.layouts.saved import (
     head_peak_bytes,
     head_saved_tensors,
     hidden_bytes,
@@ -13,6 +12,7 @@ from twinstream.models.shapes.saved import (
     saved_tensors,
     stored_hidden_bytes,
 )
+from twinstream.models.presets import load_model
 
 S, B, H, A, T = 2048, 4, 6144, 64, 8
 

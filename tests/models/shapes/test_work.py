@@ -3,8 +3,8 @@
 import pytest
 
 from tests.models.shapes.shapes import GATED, PLAIN, ROUTED
-from twinstream.models.flops import model_flops_per_sequence
-from twinstream.models.shapes.work import PartWork, ShapeWork, joined
+from twinstream.models.layouts.work import PartWork, ShapeWork, joined
+from twinstream.models.providers.flops import model_flops_per_sequence
 from twinstream.schedule.cost import Work
 
 COMPUTE = ("matmul", "attention_forward", "attention_backward")

@@ -7,7 +7,7 @@ import pytest
 from tests.clusters.random_jobs import DENSE, MIXTURE, job_of, lowered, random_job
 from tests.simulator.cluster.real_clusters import spans_of, two_passes
 from twinstream.hardware_profiles.clusters.loader import load_cluster
-from twinstream.models.parallel.job import Job
+from twinstream.models.layouts.job import Job
 from twinstream.schedule.cluster.splitting import expanded
 from twinstream.schedule.cluster.verify import verify
 from twinstream.schedule.document import Schedule

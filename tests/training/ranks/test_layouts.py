@@ -10,7 +10,7 @@ from tests.training.small_runs import write_config
 from twinstream.clusters.shared_machine import place_here, rank_machine, share_of_cores
 from twinstream.commands.output import screen
 from twinstream.commands.runs.train_screen import predicted_json, train_screen
-from twinstream.models.parallel.layout import LayoutError
+from twinstream.models.layouts.layout import LayoutError
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.options import TrainOptions
 from twinstream.training.preparing import Prepared

@@ -11,7 +11,7 @@ from tests.training.small_runs import trained
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.log.layout_choice import LayoutChoice
 from twinstream.log.run_files import RunFiles
-from twinstream.models.parallel.layout import Layout
+from twinstream.models.layouts.layout import Layout
 from twinstream.schedule.analysis.comparison import Comparison
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document, write_document

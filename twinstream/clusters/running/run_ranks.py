@@ -17,10 +17,10 @@ from twinstream.clusters.kernel_sets import run_refusal
 from twinstream.clusters.pipeline import layout_in
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.data.text import TextBatches, check_vocabulary
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.sharding import sharding_of
-from twinstream.models.parallel.layout import Layout
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.document import Schedule

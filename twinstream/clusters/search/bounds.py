@@ -16,6 +16,10 @@ import numpy as np
 from twinstream.clusters.kernel_sets import with_kernels
 from twinstream.clusters.search.chains import LayerTimes, Pricing, layer_times
 from twinstream.hardware_profiles.clusters.curves import Collective
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout, Recompute, stages_of
+from twinstream.models.layouts.own_work import OwnWork
+from twinstream.models.layouts.saved import head_peak_bytes, saved_bytes, stored_hidden_bytes
 from twinstream.models.lowering.parts.groups import (
     Group,
     embedding_group,
@@ -23,10 +27,6 @@ from twinstream.models.lowering.parts.groups import (
     head_group,
     mesh_of,
 )
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout, Recompute, stages_of
-from twinstream.models.shapes.own_work import OwnWork
-from twinstream.models.shapes.saved import head_peak_bytes, saved_bytes, stored_hidden_bytes
 
 _Key = tuple[object, ...]
 

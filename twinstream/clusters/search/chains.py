@@ -8,6 +8,7 @@ from twinstream.hardware_profiles.collectives.rank_group import RankGroup
 from twinstream.hardware_profiles.collectives.timing import collective_time_ns
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.layouts.job import Job
 from twinstream.models.lowering.parts.groups import mesh_of
 from twinstream.models.lowering.parts.layer_parts import (
     CollectiveElement,
@@ -16,7 +17,6 @@ from twinstream.models.lowering.parts.layer_parts import (
     Ring,
     layer_parts,
 )
-from twinstream.models.parallel.job import Job
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Caps, Mesh
 from twinstream.simulator.network_costs import equally_near

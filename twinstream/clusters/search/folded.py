@@ -7,8 +7,8 @@ from twinstream.clusters.assembling import assembled
 from twinstream.clusters.search.chains import Pricing, layer_times
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import stages_of
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import stages_of
 from twinstream.schedule.document import Exchange, Schedule
 from twinstream.schedule.ops import Compute, Op
 from twinstream.schedule.workload import MachineRef

@@ -23,8 +23,8 @@ from twinstream.clusters.search.space import SearchSpace, require_axes
 from twinstream.clusters.search.workers import LayoutTimers
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout
 from twinstream.planner.kernel_choice import usual_kernels
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.node import records_html

@@ -10,7 +10,7 @@ from twinstream.clusters.predict import Prepared
 from twinstream.clusters.search.bounds import Bounds, BoundTables
 from twinstream.clusters.search.space import NoLayoutError, SearchSpace
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.parallel.layout import Layout
+from twinstream.models.layouts.layout import Layout
 from twinstream.schedule.document import Caps
 from twinstream.schedule.sizes import gib
 

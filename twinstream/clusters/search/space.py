@@ -9,9 +9,9 @@ from twinstream.clusters.kernel_sets import run_refusal, with_kernels
 from twinstream.clusters.refusals import refusals_of
 from twinstream.clusters.search.chains import Pricing
 from twinstream.hardware_profiles.clusters.schema import Cluster
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import Layout, LayoutError
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import Layout, LayoutError
 
 _MOST_MICRO_BATCH = 16
 _LEAST_TOKENS_OF_CP = 4096  # of a sequence on a rank: below, other splits do better

@@ -15,8 +15,8 @@ from twinstream.clusters.search.chains import Pricing
 from twinstream.clusters.search.folded import folded_step_s
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.parallel.job import Job
-from twinstream.models.parallel.layout import LayoutError
+from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import LayoutError
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.document import Caps
 from twinstream.schedule.worker_processes import (

@@ -25,8 +25,8 @@ from twinstream.commands.runs.run_ranks import HowToRun, run_of_ranks
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
-from twinstream.models.model import model_of
-from twinstream.models.recipe import Recipe
+from twinstream.models.providers.model import model_of
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError

@@ -18,9 +18,9 @@ from twinstream.hardware_profiles.link import LINK_FIELDS
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.overrides import override
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.flops import SavedLevel
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.presets import load_preset
-from twinstream.models.spec import ModelSpec
+from twinstream.models.providers.flops import SavedLevel
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute

@@ -9,9 +9,9 @@ the logits twice, after which the loss touches one element of a row.
 
 from collections.abc import Callable, Mapping
 
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.work import ChunkWork
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import RankSchedule
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from twinstream.models.flops import SavedLevel
+from twinstream.models.providers.flops import SavedLevel
 
 _INPUT, _ATTENTION, _FULL = SavedLevel.INPUT, SavedLevel.ATTENTION, SavedLevel.FULL
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 from twinstream.fidelity.seed_system.sizing import Sizing
 from twinstream.fidelity.seed_system.slots import SAVED_UNITS, SlotMap, extent_bytes
-from twinstream.models.flops import SavedLevel
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.lowering.lower import lower
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.providers.flops import SavedLevel
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, RankSchedule

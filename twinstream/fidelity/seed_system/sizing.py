@@ -11,8 +11,12 @@ from typing import Literal
 
 from twinstream.fidelity.seed_system.classes import MachineClass
 from twinstream.fidelity.seed_system.levels import Levels, choose_levels
-from twinstream.models.flops import SavedLevel, model_flops_per_sequence, saved_bytes_per_token
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.providers.flops import (
+    SavedLevel,
+    model_flops_per_sequence,
+    saved_bytes_per_token,
+)
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Workload
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from twinstream.fidelity.seed_system.sizing import Sizing
-from twinstream.models.flops import SavedLevel
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.providers.flops import SavedLevel
 from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.tensors import DEVICE, HOST, Slot, Tensor, Tier

@@ -4,7 +4,7 @@ from twinstream.fidelity.seed_system.classes import machine_class
 from twinstream.fidelity.seed_system.policy import NAME, emit_seed, seed_chain
 from twinstream.fidelity.seed_system.sizing import RoundSizes, RoundsRule, size_step, sizes_of_round
 from twinstream.models.kernel_costs.attention_shape import lengths_text
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.policies import Policy
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.chain import Chain

@@ -13,10 +13,10 @@ from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Number
 from twinstream.measures.residence import checkpoint_bytes
 from twinstream.models.loss import kind_of_loss
-from twinstream.models.model import AnyModel, model_of
 from twinstream.models.presets import download_of, folder_of
-from twinstream.models.recipe import Recipe
-from twinstream.models.trained import read_lora
+from twinstream.models.providers.model import AnyModel, model_of
+from twinstream.models.providers.trained import read_lora
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import caps_of

@@ -13,8 +13,8 @@ from pydantic_core import PydanticCustomError
 
 from twinstream.cost.bill import GpuHourPrice, price_at
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of, place_names
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.presets import load_model
-from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node, option, quantity, size
 from twinstream.schedule.sizes import parse_number

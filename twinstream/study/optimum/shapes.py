@@ -3,7 +3,7 @@
 from math import log
 from typing import Any, Literal
 
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.study.answer import StudyError
 
 Shape = Literal["llama", "gpt"]

@@ -17,10 +17,10 @@ from twinstream.log.layout_choice import LayoutChoice
 from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.residence import written_names
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.lowering.sharding import sharding_of
-from twinstream.models.parallel.layout import Layout, LayoutError
-from twinstream.models.recipe import OptimizerPlace, Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import OptimizerPlace, Recipe
 from twinstream.planner.request import TrainingStep, caps_of
 from twinstream.schedule.analysis.comparison import compare
 from twinstream.schedule.cluster.projecting import RankPart, rank_part

@@ -9,7 +9,7 @@ from time import monotonic, perf_counter
 from twinstream.executor.ranks.errors import RanksError
 from twinstream.log.metrics import AnyEvent, CheckpointMetrics, EvalMetrics
 from twinstream.models.lowering.optimizer_tasks import state_parts
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Workload
 from twinstream.training.amounts import every

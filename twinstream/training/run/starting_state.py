@@ -3,8 +3,8 @@
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from twinstream.models.recipe import Recipe
-from twinstream.models.trained import adapter_groups
+from twinstream.models.providers.trained import adapter_groups
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.machine import Tell
 from twinstream.training.model_opening import OpenedModel

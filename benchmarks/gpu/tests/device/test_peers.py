@@ -13,7 +13,7 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.execute import execute
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import State, initial_state
-from twinstream.models.recipe import Recipe
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Caps
 
 KINDS = ["plain", "compiled", "fsdp_offload"]

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Protocol, Self, TypeVar
 
 from pydantic import JsonValue, PlainValidator, ValidationError
 
-from twinstream.models.adapters.lora import ModuleLora
-from twinstream.models.hf.config import Dtype
+from twinstream.models.decoders.config import Dtype
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import FlatLayout
 from twinstream.models.options import Experts, PositionLimit
 from twinstream.models.presets import load_model
-from twinstream.models.spec import ModelSpec
-from twinstream.models.traced import TracedModel
+from twinstream.models.providers.traced import TracedModel
+from twinstream.models.recipes.lora import ModuleLora
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.workload import ModelRef

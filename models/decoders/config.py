@@ -13,21 +13,21 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
-from twinstream.models.hf.experts import (
+from twinstream.models.decoders.experts import (
     EXPERT_MODEL_TYPES,
     ExpertKeys,
     ExpertsError,
     expert_refusals,
     experts_of,
 )
-from twinstream.models.hf.keys import HARMLESS_KEYS, NEUTRAL_VALUES, REASONS, says_nothing
-from twinstream.models.hf.quantization import (
+from twinstream.models.decoders.keys import HARMLESS_KEYS, NEUTRAL_VALUES, REASONS, says_nothing
+from twinstream.models.decoders.quantization import (
     QUANTIZATION_FILES,
     StoredCodes,
     stored_codes,
     without_codes,
 )
-from twinstream.models.hf.rope import RopeKeys, rope_refusals
+from twinstream.models.decoders.rope import RopeKeys, rope_refusals
 from twinstream.models.options import Depth, PositiveFinite, RopeScaling
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import read_text, real_path

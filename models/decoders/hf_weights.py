@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import (
     EXPERTS,
     ROUTER_BIAS,
@@ -13,7 +14,6 @@ from twinstream.models.layout import (
     head_layout,
     layer_of,
 )
-from twinstream.models.spec import ModelSpec
 
 LM_HEAD = "lm_head.weight"
 

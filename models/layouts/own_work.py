@@ -7,14 +7,14 @@ A block is one task, and the head another. Works and bytes are those of the task
 from collections import Counter
 from dataclasses import dataclass, field
 
-from twinstream.models.flops import SavedLevel, saved_bytes_per_token
 from twinstream.models.kernel_costs.triton_work import TritonChunkWork
 from twinstream.models.kernel_costs.work import ChunkWork
 from twinstream.models.layout import EXPERTS
-from twinstream.models.recipe import Recipe
-from twinstream.models.shapes.saved import Recompute
-from twinstream.models.shapes.work import PartWork, ShapeWork
-from twinstream.models.trained import trained_groups
+from twinstream.models.layouts.saved import Recompute
+from twinstream.models.layouts.work import PartWork, ShapeWork
+from twinstream.models.providers.flops import SavedLevel, saved_bytes_per_token
+from twinstream.models.providers.trained import trained_groups
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cost import Work
 from twinstream.schedule.workload import Workload
 

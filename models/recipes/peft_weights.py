@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from twinstream.models.adapters.adapter_layout import (
+from twinstream.models.decoders.hf_weights import HfWeight, hf_weights_of
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.recipes.adapter_layout import (
     adapter_group,
     adapter_layout,
     adapter_sites,
     expert_sites,
 )
-from twinstream.models.adapters.lora import Lora, Target
-from twinstream.models.hf_weights import HfWeight, hf_weights_of
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.lora import Lora, Target
 
 _PEFT = "base_model.model."
 PEFT_LAYERS = f"{_PEFT}model.layers."

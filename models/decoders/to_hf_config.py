@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from twinstream.models.hf.config import HfConfigError, config_fields
+from twinstream.models.decoders.config import HfConfigError, config_fields
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.options import Experts
-from twinstream.models.spec import ModelSpec
 
 # The longest sequence that a plain RoPE is said to be for: generation and serving ask for one, and
 # no computation depends on it.

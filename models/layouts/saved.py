@@ -10,7 +10,7 @@ backward, as Megatron-LM does. Legend as in `work`; a sequence of S tokens has a
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from twinstream.models.shapes.rank_sizes import RankSizes
+from twinstream.models.layouts.rank_sizes import RankSizes
 
 _FLOAT32_BYTES = 4
 _MASK_BYTES = 1
@@ -33,7 +33,7 @@ def saved_bytes(sizes: RankSizes, recompute: Recompute) -> int:
     parallelism 10 + (24 + 5 a s / h) / t, with sequence parallelism too (34 + 5 a s / h) / t;
     selective recompute drops 5 a s / h; full keeps 2, and 2 / t with sequence parallelism.
 
-    >>> from twinstream.models.spec import ModelSpec
+    >>> from twinstream.models.decoders.spec import ModelSpec
     >>> gpt = ModelSpec(name="gpt3", num_layers=96, d_model=12288, num_heads=96, num_kv_heads=96,
     ...                  head_dim=128, d_ff=49152, vocab_size=50257, mlp="gelu", norm="layer",
     ...                  positions="learned", max_positions=2048, biases=True, dropout=True)

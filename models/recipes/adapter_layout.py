@@ -6,9 +6,9 @@ that one product makes x A^T for all of them.
 
 from dataclasses import dataclass
 
-from twinstream.models.adapters.lora import Lora, Target
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import ADAPTERS, FlatLayout, dense_width, packed_layout
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.lora import Lora, Target
 
 _SITES: dict[str, tuple[Target, ...]] = {
     "qkv": ("q", "k", "v"),

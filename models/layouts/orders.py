@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from twinstream.models.parallel.layout import Layout
+from twinstream.models.layouts.layout import Layout
 
 Phase = Literal["forward", "backward", "weight"]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from twinstream.models.hf.experts import READ_STRICTLY
+from twinstream.models.decoders.experts import READ_STRICTLY
 from twinstream.models.options import PositiveFinite, RopeScaling
 
 

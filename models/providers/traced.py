@@ -24,10 +24,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from twinstream.models.adapters.lora import ModuleLora
 from twinstream.models.layout import ADAPTERS, FlatLayout, packed_layout
 from twinstream.models.options import PositionLimit
-from twinstream.models.traced_parts import (
+from twinstream.models.providers.traced_parts import (
     BLOCK,
     BYTES_OF_DTYPE,
     STATE,
@@ -40,6 +39,7 @@ from twinstream.models.traced_parts import (
     TracedPrelude,
     TracedValue,
 )
+from twinstream.models.recipes.lora import ModuleLora
 from twinstream.schedule.files import read_document, write_text
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveSize

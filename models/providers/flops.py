@@ -8,11 +8,11 @@ half of the S x S scores count.
 
 from enum import StrEnum
 
-from twinstream.models.adapters.adapter_layout import adapter_sites, expert_sites
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import EXPERTS, dense_width
-from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
-from twinstream.models.trained import first_backward_layer, trained_groups
+from twinstream.models.providers.trained import first_backward_layer, trained_groups
+from twinstream.models.recipes.adapter_layout import adapter_sites, expert_sites
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.workload import Workload
 
 FP32_BYTES = 4

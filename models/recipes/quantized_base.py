@@ -11,8 +11,8 @@ Source of nf4: Dettmers et al., QLoRA, arXiv:2305.14314, section 3 and appendix 
 from math import prod
 from typing import Literal
 
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import FlatLayout, InnerTensor, aligned, dense_width
-from twinstream.models.spec import ModelSpec
 from twinstream.schedule.errors import TwinstreamError
 
 BaseFormat = Literal["model", "8bit", "nf4"]

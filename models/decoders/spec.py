@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from twinstream.models.hf.config import (
+from twinstream.models.decoders.config import (
     Dtype,
     HfConfigError,
     describe_problems,

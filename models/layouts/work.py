@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from twinstream.models.kernel_costs.work import adamw_work
-from twinstream.models.shapes.attention_core import CoreWork, core_steps
-from twinstream.models.shapes.kernels import Kernels
-from twinstream.models.shapes.rank_sizes import RankSizes
+from twinstream.models.layouts.attention_core import CoreWork, core_steps
+from twinstream.models.layouts.kernels import Kernels
+from twinstream.models.layouts.rank_sizes import RankSizes
 from twinstream.schedule.cost import Work
 
 _FLOAT32_BYTES = 4
@@ -48,7 +48,7 @@ class ShapeWork(RankSizes):
     """Work of one rank for one microbatch, of one layer or of a part outside the layers.
 
     >>> from twinstream.models.presets import load_preset
-    >>> from twinstream.models.spec import ModelSpec
+    >>> from twinstream.models.decoders.spec import ModelSpec
     >>> work = ShapeWork(shape=load_preset("8b"), seq_len=8192, tp=8)
     >>> [one.shape for one in work.mlp().forward if one.unit == "matmul"]
     [(8192, 3584, 4096), (8192, 4096, 1792)]

@@ -14,11 +14,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from twinstream.models.adapters.lora import Lora
-from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.layout import ADAPTERS, EXPERTS
 from twinstream.models.loss import LOSSES, CrossEntropy, Loss
-from twinstream.models.update_rules import UpdateRule, rule_text
+from twinstream.models.recipes.lora import Lora
+from twinstream.models.recipes.quantized_base import BaseFormat
+from twinstream.models.recipes.update_rules import UpdateRule, rule_text
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
@@ -170,12 +170,15 @@ class Recipe(Node):
 
     @model_validator(mode="after")
     def _suits_the_update(self) -> Self:
-        on_host = self.optimizer.startswith("host")
-        if self.update != "adamw" and (self.optimizer_state != "model" or on_host):
+        if self.update != "adamw" and self.optimizer_state != "model":
             raise PydanticCustomError(
-                "update", "{rule} keeps its state in the model's dtype, on the device: a state of "
-                "{state}, and updates on the host CPU, are of AdamW",
-                {"rule": rule_text(self.update), "state": self.optimizer_state},
+                "update", "{rule} keeps its state in the model's dtype: a state of {state} is of "
+                "AdamW", {"rule": rule_text(self.update), "state": self.optimizer_state},
+            )  # fmt: skip
+        if self.update == "muon" and self.optimizer.startswith("host"):
+            raise PydanticCustomError(
+                "update", "Muon's matrix products are the device's: updates on the host CPU are of "
+                "AdamW, SGD, Lion and rules of one's own",
             )  # fmt: skip
         return self
 
@@ -214,10 +217,10 @@ class Recipe(Node):
     def places_among(self, places: tuple[OptimizerPlace, ...]) -> tuple[OptimizerPlace, ...]:
         """Those of some places of the optimizer that this recipe can have.
 
-        Where it clips, an update needs the norm of all gradients, which the device sums up. Of the
-        rules the host CPU has AdamW alone.
+        Where it clips, an update needs the norm of all gradients, which the device sums up. The
+        host CPU has no Muon, whose matrix products are the device's.
         """
-        if self.update != "adamw":
+        if self.update == "muon":
             places = tuple(place for place in places if place.startswith("device"))
         return tuple(place for place in places if not self.clips or place in _AFTER_THE_NORM)
 

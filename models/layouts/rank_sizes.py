@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import padded_vocab, rank_heads
-from twinstream.models.recipe import OptimizerState
-from twinstream.models.spec import ModelSpec
+from twinstream.models.recipes.recipe import OptimizerState
 from twinstream.schedule.errors import TwinstreamError
 
 UNFUSED = "unfused"

@@ -2,11 +2,11 @@
 
 from typing import Any, Self
 
-from twinstream.models.parallel.layout import Layout
-from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.shapes.own_work import OwnWork
-from twinstream.models.shapes.work import ShapeWork
-from twinstream.models.spec import ModelSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.layout import Layout
+from twinstream.models.layouts.own_work import OwnWork
+from twinstream.models.layouts.work import ShapeWork
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 from twinstream.schedule.workload import Workload

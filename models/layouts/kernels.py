@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from twinstream.models.shapes.rank_sizes import BITS_OF_DTYPE
+from twinstream.models.layouts.rank_sizes import BITS_OF_DTYPE
 from twinstream.schedule.cost import Work
 
 

@@ -8,21 +8,21 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from os.path import commonpath
 
-from twinstream.models.adapters.adapter_layout import (
+from twinstream.models.decoders.hf_weights import hf_weights_of
+from twinstream.models.layout import ADAPTERS, EXPERTS, HEAD, FlatLayout, layer_of
+from twinstream.models.providers.model import AnyModel, Model
+from twinstream.models.recipes.adapter_layout import (
     adapter_group,
     adapter_layout,
     lora_of_layer,
 )
-from twinstream.models.adapters.lora import Lora, ModuleLora, lora_of, module_lora_of
-from twinstream.models.adapters.quantized_base import (
+from twinstream.models.recipes.lora import Lora, ModuleLora, lora_of, module_lora_of
+from twinstream.models.recipes.quantized_base import (
     QuantizedBaseError,
     quantized_layout,
     require_whole_blocks,
 )
-from twinstream.models.hf_weights import hf_weights_of
-from twinstream.models.layout import ADAPTERS, EXPERTS, HEAD, FlatLayout, layer_of
-from twinstream.models.model import AnyModel, Model
-from twinstream.models.recipe import Recipe, recipe_of_fields
+from twinstream.models.recipes.recipe import Recipe, recipe_of_fields
 from twinstream.schedule.errors import TwinstreamError
 
 _SHOWN = 3

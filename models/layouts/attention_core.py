@@ -6,8 +6,8 @@ of equal work (zigzag slices): in each step seq_len / cp queries and as many key
 
 from typing import NamedTuple
 
-from twinstream.models.shapes.kernels import Kernels, times
-from twinstream.models.shapes.rank_sizes import RankSizes
+from twinstream.models.layouts.kernels import Kernels, times
+from twinstream.models.layouts.rank_sizes import RankSizes
 from twinstream.schedule.cost import Work
 
 _MASK_BYTES = 1

@@ -1,1 +1,0 @@
-"""LoRA: its options, where its matrices lie, and what PEFT calls them."""

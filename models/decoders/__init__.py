@@ -1,0 +1,1 @@
+"""Decoders: what a config.json says, sizes, names of weights."""

@@ -1,1 +1,0 @@
-"""Hugging Face configs, read key by key."""

@@ -1,0 +1,1 @@
+"""Parallel layouts of a training step, and the sizes and work of each rank."""

@@ -1,0 +1,1 @@
+"""What every model offers to planning, and what is trained of it."""

@@ -1,0 +1,1 @@
+"""What is trained and how: frozen groups, adapters, few-bit bases, update rules."""

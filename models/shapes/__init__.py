@@ -1,1 +1,0 @@
-"""Models by their sizes alone, as clusters are priced with: dense, gated or not, experts."""
