@@ -19,12 +19,14 @@ class Task:
     """What is done: a batch of samples of all GPUs, trained or not; frozen layers or classes.
 
     `prefetch`: in backward the next gather goes ahead of the reductions of what is computed now.
+    `recompute`: backward computes each part again, of which the input alone is kept.
     """
 
     batch: int
     name: TaskName = "pretrain"
     frozen: frozenset[str] = frozenset()
     prefetch: bool = True
+    recompute: bool = False
 
     def trains(self, part: Part) -> bool:
         """Return whether a part's parameters change."""
@@ -156,6 +158,11 @@ class _Step:
                 gathered = self._gather(part, spread, ends[-2:-1])
             sent = self._dispatch(part, spread, ends[-1:])
             time_ns = self.prices.products(part, spread, self._passes(place))
+            if self.task.recompute:
+                time_ns += self.prices.products(part, spread, 0)
+                sent += self._reduce_outputs(
+                    part, spread, part.reduces, max((*ends[-1:], *waits, 0.0))
+                )
             ends.append(self.streams.compute("products", time_ns, (*waits, gathered, *sent)))
             waits = self._reduce_gradients(part, spread, ends[-1])
             if place == self.join:
@@ -222,7 +229,9 @@ class _Step:
         self, part: Part, spread: Spread, reduces: bool, computed: float
     ) -> list[float]:
         ends = [
-            self.streams.send("all_reduce", self.prices.activations(part, spread, level), (computed,))
+            self.streams.send(
+                "all_reduce", self.prices.activations(part, spread, level), (computed,)
+            )
             for level in spread.levels
             if level.how == "tp" and reduces
         ]

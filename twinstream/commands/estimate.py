@@ -1,0 +1,101 @@
+"""`estimate`: what a step of a recommendation model or an encoder takes on a cluster."""
+
+from dataclasses import replace
+from typing import Annotated, get_args
+
+import typer
+
+from twinstream.commands.arguments.options import Json
+from twinstream.commands.output import print_json, print_report
+from twinstream.hardware_profiles.clusters.loader import load_cluster
+from twinstream.layered.estimate import Question, estimate_document, mesh_of
+from twinstream.layered.step import Task, TaskName
+from twinstream.layered.strategy import parse_strategy
+from twinstream.models.layered.model import LayeredModel, layered_names, load_layered
+from twinstream.schedule.errors import ArgumentError
+from twinstream.screens.estimate_screen import estimates_screen, layered_table
+
+
+def estimate(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="A name (dlrm_a, vit_h, bert_base; without one all are listed), or a TOML or JSON "
+            "file with its layers.",
+        ),
+    ] = None,
+    cluster: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="The cluster, as `twinstream clusters` has it.")
+    ] = "a100_dgx",
+    gpus: Annotated[int, typer.Option(min=1, metavar="N", help="GPUs, full nodes of them.")] = 8,
+    batch_size: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Samples of a step, of all GPUs together.")
+    ] = 4096,
+    task: Annotated[
+        str, typer.Option(metavar="TASK", help="pretrain, finetune (with --freeze) or inference.")
+    ] = "pretrain",
+    freeze: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A layer or class that is not trained; repeatable."),
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=WAY[/WAY],...",
+            help="Ways by layer or class, over all GPUs, or inside a node / between nodes: "
+            "embedding=shard,dense=fsdp/ddp. Ways: ddp, fsdp, tp; of embeddings shard (or tp), "
+            "ddp. What is not given is searched, unless --as-given.",
+        ),
+    ] = None,
+    as_given: Annotated[
+        bool,
+        typer.Option("--as-given", help="No search: this strategy alone, whether or not it fits."),
+    ] = False,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Backward computes every layer again.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Estimate a step of a recommendation model or an encoder on a cluster, by strategy.
+
+    Arithmetic over layers, on two streams: compute, and one collective at a time beside it. For
+    language models, `plan --cluster` knows pipelines, kernels and schedules.
+    """
+    if model is None:
+        _list(as_json)
+        return
+    found = load_layered(model)
+    on = load_cluster(cluster)
+    asked = Question(found, on, mesh_of(on, gpus), _task(found, task, batch_size, freeze or []))
+    asked = replace(asked, task=replace(asked.task, recompute=recompute))
+    wanted = {} if strategy is None else parse_strategy(strategy, found)
+    answers = (asked.estimate(wanted),) if as_given else asked.search(wanted)
+    if as_json:
+        print_json(estimate_document(asked, answers))
+    else:
+        print_report(estimates_screen(asked, answers))
+
+
+def _list(as_json: bool) -> None:
+    models = [load_layered(name) for name in layered_names()]
+    if as_json:
+        print_json(
+            {"models": [one.model_dump() | {"parameters": one.parameters} for one in models]}
+        )
+    else:
+        print_report(layered_table(models))
+
+
+def _task(model: LayeredModel, name: str, batch: int, freeze: list[str]) -> Task:
+    names: tuple[TaskName, ...] = get_args(TaskName)
+    chosen = next((one for one in names if one == name), None)
+    if chosen is None:
+        raise ArgumentError(f"--task {name!r:.30} is unknown; known: {', '.join(names)}")
+    if unknown := [one for one in freeze if one not in model.names]:
+        raise ArgumentError(f"--freeze {unknown[0]}: {model.name} has {', '.join(model.names)}")
+    if freeze and chosen != "finetune":
+        raise ArgumentError(f"--freeze is of --task finetune, not of {chosen}")
+    if chosen == "finetune" and not freeze:
+        raise ArgumentError("--task finetune needs --freeze: say what is not trained")
+    return Task(batch, chosen, frozenset(freeze))
