@@ -156,11 +156,15 @@ class Patches(Layer):
 
 
 class Mlp(Layer):
-    """Dense layers from width to width, `repeat` times over; two by two split over tp ranks."""
+    """Dense layers from width to width, `repeat` times over; two by two split over tp ranks.
+
+    `rows` of a sample pass them, as each token of a sequence does.
+    """
 
     kind: Literal["mlp"]
     widths: Annotated[tuple[PositiveCount, ...], Field(strict=False, min_length=2)]
     repeat: PositiveCount = 1
+    rows: PositiveCount = 1
 
     @model_validator(mode="after")
     def _repeats_fit(self) -> Self:
@@ -171,11 +175,13 @@ class Mlp(Layer):
         return self
 
     def parts(self) -> tuple[Part, ...]:
+        rows = self.rows
         pairs = list(zip(self.widths, self.widths[1:], strict=False)) * self.repeat
         return tuple(
             Part(
-                self.called, "dense", depth * width, (Product(1, width, depth),), outputs=width,
-                saved=depth, moved=2 * width, reduces=place % 2 == 1, reduces_back=place % 2 == 0,
+                self.called, "dense", depth * width, (Product(rows, width, depth),),
+                outputs=rows * width, saved=rows * depth, moved=2 * rows * width,
+                reduces=place % 2 == 1 or place == len(pairs) - 1, reduces_back=place % 2 == 0,
             )
             for place, (depth, width) in enumerate(pairs)
         )  # fmt: skip

@@ -101,19 +101,6 @@ def layered_names() -> tuple[str, ...]:
     return tuple(sorted(_presets()))
 
 
-def is_layered(name_or_path: str | Path) -> bool:
-    """Return whether a name, or a file's content, is of a layered model."""
-    if str(name_or_path) in _presets():
-        return True
-    path = Path(name_or_path)
-    if path.suffix not in (".toml", ".json") or not path.is_file():
-        return False
-    try:
-        return "layers" in _read(path) and "layers" in _read(path).keys()
-    except LayeredModelError:
-        return False
-
-
 def load_layered(name_or_path: str | Path | LayeredModel) -> LayeredModel:
     """Return the layered model of a name, or of a TOML or JSON file; a model is itself.
 

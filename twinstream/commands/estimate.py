@@ -1,10 +1,11 @@
 """`estimate`: what a step of a recommendation model or an encoder takes on a cluster."""
 
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Annotated, get_args
 
 import typer
 
+from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.options import Json
 from twinstream.commands.output import print_json, print_report
 from twinstream.hardware_profiles.clusters.loader import load_cluster
@@ -16,7 +17,56 @@ from twinstream.schedule.errors import ArgumentError
 from twinstream.screens.estimate_screen import estimates_screen, layered_table
 
 
+@dataclass(frozen=True)
+class LayeredStep:
+    """The options that say where and what is done."""
+
+    cluster: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="The cluster, as `twinstream clusters` has it.")
+    ] = "a100_dgx"
+    gpus: Annotated[int, typer.Option(min=1, metavar="N", help="GPUs, full nodes of them.")] = 8
+    batch_size: Annotated[
+        int,
+        typer.Option(
+            min=1, max=2**31, metavar="N", help="Samples of a step, of all GPUs together."
+        ),
+    ] = 4096
+    task: Annotated[
+        str, typer.Option(metavar="TASK", help="pretrain, finetune (with --freeze) or inference.")
+    ] = "pretrain"
+    freeze: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A layer or class that is not trained; repeatable."),
+    ] = None
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Backward computes every layer again.")
+    ] = False
+
+    def asked(self, model: LayeredModel) -> Task:
+        """Return the task of a model.
+
+        Raises:
+            ArgumentError: options contradict each other, or speak of what is not there.
+        """
+        names: tuple[TaskName, ...] = get_args(TaskName)
+        name = next((one for one in names if one == self.task), None)
+        frozen = frozenset(self.freeze or ())
+        if name is None:
+            known = ", ".join(names)
+            raise ArgumentError(f"--task {self.task!r:.30} is unknown; known: {known}")
+        if unknown := sorted(frozen - set(model.names)):
+            has = ", ".join(model.names)
+            raise ArgumentError(f"--freeze {unknown[0]:.60}: {model.name} has {has}")
+        if frozen and name != "finetune":
+            raise ArgumentError(f"--freeze is of --task finetune, not of {name}")
+        if name == "finetune" and not frozen:
+            raise ArgumentError("--task finetune needs --freeze: say what is not trained")
+        return Task(self.batch_size, name, frozen, recompute=self.recompute)
+
+
+@grouped()
 def estimate(
+    step: LayeredStep,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -24,20 +74,6 @@ def estimate(
             help="A name (dlrm_a, vit_h, bert_base; without one all are listed), or a TOML or JSON "
             "file with its layers.",
         ),
-    ] = None,
-    cluster: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="The cluster, as `twinstream clusters` has it.")
-    ] = "a100_dgx",
-    gpus: Annotated[int, typer.Option(min=1, metavar="N", help="GPUs, full nodes of them.")] = 8,
-    batch_size: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Samples of a step, of all GPUs together.")
-    ] = 4096,
-    task: Annotated[
-        str, typer.Option(metavar="TASK", help="pretrain, finetune (with --freeze) or inference.")
-    ] = "pretrain",
-    freeze: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A layer or class that is not trained; repeatable."),
     ] = None,
     strategy: Annotated[
         str | None,
@@ -52,9 +88,6 @@ def estimate(
         bool,
         typer.Option("--as-given", help="No search: this strategy alone, whether or not it fits."),
     ] = False,
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="Backward computes every layer again.")
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Estimate a step of a recommendation model or an encoder on a cluster, by strategy.
@@ -65,10 +98,8 @@ def estimate(
     if model is None:
         _list(as_json)
         return
-    found = load_layered(model)
-    on = load_cluster(cluster)
-    asked = Question(found, on, mesh_of(on, gpus), _task(found, task, batch_size, freeze or []))
-    asked = replace(asked, task=replace(asked.task, recompute=recompute))
+    found, cluster = load_layered(model), load_cluster(step.cluster)
+    asked = Question(found, cluster, mesh_of(cluster, step.gpus), step.asked(found))
     wanted = {} if strategy is None else parse_strategy(strategy, found)
     answers = (asked.estimate(wanted),) if as_given else asked.search(wanted)
     if as_json:
@@ -80,22 +111,7 @@ def estimate(
 def _list(as_json: bool) -> None:
     models = [load_layered(name) for name in layered_names()]
     if as_json:
-        print_json(
-            {"models": [one.model_dump() | {"parameters": one.parameters} for one in models]}
-        )
+        sizes = [one.model_dump() | {"parameters": one.parameters} for one in models]
+        print_json({"models": sizes})
     else:
         print_report(layered_table(models))
-
-
-def _task(model: LayeredModel, name: str, batch: int, freeze: list[str]) -> Task:
-    names: tuple[TaskName, ...] = get_args(TaskName)
-    chosen = next((one for one in names if one == name), None)
-    if chosen is None:
-        raise ArgumentError(f"--task {name!r:.30} is unknown; known: {', '.join(names)}")
-    if unknown := [one for one in freeze if one not in model.names]:
-        raise ArgumentError(f"--freeze {unknown[0]}: {model.name} has {', '.join(model.names)}")
-    if freeze and chosen != "finetune":
-        raise ArgumentError(f"--freeze is of --task finetune, not of {chosen}")
-    if chosen == "finetune" and not freeze:
-        raise ArgumentError("--task finetune needs --freeze: say what is not trained")
-    return Task(batch, chosen, frozenset(freeze))

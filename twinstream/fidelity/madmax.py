@@ -1,13 +1,15 @@
 """The prices of MAD-Max (facebookresearch/ScaleExplorer): fixed shares of every peak, its sizes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
-from typing import Any
+from math import ceil, prod
+from typing import Any, NamedTuple
 
 from twinstream.layered.step import StepTime, Task, step_time
 from twinstream.layered.strategy import Level, Mesh, Spread, Strategy
 from twinstream.models.layered.kinds import Part
 from twinstream.models.layered.model import LayeredModel
+from twinstream.schedule.errors import ArgumentError
 
 _NS = 1e9
 
@@ -149,3 +151,92 @@ def madmax_fields(found: StepTime) -> dict[str, float]:
     kinds = ("lookup", "all_to_all", "all_reduce", "all_gather", "reduce_scatter")
     fields |= {kind: found.by_kind[kind] for kind in kinds}
     return {f"{name}_ms": value / 1e6 for name, value in fields.items()}
+
+
+class MadMaxCase(NamedTuple):
+    """A run of MAD-Max: model, system, strategy and task, and what it printed."""
+
+    name: str
+    model: LayeredModel
+    system: MadMaxSystem
+    strategy: Strategy
+    task: Task
+    printed: Mapping[str, float]
+
+
+def madmax_case(found: Mapping[str, Any]) -> MadMaxCase:
+    """Return a run from its description in plain names.
+
+    Raises:
+        ArgumentError: a field is missing, or is none of a run of MAD-Max.
+    """
+    try:
+        model, task = found["model"], found["task"]
+        strategy: Strategy = {
+            name: tuple("shard" if way == "mp" else way for way in task[f"{key}_parallel"])
+            for name, key in (
+                ("embedding", "emb"),
+                ("dense", "mlp"),
+                ("transformer", "transformer"),
+            )
+            if f"{key}_parallel" in task
+        }
+        sharded = zip(task["emb_parallel"], task["emb_parallel_degree"], strict=True)
+        replicas = prod(degree for way, degree in sharded if way == "ddp")
+        usual = model["type"] == "ViT"  # of which the program has that schedule alone
+        return MadMaxCase(
+            name=found["name"],
+            model=_model_of(model),
+            system=MadMaxSystem(**found["system"]),
+            strategy=strategy,
+            task=Task(
+                task["local_emb_bs"] * replicas, task["type"],
+                prefetch=task.get("prefetch_of_fsdp", usual),
+            ),
+            printed={key: value for key, value in found.items() if key.endswith("_ms")},
+        )  # fmt: skip
+    except (KeyError, TypeError) as error:
+        raise ArgumentError(f"no run of MAD-Max: {error}") from None
+
+
+def _model_of(found: Mapping[str, Any]) -> LayeredModel:
+    dtypes = {4: "float32", 2: "float16"}
+    return LayeredModel.model_validate(
+        {
+            "name": found["type"], "dtype": dtypes[found["bytes_of_a_dense_parameter"]],
+            "table_dtype": dtypes[found["bytes_of_an_embedding_parameter"]],
+            "layers": _tables(found) if "tables" in found else _blocks(found),
+        }
+    )  # fmt: skip
+
+
+def _tables(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    width = found["mlp_width"]
+    top: dict[str, Any] = {"kind": "mlp", "widths": [width] * 2, "repeat": found["top_layers"]}
+    if "num_experts" in found:
+        top = {
+            "kind": "experts", "width": width, "layers": found["top_layers"],
+            "experts": found["num_experts"], "active": found["num_active_experts"],
+        }  # fmt: skip
+    return [
+        {
+            "kind": "tables", "tables": found["tables"], "rows": found["rows_of_a_table"],
+            "width": found["embedding_width"], "lookups": found["lookups_of_a_table"],
+        },
+        {"kind": "mlp", "name": "bottom", "widths": [width] * 2, "repeat": found["bottom_layers"]},
+        {**top, "name": "top", "joins": True},
+    ]  # fmt: skip
+
+
+def _blocks(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    width, seq_len = found["width"], found.get("transformer_seq_len")
+    first = {"kind": "tokens", "vocab": found.get("rows_of_a_table"), "seq_len": seq_len}
+    if seq_len is None:
+        first = {"kind": "patches", "image": found["image_size"], "patch": found["patch_dim"]}
+        seq_len = ceil(found["image_size"] / found["patch_dim"]) ** 2
+    blocks = {
+        "kind": "transformer", "layers": found["layers"], "heads": found["heads"],
+        "width": width, "ffn": found["ffn_width"], "seq_len": seq_len,
+        "causal": first["kind"] == "tokens",
+    }  # fmt: skip
+    return [{**first, "width": width}, blocks]

@@ -1,1 +1,1 @@
-"""The price of a step of a layered model on a cluster: strategies by class of layer, memory, search."""
+"""Prices of layered models on clusters: strategies by class of layer, memory, search."""

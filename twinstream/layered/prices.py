@@ -29,7 +29,7 @@ def state_bytes(itemsize: int) -> int:
 
 @dataclass(frozen=True)
 class ClusterPrices:
-    """Prices by a cluster's profile: curves of its GPU's kernels, measured or fitted collectives."""
+    """Prices by a cluster's profile: its GPU's curves, its collectives, measured or fitted."""
 
     cluster: Cluster
     mesh: Mesh

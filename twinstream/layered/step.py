@@ -1,4 +1,4 @@
-"""A step of a layered model on two streams: what computes, and one collective at a time beside it."""
+"""A step of a layered model on two streams: compute, and one collective at a time beside it."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class Prices(Protocol):
 
 
 class StepTime(NamedTuple):
-    """A step: the whole, when compute ends, by kind of work, and communication that is waited for."""
+    """A step: the whole, when compute ends, and the time of each kind of work."""
 
     step_ns: float
     compute_end_ns: float
@@ -160,9 +160,8 @@ class _Step:
             time_ns = self.prices.products(part, spread, self._passes(place))
             if self.task.recompute:
                 time_ns += self.prices.products(part, spread, 0)
-                sent += self._reduce_outputs(
-                    part, spread, part.reduces, max((*ends[-1:], *waits, 0.0))
-                )
+                ready = max((*ends[-1:], *waits), default=0.0)
+                sent += self._reduce_outputs(part, spread, part.reduces, ready)
             ends.append(self.streams.compute("products", time_ns, (*waits, gathered, *sent)))
             waits = self._reduce_gradients(part, spread, ends[-1])
             if place == self.join:
@@ -229,16 +228,18 @@ class _Step:
         self, part: Part, spread: Spread, reduces: bool, computed: float
     ) -> list[float]:
         ends = [
-            self.streams.send(
-                "all_reduce", self.prices.activations(part, spread, level), (computed,)
-            )
+            self._send_outputs(part, spread, level, computed)
             for level in spread.levels
             if level.how == "tp" and reduces
         ]
         return ends + self._dispatch(part, spread, (computed,))
 
+    def _send_outputs(self, part: Part, spread: Spread, level: Level, computed: float) -> float:
+        time_ns = self.prices.activations(part, spread, level)
+        return self.streams.send("all_reduce", time_ns, (computed,))
+
     def _reduce_gradients(self, part: Part, spread: Spread, computed: float) -> list[float]:
-        """Of outputs and of weights, the inner level first; the latter are waited for at the end."""
+        """Of inputs and of weights, the inner level first; the latter are not waited for."""
         ends: list[float] = []
         for level in spread.levels:
             if level.how == "tp":

@@ -120,8 +120,7 @@ def spread_of(part: Part, strategy: Strategy, mesh: Mesh, batch: int) -> Spread:
     Raises:
         StrategyError: the ways do not fit the part or the GPUs, or the batch does not divide.
     """
-    names = (part.layer, part.kind, *([] if part.kind == "embedding" else [_OTHER_CLASS]))
-    name = next((one for one in names if one in strategy), None)
+    name = _name_of(part, strategy)
     ways = ("ddp",) if name is None else strategy[name]
     if len(ways) > 2 or len(set(ways)) < len(ways):
         raise StrategyError(
@@ -146,23 +145,38 @@ def spread_of(part: Part, strategy: Strategy, mesh: Mesh, batch: int) -> Spread:
             f"a batch of {batch} samples does not divide over the {replicas} replicas of "
             f"{part.layer} ({'/'.join(ways)}): give a multiple of {replicas}"
         )
-    return Spread(levels, batch // replicas)
+    spread = Spread(levels, batch // replicas)
+    _require_division(part, spread.degree("tp"))
+    return spread
 
 
 def strategies(model: LayeredModel, mesh: Mesh, fixed: Strategy) -> tuple[Strategy, ...]:
     """Return every strategy by class that agrees with what is fixed."""
     chain = model.chain
-    kinds = list(dict.fromkeys(part.kind for part in (*chain.embeddings, *chain.parts)))
+    parts = (*chain.embeddings, *chain.parts)
+    open_parts = [part for part in parts if _name_of(part, fixed) is None]
     found: list[Strategy] = [dict(fixed)]
-    for kind in kinds:
-        if kind in fixed:
-            continue
+    for kind in dict.fromkeys(part.kind for part in open_parts):
         hows = _OF_EMBEDDINGS if kind == "embedding" else _OF_OTHERS
         ways: list[tuple[str, ...]] = [(how,) for how in hows]
         if mesh.has_levels:
             ways += [(a, b) for a in hows for b in hows if a != b]
         found = [{**one, kind: way} for one in found for way in ways]
     return tuple(found)
+
+
+def _require_division(part: Part, tp: int) -> None:
+    counts = {"heads": part.attention.heads if part.attention else 0}
+    counts["experts"] = part.experts if part.experts > 1 else 0
+    for what, count in counts.items():
+        if count % tp:
+            raise StrategyError(f"{count} {what} of {part.layer} do not divide over tp {tp}")
+
+
+def _name_of(part: Part, strategy: Strategy) -> str | None:
+    """Return by which name a strategy speaks of a part: its layer's, its class's, `dense`."""
+    names = (part.layer, part.kind, *([] if part.kind == "embedding" else [_OTHER_CLASS]))
+    return next((one for one in names if one in strategy), None)
 
 
 def _of_class(how: str, name: str, model: LayeredModel) -> str:
