@@ -27,7 +27,7 @@ _QUESTIONS = {  # a command, and its module in twinstream.commands
         "sweep": "sweep",
         "whatif": "whatif",
         "explore": "explore",
-        "estimate": "estimate",
+        "estimate": "cost",
         "cost": "cost",
     },
     "Train it here": {

@@ -14,7 +14,7 @@ from statistics import fmean
 from benchmarks.accuracy.published.published_models import published_shape
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.layered.estimate import Question, mesh_of
-from twinstream.layered.step import Task
+from twinstream.layered.step import LayeredTask
 from twinstream.models.layered.model import LayeredModel
 from twinstream.models.spec import ModelSpec
 
@@ -54,7 +54,7 @@ def errors(path: Path) -> dict[str, list[float]]:
                 continue
             cluster = load_cluster(_CLUSTERS[row["gpu_type"]])
             recompute = row["activation_checkpointing"] == "true"
-            task = Task(int(row["global_batch"]), recompute=recompute)
+            task = LayeredTask(int(row["global_batch"]), recompute=recompute)
             mesh = mesh_of(cluster, int(row["num_gpus"]))
             asked = Question(decoder(spec, seq_len), cluster, mesh, task)
             step_s = asked.estimate({"dense": ("fsdp",)}).step.step_ns / 1e9

@@ -39,7 +39,7 @@ class Attention(NamedTuple):
         return 4 * self.heads * self.head_dim * (pairs // 2 if self.causal else pairs)
 
 
-class Part(NamedTuple):
+class LayerPart(NamedTuple):
     """A part of a layer that is computed, gathered and reduced as one; amounts are of a sample.
 
     `parameters` are all of it, `experts` copies included. `reduces` and `reduces_back`: where it is
@@ -98,11 +98,11 @@ class Tables(Layer):
     lookups: PositiveCount
     pooling: Literal["sum", "none"] = "sum"
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[LayerPart, ...]:
         looked_up = self.tables * self.lookups * self.width
         pooled = self.tables * self.width if self.pooling == "sum" else looked_up
         return (
-            Part(
+            LayerPart(
                 self.called, "embedding", self.tables * self.rows * self.width, outputs=pooled,
                 saved=self.tables * self.lookups, looked_up=looked_up, pooled=pooled,
                 rows=self.tables * self.rows, row=self.width, sparse=True,
@@ -119,11 +119,11 @@ class Tokens(Layer):
     seq_len: PositiveCount
     positions: bool = True
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[LayerPart, ...]:
         out = self.seq_len * self.width
         rows = self.vocab + (self.seq_len if self.positions else 0)
         return (
-            Part(
+            LayerPart(
                 self.called, "embedding", rows * self.width, outputs=out, pooled=out, rows=rows,
                 looked_up=out * (1 + self.positions), row=self.width,
             ),
@@ -143,10 +143,10 @@ class Patches(Layer):
     def number(self) -> int:
         return ceil(self.image / self.patch) ** 2
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[LayerPart, ...]:
         inner, out = self.patch**2 * self.channels, self.number * self.width
         return (
-            Part(
+            LayerPart(
                 self.called, "embedding", (inner + self.number) * self.width,
                 (Product(self.number, self.width, inner),), outputs=out,
                 saved=self.number * inner, pooled=out, rows=inner + self.number,
@@ -174,11 +174,11 @@ class Mlp(Layer):
             )
         return self
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[LayerPart, ...]:
         rows = self.rows
         pairs = list(zip(self.widths, self.widths[1:], strict=False)) * self.repeat
         return tuple(
-            Part(
+            LayerPart(
                 self.called, "dense", depth * width, (Product(rows, width, depth),),
                 outputs=rows * width, saved=rows * depth, moved=2 * rows * width,
                 reduces=place % 2 == 1 or place == len(pairs) - 1, reduces_back=place % 2 == 0,
@@ -187,7 +187,7 @@ class Mlp(Layer):
         )  # fmt: skip
 
 
-class Experts(Layer):
+class ExpertLayers(Layer):
     """Dense layers of one width, each several times over; a sample passes a few of the copies."""
 
     kind: Literal["experts"]
@@ -204,10 +204,10 @@ class Experts(Layer):
             )
         return self
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[LayerPart, ...]:
         width = self.width
         return tuple(
-            Part(
+            LayerPart(
                 self.called, "experts", self.experts * width**2,
                 (Product(self.active, width, width),), outputs=width, saved=self.active * width,
                 moved=2 * self.active * width, reduces=place % 2 == 1,
@@ -224,10 +224,10 @@ class Dot(Layer):
     vectors: PositiveCount
     width: PositiveCount
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[LayerPart, ...]:
         pairs, read = self.vectors * (self.vectors - 1) // 2, self.vectors * self.width
         return (
-            Part(
+            LayerPart(
                 self.called, "dense", 0, (Product(self.vectors, self.vectors, self.width),),
                 outputs=pairs, saved=read, moved=self.vectors**2 + pairs,
             ),
@@ -254,15 +254,15 @@ class Transformer(Layer):
             )
         return self
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[LayerPart, ...]:
         s, w, f, into = self.seq_len, self.width, self.ffn, 1 + self.gated
         scores = Attention(s, self.heads, w // self.heads, self.causal)
-        attention = Part(
+        attention = LayerPart(
             self.called, "transformer", 4 * w * w, (Product(s, 3 * w, w), Product(s, w, w)),
             scores, outputs=s * w, saved=6 * s * w, moved=6 * s * w, reduces=True,
             reduces_back=True,
         )  # fmt: skip
-        dense = Part(
+        dense = LayerPart(
             self.called, "transformer", (1 + into) * w * f,
             (Product(s, into * f, w), Product(s, w, f)), outputs=s * w,
             saved=s * (2 * w + (1 + into) * f), moved=s * (6 * w + (1 + into) * f), reduces=True,
@@ -272,6 +272,6 @@ class Transformer(Layer):
 
 
 AnyLayer = Annotated[
-    Tables | Tokens | Patches | Mlp | Experts | Dot | Transformer, Field(discriminator="kind")
+    Tables | Tokens | Patches | Mlp | ExpertLayers | Dot | Transformer, Field(discriminator="kind")
 ]
 LOOKED_UP = (Tables, Tokens, Patches)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from twinstream.models.layered.kinds import LOOKED_UP, AnyLayer, Part
+from twinstream.models.layered.kinds import LOOKED_UP, AnyLayer, LayerPart
 from twinstream.schedule.errors import TwinstreamError, did_you_mean
 from twinstream.schedule.files import parse_toml, read_text, reason_of
 from twinstream.schedule.node import Node
@@ -23,11 +23,11 @@ class LayeredModelError(TwinstreamError):
     """No layered model is of this name, or a file does not describe one."""
 
 
-class Chain(NamedTuple):
+class LayeredChain(NamedTuple):
     """The parts of a model: what is looked up, the others in order, and which first reads it."""
 
-    embeddings: tuple[Part, ...]
-    parts: tuple[Part, ...]
+    embeddings: tuple[LayerPart, ...]
+    parts: tuple[LayerPart, ...]
     join: int
 
 
@@ -69,10 +69,10 @@ class LayeredModel(Node):
         return _ITEMSIZE[self.table_dtype or self.dtype]
 
     @property
-    def chain(self) -> Chain:
+    def chain(self) -> LayeredChain:
         """Its parts, in the order of the forward pass."""
-        embeddings: list[Part] = []
-        parts: list[Part] = []
+        embeddings: list[LayerPart] = []
+        parts: list[LayerPart] = []
         join = 0
         for layer in self.layers:
             if isinstance(layer, LOOKED_UP):
@@ -81,7 +81,7 @@ class LayeredModel(Node):
             if layer.joins:
                 join = len(parts)
             parts += layer.parts()
-        return Chain(tuple(embeddings), tuple(parts), join)
+        return LayeredChain(tuple(embeddings), tuple(parts), join)
 
     @property
     def parameters(self) -> int:

@@ -10,8 +10,8 @@ from twinstream.hardware_profiles.collectives.rank_group import RankGroup
 from twinstream.hardware_profiles.collectives.timing import collective_time_ns
 from twinstream.layered.estimate import Question, mesh_of
 from twinstream.layered.memory import memory_of
-from twinstream.layered.step import Task
-from twinstream.layered.strategy import Mesh, StrategyError
+from twinstream.layered.step import LayeredTask
+from twinstream.layered.strategy import GpuMesh, StrategyError
 from twinstream.models.layered.model import LayeredModel, load_layered
 
 CLUSTER = load_cluster("a100_40gb")
@@ -28,14 +28,17 @@ MODEL = LayeredModel.model_validate(SMALL)
 
 
 def question(gpus: int = 16, batch: int = 4096, model: LayeredModel = MODEL, **task) -> Question:
-    return Question(model, CLUSTER, mesh_of(CLUSTER, gpus), Task(batch, **task))
+    return Question(model, CLUSTER, mesh_of(CLUSTER, gpus), LayeredTask(batch, **task))
 
 
 def test_memory_by_hand():
     """16 GPUs, tables over all, dense layers sharded in a node: of 4 matrices an eighth."""
     batch, dense = 4096, 4 * MLP * MLP
     found = memory_of(
-        MODEL, {"embedding": ("shard",), "dense": ("fsdp", "ddp")}, Mesh(16, 8), Task(batch)
+        MODEL,
+        {"embedding": ("shard",), "dense": ("fsdp", "ddp")},
+        GpuMesh(16, 8),
+        LayeredTask(batch),
     )
     table = TABLES * ROWS * WIDTH // 16
     assert found.parameters == 2 * table + 4 * dense // 8
@@ -44,8 +47,8 @@ def test_memory_by_hand():
     pooled = batch // 16 * TABLES * WIDTH
     assert found.activations == 2 * pooled + 4 * 4 * (batch // 16) * MLP
     assert found.buffers == 2 * 4 * MLP * MLP + 2 * 4 * pooled + 2**30
-    frozen = Task(batch, "finetune", frozenset({"embedding"}))
-    kept = memory_of(MODEL, {"embedding": ("shard",)}, Mesh(16, 8), frozen)
+    frozen = LayeredTask(batch, "finetune", frozenset({"embedding"}))
+    kept = memory_of(MODEL, {"embedding": ("shard",)}, GpuMesh(16, 8), frozen)
     assert kept.optimizer == 8 * dense
 
 

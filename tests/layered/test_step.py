@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from twinstream.layered.step import Task, step_time
-from twinstream.layered.strategy import Mesh, StrategyError, parse_strategy, spread_of
+from twinstream.layered.step import LayeredTask, step_time
+from twinstream.layered.strategy import GpuMesh, StrategyError, parse_strategy, spread_of
 from twinstream.models.layered.model import LayeredModel, load_layered
 
-MESH = Mesh(gpus=16, gpus_per_node=8)
+MESH = GpuMesh(gpus=16, gpus_per_node=8)
 TABLES = {"kind": "tables", "tables": 4, "rows": 1000, "width": 8, "lookups": 2}
 BOTTOM = {"kind": "mlp", "name": "bottom", "widths": [8, 8]}
 TOP = {"kind": "mlp", "name": "top", "widths": [8, 8], "repeat": 2, "joins": True}
@@ -34,7 +34,7 @@ class Given:
 def test_tables_join_at_the_top_in_forward():
     """Lookup 0..5, exchange 5..25; bottom 5..15 hides part of it; the top 25..35..45."""
     given = Given({"products": 10, "lookup": 5, "exchange": 20})
-    task = Task(batch=16, name="inference")
+    task = LayeredTask(batch=16, name="inference")
     found = step_time(model(TABLES, BOTTOM, TOP), {"embedding": ("shard",)}, MESH, task, given)
     assert (found.step_ns, found.exposed_ns, found.overlapped_ns) == (45, 10, 10)
 
@@ -48,11 +48,11 @@ def test_gathers_wait_for_room_and_reductions_for_backward():
     """
     given = Given({"products": 10, "gather": 4, "scatter": 7})
     layers = {"kind": "mlp", "widths": [8, 8], "repeat": 3}
-    found = step_time(model(layers), {"dense": ("fsdp",)}, MESH, Task(batch=16), given)
+    found = step_time(model(layers), {"dense": ("fsdp",)}, MESH, LayeredTask(batch=16), given)
     assert (found.step_ns, found.compute_end_ns) == (95, 88)
     # Without, the gather of the second part is asked for before anything, but goes out in turn:
     # behind the scatter of the first, which waits for its products.
-    task = Task(batch=16, prefetch=False)
+    task = LayeredTask(batch=16, prefetch=False)
     found = step_time(model(layers), {"dense": ("fsdp",)}, MESH, task, given)
     # Gathers 34..38; products 38..58; scatter ..65; gather ..69; products 69..89; scatter ..96;
     # gather ..100; products 100..110; scatter ..117.
@@ -75,13 +75,13 @@ def test_frozen_layers_have_no_gradient_of_their_own(frozen, passes):
             count.append(passes)
             return 0.0
 
-    task = Task(batch=16, name="finetune", frozen=frozenset(frozen))
+    task = LayeredTask(batch=16, name="finetune", frozen=frozenset(frozen))
     step_time(model(TABLES, BOTTOM, TOP), {"embedding": ("shard",)}, MESH, task, Counting())
     assert sum(count) == passes
 
 
 def test_nothing_to_train_is_refused():
-    task = Task(batch=16, name="finetune", frozen=frozenset({"embedding", "dense"}))
+    task = LayeredTask(batch=16, name="finetune", frozen=frozenset({"embedding", "dense"}))
     with pytest.raises(StrategyError, match="everything is frozen"):
         step_time(model(TABLES, BOTTOM, TOP), {}, MESH, task, Given())
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any, NamedTuple
 
-from twinstream.layered.step import StepTime, Task, step_time
-from twinstream.layered.strategy import Level, Mesh, Spread, Strategy
-from twinstream.models.layered.kinds import Part
+from twinstream.layered.step import LayeredStepTime, LayeredTask, step_time
+from twinstream.layered.strategy import GpuMesh, Spread, SpreadLevel, Strategy
+from twinstream.models.layered.kinds import LayerPart
 from twinstream.models.layered.model import LayeredModel
 from twinstream.schedule.errors import ArgumentError
 
@@ -38,8 +38,8 @@ class MadMaxSystem:
     share_of_all_reduce_inside: float
 
     @property
-    def mesh(self) -> Mesh:
-        return Mesh(self.gpus, self.gpus // self.nodes)
+    def mesh(self) -> GpuMesh:
+        return GpuMesh(self.gpus, self.gpus // self.nodes)
 
     @property
     def inside_rate(self) -> float:
@@ -52,13 +52,13 @@ class MadMaxSystem:
         rate = self.nics_of_a_node * self.nic_bytes_per_s / 2 * self.nic_utilisation
         return rate / self.mesh.gpus_per_node
 
-    def is_inside(self, level: Level) -> bool:
+    def is_inside(self, level: SpreadLevel) -> bool:
         return level.place.where == "inside" or self.nodes == 1
 
-    def exchange_rate(self, level: Level) -> float:
+    def exchange_rate(self, level: SpreadLevel) -> float:
         return self.inside_rate if self.is_inside(level) else self.between_rate
 
-    def reduce_rate(self, level: Level) -> float:
+    def reduce_rate(self, level: SpreadLevel) -> float:
         if self.is_inside(level):
             return self.inside_rate
         share = self.share_of_all_reduce_inside
@@ -72,7 +72,7 @@ class MadMaxPrices:
     system: MadMaxSystem
     model: LayeredModel
 
-    def products(self, part: Part, spread: Spread, passes: int) -> float:
+    def products(self, part: LayerPart, spread: Spread, passes: int) -> float:
         """Neither scores of attention nor updates count; backward is twice, frozen or not."""
         system = self.system
         peak = system.fp32_flops if self.model.itemsize == 4 else system.fp16_flops
@@ -80,60 +80,60 @@ class MadMaxPrices:
         times = 2 if passes else 1
         return times * flops / spread.degree("tp") / (peak * system.flops_utilisation) * _NS
 
-    def lookup(self, part: Part, spread: Spread, passes: int) -> float:
+    def lookup(self, part: LayerPart, spread: Spread, passes: int) -> float:
         rate = self.system.memory_bytes_per_s * self.system.memory_utilisation
         return self._looked_up(part, spread) / rate * _NS
 
-    def exchange(self, part: Part, spread: Spread, level: Level) -> float:
+    def exchange(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         """Of what a GPU looked up, before pooling, one share of the GPUs', there and back."""
         sent = 2 * self._looked_up(part, spread) / level.place.degree
         return sent / self.system.exchange_rate(level) * _NS
 
-    def lookup_gradients(self, part: Part, spread: Spread, level: Level) -> float:
+    def lookup_gradients(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         return self._looked_up(part, spread) / self.system.reduce_rate(level) * _NS
 
-    def gather(self, part: Part, spread: Spread, level: Level) -> float:
+    def gather(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         size = self._bytes(part) / spread.shards * level.place.degree
         return size / (2 * self.system.reduce_rate(level)) * _NS
 
-    def scatter(self, part: Part, spread: Spread, level: Level) -> float:
+    def scatter(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         size = self._undivided(part, spread, level) * level.place.degree
         return size / (2 * self.system.reduce_rate(level)) * _NS
 
-    def gradients(self, part: Part, spread: Spread, level: Level) -> float:
+    def gradients(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         return self._undivided(part, spread, level) / self.system.reduce_rate(level) * _NS
 
-    def activations(self, part: Part, spread: Spread, level: Level) -> float:
+    def activations(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         size = spread.samples * part.outputs * self.model.itemsize
         return size / self.system.reduce_rate(level) * _NS
 
-    def dispatch(self, part: Part, spread: Spread, level: Level) -> float:
+    def dispatch(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         """Of a GPU's samples one in so many as there are experts, however many each passes."""
         size = spread.samples * part.outputs * self.model.itemsize / part.experts
         return size / self.system.exchange_rate(level) * _NS
 
-    def update(self, part: Part, spread: Spread) -> float:
+    def update(self, part: LayerPart, spread: Spread) -> float:
         return 0.0
 
     def lost(self) -> float:
         return 0.0
 
-    def _bytes(self, part: Part) -> float:
+    def _bytes(self, part: LayerPart) -> float:
         return part.parameters * self.model.itemsize
 
-    def _looked_up(self, part: Part, spread: Spread) -> float:
+    def _looked_up(self, part: LayerPart, spread: Spread) -> float:
         size = part.looked_up * self.model.table_itemsize
         return size * spread.samples / spread.degree("shard")
 
-    def _undivided(self, part: Part, spread: Spread, level: Level) -> float:
+    def _undivided(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         """A level's gradients are not divided by the shards of the levels inside it."""
         inner = prod(one.place.degree for one in spread.within(level) if one.how != "ddp")
         return self._bytes(part) / (spread.shards / inner)
 
 
 def madmax_step(
-    model: LayeredModel, strategy: Strategy, system: MadMaxSystem, task: Task
-) -> StepTime:
+    model: LayeredModel, strategy: Strategy, system: MadMaxSystem, task: LayeredTask
+) -> LayeredStepTime:
     """Return a step as MAD-Max has it.
 
     Raises:
@@ -142,7 +142,7 @@ def madmax_step(
     return step_time(model, strategy, system.mesh, task, MadMaxPrices(system, model))
 
 
-def madmax_fields(found: StepTime) -> dict[str, float]:
+def madmax_fields(found: LayeredStepTime) -> dict[str, float]:
     """Return a step in ms, under the names of MAD-Max's results."""
     fields: dict[str, Any] = {
         "step": found.step_ns, "compute": found.compute_end_ns, "exposed": found.exposed_ns,
@@ -160,7 +160,7 @@ class MadMaxCase(NamedTuple):
     model: LayeredModel
     system: MadMaxSystem
     strategy: Strategy
-    task: Task
+    task: LayeredTask
     printed: Mapping[str, float]
 
 
@@ -189,7 +189,7 @@ def madmax_case(found: Mapping[str, Any]) -> MadMaxCase:
             model=_model_of(model),
             system=MadMaxSystem(**found["system"]),
             strategy=strategy,
-            task=Task(
+            task=LayeredTask(
                 task["local_emb_bs"] * replicas, task["type"],
                 prefetch=task.get("prefetch_of_fsdp", usual),
             ),

@@ -6,11 +6,11 @@ from typing import Any
 
 from twinstream.hardware_profiles.clusters.loader import place_names
 from twinstream.hardware_profiles.clusters.schema import Cluster
-from twinstream.layered.memory import Memory, memory_of
+from twinstream.layered.memory import LayeredMemory, memory_of
 from twinstream.layered.prices import ClusterPrices
-from twinstream.layered.step import StepTime, Task, step_time
+from twinstream.layered.step import LayeredStepTime, LayeredTask, step_time
 from twinstream.layered.strategy import (
-    Mesh,
+    GpuMesh,
     Strategy,
     StrategyError,
     strategies,
@@ -21,8 +21,9 @@ from twinstream.schedule.sizes import gib
 
 _OF_TABLES = "no measured step of a model with embedding tables was compared with this arithmetic"
 _OF_INFERENCE = "no measured inference was compared with this arithmetic"
-# Mean error and number of steps by GPU: `python -m benchmarks.accuracy.layered` on MosaicML's.
-_ERRORS = {"a100": (0.052, 15), "h100": (0.175, 12)}
+# By GPU, of `python -m benchmarks.accuracy.layered`: mean error, steps, most GPUs of a step.
+_ERRORS = {"a100": (0.052, 15, 128), "h100": (0.175, 12, 512)}
+_LLAMA_65B = 0.22  # 6.56 s a step for 5.38 by its paper, arXiv:2302.13971
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Estimate:
     """
 
     strategy: Strategy
-    task: Task
-    step: StepTime
-    memory: Memory
+    task: LayeredTask
+    step: LayeredStepTime
+    memory: LayeredMemory
     room_bytes: int
     error: float | None
     why: str
@@ -60,8 +61,8 @@ class Question:
 
     model: LayeredModel
     cluster: Cluster
-    mesh: Mesh
-    task: Task
+    mesh: GpuMesh
+    task: LayeredTask
 
     def estimate(self, strategy: Strategy) -> Estimate:
         """Return the step and memory of one strategy, whether or not it fits.
@@ -119,7 +120,12 @@ class Question:
             return None, _OF_INFERENCE
         gpu = place_names(self.cluster)[-1]
         known = gpu if gpu in _ERRORS else max(_ERRORS, key=lambda name: _ERRORS[name][0])
-        mean, steps = _ERRORS[known]
+        mean, steps, most_gpus = _ERRORS[known]
+        if self.mesh.gpus > most_gpus:
+            return max(mean, _LLAMA_65B), (
+                f"LLaMA 65B on 2,048 A100 came out so much too slow; {steps} published steps on up "
+                f"to {most_gpus} {known.upper()} {mean:.1%} off (docs/benchmarks/madmax.md)"
+            )
         borrowed = "" if known == gpu else f"; none on {gpu} was tried"
         return mean, (
             f"mean error of this arithmetic on {steps} published steps of decoders under FSDP on "
@@ -127,7 +133,7 @@ class Question:
         )
 
 
-def mesh_of(cluster: Cluster, gpus: int) -> Mesh:
+def mesh_of(cluster: Cluster, gpus: int) -> GpuMesh:
     """Return so many GPUs on full nodes.
 
     Raises:
@@ -142,7 +148,7 @@ def mesh_of(cluster: Cluster, gpus: int) -> Mesh:
             f"--gpus {gpus} are {nodes} nodes, and {cluster.name} has at most "
             f"{cluster.count('most_nodes')}"
         )
-    return Mesh(gpus, per_node)
+    return GpuMesh(gpus, per_node)
 
 
 def estimate_document(asked: Question, found: Sequence[Estimate]) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from twinstream.layered.prices import state_bytes
-from twinstream.layered.step import Task
-from twinstream.layered.strategy import Mesh, Spread, Strategy, spread_of
-from twinstream.models.layered.kinds import Part
+from twinstream.layered.step import LayeredTask
+from twinstream.layered.strategy import GpuMesh, Spread, Strategy, spread_of
+from twinstream.models.layered.kinds import LayerPart
 from twinstream.models.layered.model import LayeredModel
 
 _ROW_STATE_BYTES = 4  # of row-wise AdaGrad: one float32 a row
@@ -13,7 +13,7 @@ _GATHERED_AT_ONCE = 2  # parts, whose weights are there while they are computed
 _CONTEXT_BYTES = 2**30  # assumed: CUDA's context, and buffers of the library of collectives
 
 
-class Memory(NamedTuple):
+class LayeredMemory(NamedTuple):
     """Bytes of the fullest GPU."""
 
     parameters: int
@@ -27,7 +27,9 @@ class Memory(NamedTuple):
         return sum(self)
 
 
-def memory_of(model: LayeredModel, strategy: Strategy, mesh: Mesh, task: Task) -> Memory:
+def memory_of(
+    model: LayeredModel, strategy: Strategy, mesh: GpuMesh, task: LayeredTask
+) -> LayeredMemory:
     """Return what a GPU keeps in a step.
 
     Raises:
@@ -56,10 +58,10 @@ def memory_of(model: LayeredModel, strategy: Strategy, mesh: Mesh, task: Task) -
     largest = max(_of_a_gpu(part, where) * part.outputs for part, where in spread)
     buffers = sum(gathered) + 2 * largest * model.itemsize + _CONTEXT_BYTES
     amounts = (parameters, gradients, optimizer, activations, buffers)
-    return Memory(*(round(amount) for amount in amounts))
+    return LayeredMemory(*(round(amount) for amount in amounts))
 
 
-def _kept(part: Part, where: Spread, model: LayeredModel, task: Task) -> float:
+def _kept(part: LayerPart, where: Spread, model: LayeredModel, task: LayeredTask) -> float:
     """What backward reads of a part: with recompute its input alone, which is as an output."""
     if task.name == "inference":
         return 0.0
@@ -71,6 +73,6 @@ def _kept(part: Part, where: Spread, model: LayeredModel, task: Task) -> float:
     return where.samples * part.saved * itemsize / where.degree("tp")
 
 
-def _of_a_gpu(part: Part, where: Spread) -> float:
+def _of_a_gpu(part: LayerPart, where: Spread) -> float:
     """Samples whose outputs are on one GPU: of shared tables, its share of the group's."""
     return where.samples / where.degree("shard")

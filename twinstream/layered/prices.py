@@ -11,8 +11,8 @@ from twinstream.hardware_profiles.collectives.rank_group import RankGroup
 from twinstream.hardware_profiles.collectives.timing import collective_time_ns
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.layered.strategy import Level, Mesh, Spread
-from twinstream.models.layered.kinds import Part
+from twinstream.layered.strategy import GpuMesh, Spread, SpreadLevel
+from twinstream.models.layered.kinds import LayerPart
 from twinstream.models.layered.model import LayeredModel
 from twinstream.schedule.cost import Work
 
@@ -32,7 +32,7 @@ class ClusterPrices:
     """Prices by a cluster's profile: its GPU's curves, its collectives, measured or fitted."""
 
     cluster: Cluster
-    mesh: Mesh
+    mesh: GpuMesh
     model: LayeredModel
     _known: dict[tuple[str, int, str], float] = field(default_factory=dict)
 
@@ -41,7 +41,7 @@ class ClusterPrices:
         """The profile of a node."""
         return machine_of(self.cluster)
 
-    def products(self, part: Part, spread: Spread, passes: int) -> float:
+    def products(self, part: LayerPart, spread: Spread, passes: int) -> float:
         """Each pass of backward is a product as large as forward's, of other sides."""
         tp, time_ns = spread.degree("tp"), 0.0
         for rows, columns, depth in part.products:
@@ -55,7 +55,7 @@ class ClusterPrices:
         moved = ceil(part.moved * spread.samples / tp) * max(1, passes)
         return time_ns + self._time("vector", (moved,), moved, moved * self.model.itemsize)
 
-    def lookup(self, part: Part, spread: Spread, passes: int) -> float:
+    def lookup(self, part: LayerPart, spread: Spread, passes: int) -> float:
         """Rows are read at the rate of device memory; training reads and writes them again.
 
         Patches are a product, and what is no table of categories has its update in `update`.
@@ -70,11 +70,11 @@ class ClusterPrices:
         launch_ns = self.machine.number("launch_latency_ns")
         return launch_ns + moved / self.machine.rate("hbm_bytes_per_s") * 1e9
 
-    def exchange(self, part: Part, spread: Spread, level: Level) -> float:
+    def exchange(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         size = part.pooled * self.model.table_itemsize * spread.samples / level.place.degree
         return self._collective("all_to_all", size, level)
 
-    def lookup_gradients(self, part: Part, spread: Spread, level: Level) -> float:
+    def lookup_gradients(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         """Of tables of categories the rows that were met, else all."""
         if not part.sparse:
             size = part.parameters * self.model.table_itemsize / spread.shards
@@ -82,28 +82,28 @@ class ClusterPrices:
         met = part.looked_up * self.model.table_itemsize * spread.samples / spread.shards
         return self._collective("all_gather", met * level.place.degree, level)
 
-    def gather(self, part: Part, spread: Spread, level: Level) -> float:
+    def gather(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         return self._collective("all_gather", self._piece(part, spread, "tp"), level)
 
-    def scatter(self, part: Part, spread: Spread, level: Level) -> float:
+    def scatter(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         return self._collective("reduce_scatter", self._piece(part, spread, "tp"), level)
 
-    def gradients(self, part: Part, spread: Spread, level: Level) -> float:
+    def gradients(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         return self._collective("all_reduce", self._piece(part, spread, "tp", "fsdp"), level)
 
-    def activations(self, part: Part, spread: Spread, level: Level) -> float:
+    def activations(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         """Experts of other GPUs send what they found, and nothing is summed."""
         if part.experts > 1:
             return 0.0
         size = spread.samples * part.outputs * self.model.itemsize
         return self._collective("all_reduce", size, level)
 
-    def dispatch(self, part: Part, spread: Spread, level: Level) -> float:
+    def dispatch(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         """A GPU's own samples of its group's, once to each expert that they pass."""
         size = spread.samples * part.active * part.outputs * self.model.itemsize
         return self._collective("all_to_all", size / level.place.degree, level)
 
-    def update(self, part: Part, spread: Spread) -> float:
+    def update(self, part: LayerPart, spread: Spread) -> float:
         """AdamW reads and writes parameter and state, and reads a gradient."""
         if part.sparse or not part.parameters:
             return 0.0
@@ -115,15 +115,15 @@ class ClusterPrices:
     def lost(self) -> float:
         return self.cluster.number("compute_lost") if self.mesh.gpus > 1 else 0.0
 
-    def _piece(self, part: Part, spread: Spread, *cut_by: str) -> float:
+    def _piece(self, part: LayerPart, spread: Spread, *cut_by: str) -> float:
         return part.parameters * self.model.itemsize / spread.degree(*cut_by)
 
-    def _product(self, part: Part, tp: int, m: int, n: int, k: int) -> float:
+    def _product(self, part: LayerPart, tp: int, m: int, n: int, k: int) -> float:
         copies = max(1, part.experts // tp) if part.experts > 1 else 1
         moved = (m * k + copies * k * n + m * n) * self.model.itemsize
         return self._multiplied("matmul", (m, n, k), 2 * m * n * k, moved)
 
-    def _attention(self, part: Part, spread: Spread, passes: int) -> float:
+    def _attention(self, part: LayerPart, spread: Spread, passes: int) -> float:
         """A query of causal attention sees the tokens before it, of an encoder all."""
         found = part.attention
         assert found is not None
@@ -155,7 +155,7 @@ class ClusterPrices:
         )  # fmt: skip
         return work_time(work, self.machine).alone_ns
 
-    def _collective(self, kind: Collective, size: float, level: Level) -> float:
+    def _collective(self, kind: Collective, size: float, level: SpreadLevel) -> float:
         key = (kind, ceil(size), level.place.where)
         if key not in self._known:
             group = _group(level.place.where, self.mesh)
@@ -163,7 +163,7 @@ class ClusterPrices:
         return self._known[key]
 
 
-def _group(where: str, mesh: Mesh) -> RankGroup:
+def _group(where: str, mesh: GpuMesh) -> RankGroup:
     per_node = mesh.gpus_per_node
     if where == "inside":
         return RankGroup(ranks=per_node, ranks_per_node=per_node)

@@ -5,8 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
-from twinstream.layered.strategy import Level, Mesh, Spread, Strategy, StrategyError, spread_of
-from twinstream.models.layered.kinds import Part
+from twinstream.layered.strategy import (
+    GpuMesh,
+    Spread,
+    SpreadLevel,
+    Strategy,
+    StrategyError,
+    spread_of,
+)
+from twinstream.models.layered.kinds import LayerPart
 from twinstream.models.layered.model import LayeredModel
 
 TaskName = Literal["pretrain", "finetune", "inference"]
@@ -15,7 +22,7 @@ COLLECTIVES: tuple[Kind, ...] = ("all_to_all", "all_reduce", "all_gather", "redu
 
 
 @dataclass(frozen=True)
-class Task:
+class LayeredTask:
     """What is done: a batch of samples of all GPUs, trained or not; frozen layers or classes.
 
     `prefetch`: in backward the next gather goes ahead of the reductions of what is computed now.
@@ -28,49 +35,49 @@ class Task:
     prefetch: bool = True
     recompute: bool = False
 
-    def trains(self, part: Part) -> bool:
+    def trains(self, part: LayerPart) -> bool:
         """Return whether a part's parameters change."""
         return self.name != "inference" and not self.frozen & {part.layer, part.kind}
 
 
-class Prices(Protocol):
+class StepPrices(Protocol):
     """The time of each piece of a step in ns; `passes` of backward are of inputs and of weights."""
 
-    def products(self, part: Part, spread: Spread, passes: int) -> float:
+    def products(self, part: LayerPart, spread: Spread, passes: int) -> float:
         """Return the time of a part's compute, forward (0 passes) or backward."""
 
-    def lookup(self, part: Part, spread: Spread, passes: int) -> float:
+    def lookup(self, part: LayerPart, spread: Spread, passes: int) -> float:
         """Return the time of reading, or changing, what a GPU looks up."""
 
-    def exchange(self, part: Part, spread: Spread, level: Level) -> float:
+    def exchange(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         """Return the time in which what was looked up comes to the samples it is of."""
 
-    def lookup_gradients(self, part: Part, spread: Spread, level: Level) -> float:
+    def lookup_gradients(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         """Return the time of the sum over replicas of the gradients of looked up rows."""
 
-    def gather(self, part: Part, spread: Spread, level: Level) -> float:
+    def gather(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         """Return the time in which sharded parameters come together."""
 
-    def scatter(self, part: Part, spread: Spread, level: Level) -> float:
+    def scatter(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         """Return the time of the sum of gradients of sharded parameters."""
 
-    def gradients(self, part: Part, spread: Spread, level: Level) -> float:
+    def gradients(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         """Return the time of the sum of gradients over replicas."""
 
-    def activations(self, part: Part, spread: Spread, level: Level) -> float:
+    def activations(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         """Return the time of the sum of a split part's outputs."""
 
-    def dispatch(self, part: Part, spread: Spread, level: Level) -> float:
+    def dispatch(self, part: LayerPart, spread: Spread, level: SpreadLevel) -> float:
         """Return the time in which samples come to their experts, or back."""
 
-    def update(self, part: Part, spread: Spread) -> float:
+    def update(self, part: LayerPart, spread: Spread) -> float:
         """Return the time of the optimizer's step."""
 
     def lost(self) -> float:
         """Return the share of compute that a collective beside it takes."""
 
 
-class StepTime(NamedTuple):
+class LayeredStepTime(NamedTuple):
     """A step: the whole, when compute ends, and the time of each kind of work."""
 
     step_ns: float
@@ -122,10 +129,10 @@ class _Streams:
 class _Step:
     """A step that is issued on streams."""
 
-    prices: Prices
-    task: Task
-    embeddings: tuple[tuple[Part, Spread], ...]
-    parts: tuple[tuple[Part, Spread], ...]
+    prices: StepPrices
+    task: LayeredTask
+    embeddings: tuple[tuple[LayerPart, Spread], ...]
+    parts: tuple[tuple[LayerPart, Spread], ...]
     join: int
     streams: _Streams = field(default_factory=_Streams)
 
@@ -187,7 +194,7 @@ class _Step:
             before += [part for part, _ in self.embeddings]
         return any(map(self.task.trains, before)) + self.task.trains(self.parts[place][0])
 
-    def _look_up(self, part: Part, spread: Spread) -> float:
+    def _look_up(self, part: LayerPart, spread: Spread) -> float:
         end = self.streams.compute("lookup", self.prices.lookup(part, spread, 0))
         for level in spread.levels:
             if level.how == "shard":
@@ -207,7 +214,7 @@ class _Step:
                     ends.append(self.streams.send("all_reduce", time_ns, after))
         return ends
 
-    def _gather(self, part: Part, spread: Spread, after: Sequence[float] = ()) -> float:
+    def _gather(self, part: LayerPart, spread: Spread, after: Sequence[float] = ()) -> float:
         end = 0.0
         for level in spread.levels:
             if level.how == "fsdp":
@@ -215,7 +222,7 @@ class _Step:
                 end = self.streams.send("all_gather", time_ns, after)
         return end
 
-    def _dispatch(self, part: Part, spread: Spread, after: Sequence[float]) -> list[float]:
+    def _dispatch(self, part: LayerPart, spread: Spread, after: Sequence[float]) -> list[float]:
         if part.experts == 1:
             return []
         return [
@@ -225,7 +232,7 @@ class _Step:
         ]
 
     def _reduce_outputs(
-        self, part: Part, spread: Spread, reduces: bool, computed: float
+        self, part: LayerPart, spread: Spread, reduces: bool, computed: float
     ) -> list[float]:
         ends = [
             self._send_outputs(part, spread, level, computed)
@@ -234,11 +241,13 @@ class _Step:
         ]
         return ends + self._dispatch(part, spread, (computed,))
 
-    def _send_outputs(self, part: Part, spread: Spread, level: Level, computed: float) -> float:
+    def _send_outputs(
+        self, part: LayerPart, spread: Spread, level: SpreadLevel, computed: float
+    ) -> float:
         time_ns = self.prices.activations(part, spread, level)
         return self.streams.send("all_reduce", time_ns, (computed,))
 
-    def _reduce_gradients(self, part: Part, spread: Spread, computed: float) -> list[float]:
+    def _reduce_gradients(self, part: LayerPart, spread: Spread, computed: float) -> list[float]:
         """Of inputs and of weights, the inner level first; the latter are not waited for."""
         ends: list[float] = []
         for level in spread.levels:
@@ -255,8 +264,8 @@ class _Step:
 
 
 def step_time(
-    model: LayeredModel, strategy: Strategy, mesh: Mesh, task: Task, prices: Prices
-) -> StepTime:
+    model: LayeredModel, strategy: Strategy, mesh: GpuMesh, task: LayeredTask, prices: StepPrices
+) -> LayeredStepTime:
     """Return the time of a step, and of its pieces.
 
     Raises:
@@ -278,6 +287,6 @@ def step_time(
         step.update()
     streams = step.streams
     whole_ns = max(streams.compute_ns, streams.communication_ns)
-    found = StepTime(whole_ns, streams.compute_ns, streams.by_kind)
+    found = LayeredStepTime(whole_ns, streams.compute_ns, streams.by_kind)
     more_ns = prices.lost() * max(0.0, found.overlapped_ns)
     return found._replace(step_ns=whole_ns + more_ns, compute_end_ns=streams.compute_ns + more_ns)

@@ -3,7 +3,7 @@
 from math import prod
 from typing import NamedTuple
 
-from twinstream.models.layered.kinds import CLASSES, Part
+from twinstream.models.layered.kinds import CLASSES, LayerPart
 from twinstream.models.layered.model import LayeredModel
 from twinstream.schedule.errors import TwinstreamError
 
@@ -17,18 +17,18 @@ class StrategyError(TwinstreamError):
     """A strategy that cannot be; the message says why."""
 
 
-class Place(NamedTuple):
+class GpuGroup(NamedTuple):
     """Where the GPUs of a level are: `inside` a node, one of each node (`between`), or `all`."""
 
     where: str
     degree: int
 
 
-class Level(NamedTuple):
+class SpreadLevel(NamedTuple):
     """One way of spreading over the GPUs of a place."""
 
     how: str
-    place: Place
+    place: GpuGroup
 
 
 class Spread(NamedTuple):
@@ -37,7 +37,7 @@ class Spread(NamedTuple):
     Tensor parallel GPUs have the samples of their group; those that share tables have them all.
     """
 
-    levels: tuple[Level, ...]
+    levels: tuple[SpreadLevel, ...]
     samples: int
 
     def degree(self, *hows: str) -> int:
@@ -54,12 +54,12 @@ class Spread(NamedTuple):
         """Over how many GPUs, or groups of them, the batch is cut."""
         return self.degree("ddp", "fsdp")
 
-    def within(self, level: Level) -> tuple[Level, ...]:
+    def within(self, level: SpreadLevel) -> tuple[SpreadLevel, ...]:
         """Return the levels inside one."""
         return self.levels[: self.levels.index(level)]
 
 
-class Mesh(NamedTuple):
+class GpuMesh(NamedTuple):
     """How many GPUs there are, and how many of them in a node."""
 
     gpus: int
@@ -114,7 +114,7 @@ def strategy_text(strategy: Strategy) -> str:
     return ",".join(f"{name}={'/'.join(ways)}" for name, ways in strategy.items())
 
 
-def spread_of(part: Part, strategy: Strategy, mesh: Mesh, batch: int) -> Spread:
+def spread_of(part: LayerPart, strategy: Strategy, mesh: GpuMesh, batch: int) -> Spread:
     """Return how a part is spread; what the strategy does not speak of is replicated.
 
     Raises:
@@ -135,10 +135,10 @@ def spread_of(part: Part, strategy: Strategy, mesh: Mesh, batch: int) -> Spread:
     allowed = _OF_EMBEDDINGS if part.kind == "embedding" else _OF_OTHERS
     if wrong := [how for how in ways if how not in allowed]:
         raise StrategyError(f"{name}={wrong[0]}: {part.kind} can be {', '.join(allowed)}")
-    places = [Place("all", mesh.gpus)]
+    places = [GpuGroup("all", mesh.gpus)]
     if len(ways) == 2:
-        places = [Place("inside", mesh.gpus_per_node), Place("between", mesh.nodes)]
-    levels = tuple(Level(how, place) for how, place in zip(ways, places, strict=True))
+        places = [GpuGroup("inside", mesh.gpus_per_node), GpuGroup("between", mesh.nodes)]
+    levels = tuple(SpreadLevel(how, place) for how, place in zip(ways, places, strict=True))
     replicas = Spread(levels, 0).replicas
     if batch % replicas:
         raise StrategyError(
@@ -150,7 +150,7 @@ def spread_of(part: Part, strategy: Strategy, mesh: Mesh, batch: int) -> Spread:
     return spread
 
 
-def strategies(model: LayeredModel, mesh: Mesh, fixed: Strategy) -> tuple[Strategy, ...]:
+def strategies(model: LayeredModel, mesh: GpuMesh, fixed: Strategy) -> tuple[Strategy, ...]:
     """Return every strategy by class that agrees with what is fixed."""
     chain = model.chain
     parts = (*chain.embeddings, *chain.parts)
@@ -165,7 +165,7 @@ def strategies(model: LayeredModel, mesh: Mesh, fixed: Strategy) -> tuple[Strate
     return tuple(found)
 
 
-def _require_division(part: Part, tp: int) -> None:
+def _require_division(part: LayerPart, tp: int) -> None:
     counts = {"heads": part.attention.heads if part.attention else 0}
     counts["experts"] = part.experts if part.experts > 1 else 0
     for what, count in counts.items():
@@ -173,7 +173,7 @@ def _require_division(part: Part, tp: int) -> None:
             raise StrategyError(f"{count} {what} of {part.layer} do not divide over tp {tp}")
 
 
-def _name_of(part: Part, strategy: Strategy) -> str | None:
+def _name_of(part: LayerPart, strategy: Strategy) -> str | None:
     """Return by which name a strategy speaks of a part: its layer's, its class's, `dense`."""
     names = (part.layer, part.kind, *([] if part.kind == "embedding" else [_OTHER_CLASS]))
     return next((one for one in names if one in strategy), None)
