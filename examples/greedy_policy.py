@@ -15,8 +15,8 @@ from twinstream.toolkit import (
     Emitted,
     Machine,
     Policy,
+    RankSchedule,
     RulePlacement,
-    Schedule,
     UnitMap,
     at_level,
     chosen_residencies,
@@ -27,7 +27,7 @@ from twinstream.toolkit import (
 )
 
 
-def plan_greedy(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
+def plan_greedy(chain: Chain, machine: Machine, caps: Caps) -> RankSchedule:
     """Plan a few rounds and repeat them; `repeated` does so for any rule."""
     return repeated(partial(few_rounds, machine=machine, caps=caps), chain)
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 # The executor's registry, by name: what a curve may be of.
 IMPLEMENTATIONS = (
-    "eager", "sdpa_cpu", "sdpa_flash", "sdpa_cudnn", "flash2", "flash3", "flash4", "cudnn_frontend",
-    "cudnn_sliced",
-)  # fmt: skip
+    *("eager", "sdpa_cpu", "sdpa_flash", "sdpa_cudnn"),
+    *("flash2", "flash3", "flash4", "cudnn_frontend", "cudnn_sliced"),
+)
 
 # TFLOP/s by major compute capability and unit of work, side by side on one device. Of 9: told of
 # H100s, causal, head_dim 128, 8,192 tokens, bf16, the backward deterministic but for cuDNN's; not
@@ -15,13 +15,17 @@ IMPLEMENTATIONS = (
 _RATES: dict[int, dict[str, dict[str, float]]] = {
     9: {
         "attention_forward": {
-            "sdpa_flash": 306, "flash2": 306, "sdpa_cudnn": 566, "flash3": 660, "flash4": 660,
+            **dict.fromkeys(("sdpa_flash", "flash2"), 306),
+            "sdpa_cudnn": 566,
+            **dict.fromkeys(("flash3", "flash4"), 660),
         },
         "attention_backward": {
-            "sdpa_flash": 166, "flash2": 166, "sdpa_cudnn": 470, "flash3": 474, "flash4": 474,
+            **dict.fromkeys(("sdpa_flash", "flash2"), 166),
+            "sdpa_cudnn": 470,
+            **dict.fromkeys(("flash3", "flash4"), 474),
         },
     }
-}  # fmt: skip
+}
 _SOURCES = {9: "H100, causal, head_dim 128, 8,192 tokens; not measured by us"}
 
 

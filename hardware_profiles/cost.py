@@ -166,7 +166,7 @@ def _shallowness(work: Work, curve: Efficiency) -> float:
 
 
 def _padding(work: Work) -> float:
-    """What experts' last tiles cost, of which half is empty; in a probe's samples all are full."""
+    """Return what experts' last tiles, half empty, cost; in a probe's samples all are full."""
     if work.unit != "grouped_matmul" or work.launches > 1:
         return 1.0
     return 1.0 + GROUPED_TILE_ROWS / 2 / work.shape[0]
@@ -188,7 +188,7 @@ def inner_depth(work: Work) -> float | None:
 
 
 def diagonal_flops(work: Work) -> float:
-    """Of causal attention, the FLOPs among the queries' own keys; 0 of anything else."""
+    """Return causal attention's FLOPs among the queries' own keys; 0 of anything else."""
     depth = inner_depth(work)
     if depth and work.unit.startswith("attention"):
         return work.flops * work.shape[0] / 2 / depth

@@ -96,8 +96,9 @@ def with_own_rates(machine: Machine, works: Iterable[Work]) -> Machine:
             if key.split("/")[0] == work.unit and implementation_of(key, machine) == chosen.of:
                 refined = "/".join(p for p in key.split("/")[1:] if p not in IMPLEMENTATIONS)
                 own = "/".join(filter(None, (work.unit, work.implementation, refined)))
-                update = {"max": min(1.5, curve.max * chosen.ratio.value), "implementation": None,
-                          "source": f"{source}; {curve.source}"}  # fmt: skip
+                rate = min(1.5, curve.max * chosen.ratio.value)
+                told = f"{source}; {curve.source}"
+                update = {"max": rate, "implementation": None, "source": told}
                 curves.setdefault(own, curve.model_copy(update=update))
     return machine.model_copy(update={"efficiency": curves})
 

@@ -40,7 +40,7 @@ def duplex_that_follows(before: Mapping[str, float], h2d: float, d2h: float) -> 
 
 
 def duplex_weights(h2d: float, d2h: float, duplex: float, h2d_share: float) -> tuple[float, float]:
-    """How much of the duplex rate a byte of H2D and one of D2H takes.
+    """Return how much of the duplex rate a byte of H2D and one of D2H takes.
 
     With both busy H2D has `h2d_share` of it and D2H the rest, where fair sharing gives each as much
     of the weighted rate: 1 / (2 share) and 1 / (2 (1 - share)). Alone a direction keeps its own
@@ -60,7 +60,7 @@ def duplex_weights(h2d: float, d2h: float, duplex: float, h2d_share: float) -> t
 
 
 def link_following(before: Mapping[str, float], changes: Mapping[str, float]) -> dict[str, float]:
-    """What else of the link changes with some of its rates, so that it stays one.
+    """Return what else of the link changes with some of its rates, so that it stays one.
 
     Both together follow the directions; a direction is no faster than both together, and both are
     no faster than their sum. What is changed explicitly in both ways stays as given.

@@ -75,7 +75,5 @@ def _require_duplex(machine: Machine, base: Machine, where: str) -> None:
     )
 
 
-_MACHINES = ProfileLoader(
-    "machine", Machine, MACHINES_FOLDER, _made,
-    ", or measure this machine with `twinstream probe`.",
-)  # fmt: skip
+_OR_PROBE = ", or measure this machine with `twinstream probe`."
+_MACHINES = ProfileLoader("machine", Machine, MACHINES_FOLDER, _made, _OR_PROBE)

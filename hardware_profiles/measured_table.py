@@ -5,17 +5,16 @@ the columns, in any order; each row is one configuration that was run, or failed
 `MeasuredRow` does not name are kept as text.
 """
 
-import csv
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, ValidationError
 
+from twinstream.hardware_profiles.csv_table import csv_lines, table_text
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.files import read_text
 from twinstream.schedule.node import Node
 
 NEEDED = ("machine", "model", "seq_len", "host_mem_gib", "dev_mem_gib", "tokens_per_s")
@@ -62,7 +61,7 @@ class MeasuredRow(Node):
 
     @property
     def is_ours(self) -> bool:
-        """Whether twinstream ran it, by a policy that `plan` has."""
+        """Return whether twinstream ran it, by a policy that `plan` has."""
         return self.policy != RECORDED_POLICY
 
     @property
@@ -113,10 +112,10 @@ def read_cells(path: Path, needed: Sequence[str]) -> list[tuple[int, dict[str, s
 
 def _read(path: Path, needed: Sequence[str]) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """The columns, and the values of each line under them with its number."""
-    lines = list(_lines(path))
+    lines = csv_lines(table_text(path, MeasuredTableError), str(path), MeasuredTableError)
     if not lines:
         raise MeasuredTableError(f"{path} is empty; it needs the columns {', '.join(needed)}")
-    names = _names(_values(path, *lines[0]))
+    names = _names(lines[0][1])
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise MeasuredTableError(f"{path} has the column {twice[0]} twice; leave one out")
     if missing := [name for name in needed if name not in names]:
@@ -126,14 +125,7 @@ def _read(path: Path, needed: Sequence[str]) -> tuple[list[str], list[tuple[int,
         )
     if not lines[1:]:
         raise MeasuredTableError(f"{path} has no rows under its header")
-    return names, [(number, _values(path, number, text)) for number, text in lines[1:]]
-
-
-def _values(path: Path, number: int, text: str) -> list[str]:
-    try:
-        return next(csv.reader([text]))
-    except csv.Error as error:
-        raise MeasuredTableError(f"{path}, line {number}: {error}") from None
+    return names, lines[1:]
 
 
 def _names(header: Sequence[str]) -> list[str]:
@@ -148,17 +140,6 @@ def _reason(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"{column}: there is no value"
     return f"{column}: {first['msg']}, got {first['input']!r}"
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        text = read_text(path, "utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
-        raise MeasuredTableError(f"cannot read {path}: {why or error}") from None
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip() and not line.startswith("#"):
-            yield number, line
 
 
 def _row(number: int, cells: dict[str, str]) -> MeasuredRow:

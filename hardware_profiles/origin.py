@@ -1,4 +1,4 @@
-"""Where the speeds of a profile come from, in a few words."""
+"""The origin of a profile's speeds, in a few words."""
 
 import re
 
@@ -8,7 +8,7 @@ _OF_ALL = ("sustained", "attention_forward", "matmul")  # the first that is stat
 
 
 def origin_of(machine: Machine) -> str:
-    """Of what kernels reach; peaks and rates say each where they are from.
+    """Say where what kernels reach is from; peaks and rates say each where they are from.
 
     >>> from twinstream.hardware_profiles.loader import load_machine
     >>> origin_of(load_machine("h200")), origin_of(load_machine("rtx4090"))

@@ -163,7 +163,7 @@ def _inner(kind: Any, name: str | int) -> Any:
 
 
 def _fault(schema: type[Node], fault: Any) -> str:
-    """What is wrong, and a hint at what was meant."""
+    """Say what is wrong, and a hint at what was meant."""
     field, kind, around = ".".join(map(str, fault["loc"])), schema, schema
     for name in fault["loc"]:
         around, kind = kind, _inner(kind, name)

@@ -37,7 +37,8 @@ RATE_FIELDS = (
 SUSTAINED_OF_PEAK = dict.fromkeys(("peak_bf16_flop_per_s", *NARROW_PEAKS), "sustained")
 CAPACITY_FIELDS = ("device_memory_bytes", "host_memory_bytes")
 _UNIFIED = "unified_memory_bytes"
-DEVICE_SHARE = 0.75  # of one memory, where nothing says how device and host divide it
+DEVICE_SHARE = 0.75  # of a CPU's memory that is planned as the device's
+FEED_BYTES = 2**28  # of one memory that GPU and host use: for what feeds the GPU, and no more
 _NO_PART_OF_PLANS = ("compute_capability", "expected_error", "one_gpu_profile", _UNIFIED)
 # Costs may be zero and are never unconstrained: a machine without the cost states 0.
 COST_FIELDS = (
@@ -60,7 +61,7 @@ _CURVE_OF_ANY = re.compile(rf"attention_(forward|backward){_REFINED}")
 
 
 def is_compute_unit(unit: str) -> bool:
-    """Whether the unit's flops run at the peak of its dtype; it never falls back to `vector`."""
+    """Return whether the unit's flops run at its dtype's peak; it never falls back to `vector`."""
     return unit.startswith(("matmul", "grouped_matmul", "attention"))
 
 
@@ -139,7 +140,7 @@ class ComputeCapability(Node):
 
 
 class ExpectedError(Node):
-    """How far predictions with this profile are off: |predicted / measured - 1| of step time.
+    """The error of predictions with this profile: |predicted / measured - 1| of step time.
 
     `held_out`: on measured runs of this machine that the profile was not fitted to. `left_out`: on
     each run it was fitted to, with that run left out. `borrowed`: what borrowing a relative's
@@ -174,7 +175,8 @@ class Machine(Profile):
     rest; where it is not stated, both want the same.
 
     `unified_memory_bytes` is the one memory of a machine whose GPU has none of its own: the two
-    capacities are shares of it (a profile is refused where they are more than it has).
+    capacities are shares of it (a profile is refused where they are more than it has). A plan has
+    all of it as the device's, but for what feeds the device.
 
     `one_gpu_profile` names the profile of the same device in runs of one, where this one's
     constants were fitted to training steps of many.
@@ -256,13 +258,21 @@ class Machine(Profile):
             )
         return self
 
+    @property
+    def pool_bytes(self) -> int | None:
+        """The one memory that a GPU and the host use; None where the GPU has its own."""
+        has = self.unified_memory_bytes
+        if self.device == "cpu" or has is None or has.value is None:
+            return None
+        return int(has.value)
+
     def link_rates(self) -> dict[str, float]:
         """The rates of the link that the profile states; inf where unconstrained."""
         stated = [field for field in LINK_FIELDS if getattr(self, field) is not None]
         return {field: self.number(field) for field in stated}
 
     def duplex_weights(self) -> tuple[float, float]:
-        """What a byte of H2D, and one of D2H, takes of the duplex rate; see there."""
+        """Return what a byte of H2D, and one of D2H, takes of the duplex rate; see there."""
         share = self.duplex_h2d_share
         if share is None or share.value is None:
             return 1.0, 1.0

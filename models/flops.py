@@ -69,6 +69,26 @@ def model_flops_per_sequence(spec: ModelSpec, seq_len: int, recipe: Recipe | Non
     return blocks + weights + (3 if head_trains else 2) * head + adapters
 
 
+def forward_flops_per_sequence(
+    spec: ModelSpec, seq_len: int, recipe: Recipe | None = None, filled: int = 0
+) -> int:
+    """FLOPs of the forward pass of blocks over `seq_len` tokens behind `filled` others, whose keys
+    and values are there; the head is not counted. Attention has 4 d_q FLOPs for each query and key.
+
+    >>> from twinstream.models.presets import load_preset
+    >>> tiny = load_preset("tiny")
+    >>> head = 2 * 1024 * tiny.d_model * tiny.vocab_size
+    >>> 3 * (forward_flops_per_sequence(tiny, 1024) + head) == model_flops_per_sequence(tiny, 1024)
+    True
+    """
+    attention = 2 * seq_len * (2 * filled + seq_len) * spec.d_q
+    widths = sum(
+        sum(_widths(spec.layer(layer), layer).values()) for layer in range(spec.num_layers)
+    )
+    blocks = spec.num_layers * attention + 2 * seq_len * spec.d_model * widths
+    return blocks + _adapter_flops(spec, seq_len, recipe or Recipe()) // 3
+
+
 def _widths(spec: ModelSpec, layer: int) -> dict[str, int]:
     """Columns of width d_model that a token is multiplied with in a layer, by their group."""
     matrices = 3 if spec.gated else 2
@@ -96,7 +116,8 @@ def _adapter_flops(spec: ModelSpec, seq_len: int, recipe: Recipe) -> int:
 def model_flops_per_step(spec: ModelSpec, workload: Workload, recipe: Recipe | None = None) -> int:
     """Model FLOPs of all sequences of one training step, each by its own (expected) length.
 
-    Of a step that is forward only a third: backward takes two products for each of forward's.
+    Of a step that is forward only those of forward; generating text, the head has one row of each
+    sequence.
 
     >>> from twinstream.models.presets import load_preset
     >>> from twinstream.schedule.workload import Packing
@@ -107,13 +128,15 @@ def model_flops_per_step(spec: ModelSpec, workload: Workload, recipe: Recipe | N
     >>> model_flops_per_step(tiny, unequal) == 2 * once
     True
     """
-    share = 3 if workload.forward_only else 1
-    if workload.packing is None:
-        per_sequence = model_flops_per_sequence(spec, workload.seq_len, recipe)
-        return workload.sequences_per_step * per_sequence // share
-    lengths = workload.packing.expected_lengths
-    per_chunk = sum(model_flops_per_sequence(spec, length, recipe) for length in lengths)
-    return workload.chunks_per_round * workload.rounds_per_step * per_chunk // share
+    cache, packing = workload.cache, workload.packing
+    lengths = (workload.seq_len,) if packing is None else packing.expected_lengths
+    packs = workload.sequences_per_step // len(lengths)
+    if not workload.forward_only:
+        return packs * sum(model_flops_per_sequence(spec, one, recipe) for one in lengths)
+    filled = 0 if cache is None else cache.filled
+    blocks = sum(forward_flops_per_sequence(spec, one, recipe, filled) for one in lengths)
+    rows = len(lengths) if cache is not None else sum(lengths)
+    return packs * (blocks + 2 * rows * spec.d_model * spec.vocab_size)
 
 
 def saved_bytes_per_token(spec: ModelSpec, level: SavedLevel) -> int:

@@ -4,34 +4,44 @@ modules."""
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Annotated, Any, Protocol, Self, TypeVar
 
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue, PlainValidator, ValidationError
 
-from twinstream.models.executable import NotExecutableError
+from twinstream.models.adapters.lora import ModuleLora
 from twinstream.models.hf.config import Dtype
 from twinstream.models.layout import FlatLayout
-from twinstream.models.options import Experts
+from twinstream.models.options import Experts, PositionLimit
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
-from twinstream.models.traced_parts import PositionLimit
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
-from twinstream.schedule.workload import ModelRef, Packing
+from twinstream.schedule.workload import ModelRef
+
+
+class NotExecutableError(TwinstreamError):
+    """A model of which sizes are known, and what is asked of it is not here."""
 
 
 class Model(Protocol):
-    """A model whose step is a chain of tasks: `ModelSpec` or `TracedModel`.
+    """A model whose step is a chain of tasks, and all that is asked of one.
 
     Its parameters are groups, each one flat tensor of one dtype. The base's groups are in the order
-    of the forward pass; a recipe may add adapters (`models.trained`). The tasks of a step are made
-    by `models.lowering`, which is the only one to know more of a model than this.
+    of the forward pass; a recipe may add adapters (`models.trained`).
+
+    A provider is a class of models: `ModelSpec`, `TracedModel`. Another one is a class with these
+    answers among `KINDS`, and by the name of its `provider` the tasks of its step in
+    `models.lowering` and what runs them in `executor.providers`.
     """
 
     @property
+    def provider(self) -> str:
+        """The key of what lowers and what runs its tasks."""
+
+    @property
     def name(self) -> str:
-        """What people call it."""
+        """The name that people call it by."""
 
     @property
     def dtype(self) -> str:
@@ -43,11 +53,15 @@ class Model(Protocol):
 
     @property
     def num_layers(self) -> int:
-        """How many blocks it has."""
+        """Number of blocks."""
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids there are."""
+        """Number of token ids."""
+
+    @property
+    def head_dim(self) -> int | None:
+        """Width of a head of attention; None where no attention of ours computes it."""
 
     @property
     def parameter_groups(self) -> tuple[str, ...]:
@@ -58,26 +72,96 @@ class Model(Protocol):
         """Those of them that are never trained, whatever a recipe says."""
 
     def group_layout(self, group: str) -> FlatLayout:
-        """How the parameters of a group lie in its flat tensor."""
+        """Return how the parameters of a group lie in its flat tensor."""
 
     def layer_of(self, group: str) -> int | None:
-        """The block that alone reads a group; None of those outside blocks and of shared ones."""
-
-    @property
-    def slices_sequences(self) -> bool:
-        """Whether a chunk may be a slice of a sequence."""
+        """Return the block that alone reads a group; None of those outside and of shared ones."""
 
     @property
     def layer_bytes(self) -> int:
         """Of the flat parameters of the largest block."""
 
+    @property
+    def slices_sequences(self) -> bool:
+        """A chunk may be a slice of a sequence."""
+
+    @property
+    def is_packed(self) -> bool:
+        """Documents that are packed in a chunk do not see each other."""
+
+    @property
+    def position_limit(self) -> PositionLimit | None:
+        """The longest sequence that it has positions for, and why; None where there is no end."""
+
+    def size_refusal(self, seq_len: int, chunk_tokens: int) -> str | None:
+        """Say why its costs are not those of such chunks."""
+
+    @property
+    def executor_refusal(self) -> str | None:
+        """Why nothing here runs it; None of what runs."""
+
+    @property
+    def ranks_refusal(self) -> str | None:
+        """Why it does not run on several GPUs, if on one."""
+
+    @property
+    def decoder(self) -> ModelSpec | None:
+        """The model as a decoder of our kernels: those have layouts, recipes' adapters, and bases
+        in few bits."""
+
+    @property
+    def own_code(self) -> str | None:
+        """The family whose modules compute its blocks; None where our kernels do."""
+
+    @property
+    def attention(self) -> str | None:
+        """The attention of its own code."""
+
+    @property
+    def own_lora(self) -> ModuleLora | None:
+        """Adapters that are a part of it."""
+
+    @property
+    def is_tried_in_peft(self) -> bool:
+        """PEFT has been seen to load an adapter of it with the loss that it had here."""
+
+    @property
+    def python_files(self) -> tuple[tuple[str, str], ...]:
+        """Path and digest of each file or folder of Python that it is built of."""
+
+    @property
+    def unread_told(self) -> str | None:
+        """A sentence about parameters that forward does not read; None where it reads all."""
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        """What a run that goes on must find as it was."""
+
     def ref(self) -> ModelRef:
-        """What documents say of it, from which `model_of` makes it again."""
+        """Return what documents say of it, from which `model_of` makes it again."""
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
+        """Return it with other fields."""
 
 
 _Node = TypeVar("_Node", bound=Node)
-AnyModel = ModelSpec | TracedModel
-"""All that there are."""
+KINDS: tuple[type[ModelSpec | TracedModel], ...] = (TracedModel, ModelSpec)
+"""Classes of models; a document is one of the first that it describes."""
+
+
+def _of_document(given: object) -> object:
+    """A model from its fields."""
+    if not isinstance(given, Mapping):
+        return given
+    return _kind_of(given).model_validate_json(json.dumps(given))
+
+
+def _kind_of(fields: Mapping[str, object]) -> type[ModelSpec | TracedModel]:
+    return next((kind for kind in KINDS if fields.keys() >= kind.MARKS), ModelSpec)
+
+
+AnyModel = Annotated[Model, PlainValidator(_of_document)]
+"""One of any class, also as a field of a document."""
 
 
 def load_any_model(
@@ -93,7 +177,7 @@ def load_any_model(
     found = name_or_path
     if isinstance(found, str | Path) and is_traced(found):
         found = TracedModel.load(Path(found))
-    if not isinstance(found, TracedModel):
+    if isinstance(found, str | Path | ModelSpec):
         return load_model(found, dtype=dtype, longest=longest)
     if dtype not in (None, found.dtype):
         raise TwinstreamError(
@@ -120,10 +204,13 @@ def model_of(ref: ModelRef | Mapping[str, JsonValue]) -> AnyModel:
     Raises:
         TwinstreamError: it is not one that this version knows.
     """
-    spec = ref.spec if isinstance(ref, ModelRef) else ref
-    if "calls" in spec:
-        return node_in(spec, TracedModel, "model")
-    return node_in(spec, ModelSpec, "model")
+    fields = ref.spec if isinstance(ref, ModelRef) else ref
+    return node_in(fields, _kind_of(fields), "model")
+
+
+def provider_named(ref: ModelRef) -> str:
+    """Return the provider of the model that a document is about, if only its sizes stand there."""
+    return _kind_of(ref.spec).provider
 
 
 def node_in(fields: Mapping[str, JsonValue], kind: type[_Node], what: str) -> _Node:
@@ -143,25 +230,20 @@ def node_in(fields: Mapping[str, JsonValue], kind: type[_Node], what: str) -> _N
 
 
 def chunk_refusal(
-    model: AnyModel, seq_len: int, chunk_tokens: int, pairs: Packing | None = None
+    model: Model, seq_len: int, chunk_tokens: int, longest: int | None = None
 ) -> str | None:
-    """Why a model has no such chunks; None where it has them.
-
-    A traced module has so many positions; and its masks and costs are those of lengths that no
-    window of it separates.
+    """Say why a model has no such chunks; None where it has them.
 
     Args:
-        pairs: where the loss is of pairs, how their sequences are packed: S may be of both.
+        longest: of a sequence, where S is of several that lie side by side.
     """
-    longest = seq_len if pairs is None else min(seq_len, max(pairs.expected_lengths))
-    if (why := length_refusal(model, longest)) is not None or isinstance(model, ModelSpec):
-        return why
-    return traced_length_refusal(model, chunk_tokens if model.is_packed else seq_len)
+    why = length_refusal(model, longest or seq_len)
+    return why or model.size_refusal(seq_len, chunk_tokens)
 
 
-def length_refusal(model: AnyModel, seq_len: int) -> str | None:
-    """Why a model has no positions for sequences of that length; None where it has."""
-    limit = position_limit(model)
+def length_refusal(model: Model, seq_len: int) -> str | None:
+    """Say why a model has no positions for sequences of that length; None where it has."""
+    limit = model.position_limit
     if limit is None or seq_len <= limit.tokens:
         return None
     return (
@@ -170,59 +252,45 @@ def length_refusal(model: AnyModel, seq_len: int) -> str | None:
     )
 
 
-def position_limit(model: AnyModel) -> PositionLimit | None:
-    """The longest sequence that a model has positions for, and why; None where there is no end."""
-    if isinstance(model, TracedModel):
-        return model.positions
-    if not model.max_positions:
-        return None
-    why = f"its table of learned positions has {model.max_positions:,} rows"
-    return PositionLimit(tokens=model.max_positions, why=why)
-
-
-def traced_length_refusal(model: TracedModel, length: int) -> str | None:
-    """Why a traced module's costs and masks are not those of a chunk of so long a row."""
-    low, high = model.min_seq_len, model.max_seq_len
-    what = "chunks" if model.is_packed else "sequences"
-    if low <= length <= (length if high is None else high):
-        return None
-    lengths = f"{low:,} tokens or more" if high is None else f"{low:,} to {high:,} tokens"
-    return (
-        f"'{model.name}' was traced for {what} of {lengths}, not {length:,}: trace it with "
-        f"--seq-len {length}"
-    )
-
-
-def is_traced_ref(ref: ModelRef) -> bool:
-    """Whether a document is about a traced module."""
-    return "calls" in ref.spec
-
-
-def with_aux_loss(model: AnyModel, coefficient: float | None) -> AnyModel:
-    """The model with a load-balancing loss that counts so much; as its config has it without.
+def with_aux_loss(model: Model, coefficient: float | None) -> Model:
+    """Return the model with a load-balancing loss that counts so much; as its config has it
+    without.
 
     Raises:
         NotExecutableError: it has no experts of our kernels.
     """
     if coefficient is None:
         return model
-    if not isinstance(model, ModelSpec) or model.experts is None:
+    if model.decoder is None or (experts := model.decoder.experts) is None:
         raise NotExecutableError(
             f"--aux-loss is of experts that our own kernels run, and '{model.name}' has none: "
             "leave it out"
         )
-    fields = model.experts.model_dump() | {"aux_loss": coefficient}
+    fields = experts.model_dump() | {"aux_loss": coefficient}
     return model.model_copy(update={"experts": Experts.model_validate(fields)})
 
 
-def require_decoder(model: AnyModel) -> ModelSpec:
-    """The model, where only twinstream's own kernels will do.
+def require_executable(model: Model) -> None:
+    """Refuse a model that nothing here runs.
 
     Raises:
-        NotExecutableError: it is a traced module.
+        NotExecutableError: says which fields stand in the way.
     """
-    if isinstance(model, ModelSpec):
-        return model
+    if (reason := model.executor_refusal) is not None:
+        raise NotExecutableError(
+            f"'{model.name}' is planned for clusters only (--cluster), since nothing here runs it: "
+            f"{reason}"
+        )
+
+
+def require_decoder(model: Model) -> ModelSpec:
+    """Return the model, where only twinstream's own kernels will do.
+
+    Raises:
+        NotExecutableError: other code computes it.
+    """
+    if model.decoder is not None:
+        return model.decoder
     raise NotExecutableError(
         f"'{model.name}' is a traced module: it is planned and trained on one device; this takes "
         "twinstream's own kernels, which compute llama, mistral, qwen2, qwen3 and some with experts"

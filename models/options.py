@@ -1,4 +1,4 @@
-"""Options of a decoder that have numbers of their own: stretched RoPE, and experts."""
+"""Options of a model with numbers of their own: the end of positions, stretched RoPE, experts."""
 
 from typing import Annotated, Literal, Self
 
@@ -6,7 +6,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from pydantic_core import PydanticCustomError
 
 from twinstream.schedule.node import Node
-from twinstream.schedule.numbers import PositiveCount
+from twinstream.schedule.numbers import PositiveCount, Size
 
 ROPE_SCALING = "rope_scaling."  # prefix of its fields among the attributes of a kernel call
 
@@ -14,6 +14,13 @@ PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 MOST_LAYERS = 10_000  # a slip beyond: the deepest that are published have some hundred
 Depth = Annotated[int, Field(gt=0, le=MOST_LAYERS)]
 Width = Annotated[int, Field(gt=0, le=2**22)]
+
+
+class PositionLimit(Node):
+    """Tokens of the longest sequence that a model takes, and why: its positions end there."""
+
+    tokens: Size
+    why: str
 
 
 class RopeScaling(Node):

@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from twinstream.models.executable import executor_refusal
 from twinstream.models.hf.config import (
     TRAINED_AS,
     Dtype,
@@ -74,7 +73,7 @@ def preset_names() -> tuple[str, ...]:
 
 def executable_presets() -> tuple[str, ...]:
     """Names of the presets that our kernels run, sorted."""
-    return tuple(name for name in preset_names() if executor_refusal(load_preset(name)) is None)
+    return tuple(name for name in preset_names() if load_preset(name).executor_refusal is None)
 
 
 def preset_aliases() -> Mapping[str, str]:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import (
     Field,
+    SerializeAsAny,
     SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
@@ -16,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.layout import ADAPTERS, EXPERTS
+from twinstream.models.loss import LOSSES, CrossEntropy, Loss
 from twinstream.models.update_rules import UpdateRule, rule_text
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
@@ -68,28 +70,6 @@ class KernelChoice(Node):
         return document
 
 
-class Dpo(Node):
-    """Direct preference optimization: of two answers, that the chosen one is likelier.
-
-    A pair's margin is beta times how much more likely than under the reference the chosen answer
-    has become, less the same of the rejected one; likelihoods are logs, summed over an answer's
-    tokens. Its loss is -(1 - e) log sigmoid(margin) - e log sigmoid(-margin), where e, the label
-    smoothing, is how often labels are taken to be the wrong way round.
-
-    Source: Rafailov et al., Direct Preference Optimization, arXiv:2305.18290, equation 7; label
-    smoothing as in Mitchell, A note on DPO with noisy preferences, 2023.
-    """
-
-    beta: Annotated[float, Field(gt=0, le=1e3)] = 0.1
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-
-    @property
-    def text(self) -> str:
-        """For a screen."""
-        smoothed = f", label smoothing {self.label_smoothing:g}" if self.label_smoothing else ""
-        return f"loss of pairs (dpo), beta {self.beta:g}{smoothed}"
-
-
 class Recipe(Node):
     """Constants of the optimizer and the slicing that fixes the order of reductions.
 
@@ -119,7 +99,7 @@ class Recipe(Node):
     `base` says how the matrices of frozen blocks are kept: in the model's dtype, or in few bits
     (`quantized_base`), from which each is made anew before it is multiplied with.
 
-    The loss is next-token cross entropy or, with `dpo`, that of pairs of packed sequences.
+    A loss other than next-token cross entropy stands in documents by its name (`models.loss`).
 
     `frozen` groups of parameters (`embedding`, a layer by its number, `3.experts` of one that has
     some, `head`) are only read: they have no gradient, no optimizer state and no update. With
@@ -141,7 +121,29 @@ class Recipe(Node):
     lora: Lora | None = None
     frozen: Annotated[tuple[str, ...], Field(strict=False)] = ()
     base: BaseFormat = "model"
-    dpo: Dpo | None = None
+    loss: SerializeAsAny[Loss] = CrossEntropy()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_loss(cls, given: object) -> object:
+        """Documents say a loss by its name, with its options behind it."""
+        if not isinstance(given, Mapping) or not LOSSES.keys() & given.keys():
+            return given
+        named = {name: given[name] for name in LOSSES if given.get(name) is not None}
+        rest = {name: value for name, value in given.items() if name not in LOSSES}
+        if "loss" in rest and named:
+            raise PydanticCustomError("losses", "it says a loss twice")
+        return {**rest, "loss": named} if named else rest
+
+    @field_validator("loss", mode="before")
+    @classmethod
+    def _loss_of_its_class(cls, given: object) -> object:
+        if not isinstance(given, Mapping):
+            return given
+        found = [LOSSES[name].model_validate(v) for name, v in given.items() if name in LOSSES]
+        if len(given) == len(found) == 1:
+            return found[0]
+        raise PydanticCustomError("loss", "it is one of: {names}", {"names": ", ".join(LOSSES)})
 
     @field_validator("frozen")
     @classmethod
@@ -181,19 +183,23 @@ class Recipe(Node):
     def _without_what_is_unset(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Documents, and what is known by their hash, only tell of what is not usual."""
         document: dict[str, object] = serialize(self)
-        for name in ("lora", "frozen", "dpo"):
+        for name in ("lora", "frozen"):
             if not getattr(self, name):
                 document.pop(name, None)
         for name, usual in (("update", "adamw"), ("base", "model")):
             if getattr(self, name) == usual:
                 document.pop(name, None)
+        if (loss := document.pop("loss", None)) is not None and self.loss.name:
+            document[self.loss.name] = loss
         return document
 
     def freezes(self, group: str) -> bool:
-        """Whether a group of parameters is only read; adapters never are."""
+        """Whether a group of parameters is only read; adapters are where they are named."""
+        if group in self.frozen:
+            return True
         if self.lora is not None:
             return not group.startswith(ADAPTERS) and group not in self.lora.saved_groups
-        return group in self.frozen
+        return False
 
     def base_of(self, group: str) -> BaseFormat:
         """How the matrices of a group are kept: only of frozen blocks in few bits."""
@@ -229,43 +235,6 @@ class Recipe(Node):
         """The largest divisor of `num_tokens` that is at most `max_row_slice`."""
         limit = min(num_tokens, self.max_row_slice)
         return next(rows for rows in range(limit, 0, -1) if num_tokens % rows == 0)
-
-
-DPO = "dpo"  # begins what --loss has of it
-
-
-def dpo_of(text: str | None) -> Dpo | None:
-    """The options in `dpo` or `dpo,beta=0.1,label_smoothing=0`; None of another loss.
-
-    Raises:
-        RecipeError: the text cannot be read.
-
-    >>> dpo_of("dpo,beta=0.3")
-    Dpo(beta=0.3, label_smoothing=0.0)
-    """
-    if text is None or not is_dpo(text):
-        return None
-    pairs = [option.partition("=") for option in text.split(",")[1:]]
-    names = [name.strip() for name, _, _ in pairs]
-    if unknown := [name for name in names if name not in Dpo.model_fields]:
-        raise RecipeError(
-            f"--loss '{text}': dpo has no '{unknown[0]}'; write it as "
-            "dpo,beta=0.1,label_smoothing=0"
-        )
-    if len(set(names)) < len(names):
-        raise RecipeError(f"--loss '{text}' says an option twice")
-    try:
-        return Dpo.model_validate_strings(
-            {name: value.strip() for name, (_, _, value) in zip(names, pairs, strict=True)}
-        )
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise RecipeError(f"--loss '{text}': {first['loc'][0]}: {first['msg']}") from None
-
-
-def is_dpo(loss: str | None) -> bool:
-    """Whether a loss, as it is given, is that of pairs and not a function of a user's."""
-    return loss is not None and loss.split(",")[0] == DPO
 
 
 class RecipeError(TwinstreamError):

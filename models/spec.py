@@ -1,9 +1,10 @@
 """The architecture of a decoder-only transformer."""
 
 import hashlib
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -29,7 +30,14 @@ from twinstream.models.layout import (
     padded_vocab,
     rank_heads,
 )
-from twinstream.models.options import Depth, Experts, PositiveFinite, RopeScaling, Width
+from twinstream.models.options import (
+    Depth,
+    Experts,
+    PositionLimit,
+    PositiveFinite,
+    RopeScaling,
+    Width,
+)
 from twinstream.schedule.node import Node
 from twinstream.schedule.workload import ModelRef
 
@@ -92,6 +100,17 @@ class ModelSpec(Node):
     biases: bool = False
     dropout: bool = False
     experts: Experts | None = None
+
+    MARKS: ClassVar[frozenset[str]] = frozenset({"num_layers", "d_ff"})
+    provider: ClassVar[str] = "decoder"
+    slices_sequences: ClassVar[bool] = True
+    is_packed: ClassVar[bool] = True
+    own_code: ClassVar[None] = None
+    attention: ClassVar[None] = None
+    own_lora: ClassVar[None] = None
+    python_files: ClassVar[tuple[()]] = ()
+    unread_told: ClassVar[None] = None
+    is_tried_in_peft: ClassVar[bool] = True
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -239,9 +258,49 @@ class ModelSpec(Node):
         return bias_layout(self) if group.endswith(ROUTER_BIAS) else block_layout(self.layer(layer))
 
     @property
-    def slices_sequences(self) -> bool:
-        """Whether a chunk may be a slice of a sequence."""
-        return True
+    def decoder(self) -> Self:
+        """Itself: its blocks are those of our decoders."""
+        return self
+
+    @property
+    def position_limit(self) -> PositionLimit | None:
+        """Of positions that are learned, as many as there are rows."""
+        if not self.max_positions:
+            return None
+        why = f"its table of learned positions has {self.max_positions:,} rows"
+        return PositionLimit(tokens=self.max_positions, why=why)
+
+    def size_refusal(self, seq_len: int, chunk_tokens: int) -> None:
+        """Kernels and costs are those of chunks of any size."""
+
+    @property
+    def executor_refusal(self) -> str | None:
+        """Fields that no kernels here compute; None if they compute all.
+
+        >>> from twinstream.models.presets import load_model
+        >>> load_model("gpt-1.7b").executor_refusal.partition(";")[0]
+        'mlp = gelu (only SwiGLU feed-forward networks have kernels)'
+        >>> load_model("8b").executor_refusal
+        """
+        usual = self.usual_fields
+        found = [
+            f"{field} = {getattr(self, field)} ({reason})"
+            for field, (_, reason) in RUN_HERE.items()
+            if field not in usual
+        ]
+        return "; ".join(found) or None
+
+    @property
+    def ranks_refusal(self) -> str | None:
+        """A load-balancing loss, which is of one device."""
+        if self.experts is None or not self.experts.aux_loss:
+            return None
+        return "a load-balancing loss on several GPUs (leave it out with --aux-loss 0)"
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        """All fields but the name."""
+        return {name: value for name, value in self if name != "name"}
 
     @property
     def layer_bytes(self) -> int:

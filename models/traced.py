@@ -11,7 +11,7 @@ of rows. Backward of a block runs it again under autograd, from its inputs.
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -26,12 +26,12 @@ from pydantic_core import PydanticCustomError
 
 from twinstream.models.adapters.lora import ModuleLora
 from twinstream.models.layout import ADAPTERS, FlatLayout, packed_layout
+from twinstream.models.options import PositionLimit
 from twinstream.models.traced_parts import (
     BLOCK,
     BYTES_OF_DTYPE,
     STATE,
     UNUSED,
-    PositionLimit,
     TracedBuffer,
     TracedCall,
     TracedGroup,
@@ -46,6 +46,12 @@ from twinstream.schedule.numbers import PositiveSize
 from twinstream.schedule.python_file import OwnFunction
 from twinstream.schedule.sizes import brief
 from twinstream.schedule.workload import ModelRef
+
+# Families by their own code of which PEFT 0.21 had the loss of the run, with all targets.
+TRIED_IN_PEFT = frozenset({
+    "afmoe", "cohere2_moe", "deepseek_v3", "ernie4_5_moe", "exaone_moe", "gemma3_text", "glm4_moe",
+    "hunyuan_v1_moe", "minimax_m2", "phi3", "qwen3_next",
+})  # fmt: skip
 
 
 def _finite(value: Any) -> Any:
@@ -136,6 +142,13 @@ class TracedModel(Node):
     torch_version: str
     transformers_version: str | None = None
 
+    provider: ClassVar[str] = "module"
+    slices_sequences: ClassVar[bool] = False  # blocks see whole sequences
+    decoder: ClassVar[None] = None
+    head_dim: ClassVar[None] = None
+    executor_refusal: ClassVar[None] = None
+    ranks_refusal: ClassVar[str] = "a traced module (it is run on one device)"
+    MARKS: ClassVar[frozenset[str]] = frozenset({"calls"})
     NO_HASH: ClassVar[frozenset[str]] = frozenset(
         {"notes", "torch_version", "transformers_version"}
     )
@@ -181,16 +194,58 @@ class TracedModel(Node):
         return hash(self._digest)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TracedModel) and self._digest == other._digest
+        return isinstance(other, type(self)) and self._digest == other._digest
 
     @cached_property
     def _digest(self) -> str:
         return self.content_hash
 
     @property
-    def slices_sequences(self) -> bool:
-        """Whether a chunk may be a slice of a sequence: blocks see whole ones."""
-        return False
+    def own_code(self) -> str:
+        """The type of the model whose code runs."""
+        return self.model_type
+
+    @property
+    def own_lora(self) -> ModuleLora | None:
+        """Adapters that it was traced with."""
+        return self.source.lora
+
+    @property
+    def is_tried_in_peft(self) -> bool:
+        """Whether PEFT was seen to load its adapters."""
+        return self.source.kind == "transformers" and self.model_type in TRIED_IN_PEFT
+
+    @property
+    def position_limit(self) -> PositionLimit | None:
+        """The longest sequence that it has positions for; None where there is no end."""
+        return self.positions
+
+    def size_refusal(self, seq_len: int, chunk_tokens: int) -> str | None:
+        """Lengths of chunks' rows for which masks and costs were not traced."""
+        low, high = self.min_seq_len, self.max_seq_len
+        length, what = (chunk_tokens, "chunks") if self.is_packed else (seq_len, "sequences")
+        if low <= length <= (length if high is None else high):
+            return None
+        lengths = f"{low:,} tokens or more" if high is None else f"{low:,} to {high:,} tokens"
+        return (
+            f"'{self.name}' was traced for {what} of {lengths}, not {length:,}: trace it with "
+            f"--seq-len {length}"
+        )
+
+    @property
+    def python_files(self) -> tuple[tuple[str, str], ...]:
+        """Its code, unless that is of transformers, and its loss."""
+        source, found = self.source, list[tuple[str, str]]()
+        if source.path is not None and source.sha256 is not None:
+            found.append((source.path, source.sha256))
+        if source.loss is not None:
+            found.append((source.loss.path, source.loss.sha256))
+        return tuple(found)
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        """Its description, by hash."""
+        return {"description": self._digest}
 
     @property
     def num_layers(self) -> int:

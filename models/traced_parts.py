@@ -218,13 +218,6 @@ class TracedPostlude(Node):
     inputs: tuple[str, ...]
 
 
-class PositionLimit(Node):
-    """Tokens of the longest sequence that a module takes, and why: its positions end there."""
-
-    tokens: Size
-    why: str
-
-
 class TracedBuffer(Node):
     """A tensor of the module that is no parameter. `is_state`: a training step changes it."""
 

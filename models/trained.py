@@ -13,7 +13,7 @@ from twinstream.models.adapters.adapter_layout import (
     adapter_layout,
     lora_of_layer,
 )
-from twinstream.models.adapters.lora import Lora, lora_of, module_lora_of
+from twinstream.models.adapters.lora import Lora, ModuleLora, lora_of, module_lora_of
 from twinstream.models.adapters.quantized_base import (
     QuantizedBaseError,
     quantized_layout,
@@ -23,8 +23,6 @@ from twinstream.models.hf_weights import hf_weights_of
 from twinstream.models.layout import ADAPTERS, EXPERTS, HEAD, FlatLayout, layer_of
 from twinstream.models.model import AnyModel, Model
 from twinstream.models.recipe import Recipe, recipe_of_fields
-from twinstream.models.spec import ModelSpec
-from twinstream.models.traced import TracedModel
 from twinstream.schedule.errors import TwinstreamError
 
 _SHOWN = 3
@@ -37,9 +35,9 @@ class NothingToTrainError(TwinstreamError):
 def all_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
     """The base's groups in the order of the forward pass, then those of adapters."""
     adapters: Iterable[int] = ()
-    if recipe.lora is not None and isinstance(model, ModelSpec):
+    if recipe.lora is not None and (decoder := model.decoder) is not None:
         layers = range(model.num_layers)
-        adapters = [i for i in layers if lora_of_layer(model, recipe.lora, i) is not None]
+        adapters = [i for i in layers if lora_of_layer(decoder, recipe.lora, i) is not None]
     return (*model.parameter_groups, *map(adapter_group, adapters))
 
 
@@ -52,7 +50,7 @@ def trained_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
     """Those that have a gradient, an optimizer state and an update; the rest is only read.
 
     Raises:
-        NothingToTrainError: there are none, or what is frozen is no group of the model.
+        NothingToTrainError: what is frozen is no group of the model.
         QuantizedBaseError: the base is to be in few bits, and the model cannot have one.
     """
     require_few_bits(model, recipe.base)
@@ -66,12 +64,19 @@ def trained_groups(model: Model, recipe: Recipe) -> tuple[str, ...]:
     trained = tuple(g for g in groups if not recipe.freezes(g) and g not in never)
     if recipe.lora is not None and HEAD in trained:  # whose gradients come first, as ever
         trained = (*(group for group in trained if group != HEAD), HEAD)
-    if not trained:
+    return trained
+
+
+def require_trained(model: Model, recipe: Recipe) -> None:
+    """
+    Raises:
+        NothingToTrainError: all is frozen.
+    """
+    if not trained_groups(model, recipe):
         raise NothingToTrainError(
             f"all of '{model.name}' is frozen, and nothing is left to train; freeze less, or add "
             "adapters with --lora"
         )
-    return trained
 
 
 def _experts_of(model: Model) -> str:
@@ -82,11 +87,11 @@ def _experts_of(model: Model) -> str:
 
 def layout_of(model: Model, recipe: Recipe, group: str) -> FlatLayout:
     """How the flat parameters of a group lie."""
-    if group.startswith(ADAPTERS) and isinstance(model, ModelSpec):
+    if group.startswith(ADAPTERS) and (decoder := model.decoder) is not None:
         assert recipe.lora is not None, f"the recipe has no adapters, and so no group {group}"
         layer = model.layer_of(group)
         assert layer is not None
-        return adapter_layout(model.layer(layer), recipe.lora)
+        return adapter_layout(decoder.layer(layer), recipe.lora)
     return quantized_layout(model.group_layout(group), recipe.base_of(group))
 
 
@@ -142,8 +147,8 @@ def frozen_groups(model: AnyModel, patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def _names(model: AnyModel, group: str) -> list[str]:
-    if isinstance(model, ModelSpec):
-        return [weight.name for weight in hf_weights_of(model, group)]
+    if (decoder := model.decoder) is not None:
+        return [weight.name for weight in hf_weights_of(decoder, group)]
     return [tensor.name for tensor in model.group_layout(group).tensors]
 
 
@@ -163,16 +168,17 @@ def trained_of(
     has_adapters = lora is not None or adapters is not None
     if has_adapters and freeze:
         raise FreezeError("adapters freeze the whole model already: leave out --freeze")
-    if isinstance(model, TracedModel):
-        if lora is not None and model.source.lora != module_lora_of(lora):
+    if lora is not None:
+        asked = read_lora(model, lora)
+        if isinstance(asked, Lora):
+            adapters = adapters or asked
+        elif asked != model.own_lora:
             raise FreezeError(
                 f"'{model.name}' was traced with other adapters, or none: trace it again with "
                 f"twinstream trace MODEL --lora {lora}"
             )
-    elif lora is not None and adapters is None:
-        adapters = lora_of(lora)
     require_few_bits(model, base or "model")
-    is_tied = isinstance(model, ModelSpec) and model.tied_embeddings
+    is_tied = model.decoder is not None and model.decoder.tied_embeddings
     if adapters is not None and adapters.saved and is_tied:
         raise FreezeError(
             f"'{model.name}' has one matrix for embed_tokens and lm_head, of which PEFT saves a "
@@ -180,8 +186,17 @@ def trained_of(
         )
     fields = {"lora": adapters, "frozen": frozen_groups(model, freeze), "base": base or "model"}
     recipe = recipe_of_fields(fields)
-    trained_groups(model, recipe)
+    require_trained(model, recipe)
     return recipe
+
+
+def read_lora(model: Model, text: str) -> Lora | ModuleLora:
+    """Return the adapters that `--lora` asks for: of a recipe, or of a module's own layers.
+
+    Raises:
+        LoraError: the text cannot be read.
+    """
+    return module_lora_of(text) if model.decoder is None else lora_of(text)
 
 
 def require_few_bits(model: Model, base: str) -> None:
@@ -191,13 +206,13 @@ def require_few_bits(model: Model, base: str) -> None:
     """
     if base == "model":
         return
-    if not isinstance(model, ModelSpec):
+    if model.decoder is None:
         raise QuantizedBaseError(
             f"'{model.name}' runs by its own code, which takes its weights as they are: a base in "
             f"{base} is of models with kernels of ours; use --base model. A plan with that says "
             "why it has none"
         )
-    require_whole_blocks(model, base)
+    require_whole_blocks(model.decoder, base)
 
 
 def _partly(group: str, left: Sequence[str], names: Sequence[str]) -> str:

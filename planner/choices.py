@@ -1,7 +1,7 @@
 """What the user may fix of a plan by `optimal`, and how hard to search for the rest."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from twinstream.models.flops import SavedLevel
@@ -54,6 +54,16 @@ class ChoiceError(TwinstreamError):
     """The user has fixed something that cannot be."""
 
 
+def require_known(flag: str, name: str | None, known: tuple[str, ...]) -> None:
+    """Refuse a name that is none of those.
+
+    Raises:
+        ChoiceError: it lists them.
+    """
+    if name is not None and name not in known:
+        raise ChoiceError(f"{flag} '{name}' is unknown; known: {', '.join(known)}")
+
+
 @dataclass(frozen=True)
 class Choices:
     """What the user has fixed of a plan; the planner decides the rest.
@@ -100,10 +110,18 @@ class Choices:
         return not self.homes and self.recompute is None
 
     @property
+    def of_one_memory(self) -> "Choices":
+        """These, for a machine of one memory: what would move within it stays where it is."""
+        homes: dict[str, Home] = {kind: self.homes.get(kind, "device") for kind in KINDS}
+        return replace(self, homes=homes)
+
+    @property
     def fixed(self) -> tuple[str, ...]:
         """The homes and levels that are fixed, in words."""
         kinds = [kind for kind in KINDS if kind in self.homes]
         found = [f"{kind} at home on the {self.homes[kind]}" for kind in kinds]
+        if kinds == [*KINDS] and len(set(self.homes.values())) == 1:
+            found = [f"everything at home on the {self.homes[kinds[0]]}"]
         if self.recompute == NO_RECOMPUTE:
             found.append("nothing recomputed")
         elif self.recompute is not None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.timeline import PassSpans
 
@@ -23,10 +23,10 @@ class SimResult(Protocol):
         """The start and end of every op in the last passes."""
 
 
-Evaluator = Callable[[Schedule, Machine], SimResult]
+Evaluator = Callable[[RankSchedule, Machine], SimResult]
 
 
-def step_ns_of(schedule: Schedule, result: SimResult, num_rounds: int) -> float:
+def step_ns_of(schedule: RankSchedule, result: SimResult, num_rounds: int) -> float:
     """Return the time of a step of `num_rounds`, of which the schedule has only a few.
 
     Each middle round that the schedule lacks adds the time between the ends of two middle rounds.

@@ -16,7 +16,6 @@ from twinstream.models.kernel_costs.work import ChunkWork
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.models.traced import TracedModel
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Packing, Workload
 
@@ -61,7 +60,7 @@ def attention_for(
         NondeterministicAttentionError: it is not deterministic, and that is not allowed.
     """
 
-    if isinstance(spec, TracedModel):
+    if (head_dim := spec.head_dim) is None:
         if attention not in ("auto", "eager", spec.attention):
             raise UnsuitableAttentionError(
                 f"--attention {attention} is one of twinstream's own kernels; the traced module "
@@ -72,7 +71,7 @@ def attention_for(
     capability = machine.compute_capability.major if machine.compute_capability else None
 
     def refusal(name: str) -> str | None:
-        return attention_refusal(name, machine.device, spec.dtype, spec.head_dim, capability)
+        return attention_refusal(name, machine.device, spec.dtype, head_dim, capability)
 
     if attention == "auto":
         wanted = ["eager"]
@@ -91,9 +90,9 @@ def attention_for(
             return suitable[0]
         for_all = [one for one in suitable if one == "eager" or _takes_any_lengths(one)]
         before = suitable[: suitable.index(for_all[0])]
-        if packed is True or not before or not isinstance(spec, ModelSpec):
+        if packed is True or not before or spec.decoder is None:
             return for_all[0]
-        return _fastest_of_packed(machine, spec, for_all[0], before, packed)
+        return _fastest_of_packed(machine, spec.decoder, for_all[0], before, packed)
     if reason := refusal(attention):
         those = ", ".join(name for name in attention_names() if refusal(name) is None)
         raise UnsuitableAttentionError(

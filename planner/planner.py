@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 
 from twinstream.models.lowering.lower import lower, lower_again
-from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, ChoiceError
 from twinstream.planner.evaluator import Evaluator
 from twinstream.planner.infeasible import InfeasiblePlan
@@ -23,8 +22,8 @@ from twinstream.planner.search.cuts import Cuts, StepCut
 from twinstream.planner.search.search import search
 from twinstream.planner.search.tokens import proposed_tokens
 from twinstream.planner.warm_start import fits, require_same_step
-from twinstream.schedule.document import Caps, Schedule
-from twinstream.schedule.proof.verify import require_safe
+from twinstream.schedule.document import Caps, RankSchedule, Schedule
+from twinstream.schedule.proof.verify import require_safe_rank
 from twinstream.schedule.workload import MachineRef, Workload
 
 
@@ -42,7 +41,7 @@ class Planner:
     def plan(
         self, request: PlanRequest, known: Sequence[Schedule] = (), *, name_caps: bool = True
     ) -> Schedule:
-        """Return a verified, conforming schedule of a training step, with its lower bounds.
+        """Return a verified, conforming schedule of one device's step, with its lower bounds.
 
         `optimal` chooses the cut with the least step time, and where the recipe clips, whether the
         updates end a step or begin the next; every other policy takes the preferred one that fits.
@@ -64,27 +63,28 @@ class Planner:
             InfeasiblePlan: the caps are too small for the policy; it says what would do.
             NoTimeError: the step takes no time on the machine.
         """
+        plans = [one.only for one in known]
         with gc_paused():
-            request = self.prepared(request, known)
-            for number, plan in enumerate(known, start=1):
-                require_same_step(plan, _placed_as(plan, request), number if known[1:] else None)
-            fitting = [plan for plan in known if fits(plan, request.caps)]
+            request = self.prepared(request, plans)
+            for number, plan in enumerate(plans, start=1):
+                require_same_step(plan, _placed_as(plan, request), number if plans[1:] else None)
+            fitting = [plan for plan in plans if fits(plan, request.caps)]
             try:
                 planned = self._planned(request, name_caps=name_caps and not fitting)
             except InfeasiblePlan as error:
                 refused = _of_machine(error, request)
             else:
-                return self.fastest_of(planned, fitting, request)
+                return Schedule.of_rank(self.fastest_of(planned, fitting, request))
             if fitting:
-                return self.fastest_of(None, fitting, request)
+                return Schedule.of_rank(self.fastest_of(None, fitting, request))
         try:
             raise refused  # out here: raised there it would keep all that led to it
         finally:
             del refused  # or this frame and the error would hold each other, and the planner
 
     def fastest_of(
-        self, planned: Schedule | None, known: Sequence[Schedule], request: PlanRequest
-    ) -> Schedule:
+        self, planned: RankSchedule | None, known: Sequence[RankSchedule], request: PlanRequest
+    ) -> RankSchedule:
         """Return the fastest of a new plan and the known plans that fit; if equal, the new one.
 
         One that was known comes back with the caps, the machine and the bounds of the request.
@@ -97,11 +97,11 @@ class Planner:
         if plans == [planned]:
             return plans[0]
         for plan in fitting:
-            require_safe(plan)
+            require_safe_rank(plan)
         best = min(plans, key=lambda plan: self.evaluator(plan, request.machine).step_ns)
         return best if best is planned else self._as_answer(best, request)
 
-    def prepared(self, request: PlanRequest, known: Sequence[Schedule] = ()) -> PlanRequest:
+    def prepared(self, request: PlanRequest, known: Sequence[RankSchedule] = ()) -> PlanRequest:
         """Return the request with nothing left open but what its policy decides.
 
         That is kernels, the place of the optimizer, and tokens per step: those of a known plan, or
@@ -127,18 +127,18 @@ class Planner:
         placed = request.placed(places)
         return request if len(placed) > 1 and request.policy == DEFAULT_POLICY else placed[0]
 
-    def _planned(self, request: PlanRequest, *, name_caps: bool) -> Schedule:
+    def _planned(self, request: PlanRequest, *, name_caps: bool) -> RankSchedule:
         if request.policy == DEFAULT_POLICY:
             return self._optimally_placed(request.placed(ON_DEVICE), name_caps=name_caps)
         schedule, chain = policy_named(request.policy).plan(request)
         return proven(schedule, chain, step_bound(chain, request.machine, request.caps))
 
-    def _optimally_placed(self, placed: Sequence[PlanRequest], *, name_caps: bool) -> Schedule:
+    def _optimally_placed(self, placed: Sequence[PlanRequest], *, name_caps: bool) -> RankSchedule:
         """The fastest plan of requests that differ in the optimizer's place alone.
 
         Where none fits, the refusal is that of the first.
         """
-        plans: list[Schedule] = []
+        plans: list[RankSchedule] = []
         for request in reversed(placed):
             is_last = request is placed[0]
             try:
@@ -155,7 +155,7 @@ class Planner:
         bound = best.bound.model_copy(update={"family_step_s": least_s})
         return best.model_copy(update={"bound": bound})
 
-    def _optimal(self, request: PlanRequest, *, name_caps: bool) -> Schedule:
+    def _optimal(self, request: PlanRequest, *, name_caps: bool) -> RankSchedule:
         cuts = self._cuts(request)
         if (found := search(cuts, self.evaluator)) is not None:
             schedule, chain = found
@@ -181,7 +181,7 @@ class Planner:
         bound = cuts.bound(cut)
         return bound is not None and CutPlanner(cuts, StepCut(cut, bound), self.evaluator).fits()
 
-    def _as_answer(self, known: Schedule, request: PlanRequest) -> Schedule:
+    def _as_answer(self, known: RankSchedule, request: PlanRequest) -> RankSchedule:
         """Return the known plan as an answer to the request."""
         chain, machine, request = lower_again(known), request.machine, _placed_as(known, request)
         caps = request.caps.model_copy(update={"library_bytes": known.caps.library_bytes})
@@ -196,7 +196,7 @@ class Planner:
         return Cuts(request, self.reuse, self.limits)
 
 
-def _placed_as(known: Schedule, request: PlanRequest) -> PlanRequest:
+def _placed_as(known: RankSchedule, request: PlanRequest) -> PlanRequest:
     """The request with the optimizer where a known plan has it, if that may be."""
     if request.policy != DEFAULT_POLICY:
         return request
@@ -229,7 +229,7 @@ def _of_machine(error: InfeasiblePlan, request: PlanRequest) -> InfeasiblePlan:
 def _leaner_options(request: PlanRequest) -> list[str]:
     """Options that were not given, with which a step takes less memory."""
     recipe, found = request.recipe, list[str]()
-    if not isinstance(request.spec, ModelSpec):
+    if request.spec.own_code is not None:
         return found
     if recipe.update == "adamw" and recipe.optimizer_state != "8bit" and recipe.lora is None:
         found.append("--optimizer-state 8bit")

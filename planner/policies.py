@@ -27,7 +27,7 @@ from twinstream.planner.rules.resident import plan_resident
 from twinstream.planner.rules.streaming import plan_streaming
 from twinstream.planner.search.chunking import chunkings, with_few_blocks
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.python_file import object_of_file, split_name
 
@@ -39,7 +39,7 @@ ON_DEVICE: tuple[OptimizerPlace, ...] = (
 )
 _MOST_BLOCKS = 10_000  # planned by rules: half a minute
 
-ChainRule = Callable[[Chain, Machine, Caps], Schedule]
+ChainRule = Callable[[Chain, Machine, Caps], RankSchedule]
 
 
 class UnknownPolicyError(TwinstreamError):
@@ -64,7 +64,7 @@ class Policy:
     """
 
     name: str
-    plan: Callable[[PlanRequest], tuple[Schedule, Chain]]
+    plan: Callable[[PlanRequest], tuple[RankSchedule, Chain]]
     optimizer: tuple[OptimizerPlace, ...] = ON_DEVICE
     own_step: bool = False
 
@@ -156,7 +156,7 @@ def policy_named(name: str) -> Policy:
     return known[name]
 
 
-def plan_by_rule(chain: Chain, machine: Machine, caps: Caps, policy: str) -> Schedule:
+def plan_by_rule(chain: Chain, machine: Machine, caps: Caps, policy: str) -> RankSchedule:
     """Return the schedule of one of our own rules for a given chain; it is not proven yet.
 
     Raises:
@@ -175,7 +175,7 @@ def plan_by_rule(chain: Chain, machine: Machine, caps: Caps, policy: str) -> Sch
     return rule(chain, machine, caps)
 
 
-def _first_that_fits(rule: ChainRule, request: PlanRequest) -> tuple[Schedule, Chain]:
+def _first_that_fits(rule: ChainRule, request: PlanRequest) -> tuple[RankSchedule, Chain]:
     failed: list[InfeasiblePlan] = []
     workloads = chunkings(request.spec, request.step)
     for workload in with_few_blocks(request.spec, workloads, PROGRAM_ROUNDS, _MOST_BLOCKS):

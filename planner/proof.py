@@ -6,19 +6,19 @@ from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.lifetimes.host_tasks import host_tasks, without_host_tasks
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule, StepBound
+from twinstream.schedule.document import Caps, RankSchedule, StepBound
 from twinstream.schedule.proof.conforms import require_conforming
-from twinstream.schedule.proof.verify import require_safe
+from twinstream.schedule.proof.verify import require_safe_rank
 
 
-def proven(schedule: Schedule, chain: Chain, bound: StepBound | None) -> Schedule:
+def proven(schedule: RankSchedule, chain: Chain, bound: StepBound | None) -> RankSchedule:
     """Return the schedule with its bound, proven safe and conforming.
 
     Raises:
         UnsafeSchedule: it is not safe: a fault of the policy.
         NonconformingSchedule: it does not compute the chain: likewise.
     """
-    require_safe(schedule)
+    require_safe_rank(schedule)
     require_conforming(schedule, chain)
     return schedule.model_copy(update={"bound": bound})
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import overload
 
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.executable import require_executable
-from twinstream.models.model import AnyModel, load_any_model, require_decoder
+from twinstream.hardware_profiles.schema import FEED_BYTES, Machine
+from twinstream.models.model import AnyModel, load_any_model, require_decoder, require_executable
 from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, ChoiceError, Choices, Effort
@@ -16,7 +16,7 @@ from twinstream.planner.kernel_choice import require_allowed, usual_kernels
 from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError, require, require_whole
 from twinstream.schedule.sizes import SizeError, gib, parse_bytes, whole_bytes_of
-from twinstream.schedule.workload import Packing
+from twinstream.schedule.workload import Cache, Packing, Result
 
 DEFAULT_POLICY = "optimal"
 _MOST_TOKENS = 2**31
@@ -47,6 +47,9 @@ class TrainingStep:
     recipe: Recipe = field(default_factory=Recipe)
     optimizer_overhead: float = 0.01
     packing: Packing | None = None
+    forward_only: bool = False
+    cache: Cache | None = None
+    result: Result = "loss"
 
     def __post_init__(self) -> None:
         require_whole("seq_len", self.seq_len, 1, _MOST_TOKENS)
@@ -59,8 +62,8 @@ class TrainingStep:
                 require_whole(name, value, 1, most)
         require("recipe", self.recipe, Recipe)
         require("optimizer_overhead", self.optimizer_overhead, float, int)
-        if self.packing is None and self.recipe.dpo is not None:
-            object.__setattr__(self, "packing", Packing.of((self.seq_len, self.seq_len)))
+        if self.packing is None:
+            object.__setattr__(self, "packing", self.recipe.loss.packing(self.seq_len))
         if self.packing is not None:
             require("packing", self.packing, Packing)
             require_whole("the sum of expected_lengths", self.packing.tokens, 1, _MOST_TOKENS)
@@ -109,13 +112,29 @@ class PlanRequest:
         """
         require("step", step, TrainingStep)
         spec, profile = load_any_model(model, longest=step.seq_len), load_machine(machine)
-        if isinstance(spec, ModelSpec):
-            require_executable(spec)
         require("choices", choices, Choices)
         caps = caps_of(profile, device_mem, host_mem)
-        request = PlanRequest(spec, step, profile, caps, policy, choices)
-        require_allowed(request.recipe.implementations)
-        return request
+        return PlanRequest(spec, step, profile, caps, policy, choices).allowed()
+
+    def allowed(self, *, runs: bool = True) -> PlanRequest:
+        """Return the request if its model and kernels are ones to plan with; of one memory with all
+        homes fixed, since what moves within it frees nothing.
+
+        Args:
+            runs: whether twinstream's own kernels have to run the model.
+
+        Raises:
+            NotExecutableError: they do not.
+            NondeterministicAttentionError: the attention is not deterministic, which is not
+                allowed.
+        """
+        if runs:
+            require_executable(self.spec)
+        if runs or self.step.recipe.kernels is not None:
+            require_allowed(self.recipe.implementations)
+        if self.machine.pool_bytes is not None and self.policy == DEFAULT_POLICY:
+            return replace(self, choices=self.choices.of_one_memory)
+        return self
 
     @property
     def decoder(self) -> ModelSpec:
@@ -176,30 +195,77 @@ class PlanRequest:
         return replace(self, choices=replace(self.choices, effort=effort))
 
 
-def caps_of(machine: Machine, device_mem: str | int | None, host_mem: str | int | None) -> Caps:
+def caps_of(
+    machine: Machine, device_mem: str | int | None, host_mem: str | int | None, ranks: int = 1
+) -> Caps:
     """Return the caps given, and the device's reserve.
 
     By default they are what `train` would take of such a machine with nothing else on it: the
     device's memory, and beside a GPU 0.8 of the host's. A memory's nominal size is all it has:
     24GiB on a card with 23.99.
 
+    Args:
+        ranks: so many share the machine's host memory, and on a CPU its device's; caps are of one.
+
     Raises:
         SizeError: a cap cannot be read, or is more memory than the machine has.
     """
-    host_bytes = _cap_bytes(host_mem, machine, "host_memory_bytes")
+    if (pool := machine.pool_bytes) is not None:
+        return _caps_of_pool(machine, pool // ranks, device_mem, host_mem)
+    of_device = ranks if machine.device == "cpu" else 1
+    host_bytes = _cap_bytes(host_mem, machine, "host_memory_bytes", ranks)
     if host_mem is None and host_bytes is not None and machine.device == "cuda":
         host_bytes = int(HOST_SHARE * host_bytes)
     return Caps(
-        device_bytes=_cap_bytes(device_mem, machine, "device_memory_bytes"),
+        device_bytes=_cap_bytes(device_mem, machine, "device_memory_bytes", of_device),
         host_bytes=host_bytes,
         device_reserve_bytes=round(machine.number("device_reserve_bytes")),
     )
 
 
-def _cap_bytes(given: str | int | None, machine: Machine, field: str) -> int | None:
-    """Return the cap given, at most all the memory that the profile states."""
+def _caps_of_pool(
+    machine: Machine, pool: int, device_mem: str | int | None, host_mem: str | int | None
+) -> Caps:
+    """Return the caps of one memory: a tensor that is moved to the host's share frees nothing, so
+    that all is the device's, but for what feeds it and what others are left.
+
+    Raises:
+        SizeError: a cap cannot be read, or both are more memory than the machine has.
+    """
+    usual = int(HOST_SHARE * pool)
+    host_bytes = _cap_of(host_mem, machine, "host_memory_bytes", pool)
+    device_bytes = _cap_of(device_mem, machine, "device_memory_bytes", pool)
+    if host_mem is None:
+        host_bytes = min(FEED_BYTES, usual // 2)
+    if device_mem is None:
+        device_bytes = max(1, usual - host_bytes)
+    if device_bytes + host_bytes > pool:
+        raise SizeError(
+            f"--device-mem and --host-mem are {gib(device_bytes + host_bytes)} together, and "
+            f"{machine.name} has one memory of {gib(pool)}: give --device-mem alone"
+        )
+    reserve = round(machine.number("device_reserve_bytes"))
+    return Caps(device_bytes=device_bytes, host_bytes=host_bytes, device_reserve_bytes=reserve)
+
+
+def _cap_bytes(given: str | int | None, machine: Machine, field: str, ranks: int) -> int | None:
+    """Return the cap given, at most a rank's share of the memory that the profile states."""
     number = getattr(machine, field)
-    has = None if number is None or number.value is None else int(number.value)
+    if number is None or number.value is None:
+        return None if given is None else _cap_of(given, machine, field, None)
+    return _cap_of(given, machine, field, int(number.value / ranks))
+
+
+@overload
+def _cap_of(given: str | int | None, machine: Machine, field: str, has: int) -> int: ...
+
+
+@overload
+def _cap_of(given: str | int, machine: Machine, field: str, has: None) -> int: ...
+
+
+def _cap_of(given: str | int | None, machine: Machine, field: str, has: int | None) -> int | None:
+    """Return the cap given, at most the memory that there is, by default that."""
     if given is None:
         return has
     name = field.replace("memory_bytes", "mem")

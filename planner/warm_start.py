@@ -7,7 +7,7 @@ A search that begins anew may still end at a slower plan, by as much as plans li
 from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.planner.policies import policy_named
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
@@ -23,12 +23,12 @@ class WarmStartError(TwinstreamError):
         why: what of it is not as asked.
     """
 
-    def __init__(self, plan: Schedule, name: str, why: str) -> None:
+    def __init__(self, plan: RankSchedule, name: str, why: str) -> None:
         self.plan, self.why = plan, why
         super().__init__(f"{name} {why}")
 
 
-def fits(known: Schedule, caps: Caps) -> bool:
+def fits(known: RankSchedule, caps: Caps) -> bool:
     """Whether a plan's arenas fit, beside the device's reserve and its libraries' memory."""
     caps = caps.model_copy(update={"library_bytes": known.caps.library_bytes})
     for tier in (DEVICE, HOST):
@@ -38,7 +38,7 @@ def fits(known: Schedule, caps: Caps) -> bool:
     return True
 
 
-def require_same_step(known: Schedule, request: PlanRequest, number: int | None) -> None:
+def require_same_step(known: RankSchedule, request: PlanRequest, number: int | None) -> None:
     """Refuse a known plan that is not one of the requested step.
 
     Args:
@@ -75,7 +75,7 @@ def require_same_step(known: Schedule, request: PlanRequest, number: int | None)
             )
 
 
-def _recipes(known: Schedule, request: PlanRequest) -> list[tuple[str, object, object]]:
+def _recipes(known: RankSchedule, request: PlanRequest) -> list[tuple[str, object, object]]:
     """Return the parts of both recipes by name; a policy may have a recipe of its own."""
     if request.policy != DEFAULT_POLICY and policy_named(request.policy).own_step:
         return []

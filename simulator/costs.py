@@ -11,7 +11,7 @@ from twinstream.hardware_profiles.cost import (
     work_time,
 )
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import SeveralRanksError
 from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op
 from twinstream.schedule.proof.accesses import AccessMap
@@ -52,7 +52,7 @@ class MachineCosts:
     """
 
     def __init__(
-        self, schedule: Schedule, machine: Machine, network: Mapping[str, float] | None = None
+        self, schedule: RankSchedule, machine: Machine, network: Mapping[str, float] | None = None
     ) -> None:
         self._schedule, self._machine = schedule, machine
         self.wait_ns = round(machine.number("event_wait_latency_ns"))

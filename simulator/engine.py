@@ -17,7 +17,7 @@ _UNENDED = -1
 
 
 class StuckError(TwinstreamError):
-    """Ranks wait for one another for ever; `verify_cluster` says where."""
+    """Ranks wait for one another for ever; `verify` says where."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.collectives.rank_group import RankGroup
 from twinstream.hardware_profiles.collectives.timing import collective_time_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass
-from twinstream.schedule.cluster.mesh import Mesh
+from twinstream.schedule.document import Exchange, Mesh, RankClass, Schedule
 from twinstream.schedule.ops import Communicate
 from twinstream.simulator.costs import CostModel, MachineCosts
 
@@ -51,7 +50,7 @@ class ClusterCosts:
 
     def __init__(
         self,
-        schedule: ClusterSchedule,
+        schedule: Schedule,
         cluster: Cluster,
         machine: Machine,
         machines: Mapping[str, Machine] | None = None,

@@ -8,12 +8,10 @@ from twinstream.hardware_profiles.errors import NoTimeError
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.schedule.analysis.periodic import MAX_PASSES, PassBoundaries, StepTime
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Side
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule, Schedule, Side
 from twinstream.schedule.ops import Communicate, Compute
-from twinstream.schedule.proof.verify import require_safe
-from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
+from twinstream.schedule.proof.verify import require_safe_rank
+from twinstream.schedule.timeline import PassSpans, Provenance, RankTimeline, Timeline
 from twinstream.simulator.costs import CostModel, MachineCosts, OpCost
 from twinstream.simulator.engine import (
     Engine,
@@ -44,8 +42,8 @@ class SteadyState:
         return self.step.step_ns
 
 
-def simulate(schedule: Schedule, machine: Machine) -> Timeline:
-    """Predict the timeline of a schedule on a machine.
+def simulate_rank(schedule: RankSchedule, machine: Machine) -> RankTimeline:
+    """Predict the timeline of one device's schedule on a machine.
 
     Raises:
         MissingNumberError: the profile lacks a number that an op of the schedule needs.
@@ -59,41 +57,46 @@ def simulate(schedule: Schedule, machine: Machine) -> Timeline:
     return replay(schedule, MachineCosts(schedule, machine), provenance)
 
 
-def steady_state(schedule: Schedule, machine: Machine) -> SteadyState:
-    """Return the steady state as `simulate` finds it, without the pass from a cold start.
+def steady_state(schedule: RankSchedule | Schedule, machine: Machine) -> SteadyState:
+    """Return the steady state of one device as `simulate` finds it, without a pass from cold.
 
     Raises:
         MissingNumberError, NoTimeError: as there.
         UnsafeSchedule: an op waits for what never comes about. That alone is noticed.
     """
+    own = schedule.only
     try:
-        return _replay_steady(schedule, MachineCosts(schedule, machine), machine.name)
+        return _replay_steady(own, MachineCosts(own, machine), machine.name)
     except (KeyError, StuckError):  # a wait for no op, or a circle of waits
-        require_safe(schedule)
+        require_safe_rank(own)
         raise
 
 
-def simulate_cluster(
-    schedule: ClusterSchedule,
-    cluster: Cluster,
+def simulate(
+    schedule: Schedule,
     machine: Machine,
+    cluster: Cluster | None = None,
     machines: Mapping[str, Machine] | None = None,
-) -> ClusterTimeline:
-    """Predict the timelines of all classes on a cluster.
+) -> Timeline:
+    """Predict the timelines of all classes of ranks.
 
     Args:
-        machine: the profile of a node.
+        machine: the profile of the device, or of a node of the cluster.
+        cluster: by what ranks of a layout reach one another.
         machines: of classes (by name) that are not like the others: stragglers.
 
     Raises:
         StuckError: ranks wait for one another for ever.
         MissingNumberError, MissingNetworkNumberError: a profile lacks a number that an op needs.
+        NoTimeError: the step takes no time there.
     """
+    if cluster is None:
+        return Timeline.of_rank(simulate_rank(schedule.only, machine))
     costs = ClusterCosts(schedule, cluster, machine, machines)
     return replay_cluster(schedule, costs, cluster.name)
 
 
-def replay(schedule: Schedule, costs: CostModel, provenance: Provenance) -> Timeline:
+def replay(schedule: RankSchedule, costs: CostModel, provenance: Provenance) -> RankTimeline:
     """Run passes until the step time is known; see `twinstream.schedule.analysis.periodic`.
 
     Raises:
@@ -101,7 +104,7 @@ def replay(schedule: Schedule, costs: CostModel, provenance: Provenance) -> Time
     """
     steady = _replay_steady(schedule, costs, provenance.where)
     (cold,) = replay_passes(schedule, costs, 1)
-    return Timeline(
+    return RankTimeline(
         op_ids=tuple(op.op_id for op in schedule.ops),
         passes=steady.passes,
         cold=cold,
@@ -113,15 +116,15 @@ def replay(schedule: Schedule, costs: CostModel, provenance: Provenance) -> Time
     )
 
 
-def replay_passes(schedule: Schedule, costs: CostModel, num_passes: int) -> list[PassSpans]:
+def replay_passes(schedule: RankSchedule, costs: CostModel, num_passes: int) -> list[PassSpans]:
     """Spans of exactly so many passes from empty streams, drained at the end."""
     engine = _engine_of_one(schedule, costs, num_passes)
     return [_spans(engine.next_pass()[0]) for _ in range(num_passes)]
 
 
 def replay_cluster(
-    schedule: ClusterSchedule, costs: MeshCosts, where: str, num_passes: int | None = None
-) -> ClusterTimeline:
+    schedule: Schedule, costs: MeshCosts, where: str, num_passes: int | None = None
+) -> Timeline:
     """Run passes until the step time is known, at most 8, or exactly `num_passes`."""
     most = num_passes or _MOST_PASSES_OF_A_MESH
     step, passes = _step_of(
@@ -131,7 +134,7 @@ def replay_cluster(
         raise NoTimeError(machine=where)
     provenance = Provenance(kind="simulated", where=where)
     timelines = {
-        one.name: Timeline.model_construct(
+        one.name: RankTimeline.model_construct(
             op_ids=tuple(op.op_id for op in schedule.of(one).ops),
             passes=tuple(_spans(ended[number]) for ended in passes[-_KEPT_PASSES:]),
             cold=_spans(passes[0][number]),
@@ -143,19 +146,19 @@ def replay_cluster(
         )
         for number, one in enumerate(schedule.classes)
     }
-    return ClusterTimeline.made(
+    return Timeline.made(
         schema_version=1, classes=timelines, step_ns=step.step_ns, spread_ns=step.spread_ns,
         period_passes=step.period_passes, cold_ns=max(max(one.ends) for one in passes[0]),
         ranks={}, clock_error_ns=0, provenance=provenance,
     )  # fmt: skip
 
 
-def cold_step_ns(schedule: ClusterSchedule, costs: MeshCosts) -> int:
+def cold_step_ns(schedule: Schedule, costs: MeshCosts) -> int:
     """Return the time of one step from idle streams to idle streams."""
     return max(max(one.ends) for one in _engine(schedule, costs, 1).next_pass())
 
 
-def _replay_steady(schedule: Schedule, costs: CostModel, where: str) -> SteadyState:
+def _replay_steady(schedule: RankSchedule, costs: CostModel, where: str) -> SteadyState:
     engine = _engine_of_one(schedule, costs, MAX_PASSES)
     step, passes = _step_of(engine, [schedule], MAX_PASSES)
     if step.period_passes is None:  # a queue may still grow: no step is shorter than what it takes
@@ -166,7 +169,7 @@ def _replay_steady(schedule: Schedule, costs: CostModel, where: str) -> SteadySt
 
 
 def _step_of(
-    engine: Engine, schedules: Sequence[Schedule], most_passes: int
+    engine: Engine, schedules: Sequence[RankSchedule], most_passes: int
 ) -> tuple[StepTime, list[list[PassTimes]]]:
     """Run passes until the step time is known, at most so many; with all passes run."""
     boundaries, passes = PassBoundaries(), []
@@ -185,13 +188,13 @@ def _step_of(
             return step, passes
 
 
-def _engine_of_one(schedule: Schedule, costs: CostModel, num_passes: int) -> Engine:
+def _engine_of_one(schedule: RankSchedule, costs: CostModel, num_passes: int) -> Engine:
     numbers = {resource: number for number, resource in enumerate(costs.capacity)}
     program = _program(schedule, costs, numbers, {})
     return Engine([program], [], list(costs.capacity.values()), num_passes)
 
 
-def _engine(schedule: ClusterSchedule, costs: MeshCosts, num_passes: int) -> Engine:
+def _engine(schedule: Schedule, costs: MeshCosts, num_passes: int) -> Engine:
     numbers: dict[str, dict[str, int]] = {}
     capacity: list[float] = []
     sequence_of: dict[str, dict[str, int]] = {one.name: {} for one in schedule.classes}
@@ -210,7 +213,7 @@ def _engine(schedule: ClusterSchedule, costs: MeshCosts, num_passes: int) -> Eng
 
 
 def _rendezvous(
-    schedule: ClusterSchedule, costs: MeshCosts, numbers: Mapping[str, Mapping[str, int]]
+    schedule: Schedule, costs: MeshCosts, numbers: Mapping[str, Mapping[str, int]]
 ) -> list[Rendezvous]:
     """How many ops meet in each exchange, and what it draws of all its sides."""
     known: dict[tuple[int, tuple[str, ...]], tuple[object, OpPrice]] = {}
@@ -235,7 +238,7 @@ def _rendezvous(
 
 
 def _program(
-    schedule: Schedule,
+    schedule: RankSchedule,
     costs: CostModel,
     numbers: Mapping[str, int],
     sequence_of: Mapping[str, int],
@@ -271,14 +274,14 @@ def _spans(ended: PassTimes) -> PassSpans:
     return PassSpans.model_construct(start_ns=tuple(ended.starts), end_ns=tuple(ended.ends))
 
 
-def _utilization(schedule: Schedule, costs: CostModel, step_ns: float) -> dict[str, float]:
+def _utilization(schedule: RankSchedule, costs: CostModel, step_ns: float) -> dict[str, float]:
     return {
         resource: total / (costs.capacity[resource] * step_ns)
         for resource, total in _used(schedule, costs).items()
     }
 
 
-def _least_ns(schedule: Schedule, costs: CostModel) -> float:
+def _least_ns(schedule: RankSchedule, costs: CostModel) -> float:
     """What one pass takes any stream at least, each op alone, and any resource."""
     streams: dict[str, float] = {}
     for op in schedule.ops:
@@ -289,7 +292,7 @@ def _least_ns(schedule: Schedule, costs: CostModel) -> float:
     return max(*streams.values(), *busy_ns, 0.0)
 
 
-def _used(schedule: Schedule, costs: CostModel) -> dict[str, float]:
+def _used(schedule: RankSchedule, costs: CostModel) -> dict[str, float]:
     """What one pass takes of each resource."""
     used = dict.fromkeys(costs.capacity, 0.0)
     for op in schedule.ops:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from twinstream.hardware_profiles.overrides import override
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.splitting import with_straggler
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError, did_you_mean
 
 _RATES = (
@@ -33,8 +33,8 @@ def slower(machine: Machine, factor: float) -> Machine:
 
 
 def with_stragglers(
-    schedule: ClusterSchedule, machine: Machine, factors: Mapping[str, float]
-) -> tuple[ClusterSchedule, dict[str, Machine]]:
+    schedule: Schedule, machine: Machine, factors: Mapping[str, float]
+) -> tuple[Schedule, dict[str, Machine]]:
     """Machines of the classes, by name, that take so many times as long.
 
     A straggler is a whole class by its name, or `rank 5` alone: then its class, and those that it
@@ -66,7 +66,7 @@ def with_stragglers(
     return cut, machines
 
 
-def _rank(schedule: ClusterSchedule, name: str) -> int | None:
+def _rank(schedule: Schedule, name: str) -> int | None:
     """The rank that a straggler's name is, or None: it is a class."""
     names = [one.name for one in schedule.classes]
     if name in names:
@@ -81,7 +81,7 @@ def _rank(schedule: ClusterSchedule, name: str) -> int | None:
     )
 
 
-def _cells(schedule: ClusterSchedule, name: str, rank: int | None) -> dict[str, set[int]]:
+def _cells(schedule: Schedule, name: str, rank: int | None) -> dict[str, set[int]]:
     """The coordinates along every axis of a rank, or of a class."""
     mesh = schedule.mesh
     if rank is not None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from twinstream.clusters.running.places import machine_for, place_of
 from twinstream.data.text import TextBatches, byte_tokens, check_vocabulary, default_text
-from twinstream.documents import simulate
+from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.model import AnyModel, model_of
@@ -21,17 +23,18 @@ from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
 from twinstream.run_settings import RunSettings
-from twinstream.schedule.analysis.idle import AnySchedule, AnyTimeline
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.cluster.verify import require_safe
+from twinstream.schedule.document import RankSchedule, Schedule
 from twinstream.schedule.errors import ArgumentError, TwinstreamError, require
 from twinstream.schedule.files import write_text
 from twinstream.schedule.ops import Fetch
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import RankTimeline, Timeline
+from twinstream.simulator.replay import simulate as simulate_ranks
 from twinstream.simulator.replay import steady_state
+from twinstream.simulator.stragglers import with_stragglers
 from twinstream.tracing import find_model
 from twinstream.trusted_code import require_trusted
 
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from twinstream.executor.run.training import TokenSource
     from twinstream.executor.state.training_state import State
 
+_NOBODY: Mapping[str, float] = MappingProxyType({})
 _WHICH_TOKENS = (
     "the state has {done} steps behind it: say whether `tokens` begin where it stopped, "
     "RunSettings(skip_trained=False), or are the whole stream, of which what those steps took is "
@@ -110,13 +114,43 @@ def plan(  # noqa: PLR0913
     return Planner(steady_state).plan(request, warm_start)
 
 
+def simulate(
+    schedule: Schedule,
+    machine: str | Path | Machine | None = None,
+    *,
+    cluster: str | Path | Cluster | None = None,
+    stragglers: Mapping[str, float] = _NOBODY,
+) -> Timeline:
+    """Predict the timeline of a schedule, whatever it was planned for.
+
+    Args:
+        machine: of one device, or of a node of the cluster; by default the shipped profile that the
+            schedule was planned for.
+        cluster: of ranks of a layout, likewise.
+        stragglers: how many times as long the ranks of a class, or `rank 5` alone, take; of a
+            single rank the timeline has more classes than the schedule.
+
+    Raises:
+        UnsafeSchedule: `verify` finds something: an edit gave it a race or a circle of waits, say.
+        TwinstreamError: a profile cannot be read, or lacks a number that the schedule needs.
+    """
+    require_safe(schedule)
+    if not schedule.is_one_device:
+        place = place_of(schedule, cluster, machine)
+        cut, slow = with_stragglers(schedule, place.machine, stragglers)
+        return simulate_ranks(cut, place.machine, place.cluster, slow)
+    if cluster is not None or stragglers:
+        raise ArgumentError("cluster and stragglers are of several ranks: leave them out")
+    return simulate_ranks(schedule, machine_for(schedule, machine))
+
+
 def write_report(
     path: str | Path,
-    schedule: AnySchedule,
+    schedule: Schedule,
     machine: str | Path | Machine,
     *,
-    predicted: AnyTimeline | None = None,
-    measured: AnyTimeline | None = None,
+    predicted: Timeline | None = None,
+    measured: Timeline | None = None,
 ) -> None:
     """Write one HTML page about a schedule and its timelines.
 
@@ -130,7 +164,7 @@ def write_report(
     from twinstream.report.report import report_html
 
     require("path", path, str, Path)
-    require("schedule", schedule, Schedule, ClusterSchedule)
+    require("schedule", schedule, Schedule)
     profile = load_machine(machine)
     before = predicted
     if before is None:
@@ -162,7 +196,7 @@ def execute(
     """Train by a schedule, verbatim; the first step is cold, the others are timed.
 
     Args:
-        schedule: what to run; it is verified again.
+        schedule: of one device, what to run; it is verified again.
         settings: backend, steps, learning rate, seed.
         tokens: a token stream; by default the bytes of Python's help topics.
         state: flat parameters and optimizer state to start from, by default fresh ones; `step` in
@@ -174,6 +208,7 @@ def execute(
             the text does not suit the model.
     """
     require("schedule", schedule, Schedule)
+    own = schedule.only
     require("settings", settings, RunSettings, type(None))
     require_torch()
     from twinstream.executor.kernels.availability import require_kernels
@@ -185,11 +220,11 @@ def execute(
 
     settings = settings or RunSettings()
     backend = choose_backend(settings.backend)
-    spec, recipe = model_of(schedule.model), Recipe.model_validate(schedule.recipe)
+    spec, recipe = model_of(own.model), Recipe.model_validate(own.recipe)
     require_trusted("the schedule", spec, recipe, trusts=settings.trusts_code)
-    require_kernels(schedule, backend)
+    require_kernels(own, backend)
     done = 0 if state is None else steps_done(state)
-    batches = _batches(schedule, tokens, done, settings)
+    batches = _batches(own, tokens, done, settings)
     training = Training(
         _torch_source(batches), settings.learning_rate, settings.seed, first_step=1 + done,
         max_norm=settings.max_norm,
@@ -203,20 +238,21 @@ def execute(
         on_pinned=settings.on_pinned,
         nvtx=choose_nvtx(backend, requested=settings.nvtx),
     )
-    _check_memory(schedule, backend, copies_of_state=2 if settings.keeps_state else 0)
-    host_work = _told(training.host_work(schedule), training.losses, settings.on_loss)
+    _check_memory(own, backend, copies_of_state=2 if settings.keeps_state else 0)
+    host_work = _told(training.host_work(own), training.losses, settings.on_loss)
     if not settings.keeps_state:
-        timeline = _run_in_arenas(schedule, state, settings.seed, host_work, options)
-        return Run(timeline, tuple(training.losses), {}, tuple(training.norms))
+        ran = _run_in_arenas(own, state, settings.seed, host_work, options)
+        return Run(Timeline.of_rank(ran), tuple(training.losses), {}, tuple(training.norms))
     start = state if state is not None else initial_state(spec, settings.seed, recipe)
-    execution = run(schedule, start, host_work, options)
+    execution = run(own, start, host_work, options)
     after = with_steps_done(execution.state, done + settings.num_steps)
-    return Run(execution.timeline, tuple(training.losses), after, tuple(training.norms))
+    timeline = Timeline.of_rank(execution.timeline)
+    return Run(timeline, tuple(training.losses), after, tuple(training.norms))
 
 
 def _run_in_arenas(
-    schedule: Schedule, state: State | None, seed: int, host_work: HostWork, options: RunOptions
-) -> Timeline:
+    schedule: RankSchedule, state: State | None, seed: int, host_work: HostWork, options: RunOptions
+) -> RankTimeline:
     """Run with a state that is in the arenas alone, and that nobody reads back."""
     from twinstream.executor.run.execute import execute_resident, prove
     from twinstream.executor.state.sources import fill_fresh
@@ -233,7 +269,7 @@ def _run_in_arenas(
 
 
 def _batches(
-    schedule: Schedule, tokens: NDArray[np.int32] | None, done: int, settings: RunSettings
+    schedule: RankSchedule, tokens: NDArray[np.int32] | None, done: int, settings: RunSettings
 ) -> TextBatches:
     """The tokens of each step; the stream may begin where the `done` steps stopped."""
     if done and tokens is not None and settings.skip_trained is None:
@@ -261,7 +297,7 @@ def _told(
     return replace(host_work, fetch=fetch)
 
 
-def _check_memory(schedule: Schedule, backend: str, copies_of_state: int) -> None:
+def _check_memory(schedule: RankSchedule, backend: str, copies_of_state: int) -> None:
     """Refuse what this host cannot hold before the state is made, which may take minutes."""
     from twinstream.executor.memory.host_limits import AVAILABLE_ADVICE, host_limits
 

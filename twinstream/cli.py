@@ -27,11 +27,14 @@ _QUESTIONS = {  # a command, and its module in twinstream.commands
         "sweep": "sweep",
         "whatif": "whatif",
         "explore": "explore",
-        "estimate": "cost",
+        "estimate": "sizing.estimate",
+        "fleet": "sizing.fleet",
+        "optimum": "sizing.optimum",
         "cost": "cost",
     },
     "Train it here": {
         "train": "runs.train",
+        "score": "runs.score",
         "probe": "runs.probe",
         "run": "runs.run",
         "export": "runs.export",
@@ -44,6 +47,16 @@ _QUESTIONS = {  # a command, and its module in twinstream.commands
         "calibrate": "runs.calibrate",
     },
 }
+
+
+_PLAN_FIRST = (
+    "run takes a schedule, and {flag} says what to plan: twinstream plan ... -o step.json && "
+    "twinstream run step.json"
+)
+
+
+class PlanFirstError(TwinstreamError):
+    """What `plan` is asked is asked of a command that takes a plan."""
 
 
 class _Commands(TyperGroup):
@@ -78,7 +91,15 @@ class _Command(TyperCommand):
         if HELP_ALL in args:
             typer.echo(self._help(ctx, whole=True))
             raise typer.Exit
+        if self.name == "run":
+            self._refuse_to_plan(args)
         return super().parse_args(ctx, model_where_it_is_read(self.params, args))
+
+    def _refuse_to_plan(self, args: list[str]) -> None:
+        given = {word.partition("=")[0] for word in args if word.startswith("--")}
+        if beside := given - _flags(self):
+            for flag in sorted(beside & _flags(_imported("plan"))):
+                raise PlanFirstError(_PLAN_FIRST.format(flag=flag))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(self._help(ctx, whole=False))
@@ -125,6 +146,10 @@ def _imported(name: str) -> Any:
         return typer.main.get_group(alone).commands[name]
     alone.command(rich_help_panel=question, cls=_Command)(understood(found))
     return typer.main.get_command(alone)
+
+
+def _flags(command: Any) -> set[str]:
+    return {flag for one in command.params for flag in one.opts}
 
 
 def _print_version(wanted: bool) -> None:

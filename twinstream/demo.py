@@ -7,7 +7,6 @@ from pathlib import Path
 
 from twinstream import api
 from twinstream.demo_loop import Loop, Trial, calibrated, loop_rows
-from twinstream.documents import simulate
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import copied_bytes, executed_flops, summarize
@@ -142,7 +141,7 @@ def plan_within_tight_caps(planner: Planner, request: PlanRequest, resident: Sch
     """
     device_bytes = _device_cap(planner, request, resident, _DEVICE_SHARE)
     roomy = planner.plan(_within(request, device_bytes, None, "streaming"))
-    most_host = arena_bytes(roomy, HOST)
+    most_host = arena_bytes(roomy.only, HOST)
     least_host = _shortage(
         planner, _within(request, device_bytes, 0, "streaming")
     ).enough_host_bytes
@@ -150,7 +149,7 @@ def plan_within_tight_caps(planner: Planner, request: PlanRequest, resident: Sch
     host_caps = [least_host + (most_host - least_host) // share for share in _HOST_SHARES]
     for host_bytes in (*host_caps, least_host):
         schedule = planner.plan(_within(request, device_bytes, host_bytes, DEFAULT_POLICY))
-        if executed_flops(schedule)[1] and copied_bytes(schedule).get("h2d"):
+        if executed_flops(schedule.only)[1] and copied_bytes(schedule.only).get("h2d"):
             return schedule
     raise DemoError("no caps make the planner offload and recompute this model; make it larger")
 
@@ -159,7 +158,7 @@ def _device_cap(planner: Planner, request: PlanRequest, resident: Schedule, shar
     """The least that would do, and one part in `share` of what lies between it and everything."""
     least = _shortage(planner, _within(request, 0, None, "streaming")).enough_device_bytes
     assert least is not None, "without a host cap some device cap does"
-    most = arena_bytes(resident, DEVICE) + resident.caps.outside_arena_bytes
+    most = arena_bytes(resident.only, DEVICE) + resident.caps.outside_arena_bytes
     return least + (most - least) // share
 
 
@@ -194,7 +193,7 @@ def _machine(settings: DemoSettings, progress: Progress) -> Machine:
 def _trial(
     settings: DemoSettings, machine: Machine, schedule: Schedule, progress: Progress
 ) -> Trial:
-    predicted = simulate(schedule, machine)
+    predicted = api.simulate(schedule, machine)
     with progress(f"training, policy {schedule.policy}", settings.num_steps) as advance:
         run = api.execute(
             schedule,

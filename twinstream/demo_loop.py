@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from twinstream import api
-from twinstream.documents import simulate
 from twinstream.fidelity.fit_report import provenance
 from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.fitting import Fit
@@ -13,7 +12,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary
 from twinstream.schedule.analysis.comparison import BUSY_BELOW, Pair, busy_note
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.timeline import PassSpans, Timeline
+from twinstream.schedule.timeline import PassSpans, RankTimeline, Timeline
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,10 @@ class Trial:
         return self.run.timeline.provenance.processor_share or 1.0
 
     @property
-    def alone(self) -> Timeline:
+    def alone(self) -> RankTimeline:
         """The measured timeline; if others had the cores, as long as its kernels had one."""
-        if self.core_share >= BUSY_BELOW:
-            return self.run.timeline
-        return _scaled(self.run.timeline, self.core_share)
+        measured = self.run.timeline.only
+        return measured if self.core_share >= BUSY_BELOW else _scaled(measured, self.core_share)
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def calibrated(machine: Machine, trials: Sequence[Trial]) -> tuple[Machine, Fit]
     Raises:
         CalibrationError: the profile is off by more than can be corrected.
     """
-    fit = fit_timelines(machine, [(trial.schedule, trial.alone) for trial in trials])
+    fit = fit_timelines(machine, [(trial.schedule.only, trial.alone) for trial in trials])
     source = provenance(fit, f"{len(trials)} runs of the demo", datetime.now(UTC).date())
     return fit.machine(f"{machine.name}-calibrated", source), fit
 
@@ -92,7 +90,7 @@ def loop_rows(
     rows = []
     for name, trial in trials.items():
         measured_ns = trial.alone.step_ns
-        again_ns = simulate(trial.schedule, after).step_ns
+        again_ns = api.simulate(trial.schedule, after).step_ns
         rows.append(
             Row(
                 name=name,
@@ -107,7 +105,7 @@ def loop_rows(
     return tuple(rows)
 
 
-def _scaled(timeline: Timeline, share: float) -> Timeline:
+def _scaled(timeline: RankTimeline, share: float) -> RankTimeline:
     """The same with all times, since the run began, in proportion."""
 
     def spans(of: PassSpans) -> PassSpans:

@@ -8,7 +8,7 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import ArgumentError
-from twinstream.schedule.timeline import Timeline, require_timeline_of
+from twinstream.schedule.timeline import Timeline, TimelineMismatch, require_timeline_of
 
 
 class HasRecords(Protocol):
@@ -41,9 +41,14 @@ def frame(found: HasRecords, beside: HasRecords | None = None) -> Any:
     rows = pd.DataFrame(found.records())
     if beside is None:
         return rows
-    if isinstance(found, Schedule) and isinstance(beside, Timeline):
-        require_timeline_of(found, beside, "given")
-    return rows.merge(pd.DataFrame(beside.records()), on="op_id", validate="one_to_one")
+    columns = pd.DataFrame(beside.records())
+    ops, others = list(rows.get("op_id", ())), list(columns.get("op_id", ()))
+    if not ops or ops != others:
+        raise TimelineMismatch(
+            f"the second has {len(others)} ops that are not the first's {len(ops)} in its order; "
+            "give a schedule and a timeline of it"
+        )
+    return rows.merge(columns, on="op_id", validate="one_to_one")
 
 
 def figure(schedule: Schedule, timeline: Timeline, machine: str | Path | Machine) -> Any:
@@ -57,7 +62,7 @@ def figure(schedule: Schedule, timeline: Timeline, machine: str | Path | Machine
     from twinstream.report.timeline_figure import Shown, timeline_figure
     from twinstream.report.view import view_of
 
-    require_timeline_of(schedule, timeline, "given")
+    require_timeline_of(schedule, timeline)
     view = view_of(timeline.provenance.kind, schedule, timeline)
     shown = [Shown(view, view.whole, merged_bars(view))]
     return timeline_figure(shown, load_machine(machine))

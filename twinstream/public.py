@@ -1,10 +1,13 @@
 """What `import twinstream` offers, with all that it takes."""
 
-from twinstream.api import Run, execute, from_blocks, plan, write_report
+from twinstream.api import Run, execute, from_blocks, plan, simulate, write_report
+from twinstream.clusters.conforms import conforms
 from twinstream.clusters.predict import Prediction, planned_document, predict
 from twinstream.clusters.search.search import RankedLayout, SearchResult, search_layouts
 from twinstream.cost.bill import Bill
-from twinstream.documents import conforms, simulate, verify
+from twinstream.cost.devices import cost_devices
+from twinstream.cost.time import RunTime
+from twinstream.cost.work import RunWork
 from twinstream.frames import HasRecords, figure, frame
 from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster
 from twinstream.hardware_profiles.clusters.schema import Cluster
@@ -14,11 +17,13 @@ from twinstream.log.metrics import CheckpointMetrics, EvalMetrics, StepMetrics
 from twinstream.measures.explanation import Explanation, explain
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.adapters.lora import Lora, lora_of
+from twinstream.models.loss import Dpo
+from twinstream.models.model import Model
 from twinstream.models.options import Experts
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model, preset_names
-from twinstream.models.recipe import Dpo, KernelChoice, Recipe
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import TracedModel
 from twinstream.models.trained import frozen_groups
@@ -32,17 +37,17 @@ from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.analysis.comparison import Comparison, compare
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.cluster.verify import verify
+from twinstream.schedule.document import Caps, RankSchedule, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.proof.violations import Violation
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import RankTimeline, Timeline
 from twinstream.schedule.workload import Packing
 from twinstream.simulator.replay import SteadyState, steady_state
+from twinstream.study.answer import Answer
 from twinstream.study.fit.cells import FitCell, FitQuestion, FitTable, OwnLengths, fit
 from twinstream.study.front import cost_of_run, cost_time, cost_work, explore, query, sweep
-from twinstream.study.query import Answer, Property, Query
+from twinstream.study.query import Property, Query
 from twinstream.study.sweep.sweep import Swept
 from twinstream.study.whatif.target import TargetFound, search_target
 from twinstream.study.whatif.whatif import Change, WhatIf, usual_changes, whatif
@@ -51,6 +56,7 @@ from twinstream.training.callbacks import Callback
 from twinstream.training.options import TrainOptions
 from twinstream.training.preparing import Prepared
 from twinstream.training.run.run_folder import TrainResult
+from twinstream.training.scoring import Score, logits, score
 from twinstream.training.trainer import Trainer, train
 
 __all__ = [
@@ -63,8 +69,6 @@ __all__ = [
     "CheckpointMetrics",
     "Choices",
     "Cluster",
-    "ClusterSchedule",
-    "ClusterTimeline",
     "Comparison",
     "Dpo",
     "EvalMetrics",
@@ -81,6 +85,7 @@ __all__ = [
     "Layout",
     "Lora",
     "Machine",
+    "Model",
     "ModelSpec",
     "OwnLengths",
     "Packing",
@@ -91,11 +96,16 @@ __all__ = [
     "Prepared",
     "Property",
     "Query",
+    "RankSchedule",
+    "RankTimeline",
     "RankedLayout",
     "Recipe",
     "Run",
     "RunSettings",
+    "RunTime",
+    "RunWork",
     "Schedule",
+    "Score",
     "SearchLimits",
     "SearchResult",
     "Shortage",
@@ -117,6 +127,7 @@ __all__ = [
     "cluster_names",
     "compare",
     "conforms",
+    "cost_devices",
     "cost_of_run",
     "cost_time",
     "cost_work",
@@ -132,6 +143,7 @@ __all__ = [
     "load_cluster",
     "load_machine",
     "load_model",
+    "logits",
     "lora_of",
     "machine_names",
     "plan",
@@ -139,6 +151,7 @@ __all__ = [
     "predict",
     "preset_names",
     "query",
+    "score",
     "search_layouts",
     "search_target",
     "simulate",

@@ -20,7 +20,7 @@ from twinstream.planner.policies import Policy
 from twinstream.planner.request import PlanRequest
 from twinstream.planner.rules.fitting import RulePlacement, first_fitting
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 
 __all__ = [
     "Caps",
@@ -30,9 +30,9 @@ __all__ = [
     "Machine",
     "PlanRequest",
     "Policy",
+    "RankSchedule",
     "Residency",
     "RulePlacement",
-    "Schedule",
     "UnitMap",
     "at_level",
     "chosen_residencies",

@@ -4,7 +4,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from twinstream.models.adapters.lora import has_dropout, module_lora_of
-from twinstream.models.executable import executor_refusal
 from twinstream.models.hf.config import (
     TRAINED_AS,
     Dtype,
@@ -15,10 +14,9 @@ from twinstream.models.hf.config import (
     stated_dtype,
     value_config,
 )
-from twinstream.models.model import AnyModel, is_traced, load_any_model
+from twinstream.models.loss import LOSSES, kind_of_loss, names_loss
+from twinstream.models.model import KINDS, AnyModel, is_traced, load_any_model
 from twinstream.models.presets import config_of, is_preset
-from twinstream.models.recipe import is_dpo
-from twinstream.models.spec import ModelSpec
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.schedule.errors import TwinstreamError, require
 from twinstream.schedule.files import real_path
@@ -58,23 +56,24 @@ def find_model(  # noqa: PLR0913
         CannotTraceError: it has to be traced, and torch or transformers is not installed.
         TwinstreamError: there is no such model, or it cannot be traced; says why.
     """
-    require("model", model, str, Path, ModelSpec, TracedModel)
-    shipped = None if isinstance(model, ModelSpec | TracedModel) else config_of(model)
-    if shipped is not None and shipped != model:
+    require("model", model, str, Path, *KINDS)
+    if isinstance(model, str | Path) and (shipped := config_of(model)) != model:
         found = find_model(
             shipped, dtype=dtype, longest=longest, is_packed=is_packed, lora=lora, loss=loss,
             packed_tokens=packed_tokens, trust_remote_code=trust_remote_code,
         )  # fmt: skip
         return found.model_copy(update={"name": Path(shipped).parent.name})
     _require_function(model)
-    if is_dpo(loss):  # both sequences of a pair are packed
-        is_packed, packed_tokens = None, packed_tokens or (2 * longest if longest else None)
+    if names_loss(loss):
+        if (sides := kind_of_loss(loss).sides) > 1:  # which are packed
+            is_packed, packed_tokens = None, packed_tokens or (sides * longest if longest else None)
         loss = None
     if loss is not None and split_name(loss) is None:
         raise CannotTraceError(
-            f"--loss '{loss:.80}' names no function of a file: write dpo, or FILE.py:FUNCTION"
+            f"--loss '{loss:.80}' names no function of a file: write {', '.join(LOSSES)}, or "
+            "FILE.py:FUNCTION"
         )
-    if isinstance(model, ModelSpec | TracedModel) or is_traced(model):
+    if not isinstance(model, str | Path) or is_traced(model):
         found = load_any_model(model, dtype=dtype, longest=longest)
         _require_no_loss(loss, str(found.name))
         return found
@@ -99,7 +98,7 @@ def _own_or_why(
         found = load_any_model(model, dtype=dtype, longest=longest)
     except UnsupportedConfigError as error:
         return str(error)
-    refusal = executor_refusal(found) if isinstance(found, ModelSpec) else None
+    refusal = found.executor_refusal
     if is_preset(model):
         return found
     if refusal is None and has_dropout(lora):

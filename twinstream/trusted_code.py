@@ -5,7 +5,6 @@ from pathlib import Path
 
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
-from twinstream.models.traced import TracedModel
 from twinstream.models.update_rules import OwnRule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.python_file import is_named
@@ -36,11 +35,6 @@ def require_trusted(document: str, model: AnyModel, recipe: Recipe, *, trusts: b
 
 def _code_of(model: AnyModel, recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Path and digest of each file or folder of Python."""
-    if isinstance(model, TracedModel):
-        source = model.source
-        if source.path is not None and source.sha256 is not None:
-            yield source.path, source.sha256
-        if source.loss is not None:
-            yield source.loss.path, source.loss.sha256
+    yield from model.python_files
     if isinstance(recipe.update, OwnRule):
         yield recipe.update.path, recipe.update.sha256

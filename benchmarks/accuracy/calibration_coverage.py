@@ -18,9 +18,8 @@ from statistics import fmean
 from unittest import mock
 
 from benchmarks.accuracy.synthetic_machines import SYNTHETIC, configurations
-from twinstream.fidelity.cells import cell_of, key_of
-from twinstream.fidelity.predict import step_s
 from twinstream.fidelity.rows import candidate_rows
+from twinstream.fidelity.seed_system.cells import cell_of, key_of
 from twinstream.fidelity.seed_system.sizing import SizingRefused
 from twinstream.fidelity.table_fit import fit_table, informative_rows
 from twinstream.hardware_profiles.calibration.fitting import Fit
@@ -108,10 +107,10 @@ def measured(
     pace: dict[tuple[str, int], float] = {}
     found, exact = [], []
     costs = type("Costs", (WritesCostMore,), {"write_cost": truth.write_cost})
-    with mock.patch("twinstream.fidelity.predict.MachineCosts", costs):
+    with mock.patch("twinstream.fidelity.seed_system.cells.MachineCosts", costs):
         for row in rows:
             cell = cell_of(row)
-            seconds = step_s(cell, truth.machine)
+            seconds = cell.step_s(truth.machine)
             seconds *= 1.0 + (truth.long_slower if row.seq_len >= LONG else 0.0)
             sweep = pace.setdefault((row.model, row.seq_len), drawn.gauss(0.0, BETWEEN))
             exact.append(cell.tokens_per_step / seconds)
@@ -139,7 +138,7 @@ def run(number: int, rows: list[MeasuredRow], chosen: set[int], seed: int) -> st
         if row.line not in chosen:
             cell = cell_of(row)
             assert row.tokens_per_s is not None
-            predicted = cell.tokens_per_step / step_s(cell, machine)
+            predicted = cell.tokens_per_step / cell.step_s(machine)
             errors.append(abs(predicted / row.tokens_per_s - 1.0))
     offs = {
         p.parameter.name: abs(math.log(p.factor / true_factor(fit, p.parameter.name, truth)))

@@ -7,12 +7,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from twinstream.hardware_profiles.collectives.reading import read_points
-from twinstream.hardware_profiles.collectives.withheld import (
+from benchmarks.accuracy.withheld import (
     WithheldErrors,
     errors_of,
     mean_by_gpu,
 )
+from twinstream.hardware_profiles.collectives.reading import read_points
 
 _HEAD = "| GPU | ranks | collective | three lines | chosen | every second size withheld |"
 

@@ -24,9 +24,8 @@ import numpy as np
 
 from benchmarks.accuracy.borrowing import borrowed
 from benchmarks.accuracy.fidelity_plot import Dot, plot
-from twinstream.fidelity.cells import Cell, cell_of, key_of
-from twinstream.fidelity.predict import step_s
 from twinstream.fidelity.rows import listed_rows
+from twinstream.fidelity.seed_system.cells import Cell, cell_of, key_of
 from twinstream.fidelity.seed_system.policy import timed_ns
 from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
@@ -182,7 +181,7 @@ def phases(cell: Cell, machine: Machine) -> Phases:
         backward_s=(end - mark["block_backward"]) / 1e9,
         round_s=(end - mark["embed_forward"]) / 1e9,
         optimizer_s=(after - ends[-1]["embed_backward"]) / 1e9,
-        step_s=step_s(cell, machine),
+        step_s=cell.step_s(machine),
     )
 
 

@@ -10,9 +10,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from twinstream.fidelity.madmax import MadMaxCase, madmax_case, madmax_fields, madmax_step
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.layered.estimate import Question
+from twinstream.layered.madmax import MadMaxCase, madmax_case, madmax_fields, madmax_step
 from twinstream.schedule.files import write_text
 
 _CLUSTER = "a100_40gb"  # eight A100 of 40 GB and eight 200 Gb/s NICs a node, as ZionEX

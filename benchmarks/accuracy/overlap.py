@@ -27,10 +27,9 @@ from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.run_settings import RunSettings
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.document import Caps
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.replay import simulate_cluster
+from twinstream.simulator.replay import simulate
 
 _ROUNDS, _REPEATS = 2, 3
 
@@ -74,7 +73,7 @@ def predicted_ms(case: Case, *, overlaps: bool) -> tuple[float, bool]:
     cluster = load_cluster(case.where)
     machine = machine_of(cluster)
     schedule = plan_pipeline(case.stages(overlaps=overlaps), machine, case.caps)
-    step_ns = simulate_cluster(schedule, cluster, machine).step_ns
+    step_ns = simulate(schedule, machine, cluster).step_ns
     return step_ns / 1e6, bool(schedule.layout["dp_overlap"])
 
 
@@ -93,7 +92,7 @@ def measured_ms(case: Case, steps: int) -> tuple[list[float], list[float]]:
     return found[False], found[True]
 
 
-def _run(processes: RankProcesses, schedule: ClusterSchedule, steps: int) -> ClusterRun:
+def _run(processes: RankProcesses, schedule: Schedule, steps: int) -> ClusterRun:
     settings = RunSettings(backend="cpu", num_steps=steps)
     inputs = inputs_of(schedule, settings, byte_tokens(default_text()))
     outcomes = processes.execute(schedule, inputs, options_of(settings))

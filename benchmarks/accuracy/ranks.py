@@ -31,12 +31,11 @@ from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.run_settings import RunSettings
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
-from twinstream.schedule.document import Caps
+from twinstream.schedule.cluster.verify import require_safe
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Copy
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.replay import simulate_cluster
+from twinstream.simulator.replay import simulate
 
 SPEC = load_preset("tiny").model_copy(update={"num_layers": 8})
 SEQ_LEN, ROUNDS = 256, 8
@@ -56,14 +55,14 @@ class Case:
     def num_ranks(self) -> int:
         return self.layout.num_gpus
 
-    def schedule(self, machine: Machine) -> ClusterSchedule:
+    def schedule(self, machine: Machine) -> Schedule:
         """Proven safe; every layout has the same tokens a step."""
         workload = Workload(
             seq_len=SEQ_LEN, chunk_tokens=SEQ_LEN, chunks_per_round=1,
             rounds_per_step=ROUNDS // self.layout.dp,
         )  # fmt: skip
         made = plan_pipeline(Stages(SPEC, workload, Recipe(), self.layout), machine, self.caps)
-        require_safe_cluster(made)
+        require_safe(made)
         return made
 
 
@@ -96,7 +95,7 @@ class Row:
 
 
 def measured(
-    schedules: Mapping[str, ClusterSchedule], num_ranks: int, steps: int
+    schedules: Mapping[str, Schedule], num_ranks: int, steps: int
 ) -> dict[str, ClusterRun]:
     """Runs of all schedules of so many ranks, in the same processes."""
     settings, tokens = RunSettings(backend="cpu", num_steps=steps), byte_tokens(default_text())
@@ -136,7 +135,7 @@ def rows(steps: int) -> list[Row]:
 
 def _row(
     case: Case,
-    schedule: ClusterSchedule,
+    schedule: Schedule,
     run: ClusterRun,
     fits: Mapping[int, RanksFit],
     base: Machine,
@@ -152,8 +151,8 @@ def _row(
     return Row(
         case=case,
         copied_bytes=copied,
-        probed_s=simulate_cluster(schedule, cluster, base).step_ns / 1e9,
-        predicted_s=simulate_cluster(schedule, cluster, fit.machine).step_ns / 1e9,
+        probed_s=simulate(schedule, base, cluster).step_ns / 1e9,
+        predicted_s=simulate(schedule, fit.machine, cluster).step_ns / 1e9,
         measured_s=run.timeline.step_ns / 1e9,
         spread_s=run.timeline.spread_ns / 1e9,
     )

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from twinstream.fidelity.cells import cell_of, key_of
-from twinstream.fidelity.predict import predict_cell
 from twinstream.fidelity.rows import candidate_rows
+from twinstream.fidelity.seed_system.cells import cell_of, key_of
 from twinstream.fidelity.seed_system.sizing import SizingRefused
 from twinstream.fidelity.table_fit import fit_table, informative_rows
 from twinstream.hardware_profiles.loader import load_machine, override
@@ -116,10 +115,14 @@ def rows_of(
             continue
     rows = list(plans.values())
     for row in chance.sample(rows, min(MOST_ROWS, len(rows))):
-        found = predict_cell(cell_of(row), hidden)
-        noisy = found.tokens_per_s * (1.0 + NOISE * chance.gauss(0.0, 1.0))
+        cell = cell_of(row)
+        seconds = cell.step_s(hidden)
+        noisy = cell.tokens_per_step / seconds * (1.0 + NOISE * chance.gauss(0.0, 1.0))
         noisy *= pace[row.model, row.seq_len]
-        yield row.model_copy(update={"tokens_per_s": noisy}), found.stall
+        yield (
+            row.model_copy(update={"tokens_per_s": noisy}),
+            seconds / cell.free_link_step_s(hidden) - 1.0,
+        )
 
 
 def configurations(which: Synthetic) -> Iterator[MeasuredRow]:
@@ -165,7 +168,8 @@ def _errors(test: list[tuple[MeasuredRow, float]], machine: Machine) -> list[tup
     found = []
     for row, stall in test:
         assert row.tokens_per_s is not None
-        predicted = predict_cell(cell_of(row), machine).tokens_per_s
+        cell = cell_of(row)
+        predicted = cell.tokens_per_step / cell.step_s(machine)
         found.append((abs(predicted / row.tokens_per_s - 1.0), stall))
     return found
 

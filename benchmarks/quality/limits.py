@@ -118,7 +118,7 @@ def planned(limit: str, other: str, limits: SearchLimits, step: Step) -> dict[st
     except InfeasiblePlan:
         step_s = ""
     else:
-        step_s = f"{steady_state(schedule, machine).step_ns / 1e9:.9g}"
+        step_s = f"{steady_state(schedule.only, machine).step_ns / 1e9:.9g}"
     seconds = f"{time.perf_counter() - begun:.2f}"
     values = (limit, other, str(step), step_s, seconds)
     return dict(zip(COLUMNS, values, strict=True))

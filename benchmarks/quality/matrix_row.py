@@ -31,13 +31,13 @@ from twinstream.planner.planner import Planner
 from twinstream.planner.policies import compared_names, optimizer_place, plan_by_rule
 from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep
 from twinstream.schedule.analysis.occupancy import memory_over_time
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.timeline import PassSpans, Timeline
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.replay import simulate, steady_state
+from twinstream.simulator.replay import simulate, simulate_rank, steady_state
 
 KEY_COLUMNS = ("machine", "model", "seq_len", "device_gib", "host_gib")
 COLUMNS = (
@@ -144,7 +144,7 @@ def _parts(cell: Cell) -> Iterator[Row]:
     yield _figures(schedule, simulate(schedule, machine), machine, seconds)
 
 
-def live_peak_bytes(schedule: Schedule, spans: PassSpans | None = None) -> int:
+def live_peak_bytes(schedule: RankSchedule, spans: PassSpans | None = None) -> int:
     """Most bytes alive on the device at once: by the spans, or one op after the other as issued."""
     count = len(schedule.ops)
     in_order = PassSpans(start_ns=tuple(range(count)), end_ns=tuple(range(1, count + 1)))
@@ -162,7 +162,7 @@ def _figures(schedule: Schedule, timeline: Timeline, machine: Machine, seconds: 
     bound, step_s = schedule.bound, told.step_time_s
     assert bound is not None, "a chain that has a plan has a bound"
     family_s = bound.family_step_s or bound.step_s
-    extent, cut = arena_bytes(schedule, DEVICE), schedule.workload
+    extent, cut = arena_bytes(schedule.only, DEVICE), schedule.workload
     numbers = {
         "chunk_tokens": cut.chunk_tokens,
         "chunks_per_round": cut.chunks_per_round,
@@ -177,8 +177,8 @@ def _figures(schedule: Schedule, timeline: Timeline, machine: Machine, seconds: 
         "family_bound_s": family_s,
         "gap_family": step_s / family_s - 1,
         "extent_gib": extent / GIB,
-        "extent_issue": extent / live_peak_bytes(schedule),
-        "extent_timed": extent / max(live_peak_bytes(schedule, p) for p in timeline.passes),
+        "extent_issue": extent / live_peak_bytes(schedule.only),
+        "extent_timed": extent / max(live_peak_bytes(schedule.only, p) for p in timeline.passes),
         "recompute_fraction": told.recompute_fraction,
         "h2d_gib": told.h2d_bytes / GIB,
         "d2h_gib": told.d2h_bytes / GIB,
@@ -203,5 +203,5 @@ def _steps_of_others(row: Row, commit: str) -> Row:
         except InfeasiblePlan:
             steps[policy] = ""
         else:
-            steps[policy] = f"{simulate(plan, machine).step_ns / 1e9:.9g}"
+            steps[policy] = f"{simulate_rank(plan, machine).step_ns / 1e9:.9g}"
     return {"others_commit": commit, **steps}

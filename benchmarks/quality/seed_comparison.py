@@ -20,8 +20,8 @@ from multiprocessing import get_context  # noqa: TID251 - sends functions of thi
 from pathlib import Path
 from statistics import median
 
-from twinstream.fidelity.cells import key_of, sizing_of
-from twinstream.fidelity.predict import predict_row
+from twinstream.fidelity.rows import TableRow
+from twinstream.fidelity.seed_system.cells import key_of, sizing_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
 from twinstream.hardware_profiles.schema import Machine
@@ -61,7 +61,7 @@ def compared(row: MeasuredRow) -> dict[str, object]:
         "line": row.line, "machine": row.machine, "model": row.model, "seq_len": row.seq_len,
         "host_gib": row.host_mem_gib, "device_gib": row.dev_mem_gib, "tokens_per_step": tokens,
         "measured_s": tokens / (row.tokens_per_s or math.nan),
-        "seed_predicted_s": predict_row(row, machine).step_s,
+        "seed_predicted_s": TableRow(row).ready(machine).step_s(machine),
     }  # fmt: skip
     begun = time.perf_counter()
     try:

@@ -8,6 +8,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -35,7 +36,8 @@ class _Moment:
 
 
 class CudaBackend:
-    """Queues are CUDA streams, except `host`, which is a thread that waits for CUDA events.
+    """Queues are CUDA streams, except `host` and `host_compute`, which are threads that wait for
+    CUDA events.
 
     The events are made once: those of a pass are recorded again two passes later, which cannot
     mistake one pass for another, since a stream that waits takes the record of the moment, and
@@ -63,7 +65,7 @@ class CudaBackend:
         self.events = event_table(program, gpu)
         self._program = program
         self._works = works
-        self._host = HostThread(gpu.enter_thread)
+        self._hosts = {number: HostThread(gpu.enter_thread) for number in sorted(on_host)}
         self._current: Any = None
         self._number = -1
         self._times = OpTimes(gpu)
@@ -83,8 +85,7 @@ class CudaBackend:
             self._close_pass()
         if number >= PASSES_AHEAD:
             self._await_pass(number - PASSES_AHEAD)
-        if self._host.error is not None:
-            raise self._host.error
+        self._raise_hosts_error()
         self._number, self._timed = number, timed
         if timed:
             past = number - PASSES_AHEAD
@@ -94,10 +95,12 @@ class CudaBackend:
             self._times.begin_pass(number, base, since_ns)
 
     def wait(self, launch: Launch, event: CudaEvent) -> None:
-        if isinstance(event, HostEvent):
+        if isinstance(event, HostEvent) and launch.on_host:
+            self._hosts[launch.stream].put(partial(_wait, event))
+        elif isinstance(event, HostEvent):
             self.await_host(event)
         elif launch.on_host:
-            self._host.put(event.synchronize)
+            self._hosts[launch.stream].put(event.synchronize)
         else:
             event.wait(self.streams[launch.stream])
 
@@ -111,7 +114,7 @@ class CudaBackend:
     def launch(self, launch: Launch) -> None:
         work = self._works[launch.position]
         if launch.on_host:
-            self._launch_on_host(work)
+            self._launch_on_host(self._hosts[launch.stream], work)
             return
         stream = self.use(launch.stream)
         if self._timed:
@@ -123,7 +126,7 @@ class CudaBackend:
 
     def record(self, launch: Launch) -> CudaEvent:
         if launch.on_host:
-            return self._host.put_event()
+            return self._hosts[launch.stream].put_event()
         event = self.events[self._number % PASSES_AHEAD][launch.position]
         assert event is not None, "awaited ops have an event"
         event.record(self.streams[launch.stream])
@@ -142,20 +145,19 @@ class CudaBackend:
         self._current = None
 
     def synchronize(self) -> None:
-        self._host.put_event().wait()
+        for event in self._ends_of_hosts():
+            event.wait()
         self.gpu.synchronize()
-        if self._host.error is not None:
-            raise self._host.error
+        self._raise_hosts_error()
         self.forget_current()
 
     def finish(self) -> list[MeasuredPass]:
         self._close_pass()
         for number in range(len(self._end_ns), self._number + 1):
             self._await_pass(number)
-        self._host.stop()
+        self._stop_hosts()
         self.gpu.synchronize()
-        if self._host.error is not None:
-            raise self._host.error
+        self._raise_hosts_error()
         on_host = self._compare_clocks()
         spans = {i: self._put_right(one, on_host) for i, one in self._times.spans().items()}
         return [
@@ -163,15 +165,28 @@ class CudaBackend:
         ]
 
     def abort(self) -> None:
-        self._host.stop()
+        self._stop_hosts()
         # What is raised is why the run was given up; a device that failed says so once more.
         with contextlib.suppress(RuntimeError):
             self.gpu.synchronize()
 
-    def _launch_on_host(self, work: Work) -> None:
+    def _ends_of_hosts(self) -> list[HostEvent]:
+        """Events of what the host's threads were given so far."""
+        return [host.put_event() for host in self._hosts.values()]
+
+    def _stop_hosts(self) -> None:
+        for host in self._hosts.values():
+            host.stop()
+
+    def _raise_hosts_error(self) -> None:
+        for host in self._hosts.values():
+            if host.error is not None:
+                raise host.error
+
+    def _launch_on_host(self, host: HostThread, work: Work) -> None:
         number, zero_ns = self._number, self._zero_ns
         if not self._timed:
-            self._host.put(lambda: work(number))
+            host.put(lambda: work(number))
             return
         starts, ends, at = self._times.begin_host()
 
@@ -180,7 +195,7 @@ class CudaBackend:
             work(number)
             ends[at] = perf_counter_ns() - zero_ns
 
-        self._host.put(timed)
+        host.put(timed)
 
     def _moment(self) -> "_Moment":
         """An event and the host's time at it: between readings before and after, in the middle."""
@@ -217,7 +232,7 @@ class CudaBackend:
     def _close_pass(self) -> None:
         """Record when everything enqueued so far, which ends with a pass, has completed."""
         end = self.gpu.new_event(timing=True, blocking=True)
-        completes: list[CudaEvent] = [end, self._host.put_event()]
+        completes: list[CudaEvent] = [end, *self._ends_of_hosts()]
         end.record(self._end_stream)
         for stream in self.streams:
             if stream is not None and stream is not self._end_stream:
@@ -245,6 +260,10 @@ class CudaBackend:
                 self._end_events[number - 2] = None
         assert end is not None
         self._end_ns.append(since_ns + round(since.elapsed_time(end) * 1e6))
+
+
+def _wait(event: HostEvent) -> None:
+    event.wait()
 
 
 def event_table(program: Program, gpu: Gpu) -> EventTable:

@@ -4,8 +4,8 @@ import importlib.util
 
 from twinstream.executor.kernels.attention.canary import require_runnable_attention
 from twinstream.executor.kernels.updates.element_step import check_own_rule, own_rules
-from twinstream.models.kernel_costs.attention_limits import DeviceName
-from twinstream.schedule.document import Schedule
+from twinstream.models.kernel_costs.attention_libraries import DeviceName
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 
 
@@ -13,7 +13,7 @@ class KernelsUnavailableError(TwinstreamError):
     """A schedule names kernels that cannot run on this backend."""
 
 
-def require_kernels(schedule: Schedule, backend: DeviceName) -> None:
+def require_kernels(schedule: RankSchedule, backend: DeviceName) -> None:
     """Refuse a schedule whose vector kernels, attention or own rules cannot run on `backend`.
 
     Raises:

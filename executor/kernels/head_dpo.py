@@ -21,7 +21,7 @@ from twinstream.executor.kernels.operand import Operands
 from twinstream.executor.kernels.vector.gradients import add_vector
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
-from twinstream.models.recipe import Dpo
+from twinstream.models.loss import Dpo
 from twinstream.schedule.ops import Mode
 
 Take = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]

@@ -22,11 +22,21 @@ from twinstream.schedule.ops import Mode
 def head_evaluate(
     operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
 ) -> None:
-    """Write or add the loss that `head_loss` has of the same operands, to the bit."""
+    """Write or add the loss that `head_loss` has of the same operands, to the bit.
+
+    Where they are asked for: the logits of all rows, [T, V] float32, or the log-probability of
+    each row's label, [T] float32, times the loss's scale; 0 where a row has no label.
+    """
     head = HeadForward.of(operands, attributes)
-    for _ in head.slices(vector, calls):
+    logits = None
+    if "logits" in operands:
+        logits = operands["logits"].view(torch.float32, (len(head.labels), len(head.weight)))
+    for _ in head.slices(vector, calls, logits):
         pass
     head.add_loss(operands["loss"], calls)
+    if "log_probs" in operands:
+        log_probs_T = operands["log_probs"].view(torch.float32, (len(head.labels),))
+        calls.add(torch.neg, head.losses, out=log_probs_T)
 
 
 @dataclass(frozen=True)
@@ -80,8 +90,14 @@ class HeadForward:
             losses=workspace.take((num_tokens,), torch.float32),
         )
 
-    def slices(self, vector: VectorOps, calls: Calls) -> Iterator[HeadSlice]:
-        """Work on a slice of rows after the other, which are in the same temporaries."""
+    def slices(
+        self, vector: VectorOps, calls: Calls, logits_TV: torch.Tensor | None = None
+    ) -> Iterator[HeadSlice]:
+        """Work on a slice of rows after the other, which are in the same temporaries.
+
+        Args:
+            logits_TV: [T, V], where the logits of all rows are kept.
+        """
         row_slice = self.normed.shape[0]
         for start in range(0, self.hidden.shape[0], row_slice):
             rows = slice(start, start + row_slice)
@@ -92,6 +108,8 @@ class HeadForward:
             labelled = LogitRows(logits, self.labels[rows], self.losses[rows], scale)
             calls.add(vector.write_normed, norm, normed, eps=self.eps)
             calls.add(torch.mm, normed, self.weight.t(), out=logits)
+            if logits_TV is not None:
+                calls.add(logits_TV[rows].copy_, logits)
             calls.add(vector.cross_entropy, labelled, self.workspace.remaining())
             yield HeadSlice(rows, norm, normed, logits)
 

@@ -23,9 +23,9 @@ from twinstream.executor.kernels.head_dpo import head_dpo, head_dpo_evaluate
 from twinstream.executor.kernels.head_forward import head_evaluate
 from twinstream.executor.kernels.head_loss import head_loss
 from twinstream.executor.kernels.operand import Kernel, Operands
+from twinstream.executor.kernels.updates.adamw_step import adamw_step
 from twinstream.executor.kernels.updates.element_step import element_step
 from twinstream.executor.kernels.updates.muon_step import muon_step
-from twinstream.executor.kernels.vector.adamw import adamw_step
 from twinstream.executor.kernels.vector.eager_vector import EagerVector
 from twinstream.executor.kernels.vector.vector_ops import VectorOps
 from twinstream.models.kernel_costs.attributes import Attributes
@@ -54,10 +54,16 @@ _COMPOSITIONS: dict[str, Callable[..., None]] = {
     "muon_step": muon_step,
 }
 _VECTOR = ("eager", "triton")
+_OF_HOST: dict[str, Callable[..., None]] = {
+    "adamw_step": adamw_step,
+    "accumulate": add_gradients,
+}
+"""What the host's cores compute beside the device: the eager kernels, on the host's memory."""
 
 
 def kernel_keys() -> tuple[str, ...]:
-    return tuple(f"{name}/{vector}" for vector in _VECTOR for name in _COMPOSITIONS)
+    on_device = (f"{name}/{vector}" for vector in _VECTOR for name in _COMPOSITIONS)
+    return (*on_device, *(f"{name}/host" for name in _OF_HOST))
 
 
 def registered_kernel(key: str) -> Kernel:
@@ -72,7 +78,8 @@ def registered_kernel(key: str) -> Kernel:
         known = ", ".join(kernel_keys())
         raise TwinstreamError(f"kernel '{key}' is unknown; known kernels: {known}")
     name, vector = key.split("/")
-    composition, operations = _COMPOSITIONS[name], vector_ops(vector)
+    composition = (_OF_HOST if vector == "host" else _COMPOSITIONS)[name]
+    operations = vector_ops(vector)
 
     def bind(operands: Operands, attributes: Attributes) -> Calls:
         calls = Calls()
@@ -84,7 +91,7 @@ def registered_kernel(key: str) -> Kernel:
 
 def vector_ops(name: str) -> VectorOps:
     """The vector operations of that name; Triton is imported only here, when asked for."""
-    if name == "eager":
+    if name in ("eager", "host"):
         return EagerVector()
     from twinstream.executor.kernels.triton_kernels.vector import TritonVector
 

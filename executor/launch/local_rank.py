@@ -8,15 +8,16 @@ from typing import Any
 import torch
 
 from twinstream.executor.launch.protocol import TrainTask
-from twinstream.executor.launch.training_rank import TrainingRank, part_of
+from twinstream.executor.launch.training_rank import TrainingRank
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.clocks import ClockOffset
 from twinstream.executor.ranks.rank_run import RankOutcome
 from twinstream.executor.ranks.resident import ResidentRank
 from twinstream.executor.run.execute import execute_resident, prove
+from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.derived.flush import flush_of
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 
 
 class _ClosedError(Exception):
@@ -59,7 +60,7 @@ class LocalRank:
 
     size = 1
 
-    def __init__(self, schedule: Schedule, task: TrainTask, options: RunOptions) -> None:
+    def __init__(self, schedule: RankSchedule, task: TrainTask, options: RunOptions) -> None:
         self._schedule, self._task, self._options = schedule, task, options
         self._channel = _LocalChannel()
         self._device = torch.cuda.current_device() if options.backend == "cuda" else 0
@@ -105,10 +106,11 @@ class LocalRank:
 
     def _trained(self) -> RankOutcome:
         task, schedule, options = self._task, self._schedule, self._options
-        for one in (schedule, flush_of(schedule), task.evaluation):
-            if isinstance(one, Schedule):
+        evaluation = None if task.evaluation is None else task.evaluation.only
+        for one in (schedule, flush_of(schedule), evaluation):
+            if one is not None:
                 prove(one, options.backend)
-        part = part_of(schedule, 0)
+        part = RankPart.alone(schedule)
         inputs = TrainingRank(task, part, self._channel).inputs()
         work, between, fill = inputs.host_work, inputs.between, inputs.fill
         check = self._channel.check

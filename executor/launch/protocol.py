@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.executor.program.options import RunOptions
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.document import Schedule
 
@@ -92,7 +91,7 @@ class TrainTask:
     rate: Callable[[int], float]
     seed: int
     max_norm: float
-    evaluation: Schedule | ClusterSchedule | None
+    evaluation: Schedule | None
     buffers: "Mapping[str, torch.Tensor]" = field(default_factory=dict)
 
     @property
@@ -105,7 +104,7 @@ class TrainTask:
 class RunTask:
     """One run: of which schedule, on which rank, with what; `name` is that of the run."""
 
-    schedule: ClusterSchedule
+    schedule: Schedule
     work: MakeInputs | TrainTask
     options: RunOptions
     rank: int

@@ -25,8 +25,8 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.gpus import require_gpus
 from twinstream.executor.ranks.rank_run import RankOutcome
 from twinstream.executor.ranks.world import Patience, open_store
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
+from twinstream.schedule.cluster.verify import require_safe
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import ArgumentError
 from twinstream.schedule.worker_processes import (
     ForkedWorkerContext,
@@ -40,7 +40,7 @@ StartMethod = Literal["spawn", "forkserver"]
 
 
 def execute_ranks(
-    schedule: ClusterSchedule,
+    schedule: Schedule,
     make: MakeInputs,
     options: RunOptions,
     patience: Patience | None = None,
@@ -62,7 +62,7 @@ def execute_ranks(
         RendezvousError: the port is taken.
         RanksError: says which rank ended the run, why, and where it is known in which op.
     """
-    require_safe_cluster(schedule)
+    require_safe(schedule)
     _require_devices(schedule, options)
     with RankProcesses(schedule.mesh.size, patience, port) as processes:
         return processes.execute(schedule, make, options)
@@ -117,7 +117,7 @@ class RankProcesses:
         return [process.pid for process in self._processes if process.pid is not None]
 
     def execute(
-        self, schedule: ClusterSchedule, make: MakeInputs, options: RunOptions
+        self, schedule: Schedule, make: MakeInputs, options: RunOptions
     ) -> list[RankOutcome]:
         """Run a schedule that has been proven safe, with a rank for each process.
 
@@ -132,9 +132,7 @@ class RankProcesses:
             rank, found[rank] = said
         return [found[rank] for rank in sorted(found)]
 
-    def begin(
-        self, schedule: ClusterSchedule, work: MakeInputs | TrainTask, options: RunOptions
-    ) -> None:
+    def begin(self, schedule: Schedule, work: MakeInputs | TrainTask, options: RunOptions) -> None:
         """Start a run of a schedule that has been proven safe; what comes of it, `recv` says.
 
         Raises:
@@ -249,6 +247,6 @@ class RankProcesses:
                 yield pipes[pipe], None
 
 
-def _require_devices(schedule: ClusterSchedule, options: RunOptions) -> None:
+def _require_devices(schedule: Schedule, options: RunOptions) -> None:
     if options.backend == "cuda":
         require_gpus(schedule.mesh.size)

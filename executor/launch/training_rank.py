@@ -29,9 +29,7 @@ from twinstream.executor.ranks.rank_run import RankInputs
 from twinstream.executor.ranks.resident import ResidentRank
 from twinstream.executor.run.evaluation import EvaluationBatch
 from twinstream.executor.run.training import Training
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import RankPart, rank_part
-from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Fetch
 
 _KEPT_STEPS = 4  # a run is at most two passes ahead of the last that is complete
@@ -49,7 +47,7 @@ class TrainingRank:
         self._task, self._part, self._channel = task, part, channel
         self._evaluation = None
         if task.evaluation is not None:
-            self._evaluation = part_of(task.evaluation, part.rank)
+            self._evaluation = rank_part(task.evaluation, part.rank)
         self._batches: dict[int, Batch] = {}
         self._data = threading.Lock()
         self._asking = threading.Lock()
@@ -150,10 +148,3 @@ class TrainingRank:
             for one in passes
         ]
         return Losses(tuple(self._rank.evaluate(self._evaluation, batches)))
-
-
-def part_of(schedule: Schedule | ClusterSchedule, rank: int) -> RankPart:
-    """A rank's part of all ranks' schedule; of one device it is the whole."""
-    if isinstance(schedule, Schedule):
-        return RankPart.alone(schedule)
-    return rank_part(schedule, rank)

@@ -18,13 +18,13 @@ from twinstream.executor.memory.numa import cpus_near
 from twinstream.executor.memory.pinned import Pinning, pinned_arena
 from twinstream.executor.memory.pinned_pieces import host_ranges
 from twinstream.executor.program.options import Progress, RunOptions
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
 
 
 @contextlib.contextmanager
-def arena_memory(schedule: Schedule, options: RunOptions) -> Iterator[dict[Tier, ArenaMemory]]:
+def arena_memory(schedule: RankSchedule, options: RunOptions) -> Iterator[dict[Tier, ArenaMemory]]:
     """The memory of every tier that a schedule uses, exactly as large as planned, while open.
 
     Once closed, the device's memory is the driver's again.

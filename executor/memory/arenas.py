@@ -8,7 +8,7 @@ import torch
 
 from twinstream.executor.backends.gpu import TorchGpu
 from twinstream.executor.kernels.operand import KernelOperand, Pack
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Communicate, Compute, Copy
 from twinstream.schedule.proof.accesses import AccessMap
 from twinstream.schedule.proof.verify_layout import arena_bytes
@@ -87,7 +87,7 @@ class Arenas:
             they are fed and copied, in the order of the ops, while `follows_packs`.
     """
 
-    def __init__(self, schedule: Schedule, memory: Mapping[Tier, ArenaMemory]) -> None:
+    def __init__(self, schedule: RankSchedule, memory: Mapping[Tier, ArenaMemory]) -> None:
         self._map = AccessMap(schedule.tensors, schedule.slots)
         self.memory = dict(memory)
         self._views: dict[tuple[str, str, int | None], torch.Tensor] = {}
@@ -96,7 +96,7 @@ class Arenas:
         self.follows_packs = True
 
     @staticmethod
-    def sizes(schedule: Schedule) -> dict[Tier, int]:
+    def sizes(schedule: RankSchedule) -> dict[Tier, int]:
         """Bytes of each tier's arena."""
         tiers = sorted({slot.tier for slot in schedule.slots}, key=str)
         return {tier: arena_bytes(schedule, tier) for tier in tiers}

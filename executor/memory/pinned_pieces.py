@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Communicate, Compute, Copy
 from twinstream.schedule.proof.accesses import AccessMap
@@ -27,7 +27,7 @@ class HostRange:
     slot: str
 
 
-def host_ranges(schedule: Schedule) -> list[HostRange]:
+def host_ranges(schedule: RankSchedule) -> list[HostRange]:
     """Return the ranges of the host arena that copies, the host and carried state use, sorted."""
     access_map = AccessMap(schedule.tensors, schedule.slots)
     uses: set[tuple[str, str, int | None]] = {(c.tensor, c.slot, None) for c in schedule.carried}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.proof.accesses import AccessMap
 from twinstream.schedule.proof.clocks import Clocks, StreamOrder, merge
 from twinstream.schedule.proof.memory_cells import GARBAGE, MemoryCell, MemoryCells
@@ -15,7 +15,7 @@ class _Content:
     ops: list[int] = field(default_factory=list)
 
 
-def dying_content(schedule: Schedule) -> dict[str, list[tuple[str, str]]]:
+def dying_content(schedule: RankSchedule) -> dict[str, list[tuple[str, str]]]:
     """Return, by op id, the (tensor, slot) whose content nobody needs once that op has completed.
 
     Content dies when its bytes are written next, or at the end of a pass that does not carry it.
@@ -27,7 +27,7 @@ def dying_content(schedule: Schedule) -> dict[str, list[tuple[str, str]]]:
 
 
 class _Walk:
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: RankSchedule) -> None:
         self._schedule = schedule
         self._map = AccessMap(schedule.tensors, schedule.slots)
         self._order = StreamOrder(schedule.ops)

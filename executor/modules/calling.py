@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.modules.blocks import ModuleRefusal
-from twinstream.models.traced_parts import PositionLimit
+from twinstream.models.options import PositionLimit
 
 Batch = Mapping[str, torch.Tensor]
 NEVER = 1.0 - 2**-24  # the largest random number: above every probability of being dropped

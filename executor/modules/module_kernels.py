@@ -347,6 +347,8 @@ def _pair_scales(bound: _Bound, rows: _Rows) -> torch.Tensor:
 
 def _head_evaluate(bound: _Bound, calls: Calls) -> None:
     chunk, tensors, rows = bound.chunk, bound.tensors, _Rows(bound)
+    if (row_results := _row_results(bound, rows)) is not None:
+        calls.add(row_results)
 
     def run() -> None:
         total = torch.zeros_like(rows.loss.view)
@@ -358,6 +360,30 @@ def _head_evaluate(bound: _Bound, calls: Calls) -> None:
         rows.loss.take(total)
 
     calls.add(run)
+
+
+def _row_results(bound: _Bound, rows: _Rows) -> Callable[[], None] | None:
+    """Writes what is asked for of each row: the log-probability of its label, or its logits."""
+    tokens, vocab = bound.num_tokens, bound.model.vocab_size
+    asked = [(name, bound.operands[name]) for name in ("log_probs", "logits")
+             if name in bound.operands]  # fmt: skip
+    if not asked:
+        return None
+    [(name, operand)] = asked
+    shape = (tokens,) if name == "log_probs" else (tokens, vocab)
+    kept, chunk = operand.view(torch.float32, shape), bound.chunk
+
+    def run() -> None:
+        with torch.no_grad(), evaluating(chunk.module, bound.evaluates):
+            for start in rows.starts:
+                logits = chunk.postlude(bound.tensors, rows.inputs_of(start))
+                part = kept[start : start + rows.size]
+                if name == "logits":
+                    part.copy_(logits.reshape(-1, vocab))
+                else:
+                    part.copy_(row_losses(logits, rows.labels_of(start))).neg_()
+
+    return run
 
 
 def _head_dpo_evaluate(bound: _Bound, calls: Calls) -> None:

@@ -39,7 +39,6 @@ from twinstream.executor.modules.capture import (
     capture,
 )
 from twinstream.executor.modules.rows_and_values import row_axis, row_loss
-from twinstream.models.model import traced_length_refusal
 from twinstream.models.traced import TracedModel
 
 Tensors = Mapping[str, torch.Tensor]
@@ -92,7 +91,7 @@ class ModuleProgram:
         """
         size = (batch, seq_len)
         if size not in self._chunks:
-            if (why := traced_length_refusal(self.model, seq_len)) is not None:
+            if (why := self.model.size_refusal(seq_len, seq_len)) is not None:
                 raise ModuleRefusal(why)
             chunk = self._first.resized(size)
             for value in self.model.values:

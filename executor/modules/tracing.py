@@ -26,11 +26,11 @@ from twinstream.executor.modules.module_program import ChunkProgram
 from twinstream.executor.modules.operations import VECTOR, Amount, CountOperations, Key, TaskCost
 from twinstream.executor.modules.positions.tables import built_for, position_limit
 from twinstream.executor.modules.rows_and_values import check_own_loss, row_shape
+from twinstream.models.options import PositionLimit
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.models.traced_parts import (
     Peak,
     Poly,
-    PositionLimit,
     TracedBuffer,
     TracedCall,
     TracedKind,

@@ -19,8 +19,8 @@ from twinstream.executor.probe.tasks.attention import (
     try_attention,
 )
 from twinstream.executor.probe.tasks.trial import TOLERANCE, differs_from_eager
+from twinstream.models.kernel_costs.attention_libraries import DeviceName
 from twinstream.models.kernel_costs.attention_limits import (
-    DeviceName,
     attention_limits,
     attention_names,
 )

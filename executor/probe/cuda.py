@@ -30,7 +30,7 @@ from twinstream.executor.run.device_state import DeviceState, StateWatch, cuda_r
 from twinstream.hardware_profiles.curve_choice import implementation_in
 from twinstream.hardware_profiles.link import D2H, DUPLEX, DUPLEX_SHARE, H2D
 from twinstream.hardware_profiles.schema import (
-    DEVICE_SHARE,
+    FEED_BYTES,
     ComputeCapability,
     Efficiency,
     Machine,
@@ -279,7 +279,7 @@ def memory_bytes(
         host = {} if host_bytes is None else {"host_memory_bytes": float(host_bytes)}
         return {"device_memory_bytes": float(device_bytes), **host}
     pool = device_bytes if host_bytes is None else min(device_bytes, host_bytes)
-    device = int(DEVICE_SHARE * pool)
+    device = pool - min(FEED_BYTES, pool // 2)
     return {
         "device_memory_bytes": float(device),
         "host_memory_bytes": float(pool - device),

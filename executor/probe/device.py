@@ -17,7 +17,7 @@ from twinstream.executor.probe.process import DeviceProcess, JobFailed, JobRefus
 from twinstream.executor.probe.tasks.task_samples import listed_grouped, listed_samples
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine
-from twinstream.models.kernel_costs.attention_limits import DeviceName
+from twinstream.models.kernel_costs.attention_libraries import DeviceName
 from twinstream.models.recipe import KernelChoice
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.errors import TwinstreamError

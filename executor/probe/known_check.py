@@ -22,7 +22,7 @@ from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.curve_choice import curve_for, with_own_rates
 from twinstream.hardware_profiles.link import D2H, DUPLEX, DUPLEX_SHARE, H2D
 from twinstream.hardware_profiles.schema import ExpectedError, Machine, Number
-from twinstream.models.kernel_costs.attention_limits import DeviceName
+from twinstream.models.kernel_costs.attention_libraries import DeviceName
 from twinstream.schedule.cost import Work
 
 _LIMIT_S, _LOAD_S, _PRODUCT_S = 60.0, 0.2, 1.0

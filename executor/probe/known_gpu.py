@@ -19,8 +19,8 @@ from twinstream.executor.probe.tasks.curves import Ceilings, fit_curves
 from twinstream.executor.probe.tasks.task_samples import TaskSample, attention_samples
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine, Number
+from twinstream.models.kernel_costs.attention_libraries import DeviceName
 from twinstream.models.kernel_costs.attention_limits import (
-    DeviceName,
     attention_limits,
     attention_names,
     attention_refusal,

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twinstream.schedule.document import Schedule
-from twinstream.schedule.ops import Compute, Feed, Fetch, Op, Stream
+from twinstream.schedule.document import RankSchedule
+from twinstream.schedule.ops import HOST_COMPUTE, Compute, Feed, Fetch, Op, Stream
 from twinstream.schedule.proof.needed_waits import needed_waits
 
 Work = Callable[[int], None]
@@ -29,7 +29,12 @@ class Launch:
     @property
     def on_host(self) -> bool:
         """Whether the host carries it out, and not the device."""
-        return isinstance(self.op, Feed | Fetch)
+        return isinstance(self.op, Feed | Fetch) or self.op.stream.queue == HOST_COMPUTE
+
+    @property
+    def kernel_call(self) -> str | None:
+        """The call that the device computes; None of any other op."""
+        return None if self.on_host or not isinstance(self.op, Compute) else self.op.call
 
 
 @dataclass(frozen=True)
@@ -54,15 +59,15 @@ class Program:
         )
 
     def last_compute(self) -> int:
-        """Position of the last compute op: where it ends, the pass is said to end.
+        """Position of the device's last compute op: where it ends, the pass is said to end.
 
         Without one it is the last op.
         """
-        computes = [found.position for found in self.launches if isinstance(found.op, Compute)]
+        computes = [found.position for found in self.launches if found.kernel_call is not None]
         return max(computes, default=len(self.launches) - 1)
 
 
-def compile_program(schedule: Schedule) -> Program:
+def compile_program(schedule: RankSchedule) -> Program:
     """Number streams and ops, and keep only the waits that say something.
 
     The schedule's waits must be sound, as `verify` proves.

@@ -1,7 +1,7 @@
 """The works of a rank's Communicate ops: views of its arenas, groups, and scratch memory for sums.
 
 Nothing deadlocks. A stream is a thread (or a CUDA stream), and an op blocks its own alone. So what
-an op waits for is what `verify_cluster` says: its stream predecessor, its waits, and that all sides
+an op waits for is what `verify` says: its stream predecessor, its waits, and that all sides
 have begun; that has no cycle. What the executor adds leads to earlier passes (a pass is not begun
 before the one two before it is through) or, on CUDA, to ops that the rank issues earlier (the
 dispatching thread waits for the host): there the document's one order of all exchanges, which every

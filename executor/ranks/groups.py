@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from twinstream.executor.ranks.gpus import connect_group
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import Channel, all_channels
+from twinstream.schedule.document import Schedule
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ChannelGroup:
 
 
 def open_groups(
-    schedule: ClusterSchedule, rank: int, device: torch.device, timeout: timedelta
+    schedule: Schedule, rank: int, device: torch.device, timeout: timedelta
 ) -> Mapping[Channel, ChannelGroup]:
     """Make the groups of one rank. All ranks must call it: all make all groups in one order.
 

@@ -23,14 +23,14 @@ from twinstream.executor.ranks.waiting import Waiting
 from twinstream.executor.ranks.world import DEFAULT_START_S, Patience, World, world_of_environment
 from twinstream.executor.run.execute import execute_proven, execute_resident, require_runnable
 from twinstream.executor.state.training_state import State, carried_names
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import RankPart, rank_part
-from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
+from twinstream.schedule.cluster.verify import require_safe
 from twinstream.schedule.derived.flush import flush_of
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import ArgumentError, TwinstreamError
 from twinstream.schedule.ops import Feed, Fetch
-from twinstream.schedule.proof.verify import require_safe
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.proof.verify import require_safe_rank
+from twinstream.schedule.timeline import RankTimeline
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class RankOutcome:
     rank: int
     class_name: str
     coordinates: Mapping[str, int]
-    timeline: Timeline
+    timeline: RankTimeline
     state: State
     fetched: tuple[Fetched, ...]
     clock: ClockOffset
@@ -96,7 +96,7 @@ class RankRun:
 
     def __init__(
         self,
-        schedule: ClusterSchedule,
+        schedule: Schedule,
         world: World,
         waiting: Waiting | None = None,
     ) -> None:
@@ -119,7 +119,7 @@ class RankRun:
     @contextlib.contextmanager
     def joined(
         cls,
-        schedule: ClusterSchedule,
+        schedule: Schedule,
         backend: BackendName = "cpu",
         patience: Patience | None = None,
     ) -> "Iterator[RankRun]":
@@ -130,7 +130,7 @@ class RankRun:
             RendezvousError: the port is taken, or a rank did not come.
             TwinstreamError: as `RankRun`.
         """
-        require_safe_cluster(schedule)
+        require_safe(schedule)
         with world_of_environment(backend, patience or Patience()) as world:
             try:
                 yield cls(schedule, world)
@@ -154,7 +154,7 @@ class RankRun:
         schedule = self.part.schedule
         require_runnable(schedule, self.backend)
         if (flush := flush_of(schedule)) is not None:
-            require_safe(flush)
+            require_safe_rank(flush)
         self._num_runs += 1
         world = self.world.for_run(self._num_runs)
         world.require_same("passes", {"a run of passes": str(options.num_passes)})
@@ -184,7 +184,7 @@ class RankRun:
 
     def _executed(
         self, inputs: RankInputs, options: RunOptions, found: list[Fetched]
-    ) -> tuple[Timeline, State]:
+    ) -> tuple[RankTimeline, State]:
         schedule, communications = self.part.schedule, self.communications
         if (fill := inputs.fill) is not None:
 
@@ -207,7 +207,7 @@ def _give_up(error: TwinstreamError) -> None:
     os._exit(2)
 
 
-def schedule_hash(schedule: ClusterSchedule) -> str:
+def schedule_hash(schedule: Schedule) -> str:
     """Return a hash that is equal for equal documents."""
     return sha256(schedule.model_dump_json(exclude_none=True).encode()).hexdigest()[:16]
 

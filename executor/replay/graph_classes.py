@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from twinstream.executor.program.compiled import Program
 from twinstream.executor.replay.graph_segments import Segment
 from twinstream.models.kernel_costs.attributes import PLACES_A_ROUND
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute, Copy
 from twinstream.schedule.proof.accesses import AccessMap
 from twinstream.schedule.tensors import Tier
@@ -30,7 +30,7 @@ class GraphClasses:
     executables: tuple[tuple[int, ...], ...]
 
 
-def contents(schedule: Schedule) -> list[Hashable]:
+def contents(schedule: RankSchedule) -> list[Hashable]:
     """Return what every op does and on which bytes: equal ops can share their calls and a graph."""
     access_map = AccessMap(schedule.tensors, schedule.slots)
 

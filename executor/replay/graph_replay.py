@@ -16,7 +16,7 @@ from twinstream.executor.replay.graph_classes import NUM_PARITIES, GraphClasses,
 from twinstream.executor.replay.graph_segments import Segment, cut_segments
 from twinstream.executor.replay.host_cost import CostMeter
 from twinstream.executor.replay.warm_up import KernelTime
-from twinstream.schedule.ops import Compute, Copy
+from twinstream.schedule.ops import Copy
 
 SAFETY_FACTOR = 3.0
 """Graphs pay where the median op is shorter than so many times what enqueueing one takes."""
@@ -28,7 +28,7 @@ def graphs_pay(program: Program, times: Mapping[str, KernelTime]) -> bool:
     Compares, over the compute ops of a pass, the median time on the device with the median time
     to enqueue, which also has to do for the copies and events between them.
     """
-    calls = [times[x.op.call] for x in program.launches if isinstance(x.op, Compute)]
+    calls = [times[x.kernel_call] for x in program.launches if x.kernel_call is not None]
     if not calls:
         return False
     enqueue_ns = median(found.enqueue_ns for found in calls)
@@ -135,14 +135,17 @@ class GraphReplay:
         tried: dict[str, bool] = {}
         found = []
         for launch in self._program.launches:
-            op = launch.op
-            if isinstance(op, Compute) and op.call not in tried:
+            call = launch.kernel_call
+            if call is None:
+                found.append(isinstance(launch.op, Copy))
+                continue
+            if call not in tried:
                 work = self._works[launch.position]
-                graph = self._captured(launch.stream, partial(work, 0), op.call)
-                tried[op.call] = graph is not None
+                graph = self._captured(launch.stream, partial(work, 0), call)
+                tried[call] = graph is not None
                 if graph is not None:
                     graph.reset()
-            found.append(tried[op.call] if isinstance(op, Compute) else isinstance(op, Copy))
+            found.append(tried[call])
         return found
 
     def _share_events(self, classes: GraphClasses) -> None:

@@ -45,8 +45,9 @@ def warm_up(
     found: dict[str, KernelTime] = {}
     seen: set[tuple[object, ...]] = set()
     for launch in program.launches:
-        if not isinstance(launch.op, Compute):
+        if launch.kernel_call is None:
             continue
+        assert isinstance(launch.op, Compute)
         operands = arenas.operands(launch.op).values()
         variant = (launch.op.call, *((o.mode, o.bytes.numel(), _is_aligned(o)) for o in operands))
         if variant in seen:

@@ -21,7 +21,7 @@ from twinstream.executor.replay.dispatch import Passes, PassOptions, run_passes
 from twinstream.executor.replay.graph_classes import contents
 from twinstream.executor.replay.graph_replay import GraphReplay, graphs_pay
 from twinstream.executor.replay.warm_up import KernelTime, kernels_compiled, warm_up
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE
@@ -38,7 +38,7 @@ class CudaJob:
     `fill` puts the state in place once all is warm.
     """
 
-    schedule: Schedule
+    schedule: RankSchedule
     program: Program
     arenas: Arenas
     works: Sequence[Work]

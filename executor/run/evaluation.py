@@ -14,8 +14,7 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.execute import execute_in
 from twinstream.executor.run.training import Training
 from twinstream.executor.run.work import Communications
-from twinstream.models.lowering.declarations import log_probs_sink
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.tensors import Tier
 from twinstream.schedule.workload import Workload
@@ -48,7 +47,8 @@ class PassLoss(NamedTuple):
     """The mean loss of one pass's targets, or a replica's share of it.
 
     Attributes:
-        log_probs: where the loss is of pairs, of each chunk's, as `Training` has them.
+        log_probs: where the loss is of pairs, of each chunk's, as `Training` has them; or of each
+            chunk what the workload's `result` is, of all its tokens in one row.
     """
 
     loss: float
@@ -74,7 +74,7 @@ class Evaluated:
 
 
 def pass_losses(
-    schedule: Schedule,
+    schedule: RankSchedule,
     memory: Mapping[Tier, ArenaMemory],
     batches: Sequence[EvaluationBatch],
     options: RunOptions,
@@ -120,7 +120,8 @@ def pass_losses(
     )
     work = loop.host_work(schedule)
     execute_in(schedule, memory, lambda arenas: None, work, once, communications)
-    sinks = [loop.log_probs[log_probs_sink(i)] for i in range(len(loop.log_probs))]
+    result = "log_probs" if schedule.workload.result == "loss" else schedule.workload.result
+    sinks = [loop.log_probs[f"{result}.{i}"] for i in range(len(loop.log_probs))]
     return [
         PassLoss(loss, data.counts[step], tuple(values[step - 1] for values in sinks))
         for step, loss in enumerate(loop.losses, 1)

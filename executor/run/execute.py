@@ -23,16 +23,12 @@ from twinstream.executor.run.work import Communications, bind_works
 from twinstream.executor.state.training_state import State, fill_carried, read_carried
 from twinstream.models.lowering.lower import lower_again
 from twinstream.schedule.derived.flush import flush_of
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.proof.conforms import require_conforming
-from twinstream.schedule.proof.verify import require_safe
+from twinstream.schedule.proof.verify import require_safe_rank
 from twinstream.schedule.tensors import Tier
-from twinstream.schedule.timeline import Provenance, Timeline
-
-
-class HostKernelError(TwinstreamError):
-    """A schedule has the host CPU compute, which only the simulator does so far."""
+from twinstream.schedule.timeline import Provenance, RankTimeline
 
 
 class NoCudaError(TwinstreamError):
@@ -43,7 +39,7 @@ class NoCudaError(TwinstreamError):
 class Execution:
     """The measured timeline and the state after the last pass."""
 
-    timeline: Timeline
+    timeline: RankTimeline
     state: State
 
 
@@ -69,12 +65,14 @@ def choose_backend(name: str) -> BackendName:
 
 
 def execute(
-    schedule: Schedule, state: Mapping[str, torch.Tensor], host_work: HostWork, options: RunOptions
+    schedule: RankSchedule,
+    state: Mapping[str, torch.Tensor],
+    host_work: HostWork,
+    options: RunOptions,
 ) -> Execution:
     """Prove the schedule safe and conforming, then run it; what its last pass leaves is updated.
 
     Raises:
-        HostKernelError: the schedule has kernels of the host CPU, which cannot be run yet.
         KernelsUnavailableError: it names kernels that cannot run on this backend.
         UnsafeSchedule: the proof fails; nothing has run.
         AttentionCanaryError: its attention gives NaN on a shape of the schedule.
@@ -89,7 +87,7 @@ def execute(
 
 
 def execute_proven(
-    schedule: Schedule,
+    schedule: RankSchedule,
     state: Mapping[str, torch.Tensor],
     host_work: HostWork,
     options: RunOptions,
@@ -102,9 +100,7 @@ def execute_proven(
     Raises:
         TwinstreamError: as `execute`, but for the proof.
     """
-    if options.backend == "cuda":
-        expand_segments()
-    check_attention(schedule, options.backend)
+    prepare_device(schedule, options.backend)
     begun = _Begun(options.between)
     counted = replace(options, between=begun.between_passes if options.between else None)
     with arena_memory(schedule, options) as memory:
@@ -121,12 +117,12 @@ def execute_proven(
 
 
 def execute_resident(
-    schedule: Schedule,
+    schedule: RankSchedule,
     fill: Callable[[Arenas], None],
     host_work: HostWork,
     options: RunOptions,
     communications: Communications | None = None,
-) -> Timeline:
+) -> RankTimeline:
     """Run a schedule that has been proven, with a state that is in its arenas alone.
 
     `fill` puts it there, and may keep them: while `options.between` is asked and nothing runs, the
@@ -135,40 +131,49 @@ def execute_resident(
     Raises:
         TwinstreamError: as `execute`, but for the proof.
     """
-    if options.backend == "cuda":
-        expand_segments()
-    check_attention(schedule, options.backend)
+    prepare_device(schedule, options.backend)
     with arena_memory(schedule, options) as memory:
         return execute_in(schedule, memory, fill, host_work, options, communications)
 
 
-def prove(schedule: Schedule, backend: BackendName) -> None:
+def prepare_device(schedule: RankSchedule, backend: BackendName) -> None:
+    """Do what comes before there is memory for the arenas: on CUDA the allocator grows in segments,
+    and the schedule's attention is tried.
+
+    Raises:
+        AttentionCanaryError: it gives NaN on a shape of the schedule.
+    """
+    if backend == "cuda":
+        expand_segments()
+    check_attention(schedule, backend)
+
+
+def prove(schedule: RankSchedule, backend: BackendName) -> None:
     """Raise unless the schedule is safe, conforms to its chain, and its kernels can run here."""
     require_runnable(schedule, backend)
-    require_safe(schedule)
+    require_safe_rank(schedule)
     require_conforming(schedule, lower_again(schedule))
 
 
-def require_runnable(schedule: Schedule, backend: BackendName) -> None:
+def require_runnable(schedule: RankSchedule, backend: BackendName) -> None:
     """Raise unless the backend is there and has all kernels of the schedule."""
     choose_backend(backend)
-    on_host = sorted({c.kernel for c in schedule.calls.values() if c.processor == "host"})
-    if on_host:
-        raise HostKernelError(
-            f"policy '{schedule.policy}' has the host CPU run {', '.join(on_host)}, and there are "
-            "no such kernels yet: simulate the schedule, or plan with another policy to run it"
+    if schedule.workload.cache is not None:
+        raise TwinstreamError(
+            "the schedule generates text, which is planned and predicted only: no kernels keep "
+            "keys and values from step to step yet; `twinstream score` runs forward passes"
         )
     require_kernels(schedule, backend)
 
 
 def execute_in(
-    schedule: Schedule,
+    schedule: RankSchedule,
     memory: Mapping[Tier, ArenaMemory],
     fill: Callable[[Arenas], None],
     host_work: HostWork,
     options: RunOptions,
     communications: Communications | None = None,
-) -> Timeline:
+) -> RankTimeline:
     """Run a schedule, which has been proven, in memory that is there; reads no state back.
 
     `memory` has the bytes that the schedule needs of each tier; `fill` puts the carried tensors
@@ -217,7 +222,7 @@ def execute_in(
 
 
 def flush_in(
-    flush: Schedule,
+    flush: RankSchedule,
     memory: Mapping[Tier, ArenaMemory],
     host_work: HostWork,
     num_passes: int,

@@ -6,11 +6,13 @@ from statistics import fmean, pstdev
 from twinstream.executor.replay.dispatch import Passes
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.schedule.analysis.periodic import LAST_PASSES
-from twinstream.schedule.document import Schedule
-from twinstream.schedule.timeline import Provenance, Timeline
+from twinstream.schedule.document import RankSchedule
+from twinstream.schedule.timeline import Provenance, RankTimeline
 
 
-def measured_timeline(schedule: Schedule, passes: Passes, provenance: Provenance) -> Timeline:
+def measured_timeline(
+    schedule: RankSchedule, passes: Passes, provenance: Provenance
+) -> RankTimeline:
     """Step time as in simulated timelines; measured states hardly ever repeat exactly.
 
     It is the mean over the last passes after the first. Where some of them were not timed op by
@@ -24,7 +26,7 @@ def measured_timeline(schedule: Schedule, passes: Passes, provenance: Provenance
         step_ns, spread_ns = fmean(steps_ns), pstdev(steps_ns)
     else:
         step_ns, spread_ns = float(max(cold.end_ns) - min(cold.start_ns)), 0.0
-    return Timeline(
+    return RankTimeline(
         op_ids=tuple(op.op_id for op in schedule.ops),
         passes=tuple(steady),
         cold=cold,

@@ -13,13 +13,13 @@ import torch
 from twinstream.executor.kernels.operand import Pack
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.program.compiled import Work
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Copy, Feed
 
 _SEQUENCES = "sequences."
 
 
-def noting_packs(schedule: Schedule, arenas: Arenas, works: Sequence[Work]) -> list[Work]:
+def noting_packs(schedule: RankSchedule, arenas: Arenas, works: Sequence[Work]) -> list[Work]:
     """The works, of which those that feed or copy starts of sequences note them in the arenas."""
     packing = schedule.workload.packing
     assert packing is not None, "sequences of any lengths are packed"

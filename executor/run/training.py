@@ -14,7 +14,7 @@ from twinstream.executor.kernels.step_state import packed_step_state
 from twinstream.executor.program.host_work import HostWork
 from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.models.recipe import Recipe
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Feed, Fetch
 from twinstream.schedule.workload import Workload
@@ -62,7 +62,7 @@ class Training:
     reference: ReferenceSource | None = None
     flushed_step: int | None = None
 
-    def host_work(self, schedule: Schedule) -> HostWork:
+    def host_work(self, schedule: RankSchedule) -> HostWork:
         """
         Raises:
             TwinstreamError: there is a `max_norm`, and the schedule does not clip.
@@ -116,10 +116,7 @@ class Training:
         if updates and step <= made:
             packed = no_update()
         else:
-            rate, targets = self.learning_rate, workload.tokens_per_step
-            if recipe.dpo is not None and workload.packing is not None:
-                pairs = len(workload.packing.expected_lengths) // 2
-                targets = pairs * workload.chunks_per_round * workload.rounds_per_step
+            rate, targets = self.learning_rate, recipe.loss.num_targets(workload)
             packed = step_state(
                 recipe, step,
                 rate(step) if callable(rate) else rate, self.seed,

@@ -7,19 +7,17 @@ import torch
 
 from twinstream.executor.kernels.calls import Calls
 from twinstream.executor.kernels.operand import Kernel
-from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.memory.arenas import POISON_BYTE, Arenas
 from twinstream.executor.memory.poison import dying_content
 from twinstream.executor.program.compiled import Work
 from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.program.module_programs import ModulePrograms
 from twinstream.executor.program.options import RunOptions
+from twinstream.executor.providers.registry import provider_of
 from twinstream.executor.replay.graph_classes import contents
 from twinstream.executor.run.packs import noting_packs
-from twinstream.models.lowering.traced_step import MODULE_KERNELS
-from twinstream.models.model import is_traced_ref, model_of
-from twinstream.models.traced import TracedModel
-from twinstream.schedule.document import Schedule
+from twinstream.models.model import model_of
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import SeveralRanksError
 from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op
 from twinstream.schedule.tensors import DEVICE
@@ -31,7 +29,7 @@ Communications = Callable[[Communicate, Arenas], Work]
 
 
 def bind_works(
-    schedule: Schedule,
+    schedule: RankSchedule,
     arenas: Arenas,
     host_work: HostWork,
     options: RunOptions | None = None,
@@ -90,16 +88,12 @@ def bind_works(
     ]
 
 
-def _kernels(schedule: Schedule, programs: ModulePrograms) -> dict[str, Kernel]:
-    """The kernel of every call: a registered one, or one that runs a part of the module."""
-    model = model_of(schedule.model) if is_traced_ref(schedule.model) else None
-    if not isinstance(model, TracedModel):
-        return {name: registered_kernel(call.kernel) for name, call in schedule.calls.items()}
+def _kernels(schedule: RankSchedule, programs: ModulePrograms) -> dict[str, Kernel]:
+    """Return the kernel of every call."""
+    model = model_of(schedule.model)
+    provider = provider_of(model)
     return {
-        name: programs.kernel(model, call.kernel)
-        if call.kernel.startswith(MODULE_KERNELS)
-        else registered_kernel(call.kernel)
-        for name, call in schedule.calls.items()
+        name: provider.kernel(model, call.kernel, programs) for name, call in schedule.calls.items()
     }
 
 

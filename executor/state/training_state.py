@@ -4,25 +4,23 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from twinstream.executor.kernels.base_codes import quantized_group
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.staging import Staging
-from twinstream.executor.modules.module_weights import fresh_module_parameters
+from twinstream.executor.providers.registry import provider_of
+from twinstream.executor.weights.base_cache import in_base
 from twinstream.models.layout import FlatLayout
 from twinstream.models.lowering.declarations import optimizer_parts, part_state_bytes
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
-from twinstream.models.traced import TracedModel
 from twinstream.models.trained import adapter_groups, layout_of, trained_groups
 from twinstream.schedule.derived.flush import is_state
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 
 State = dict[str, torch.Tensor]
 
 STEP = "step"
-_INIT_STD = 0.02
 
 
 def initial_state(spec: AnyModel, seed: int, recipe: Recipe | None = None) -> State:
@@ -36,19 +34,11 @@ def initial_state(spec: AnyModel, seed: int, recipe: Recipe | None = None) -> St
     recipe = recipe or Recipe()
     trained = trained_groups(spec, recipe)
     state: State = {}
-    for group, flat in fresh_parameters(spec, seed):
+    for group, flat in provider_of(spec).fresh(spec, seed):
         state[f"param.{group}"] = in_base(spec, recipe, group, flat)
         if group in trained:
             state[f"opt.{group}"] = fresh_optimizer_state(spec, group, flat, recipe)
     return state | adapter_state(spec, seed, recipe)
-
-
-def in_base(spec: AnyModel, recipe: Recipe, group: str, flat: torch.Tensor) -> torch.Tensor:
-    """A group's flat parameters as the recipe keeps them: frozen blocks in few bits, if it says."""
-    base = recipe.base_of(group)
-    if base == "model":
-        return flat
-    return quantized_group(flat, spec.group_layout(group), DTYPES[spec.dtype], base)
 
 
 def adapter_state(spec: AnyModel, seed: int, recipe: Recipe) -> State:
@@ -72,16 +62,6 @@ def fresh_adapters(spec: AnyModel, seed: int, recipe: Recipe) -> Iterator[tuple[
         yield group, _drawn_adapters(layout, DTYPES[spec.dtype], generator)
 
 
-def fresh_parameters(spec: AnyModel, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each group's flat parameters in turn, as `initial_state` has them."""
-    if isinstance(spec, TracedModel):
-        yield from fresh_module_parameters(spec, seed)
-        return
-    generator = torch.Generator().manual_seed(seed)
-    for group in spec.parameter_groups:
-        yield group, _fresh(spec.group_layout(group), DTYPES[spec.dtype], generator)
-
-
 def steps_done(state: Mapping[str, torch.Tensor]) -> int:
     """Return how many optimizer steps a state has behind it; 0 of one that does not say so.
 
@@ -103,7 +83,7 @@ def with_steps_done(state: State, num_steps: int) -> State:
     return state | {STEP: torch.tensor(num_steps)}
 
 
-def fill_carried(schedule: Schedule, arenas: Arenas, state: Mapping[str, torch.Tensor]) -> None:
+def fill_carried(schedule: RankSchedule, arenas: Arenas, state: Mapping[str, torch.Tensor]) -> None:
     """Put the state into every carried slot, once before the first pass.
 
     Raises:
@@ -114,7 +94,9 @@ def fill_carried(schedule: Schedule, arenas: Arenas, state: Mapping[str, torch.T
         staging.copy(arenas.view(tensor, slot), source)
 
 
-def read_carried(schedule: Schedule, arenas: Arenas, state: Mapping[str, torch.Tensor]) -> State:
+def read_carried(
+    schedule: RankSchedule, arenas: Arenas, state: Mapping[str, torch.Tensor]
+) -> State:
     """The state after the last pass, shaped as the one given."""
     result = {name: flat.clone() for name, flat in state.items()}
     staging = Staging()
@@ -123,7 +105,7 @@ def read_carried(schedule: Schedule, arenas: Arenas, state: Mapping[str, torch.T
     return result
 
 
-def carried_names(schedule: Schedule) -> tuple[str, ...]:
+def carried_names(schedule: RankSchedule) -> tuple[str, ...]:
     """The whole tensors of the state, which a schedule carries from step to step: `param.0`, ...
 
     Not those that only wait for an update: with the flush of the schedule there are none of them.
@@ -134,7 +116,7 @@ def carried_names(schedule: Schedule) -> tuple[str, ...]:
 
 
 def put_carried(
-    schedule: Schedule,
+    schedule: RankSchedule,
     arenas: Arenas,
     name: str,
     flat: torch.Tensor,
@@ -150,7 +132,7 @@ def put_carried(
 
 
 def take_carried(
-    schedule: Schedule, arenas: Arenas, name: str, start: int = 0, stop: int | None = None
+    schedule: RankSchedule, arenas: Arenas, name: str, start: int = 0, stop: int | None = None
 ) -> torch.Tensor:
     """Bytes of one whole tensor as its slots have it, 1-D uint8 on the host.
 
@@ -181,7 +163,7 @@ def take_carried(
 
 
 def _carried(
-    schedule: Schedule, state: Mapping[str, torch.Tensor], name: str | None = None
+    schedule: RankSchedule, state: Mapping[str, torch.Tensor], name: str | None = None
 ) -> list[tuple[str, str, torch.Tensor]]:
     """(tensor, slot, its bytes in the state) of all state carried, or of one whole tensor."""
     tensors = {t.tensor_id: t for t in schedule.tensors}
@@ -201,18 +183,6 @@ def _carried(
         end = tensor.offset_bytes + tensor.size_bytes
         found.append((item.tensor, item.slot, flat[tensor.offset_bytes : end]))
     return found
-
-
-def _fresh(layout: FlatLayout, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    flat = torch.zeros(layout.size_bytes, dtype=torch.uint8)
-    for inner in layout.tensors:
-        view = flat[inner.offset_bytes : inner.offset_bytes + inner.size_bytes].view(dtype)
-        if inner.name.endswith("norm"):
-            view.fill_(1.0)
-        elif not inner.name.endswith("bias"):
-            random = torch.empty(view.numel(), dtype=torch.float32)
-            view.copy_(random.normal_(0.0, _INIT_STD, generator=generator))
-    return flat
 
 
 def _drawn_adapters(

@@ -14,9 +14,12 @@ from pathlib import Path
 
 import torch
 
+from twinstream.executor.kernels.base_codes import quantized_group
+from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.weights.durable_files import make_room, write_file
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
+from twinstream.models.model import Model
 from twinstream.models.recipe import Recipe
 from twinstream.models.trained import layout_of
 from twinstream.schedule.files import digests_of, read_text, stamp_of
@@ -24,6 +27,14 @@ from twinstream.schedule.files import digests_of, read_text, stamp_of
 FOLDER = "base"  # of a run
 _MADE_OF = "made_of.json"
 _PART_BYTES, _THREADS = 1 << 26, 4  # of a block, hashed side by side
+
+
+def in_base(spec: Model, recipe: Recipe, group: str, flat: torch.Tensor) -> torch.Tensor:
+    """A group's flat parameters as the recipe keeps them: frozen blocks in few bits, if it says."""
+    base = recipe.base_of(group)
+    if base == "model":
+        return flat
+    return quantized_group(flat, spec.group_layout(group), DTYPES[spec.dtype], base)
 
 
 class BaseCache:

@@ -70,27 +70,26 @@ class HfOutline:
         carried = CarriedTensors.of(next_token_layers(like, spec, stored_tensors(like)), spec.dtype)
         return cls(spec, _division(spec, like, carried.weights()), files, carried)
 
+    def write(self, destination: Path, read_group: Callable[[str], torch.Tensor]) -> None:
+        """Write weights, config.json and tokenizer as a folder that transformers loads unedited.
 
-def write_hf_folder(
-    destination: Path, outline: HfOutline, read_group: Callable[[str], torch.Tensor]
-) -> None:
-    """Write weights, config.json and tokenizer as a folder that transformers loads unedited.
+        Everything is on the disk when this returns. Where it raises, the folder is incomplete:
+        write to a temporary name and rename. No more than one group is held at a time, and none is
+        copied.
 
-    Everything is on the disk when this returns. Where it raises, the folder is incomplete: write
-    to a temporary name and rename. No more than one group is held at a time, and none is copied.
+        Args:
+            read_group: gives the flat parameters of `embedding`, a layer by its number, or `head`:
+                1-D uint8 on the host, of the size of the group's layout. Called once each, in
+                order.
 
-    Args:
-        read_group: gives the flat parameters of `embedding`, a layer by its number, or `head`:
-            1-D uint8 on the host, of the size of the group's layout. Called once each, in order.
-
-    Raises:
-        WeightsError: the folder has weights already or cannot be written.
-    """
-    read = outline.carried.beside(read_group)
-    write_weights(destination, outline.spec.dtype, outline.division, read, outline.files)
-    with writing(destination, 0):
-        sync(destination)
-        sync(destination.parent)
+        Raises:
+            WeightsError: the folder has weights already or cannot be written.
+        """
+        read = self.carried.beside(read_group)
+        write_weights(destination, self.spec.dtype, self.division, read, self.files)
+        with writing(destination, 0):
+            sync(destination)
+            sync(destination.parent)
 
 
 def write_weights(

@@ -12,7 +12,7 @@ from twinstream.executor.weights.carried_tensors.carried import CarriedTensors
 from twinstream.executor.weights.durable_files import whole_folder, write_file, write_files, writing
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder, stored_tensors
-from twinstream.executor.weights.hf_writer import HfOutline, add_weights, write_hf_folder
+from twinstream.executor.weights.hf_writer import HfOutline, add_weights
 from twinstream.executor.weights.model_files import CONFIG, files_beside
 from twinstream.executor.weights.peft.peft_folder import (
     ADAPTER_CONFIG,
@@ -35,7 +35,6 @@ from twinstream.models.adapters.adapter_layout import (
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.peft_weights import peft_module
 from twinstream.models.adapters.quantized_base import BaseFormat
-from twinstream.models.executable import executor_refusal
 from twinstream.models.hf.config import (
     Dtype,
     HfConfigError,
@@ -124,7 +123,7 @@ def write_merged(destination: Path, base: HfFolder, adapters: PeftFolder) -> str
         return flat
 
     with whole_folder(destination) as folder:
-        write_hf_folder(folder, HfOutline.of(spec, base.path), read_group)
+        HfOutline.of(spec, base.path).write(folder, read_group)
     if kept is None:
         return None
     return (
@@ -222,7 +221,7 @@ def export_adapter(
         return None
     except HfConfigError as error:
         raise WeightsError(source, f"the base it is to be merged into: {error}") from None
-    if executor_refusal(spec) is not None:  # transformers computes it
+    if spec.executor_refusal is not None:  # transformers computes it
         write_merged_module(source, destination, found, dtype)
         return None
     if dtype is None and stated_dtype(found) == "float16":

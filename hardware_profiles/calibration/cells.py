@@ -14,7 +14,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from twinstream.hardware_profiles.calibration.linear_fit import Vector, noise_covariance
+from twinstream.hardware_profiles.calibration.search import noise_covariance
+from twinstream.hardware_profiles.calibration.trials import Vector
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 
@@ -84,6 +85,7 @@ def _information_gain(
     sweeps = tuple(sweep_of(candidates[i]) for i in chosen)
     seen, noise = effects[list(chosen)], noise_covariance(sweeps, np.ones(len(chosen)))
     information = seen.T @ np.linalg.solve(noise, seen)
+    # D-optimal: ln det(I + E^T N^-1 E), where E are effects of the priors' widths.
     return float(np.linalg.slogdet(np.eye(effects.shape[1]) + information)[1])
 
 

@@ -7,9 +7,9 @@ from statistics import fmean, median
 
 import numpy as np
 
-from twinstream.hardware_profiles.calibration.linear_fit import WITHIN_SWEEP
 from twinstream.hardware_profiles.calibration.parameters import Parameter, applied
-from twinstream.hardware_profiles.calibration.search import FAR, Predictor, Problem
+from twinstream.hardware_profiles.calibration.search import FAR, WITHIN_SWEEP, Problem
+from twinstream.hardware_profiles.calibration.trials import Predictor
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.schema import ExpectedError, Machine
 
@@ -26,7 +26,7 @@ class Observation:
     """A measured time.
 
     Those of one `group` are repeats of one schedule and left out together. Those of one `sweep` are
-    off together besides each by itself, see `linear_fit`.
+    off together besides each by itself, see `LinearFit`.
     """
 
     name: str
@@ -54,7 +54,7 @@ class FittedParameter:
 
     @property
     def identified(self) -> bool:
-        """Whether the data made it narrower, or took it further than its width from the prior."""
+        """Return whether the data made it narrower, or took it over its width from the prior."""
         narrower = self.posterior_width < _UNTOLD * self.parameter.width
         return narrower or abs(log(self.factor)) > self.posterior_width
 
@@ -165,12 +165,12 @@ def fit(
     base: Machine,
     parameters: Sequence[Parameter],
     observations: Sequence[Observation],
-    predict: Predictor,
+    predict: Predictor[Machine],
 ) -> Fit:
     """Fit the parameters' factors on the base to measured times.
 
     Minimises the sum of soft-l1 losses of log(predicted / measured), each over the same noise, and
-    of the priors' losses of log(factor) / width, see `linear_fit`. Predictions are dear and nearly
+    of the priors' losses of log(factor) / width, see `LinearFit`. Predictions are dear and nearly
     linear in the log factors, so a few linearisations do. What the data do not tell stays near its
     prior.
 
@@ -190,12 +190,12 @@ def fit(
         [o.weight for o in observations],
         tuple(o.sweep for o in observations),
     )
-    before = problem.times_s(np.zeros(len(parameters)))
+    before = problem.trials.times_s(np.zeros(len(parameters)))
     found = problem.search()
     logs, linear = found.logs, found.linear
-    after = problem.times_s(logs)
+    after = problem.trials.times_s(logs)
     without = linear.left_out_optima(tuple(o.group for o in observations))
-    left_out = problem.times_at_s([without[o.group] for o in observations])
+    left_out = problem.trials.times_at_s([without[o.group] for o in observations])
     machine = problem.machine(logs)
     widths = linear.widths(logs)
     priors = np.array([p.width for p in parameters])
@@ -217,7 +217,7 @@ def fit(
             FittedObservation(observation, float(before[i]), float(after[i]), float(left_out[i]))
             for i, observation in enumerate(observations)
         ),
-        num_predictions=problem.num_predictions,
+        num_predictions=problem.trials.num_predictions,
     )
 
 

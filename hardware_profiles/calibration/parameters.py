@@ -90,7 +90,7 @@ def prepared(base: Machine) -> Machine:
 
 
 def _float32_twins(base: Machine) -> dict[str, Efficiency]:
-    """Of curves without a dtype, where no curve of the unit is for float32."""
+    """Return curves without a dtype, where no curve of the unit is for float32."""
     plain = [key for key in base.efficiency if _is_half_precision(key) and "float16" not in key]
     return {
         f"{key}/float32": base.efficiency[key]
@@ -260,7 +260,7 @@ def _is_half_precision(key: str) -> bool:
 
 
 def _stated(base: Machine, parameter: Parameter) -> bool:
-    """Whether the base has the numbers; an unconstrained link has nothing to fit."""
+    """Return whether the base has the numbers; an unconstrained link has nothing to fit."""
     if not all(_has(base, target) for target in parameter.targets):
         return False
     rates: Mapping[str, str] = {curve: field for field, curve in CURVE_OF_RATE.items()}

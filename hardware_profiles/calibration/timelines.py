@@ -3,9 +3,9 @@
 from twinstream.hardware_profiles.calibration.fitting import Observation
 from twinstream.hardware_profiles.curve_choice import efficiency_keys
 from twinstream.schedule.cost import Work
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute, Copy
-from twinstream.schedule.timeline import Timeline, require_timeline_of
+from twinstream.schedule.timeline import RankTimeline, require_timeline_of_rank
 
 _SMALLEST = 0.001  # share of all ops' time under which a call or copy is not worth a residual
 _MOST_WEIGHT = 4.0
@@ -15,7 +15,7 @@ _MOST_WEIGHT = 4.0
 OpClasses = dict[str, list[int]]
 
 
-def op_classes(schedule: Schedule) -> OpClasses:
+def op_classes(schedule: RankSchedule) -> OpClasses:
     """Compute ops by call and copies by queue and bytes; what the host feeds and takes is no
     kernel and is left out."""
     sizes = {tensor.tensor_id: tensor.size_bytes for tensor in schedule.tensors}
@@ -30,7 +30,7 @@ def op_classes(schedule: Schedule) -> OpClasses:
     return classes
 
 
-def mean_seconds(classes: OpClasses, timeline: Timeline) -> list[float]:
+def mean_seconds(classes: OpClasses, timeline: RankTimeline) -> list[float]:
     """Mean duration of each class over the timeline's passes."""
     passes = timeline.passes
     found = []
@@ -41,7 +41,7 @@ def mean_seconds(classes: OpClasses, timeline: Timeline) -> list[float]:
 
 
 def timeline_observations(
-    schedule: Schedule, timeline: Timeline
+    schedule: RankSchedule, timeline: RankTimeline
 ) -> tuple[OpClasses, list[Observation]]:
     """The classes worth fitting and their measured mean durations.
 
@@ -51,7 +51,7 @@ def timeline_observations(
     Raises:
         TimelineMismatch: the timeline is of another schedule.
     """
-    require_timeline_of(schedule, timeline, "measured")
+    require_timeline_of_rank(schedule, timeline, "measured")
     classes = op_classes(schedule)
     means_s = dict(zip(classes, mean_seconds(classes, timeline), strict=True))
     shares = {name: means_s[name] * len(positions) for name, positions in classes.items()}
@@ -64,7 +64,7 @@ def timeline_observations(
     ]
 
 
-def works_of(schedule: Schedule) -> list[Work]:
+def works_of(schedule: RankSchedule) -> list[Work]:
     """One of each kind of work that the schedule's calls on the device do."""
     calls = [call for call in schedule.calls.values() if call.processor == "device"]
     by_keys = {efficiency_keys(work): work for call in calls for work in call.cost}

@@ -1,7 +1,7 @@
 """Measured times of a collective over sizes: the least of a few lines, or a table."""
 
 from bisect import bisect_right
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -11,13 +11,7 @@ from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "send_recv"]
-COLLECTIVES: tuple[Collective, ...] = (
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "all_to_all",
-    "send_recv",
-)  # fmt: skip
+COLLECTIVES: tuple[Collective, ...] = get_args(Collective)
 MOST_LINES = 3
 
 _NotNegative = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
@@ -79,7 +73,7 @@ class CollectiveCurve(Node):
         return "table" if self.points else f"{len(self.lines)} line{'s' * (len(self.lines) > 1)}"
 
     def covers(self, size_bytes: int) -> bool:
-        """Whether the size is within what was measured."""
+        """Return whether the size is within what was measured."""
         return self.least_bytes <= size_bytes <= self.most_bytes
 
     def time_ns(self, size_bytes: float) -> float:

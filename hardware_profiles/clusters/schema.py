@@ -24,10 +24,14 @@ SHARE_FIELDS = (
 LATENCY_FIELDS = ("collective_latency_ns", "node_latency_ns", "network_latency_ns")
 CLUSTER_NUMBERS = (*COUNT_FIELDS, *RATE_FIELDS, *SHARE_FIELDS, *LATENCY_FIELDS)
 # What a curve of the tier was measured on: a profile that changes one keeps no curve of its base.
-NODE_FIELDS = ("gpus_per_node", "node_bytes_per_s", "node_efficiency", "node_latency_ns",
-               "node_in_switch_efficiency", "collective_latency_ns")  # fmt: skip
-NETWORK_FIELDS = ("nics_per_node", "nic_bytes_per_s", "network_efficiency", "network_latency_ns",
-                  "network_in_switch_efficiency")  # fmt: skip
+NODE_FIELDS = (
+    *("gpus_per_node", "node_bytes_per_s", "node_efficiency", "node_latency_ns"),
+    *("node_in_switch_efficiency", "collective_latency_ns"),
+)
+NETWORK_FIELDS = (
+    *("nics_per_node", "nic_bytes_per_s", "network_efficiency", "network_latency_ns"),
+    "network_in_switch_efficiency",
+)
 
 _LEAST_RATE, _MOST_RATE, _MOST_LATENCY, _MOST_COUNT = 1e5, 1e16, 1e10, 2**20
 
@@ -128,7 +132,7 @@ class Cluster(Profile):
 
 
 def _fault(field: str, value: float | None) -> str | None:
-    """What is wrong with a field's value."""
+    """Say what is wrong with a field's value."""
     if value is None:
         return "a link, a count or a latency of a cluster cannot be unconstrained"
     if field in COUNT_FIELDS and not (1 <= value <= _MOST_COUNT and value % 1 == 0):

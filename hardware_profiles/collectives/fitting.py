@@ -1,10 +1,16 @@
-"""Points to curves: how many lines, or a table, by the error on sizes that were left out."""
+"""Points to curves: how many lines, or a table, by the error on sizes that were left out.
+
+A curve's lines are the least of a few alpha-beta lines, fitted by relative error.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
+from itertools import combinations, pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from twinstream.hardware_profiles.clusters.curves import (
     MOST_LINES,
@@ -12,16 +18,115 @@ from twinstream.hardware_profiles.clusters.curves import (
     CollectiveCurve,
     interpolated,
 )
-from twinstream.hardware_profiles.collectives.line_fit import Floats, Line, fit_lines, least_of
-from twinstream.hardware_profiles.collectives.points import CollectivePoint
+from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.collectives.reading import CollectivePoint
 from twinstream.hardware_profiles.errors import CollectiveTableError
 
-LEAST_SIZES = 2
-_US = 1e3
+Floats = npt.NDArray[np.float64]
+Line = tuple[float, float]
+
+_LEAST_SIZES = 2  # of a line or a table: fewer would fit anything
+_ROUNDS = 12
+_SCALE = 0.02  # relative errors beyond it count as their size, not as its square
+_US = 1e3  # ns
 _DIGITS = 6
-_CLEARLY = 0.75
+_CLEARLY = 0.75  # of the table's error: lines below it are taken
 
 Series = tuple[Collective, int, int, str]  # collective, ranks, ranks per node, dtype
+
+
+def fit_lines(size_bytes: Floats, time_ns: Floats, num_lines: int) -> tuple[Line, ...]:
+    """Lines (alpha ns, beta ns per byte), the least of which is the time; fewer if they are enough.
+
+    Sizes are cut into as many runs of neighbours as there are lines, in every way; each run gets
+    the line of least (robust) relative error, neither term below 0. The cut is kept whose least of
+    lines has the smallest mean relative error on all points; then each line is fitted again to the
+    points where it is the least, while that helps. The same input gives the same bits.
+
+    Args:
+        size_bytes, time_ns: [num_points], positive; sizes may repeat.
+    """
+    sizes = np.unique(size_bytes)
+    starts = range(_LEAST_SIZES, len(sizes) - _LEAST_SIZES + 1)
+    known: dict[tuple[int, int], Line] = {}
+
+    def line_of(low: int, high: int) -> Line:
+        if (low, high) not in known:
+            inside = (size_bytes >= sizes[low]) & (size_bytes <= sizes[high - 1])
+            known[low, high] = _one_line(size_bytes[inside], time_ns[inside])
+        return known[low, high]
+
+    best: tuple[float, tuple[Line, ...]] | None = None
+    for cut in combinations(starts, num_lines - 1):
+        bounds = (0, *cut, len(sizes))
+        runs = list(pairwise(bounds))
+        if any(high - low < _LEAST_SIZES for low, high in runs) and num_lines > 1:
+            continue
+        lines = tuple(line_of(low, high) for low, high in runs)
+        found = mean_error(lines, size_bytes, time_ns), lines
+        if best is None or found[0] < best[0]:
+            best = found
+    if best is None:
+        return fit_lines(size_bytes, time_ns, num_lines - 1)
+    return _polished(best[1], best[0], size_bytes, time_ns)
+
+
+def least_of(lines: tuple[Line, ...], size_bytes: Floats) -> Floats:
+    """Nanoseconds at each size: [num_points]."""
+    alpha_beta = np.array(lines)
+    times: Floats = np.min(alpha_beta[:, :1] + alpha_beta[:, 1:] * size_bytes, axis=0)
+    return times
+
+
+def mean_error(lines: tuple[Line, ...], size_bytes: Floats, time_ns: Floats) -> float:
+    """Mean of |fitted / measured - 1|."""
+    return float(np.mean(np.abs(least_of(lines, size_bytes) / time_ns - 1)))
+
+
+def _polished(
+    lines: tuple[Line, ...], error: float, size_bytes: Floats, time_ns: Floats
+) -> tuple[Line, ...]:
+    for _ in range(_ROUNDS):
+        alpha_beta = np.array(lines)
+        owner = np.argmin(alpha_beta[:, :1] + alpha_beta[:, 1:] * size_bytes, axis=0)
+        tried = tuple(
+            _one_line(size_bytes[owner == i], time_ns[owner == i])
+            for i in range(len(lines))
+            if np.any(owner == i)  # a line that is nowhere the least is none
+        )
+        found = mean_error(tried, size_bytes, time_ns)
+        if found >= error and len(tried) == len(lines):
+            break
+        lines, error = tried, found
+    return lines
+
+
+def _one_line(size_bytes: Floats, time_ns: Floats) -> Line:
+    """Robust least squares of alpha / t + beta x / t = 1 with alpha, beta >= 0."""
+    columns = np.stack([1 / time_ns, size_bytes / time_ns])
+    weights = np.ones_like(time_ns)
+    line = (0.0, 0.0)
+    # Squares weighted by scale / max(|error|, scale): beyond the scale each counts as its size.
+    for _ in range(_ROUNDS):
+        line = _not_negative(columns, weights)
+        errors = np.abs(line[0] * columns[0] + line[1] * columns[1] - 1)
+        weights = _SCALE / np.maximum(errors, _SCALE)
+    return line
+
+
+def _not_negative(columns: Floats, weights: Floats) -> Line:
+    # The normal equations: [aa ab; ab bb] (alpha, beta) = (a, b).
+    aa, ab, bb = (
+        float(np.sum(weights * columns[i] * columns[j])) for i, j in ((0, 0), (0, 1), (1, 1))
+    )
+    a, b = (float(np.sum(weights * column)) for column in columns)
+    determinant = aa * bb - ab * ab
+    if determinant > 1e-12 * aa * bb:
+        alpha, beta = (a * bb - b * ab) / determinant, (b * aa - a * ab) / determinant
+        if alpha >= 0 and beta >= 0:
+            return alpha, beta
+    # One of both is at 0: the one that leaves the smaller squares.
+    return (a / aa, 0.0) if a * a / aa >= b * b / bb else (0.0, b / bb)
 
 
 @dataclass(frozen=True)
@@ -134,10 +239,10 @@ def _left_out(name: str, sizes: Floats, size_bytes: Floats, time_ns: Floats) -> 
 def _fitted(key: Series, series: Sequence[CollectivePoint], source: str) -> FittedCurve:
     size_bytes, time_ns = arrays(series)
     collective, ranks, ranks_per_node, dtype = key
-    if len(np.unique(size_bytes)) < LEAST_SIZES:
+    if len(np.unique(size_bytes)) < _LEAST_SIZES:
         raise CollectiveTableError(
             f"{collective} of {ranks} ranks has {len(np.unique(size_bytes))} size; a curve needs "
-            f"{LEAST_SIZES} or more"
+            f"{_LEAST_SIZES} or more"
         )
     form, left_out = fit_form(size_bytes, time_ns)
     error = float(np.mean(form.errors(size_bytes, time_ns)))
@@ -160,3 +265,38 @@ def _fitted(key: Series, series: Sequence[CollectivePoint], source: str) -> Fitt
 def _short(number: float) -> float:
     """Six digits: the data have four."""
     return float(f"{number:.{_DIGITS}g}")
+
+
+@dataclass(frozen=True)
+class CalibratedCluster:
+    """The profile with its new curves, and how each of them was come to."""
+
+    cluster: Cluster
+    fitted: tuple[FittedCurve, ...]
+
+
+def calibrated(
+    cluster: Cluster, points: Sequence[CollectivePoint], name: str, source: str, today: date
+) -> CalibratedCluster:
+    """The cluster under a new name, with a curve for each series of points beside its others.
+
+    Args:
+        source: what the points are called in the curves' source: a file's name.
+
+    Raises:
+        CollectiveTableError: a series has one size, or more ranks a node than the cluster has.
+    """
+    gpus = cluster.count("gpus_per_node")
+    for point in points:
+        if point.ranks_per_node > gpus:
+            raise CollectiveTableError(
+                f"{source} has {point.ranks_per_node} ranks on one node, and a node of cluster "
+                f"'{cluster.name}' has {gpus} GPUs: give the profile of the cluster it was "
+                "measured on"
+            )
+    of_gpu = f" on {points[0].gpu}" if points and points[0].gpu else ""
+    fitted = fit_curves(points, f"{source}{of_gpu}, calibrated {today.isoformat()}")
+    replaced = {one.curve.key for one in fitted}
+    kept = tuple(curve for curve in cluster.curves if curve.key not in replaced)
+    curves = (*kept, *(one.curve for one in fitted))
+    return CalibratedCluster(cluster.model_copy(update={"name": name, "curves": curves}), fitted)

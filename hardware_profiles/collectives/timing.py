@@ -5,8 +5,13 @@ from typing import NamedTuple
 
 from twinstream.hardware_profiles.clusters.curves import COLLECTIVES, Collective, CollectiveCurve
 from twinstream.hardware_profiles.clusters.schema import Cluster
-from twinstream.hardware_profiles.collectives.algorithms import Link, algorithms_of
-from twinstream.hardware_profiles.collectives.links import network_link, node_link, require_room
+from twinstream.hardware_profiles.collectives.algorithms import (
+    Link,
+    algorithms_of,
+    network_link,
+    node_link,
+    require_room,
+)
 from twinstream.hardware_profiles.collectives.rank_group import RankGroup, on_one_node
 from twinstream.schedule.errors import ArgumentError, require_whole
 
@@ -173,7 +178,7 @@ def _two_level(
 
 
 def _all_to_all(size_bytes: float, group: RankGroup, inside: Link, outside: Link) -> float:
-    """What stays in the node and what leaves it go at the same time, over different links."""
+    """Take the longer of what stays in the node and what leaves it, over different links."""
     to_a_rank = size_bytes / group.ranks
     within_ns = (group.ranks_per_node - 1) * to_a_rank / inside.rate
     between_ns = (group.ranks - group.ranks_per_node) * to_a_rank / outside.rate

@@ -1,10 +1,9 @@
 """The sizes of one attention call."""
 
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Literal
 
-from twinstream.models.kernel_costs.attention_limits import query_slices
 from twinstream.models.spec import ITEMSIZE_BYTES
 
 AttentionPass = Literal["forward", "backward"]
@@ -15,6 +14,8 @@ MOST_MULTIPROCESSORS = 192
 ROW_BLOCK = 128
 """The largest block of queries, and of keys, of all attention kernels."""
 
+_MOST_PROBABILITIES_BYTES = 512 * 2**20
+_MOST_SLICES, _SLICE_QUERIES, _MOST_SLICED_KEYS = 8, 1024, 4
 _MOST_RUNS_TOLD = 8
 _LEAST_ROOM = 256
 
@@ -90,6 +91,44 @@ class AttentionShape:
                 f"of {self.longest_tokens}, {heads}"
             )
         return f"{self.num_sequences} x {self.num_queries} queries of {self.num_keys} keys, {heads}"
+
+
+def cudnn_key_heads(
+    num_sequences: int, num_queries: int, num_keys: int, num_heads: int, num_kv_heads: int
+) -> int:
+    """Key heads of one call of cuDNN's deterministic backward, which may keep all probabilities.
+
+    As many, and a divisor of all, as have at most 512 MiB of them; at least one.
+
+    >>> cudnn_key_heads(1, 8192, 8192, 32, 8), cudnn_key_heads(16, 1024, 1024, 32, 8)
+    (1, 4)
+    """
+    of_one = 2 * num_sequences * num_heads // num_kv_heads * num_queries * num_keys
+    divisors = (n for n in range(num_kv_heads, 0, -1) if num_kv_heads % n == 0)
+    return next((n for n in divisors if n * of_one <= _MOST_PROBABILITIES_BYTES), 1)
+
+
+def query_slices(num_queries: int, num_keys: int) -> tuple[slice, ...]:
+    """The slices of queries of `cudnn_sliced`: its bits are those of this rule.
+
+    n slices leave (n + 1) / 2n of the square of the queries to be computed. Eight at most, of 1,024
+    queries at least where there are so many, two of shorter sequences from 1,024 on. With more than
+    four times as many keys as queries nearly all that is computed is seen, and each slice would add
+    to nearly all of dK and dV, so there is one.
+
+    Source: an H200's samples of cuDNN 9.18 (docs/benchmarks/nvidia-h200.json): by the rectangle its
+    rate is 458 to 468 TFLOP/s for 16 thousand queries and 1 to 4 times as many keys.
+
+    >>> [len(query_slices(n, n)) for n in (512, 1024, 4096, 8192, 16384)]
+    [1, 2, 4, 8, 8]
+    >>> len(query_slices(4096, 8192)), len(query_slices(4096, 32768))
+    (4, 1)
+    """
+    count = min(_MOST_SLICES, max(num_queries // _SLICE_QUERIES, 2))
+    if num_queries < _SLICE_QUERIES or num_keys > _MOST_SLICED_KEYS * num_queries:
+        count = 1
+    ends = [num_queries * i // count for i in range(count + 1)]
+    return tuple(slice(start, end) for start, end in pairwise(ends))
 
 
 def room_for_longest(longest: int, limit: int) -> int:

@@ -1,5 +1,7 @@
 """The scratch that the kernels at a decoder's ends take: head and embedding."""
 
+from collections.abc import Callable
+
 from twinstream.models.kernel_costs.attributes import (
     Attributes,
     gradient_dtype_name,
@@ -31,21 +33,9 @@ def head_loss_triton(attributes: Attributes) -> int:
     return _head_buffers(attributes) + partial_sum_bytes(_head_rows(attributes), d_model)
 
 
-def head_dpo(attributes: Attributes) -> int:
-    """What the loss takes, and what rows are scaled with."""
-    return head_loss(attributes) + _of_pairs(attributes)
-
-
-def head_dpo_triton(attributes: Attributes) -> int:
-    return head_loss_triton(attributes) + _of_pairs(attributes)
-
-
-def head_dpo_evaluate(attributes: Attributes) -> int:
-    return head_evaluate(attributes) + _of_pairs(attributes)
-
-
-def head_dpo_evaluate_triton(attributes: Attributes) -> int:
-    return head_forward_buffers(attributes) + _of_pairs(attributes)
+def with_pairs(of_rows: Callable[[Attributes], int]) -> Callable[[Attributes], int]:
+    """Return what a head takes, with what it has of pairs beside the passes over its rows."""
+    return lambda attributes: of_rows(attributes) + _of_pairs(attributes)
 
 
 def _of_pairs(attributes: Attributes) -> int:
@@ -57,6 +47,15 @@ def _of_pairs(attributes: Attributes) -> int:
 def head_evaluate(attributes: Attributes) -> int:
     """What the loss alone takes, and a float32 block of logits."""
     return head_forward_buffers(attributes) + float32_bytes(_head_block_elements(attributes))
+
+
+def head_logits(attributes: Attributes) -> int:
+    """Normed rows of the last tokens, and their logits in the model's dtype."""
+    rows, vocab_size, d_model = (
+        typed_attribute(attributes, name, int) for name in ("num_rows", "vocab_size", "d_model")
+    )
+    itemsize = _itemsize(attributes)
+    return aligned(rows * d_model * itemsize) + aligned(rows * vocab_size * itemsize)
 
 
 def _head_buffers(attributes: Attributes) -> int:

@@ -1,11 +1,8 @@
-"""What a matrix product amounts to, and a loss of pairs, whoever asks for it."""
+"""What a matrix product amounts to, whoever asks for it."""
 
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
 from twinstream.schedule.cost import Work
-
-PAIR_BYTES_PER_TOKEN = 24  # of a row: losses in float32 and float64, two numbers, a scale
-_PAIR_OPS = 33  # of `head_dpo` on what is known of pairs and rows, a launch each
 
 
 def matmul_work(spec: ModelSpec, m: int, n: int, k: int, *, accumulate: bool = False) -> Work:
@@ -24,13 +21,4 @@ def _product(spec: ModelSpec, m: int, n: int, k: int, hbm_bytes: int) -> Work:
     return Work(
         unit="matmul", shape=(m, n, k), flops=2 * m * n * k, hbm_bytes=hbm_bytes, launches=1,
         dtype=spec.dtype,
-    )  # fmt: skip
-
-
-def pair_work(tokens: int, dtype: str) -> Work:
-    """What DPO makes of the rows' losses; each row is read and written some ten times."""
-    elements = 10 * tokens
-    return Work(
-        unit="cross_entropy", shape=(elements,), flops=elements,
-        hbm_bytes=elements * 4, launches=_PAIR_OPS, dtype=dtype,
     )  # fmt: skip

@@ -27,7 +27,7 @@ from twinstream.models.kernel_costs.attention_shape import (
     room_for_sequences,
 )
 from twinstream.models.kernel_costs.expert_work import ExpertWork
-from twinstream.models.kernel_costs.products import gradient_work, matmul_work, pair_work
+from twinstream.models.kernel_costs.products import gradient_work, matmul_work
 from twinstream.models.kernel_costs.scratch_sizes import state_bytes, sum_shares
 from twinstream.models.layout import dense_width
 from twinstream.models.recipe import OptimizerState, Recipe
@@ -43,7 +43,8 @@ _EMPTY_BLOCKS_OF_A_LAUNCH = 300
 
 @dataclass(frozen=True)
 class ChunkWork:
-    """The work of each task for one chunk that starts at `start` in its sequence."""
+    """The work of each task for one chunk that starts at `start` in its sequence, or behind so many
+    tokens of a cache."""
 
     spec: ModelSpec
     workload: Workload
@@ -248,13 +249,22 @@ class ChunkWork:
             self.vector("cross_entropy", 4 * t * v, launches=2 * slices),
         )
 
-    def head_dpo(self, row_slice: int) -> tuple[Work, ...]:
-        """The rows' losses, what each pair makes of them, then the same rows for gradients."""
-        return (*self.head_dpo_evaluate(row_slice), *self.head_loss(row_slice))
+    def head_logits(self) -> tuple[Work, ...]:
+        """Final norm and logits of the last token of each sequence."""
+        rows, d = self.tokens // self.workload.seq_len, self.spec.d_model
+        return (
+            self.vector("rms_norm", 2 * rows * d),
+            self.matmul(rows, self.spec.vocab_size, d),
+        )
 
-    def head_dpo_evaluate(self, row_slice: int) -> tuple[Work, ...]:
-        """The rows' losses, added up for each sequence, and the losses of pairs."""
-        return (*self.head_evaluate(row_slice), pair_work(self.tokens, self.spec.dtype))
+    def head(self, row_slice: int, *, evaluates: bool = False) -> tuple[Work, ...]:
+        """The passes over the rows that the recipe's loss takes, and what it makes of them."""
+        loss = self.recipe.loss
+        made = loss.works(self.tokens, self.spec.dtype)
+        if evaluates:
+            return (*self.head_evaluate(row_slice), *made)
+        first = self.head_evaluate(row_slice) if loss.passes > 1 else ()
+        return (*first, *made, *self.head_loss(row_slice))
 
     def head_matmuls(self, row_slice: int) -> tuple[Work, ...]:
         """Logits, their rows' gradient and, unless the LM head is frozen, its own; of a slice."""

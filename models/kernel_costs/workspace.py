@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from twinstream.models.adapters.adapter_layout import low_widths
 from twinstream.models.adapters.lora import lora_of_attributes
 from twinstream.models.adapters.quantized_base import BaseFormat
-from twinstream.models.kernel_costs.attention_scratch import attention_scratch_bytes
+from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.kernel_costs.attention_shape import AttentionPass, AttentionShape
 from twinstream.models.kernel_costs.attributes import (
     TEMPORARY_BYTES,
@@ -27,14 +27,12 @@ from twinstream.models.kernel_costs.attributes import (
 from twinstream.models.kernel_costs.end_scratch import (
     embed_backward,
     embed_backward_triton,
-    head_dpo,
-    head_dpo_evaluate,
-    head_dpo_evaluate_triton,
-    head_dpo_triton,
     head_evaluate,
     head_forward_buffers,
+    head_logits,
     head_loss,
     head_loss_triton,
+    with_pairs,
 )
 from twinstream.models.kernel_costs.scratch_sizes import (
     INT32_BYTES,
@@ -46,6 +44,14 @@ from twinstream.models.kernel_costs.scratch_sizes import (
 from twinstream.models.layout import aligned
 from twinstream.models.options import Experts
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.ops import KernelCall
+
+# The kernels that call attention, and what of it.
+_PASS_OF: Mapping[str, AttentionPass] = {
+    "block_forward": "forward",
+    "block_recompute_input": "forward",
+    "block_backward": "backward",
+}
 
 
 def workspace_bytes(kernel: str, attributes: Attributes) -> int:
@@ -69,6 +75,21 @@ def workspace_bytes(kernel: str, attributes: Attributes) -> int:
             f"kernel '{kernel}' has no workspace formula; known kernels: {', '.join(_FORMULAS)}"
         )
     return _FORMULAS[kernel](attributes)
+
+
+def library_bytes(call: KernelCall) -> int:
+    """Return the bytes beside the arenas that one call takes at most: attention's, and a module's.
+
+    Raises:
+        TwinstreamError: an attribute of the call is missing, or its attention is unknown.
+    """
+    if TEMPORARY_BYTES in call.attributes:
+        return typed_attribute(call.attributes, TEMPORARY_BYTES, int)
+    of_pass = _PASS_OF.get(call.kernel.split("/")[0])
+    if of_pass is None:
+        return 0
+    name = typed_attribute(call.attributes, "attention", str)
+    return attention_limits(name).allocates(of_pass, attention_shape(call.attributes))
 
 
 @dataclass(frozen=True)
@@ -115,7 +136,7 @@ class _Block:
         return self.attention_shape.itemsize_bytes
 
     def attention_scratch(self, of_pass: AttentionPass) -> int:
-        return attention_scratch_bytes(self.attention, of_pass, self.attention_shape)
+        return attention_limits(self.attention).scratch(of_pass, self.attention_shape)
 
 
 def _block(attributes: Attributes) -> _Block:
@@ -301,8 +322,9 @@ _EAGER: Mapping[str, Callable[[Attributes], int]] = {
     "block_backward": _block_backward,
     "head_loss": head_loss,
     "head_evaluate": head_evaluate,
-    "head_dpo": head_dpo,
-    "head_dpo_evaluate": head_dpo_evaluate,
+    "head_logits": head_logits,
+    "head_dpo": with_pairs(head_loss),
+    "head_dpo_evaluate": with_pairs(head_evaluate),
     "embed_backward": embed_backward,
     "gradient_squares": _gradient_squares,
     "gradient_norm": _none,
@@ -319,8 +341,8 @@ _TRITON = {
     "block_backward": _block_backward_triton,
     "head_loss": head_loss_triton,
     "head_evaluate": head_forward_buffers,
-    "head_dpo": head_dpo_triton,
-    "head_dpo_evaluate": head_dpo_evaluate_triton,
+    "head_dpo": with_pairs(head_loss_triton),
+    "head_dpo_evaluate": with_pairs(head_forward_buffers),
     "embed_backward": embed_backward_triton,
 }
 _FORMULAS = {

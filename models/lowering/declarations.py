@@ -10,9 +10,14 @@ from twinstream.models.adapters.adapter_layout import (
 )
 from twinstream.models.flops import ROUTE_BYTES
 from twinstream.models.hf_weights import HfWeight, hf_weights_of
-from twinstream.models.kernel_costs.scratch_sizes import CODE_BLOCK_ELEMENTS, state_bytes
+from twinstream.models.kernel_costs.scratch_sizes import (
+    CODE_BLOCK_ELEMENTS,
+    state_bytes,
+    sum_shares,
+)
 from twinstream.models.layout import InnerTensor, dense_width
 from twinstream.models.lowering.chain_builder import ChainBuilder
+from twinstream.models.lowering.sharding import Sharding
 from twinstream.models.model import Model
 from twinstream.models.recipe import BEFORE_NEXT_USE, Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES, ModelSpec
@@ -102,8 +107,8 @@ def muon_matrices(model: Model, group: str, recipe: Recipe) -> tuple[tuple[int, 
     if recipe.update != "muon" or model.layer_of(group) is None:
         return ()
     tensors: Sequence[InnerTensor | HfWeight] = layout_of(model, recipe, group).tensors
-    if isinstance(model, ModelSpec) and group in model.parameter_groups:
-        tensors = hf_weights_of(model, group)
+    if (decoder := model.decoder) is not None and group in model.parameter_groups:
+        tensors = hf_weights_of(decoder, group)
     found = []
     for tensor in tensors:
         if len(tensor.shape) < 2:
@@ -151,15 +156,34 @@ class Shapes:
             for group in self.groups
             for kind in (("param", "opt") if group in trained else ("param",))
         )
-        if self.recipe.optimizer != BEFORE_NEXT_USE or self.workload.forward_only:
+        if self.workload.forward_only:
+            return (*state, *self.caches)
+        if self.recipe.optimizer != BEFORE_NEXT_USE:
             return state
         norm = ("grad_norm",) if self.recipe.clips else ()
         return (*state, *(f"grad.{group}" for group in self.trained), *norm)
 
     @property
+    def caches(self) -> tuple[str, ...]:
+        """Return the caches of keys and values, of each layer and chunk."""
+        return ()
+
+    @property
     def norm_parts(self) -> tuple[tuple[str, int], ...]:
         """The parts of the sums of squares that the norm is taken of: one number for each group."""
         return tuple((group, 1) for group in self.trained)
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """What each replica keeps of groups; None where that is all."""
+        return None
+
+    def parts(self, group: str) -> tuple[OptimizerPart, ...]:
+        """Return the stretches of a group's flat tensor that have an optimizer task each."""
+        if self.sharding is None:
+            return optimizer_parts(self.spec, group, self.recipe)
+        shard = self.sharding.shard_elements(self.num_elements(group), self.recipe)
+        return (OptimizerPart(group, 0, shard),)
 
     def parameters(self, group: str) -> str:
         """Where a group's parameters are read."""
@@ -172,8 +196,11 @@ class Shapes:
     def gradient_dtype(self) -> str:
         return self.recipe.gradient_dtype(self.spec.dtype)
 
+    def num_elements(self, group: str) -> int:
+        return self.group_bytes(group) // self.spec.itemsize
+
     def gradient_bytes(self, group: str) -> int:
-        return self.group_bytes(group) // self.spec.itemsize * ITEMSIZE_BYTES[self.gradient_dtype]
+        return self.num_elements(group) * ITEMSIZE_BYTES[self.gradient_dtype]
 
 
 def declare_groups(builder: ChainBuilder, shapes: Shapes) -> None:
@@ -183,18 +210,28 @@ def declare_groups(builder: ChainBuilder, shapes: Shapes) -> None:
 
 
 def declare_inputs(builder: ChainBuilder, shapes: Shapes, chunk: int) -> None:
-    """Ids and labels of a chunk, where each of its packed sequences starts, and of pairs of them
-    what the reference says; and their log-probabilities, which go out."""
+    """Ids and labels of a chunk, where each of its packed sequences starts, and what else the loss
+    is fed and makes."""
     workload = shapes.workload
     tokens_shape = (2, workload.chunk_tokens)
     builder.declare(dense_tensor(f"tokens.{chunk}", "input", "int32", tokens_shape))
     if (packing := workload.packing) is not None:
         size = packing.most_sequences + 1 + workload.chunk_tokens
         builder.declare(dense_tensor(f"sequences.{chunk}", "input", "int32", (size,)))
-    if shapes.recipe.dpo is not None:
-        pairs = workload.most_pairs
-        builder.declare(dense_tensor(f"reference.{chunk}", "input", "float32", (3, pairs)))
-        builder.declare(dense_tensor(f"log_probs.{chunk}", "loss", "float32", (2 * pairs,)))
+    loss = shapes.recipe.loss
+    for name, shape in loss.fed(workload).items():
+        builder.declare(dense_tensor(f"{name}.{chunk}", "input", "float32", shape))
+    for name, shape in loss.results(workload).items():
+        builder.declare(dense_tensor(f"{name}.{chunk}", "loss", "float32", shape))
+    declare_rows(builder, shapes, chunk)
+
+
+def declare_rows(builder: ChainBuilder, shapes: Shapes, chunk: int) -> None:
+    """What a forward alone hands out of each token of a chunk, beside the loss."""
+    result, tokens = shapes.workload.result, shapes.workload.chunk_tokens
+    if result != "loss":
+        shape = (tokens,) if result == "log_probs" else (tokens, shapes.spec.vocab_size)
+        builder.declare(dense_tensor(f"{result}.{chunk}", "loss", "float32", shape))
 
 
 def declare_results(builder: ChainBuilder, shapes: Shapes) -> None:
@@ -205,54 +242,54 @@ def declare_results(builder: ChainBuilder, shapes: Shapes) -> None:
         _declare_norm(builder, shapes)
 
 
-def carried_or_used(
-    builder: ChainBuilder, workload: Workload, persistent: tuple[str, ...]
-) -> tuple[Tensor, ...]:
-    """Of a training step all tensors; of a forward alone what tasks use, and the whole state."""
-    declared = tuple(builder.tensors)
-    if not workload.forward_only:
-        return declared
-    root = {tensor.tensor_id: tensor.parent or tensor.tensor_id for tensor in declared}
-    kept = {root[operand.tensor] for task in builder.tasks for operand in task.operands}
-    kept.update(persistent)
-    return tuple(tensor for tensor in declared if root[tensor.tensor_id] in kept)
-
-
 def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
-    """Parameters, gradients, and optimizer state: that of each part by itself.
+    """Declare parameters, gradients, and optimizer state: that of each part by itself.
 
-    What is frozen has parameters only, which nobody takes in parts.
+    What is frozen has parameters only, which nobody takes in parts. Of shards padding makes all
+    equally large.
     """
-    spec = shapes.spec
-    if group not in shapes.trained:
-        builder.declare_flat(f"param.{group}", shapes.group_bytes(group), "parameter", spec.dtype)
+    spec, sharding, dtype = shapes.spec, shapes.sharding, shapes.spec.dtype
+    is_trained, is_gathered = group in shapes.trained, sharding is not None and sharding.zero == 3
+    if not is_trained and not is_gathered:
+        builder.declare_flat(f"param.{group}", shapes.group_bytes(group), "parameter", dtype)
         return
-    parts = optimizer_parts(shapes.spec, group, shapes.recipe)
-    state = shapes.recipe.state_of(spec.dtype)
-    state_dtype = {"float32_master": "float32", "8bit": "uint8"}.get(state, spec.dtype)
-    itemsize = ITEMSIZE_BYTES[shapes.gradient_dtype]
-    kinds: tuple[tuple[str, Role, str, list[int]], ...] = (
-        ("param", "parameter", spec.dtype, [part.num_elements * spec.itemsize for part in parts]),
-        ("grad", "gradient", shapes.gradient_dtype,
-         [part.num_elements * itemsize for part in parts]),
-        ("opt", "optimizer_state", state_dtype,
-         [part_state_bytes(spec, group, part, shapes.recipe) for part in parts]),
-    )  # fmt: skip
-    for kind, role, dtype, sizes in kinds:
+    parts = shapes.parts(group)
+    held = [part.num_elements for part in parts]
+    whole = held if sharding is None else [sharding.num_shards * held[0]]
+
+    def declare(kind: str, role: Role, dtype: str, sizes: list[int]) -> None:
         builder.declare_flat(f"{kind}.{group}", sum(sizes), role, dtype)
         for number, part in enumerate(parts if len(parts) > 1 else ()):
             part_dtype, shape = flat_shape(sizes[number], dtype)
             builder.declare(
                 Tensor(
-                    tensor_id=f"{kind}.{part.suffix}",
-                    size_bytes=sizes[number],
-                    role=role,
-                    dtype=part_dtype,
-                    shape=shape,
-                    parent=f"{kind}.{group}",
+                    tensor_id=f"{kind}.{part.suffix}", size_bytes=sizes[number], role=role,
+                    dtype=part_dtype, shape=shape, parent=f"{kind}.{group}",
                     offset_bytes=sum(sizes[:number]),
                 )
-            )
+            )  # fmt: skip
+
+    kept = held if is_gathered else whole
+    declare("param", "parameter", dtype, [spec.itemsize * count for count in kept])
+    if is_gathered:
+        declare("gathered", "parameter", dtype, [spec.itemsize * count for count in whole])
+    if not is_trained:
+        return
+    gradient_dtype = shapes.gradient_dtype
+    itemsize = ITEMSIZE_BYTES[gradient_dtype]
+    declare("grad", "gradient", gradient_dtype, [itemsize * count for count in whole])
+    if sharding is not None and sharding.zero > 1:
+        declare("grad_shard", "gradient", gradient_dtype, [itemsize * held[0]])
+    state = shapes.recipe.state_of(dtype)
+    state_dtype = {"float32_master": "float32", "8bit": "uint8"}.get(state, dtype)
+    sizes = [part_state_bytes(spec, group, part, shapes.recipe) for part in parts]
+    declare("opt", "optimizer_state", state_dtype, sizes)
+    if sharding is not None and shapes.recipe.clips:
+        # Sums of squares of the stretches of a shard, and those of all shards.
+        stretches = sum_shares(held[0])
+        every = sharding.num_shards * stretches
+        builder.declare(dense_tensor(f"shard_squares.{group}", "scratch", "float32", (stretches,)))
+        builder.declare(dense_tensor(f"all_squares.{group}", "scratch", "float32", (every,)))
 
 
 def _declare_norm(builder: ChainBuilder, shapes: Shapes) -> None:
@@ -302,6 +339,16 @@ class DecoderShapes(Shapes):
     def hidden(self, layer: int, chunk: int) -> str:
         return f"hidden.{layer}.{chunk}"
 
+    @property
+    def caches(self) -> tuple[str, ...]:
+        if self.workload.cache is None:
+            return ()
+        chunks = range(self.workload.chunks_per_round)
+        return tuple(self.cache(i, j) for i in range(self.spec.num_layers) for j in chunks)
+
+    def cache(self, layer: int, chunk: int) -> str:
+        return f"cache.{layer}.{chunk}"
+
     def context(self, layer: int, chunk: int) -> str:
         return f"kv.{layer}.{chunk // self.workload.chunks_per_sequence}"
 
@@ -319,6 +366,8 @@ def declare_step(builder: ChainBuilder, shapes: DecoderShapes) -> None:
         declare_inputs(builder, shapes, chunk)
         for layer in range(spec.num_layers):
             _declare_saved(builder, shapes, layer, chunk)
+        if workload.cache is not None:
+            _declare_caches(builder, shapes, chunk)
         shape = (workload.chunk_tokens, spec.d_model)
         last = shapes.hidden(spec.num_layers, chunk)
         builder.declare(dense_tensor(last, "activation", spec.dtype, shape))
@@ -332,6 +381,19 @@ def declare_step(builder: ChainBuilder, shapes: DecoderShapes) -> None:
         sums = (2, spec.experts.count)
         builder.declare(dense_tensor("balance", "activation", "float32", sums))
     declare_results(builder, shapes)
+
+
+def _declare_caches(builder: ChainBuilder, shapes: DecoderShapes, chunk: int) -> None:
+    """Those of a chunk's sequences, and the logits of their last tokens."""
+    spec, workload = shapes.spec, shapes.workload
+    assert workload.cache is not None
+    sequences = workload.chunk_tokens // workload.seq_len
+    row = (2, spec.num_kv_heads, spec.head_dim)
+    for layer in range(spec.num_layers):
+        shape = (sequences, workload.cache.room, *row)
+        builder.declare(dense_tensor(shapes.cache(layer, chunk), "context", spec.dtype, shape))
+    logits = (sequences, spec.vocab_size)
+    builder.declare(dense_tensor(f"logits.{chunk}", "loss", "float32", logits))
 
 
 def _declare_saved(builder: ChainBuilder, shapes: DecoderShapes, layer: int, chunk: int) -> None:

@@ -4,7 +4,7 @@ from twinstream.models.adapters.adapter_layout import (
     adapter_group,
     lora_of_layer,
 )
-from twinstream.models.flops import model_flops_per_step
+from twinstream.models.flops import SavedLevel, model_flops_per_step, saved_bytes_per_token
 from twinstream.models.kernel_costs.attributes import FROZEN_NORM
 from twinstream.models.layout import EXPERTS, ROUTER_BIAS
 from twinstream.models.lowering.declarations import (
@@ -17,6 +17,7 @@ from twinstream.models.lowering.optimizer_tasks import gradient_attribute
 from twinstream.models.lowering.step import StepLowering
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
+from twinstream.schedule.chain import Output
 from twinstream.schedule.ops import Attribute, Label, TaskOperand
 from twinstream.schedule.workload import Workload
 
@@ -34,6 +35,10 @@ class DecoderLowering(StepLowering):
         self.spec = spec
         self.calls = KernelCalls(self.builder, spec, workload, recipe)
 
+    @staticmethod
+    def saved_per_token(model: ModelSpec) -> int:
+        return saved_bytes_per_token(model, SavedLevel.FULL)
+
     def model_flops(self) -> int:
         return model_flops_per_step(self.spec, self.workload, self.recipe)
 
@@ -41,16 +46,32 @@ class DecoderLowering(StepLowering):
         declare_groups(self.builder, self.shapes)
         declare_step(self.builder, self.shapes)
 
+    def _logits(self) -> None:
+        call = self.calls.other(
+            "head_logits", self.calls.work().head_logits(),
+            {
+                "norm_eps": self.spec.norm_eps, "tied": self.spec.tied_embeddings,
+                "num_rows": self.workload.chunk_tokens // self.workload.seq_len,
+            },
+        )  # fmt: skip
+        for chunk in self._chunks_reversed():
+            made = self.builder.write("logits", f"logits.{chunk}")
+            operands = [*self._head_inputs(chunk)[:2], made]
+            if self.spec.tied_embeddings:
+                embedding = self.shapes.parameters("embedding")
+                operands.append(self.builder.read("embedding", embedding))
+            self._add("head_logits", call, operands, round_=0, chunk=chunk)
+            output = Output(tensor=made.tensor, version=made.version, sink=f"logits.{chunk}")
+            self.builder.outputs.append(output)
+
     def _head_alone(self, step_state: TaskOperand) -> None:
         """The loss of a round, and no gradients."""
         builder, work = self.builder, self.calls.work()
-        kernel, cost = "head_evaluate", work.head_evaluate
-        if self.recipe.dpo is not None:
-            kernel, cost = "head_dpo_evaluate", work.head_dpo_evaluate
-        call = self.calls.other(kernel, cost(self._row_slice), self._head_attributes)
+        cost = work.head(self._row_slice, evaluates=True)
+        call = self.calls.other(self.recipe.loss.evaluation_kernel, cost, self._head_attributes)
         for chunk in self._chunks_reversed():
             operands = [
-                *self._head_inputs(chunk), *self._pair_operands(chunk),
+                *self._head_inputs(chunk), *self._loss_operands(chunk), *self._row_results(chunk),
                 builder.accumulate("loss", "loss"), step_state,
             ]  # fmt: skip
             if self.spec.tied_embeddings:
@@ -78,6 +99,7 @@ class DecoderLowering(StepLowering):
             operands = [
                 *self._block_inputs(layer, chunk),
                 *(self._choice(layer, chunk) if routes else []),
+                *self._cache(layer, chunk),
                 builder.write("norms", f"norms.{layer}.{chunk}"),
                 *([builder.write("low", f"low.{layer}.{chunk}")] if self._has_low(layer) else []),
                 builder.write("kv", self.shapes.kv(layer, chunk)),
@@ -89,6 +111,15 @@ class DecoderLowering(StepLowering):
             ]  # fmt: skip
             call = self.calls.block("block_forward", chunk, layer)
             self._add("block_forward", call, operands, round_=round_, layer=layer, chunk=chunk)
+
+    def _cache(self, layer: int, chunk: int) -> list[TaskOperand]:
+        """What generating text keeps of a layer: made by the first pass, and only read by one of
+        a token, whose own row is written where it lies."""
+        cache = self.workload.cache
+        if cache is None:
+            return []
+        use = self.builder.read if cache.filled else self.builder.write
+        return [use("cache", self.shapes.cache(layer, chunk))]
 
     def _has_low(self, layer: int) -> bool:
         return self.shapes.low_width(layer) > 0
@@ -135,7 +166,7 @@ class DecoderLowering(StepLowering):
         for chunk in self._chunks_reversed():
             operands = [
                 *self._head_inputs(chunk),
-                *self._pair_operands(chunk),
+                *self._loss_operands(chunk),
                 builder.write("d_hidden", f"d_hidden.{chunk}"),
                 *self._gradient("gradients", "head", round_),
                 builder.accumulate("loss", "loss"),
@@ -160,10 +191,8 @@ class DecoderLowering(StepLowering):
         if with_balance and self.spec.experts is not None:
             attributes |= self.calls.experts_attributes(self.spec.experts)
         suffix, work = ".balance" if with_balance else "", self.calls.work()
-        if self.recipe.dpo is not None:
-            cost = work.head_dpo(self._row_slice)
-            return self.calls.other("head_dpo", cost, attributes, suffix)
-        return self.calls.other("head_loss", work.head_loss(self._row_slice), attributes, suffix)
+        cost = work.head(self._row_slice)
+        return self.calls.other(self.recipe.loss.kernel, cost, attributes, suffix)
 
     @property
     def _row_slice(self) -> int:
@@ -180,7 +209,7 @@ class DecoderLowering(StepLowering):
             "norm_eps": self.spec.norm_eps,
             "tied": self.spec.tied_embeddings,
             "row_slice": self._row_slice,
-            **self._pair_attributes,
+            **self.recipe.loss.attributes(self.workload),
         }
 
     def _head_inputs(self, chunk: int) -> list[TaskOperand]:

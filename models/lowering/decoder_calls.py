@@ -37,7 +37,9 @@ class KernelCalls:
         return kind(spec or self.spec, self.workload, start, self.recipe)
 
     def _start(self, chunk: int) -> int:
-        return (chunk % self.workload.chunks_per_sequence) * self.workload.chunk_tokens
+        cache = self.workload.cache
+        filled = 0 if cache is None else cache.filled
+        return filled + chunk % self.workload.chunks_per_sequence * self.workload.chunk_tokens
 
     def block(
         self, kernel: str, chunk: int, layer: int, *, frozen: frozenset[str] = frozenset()

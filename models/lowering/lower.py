@@ -4,25 +4,32 @@ On ranks a model's blocks are whole tasks where twinstream's kernels compute the
 has a library's, which are priced and not run here, they are split at what ranks say inside them.
 """
 
-from twinstream.models.flops import SavedLevel, saved_bytes_per_token
-from twinstream.models.kernel_costs.attention_library import library_bytes
-from twinstream.models.lowering.declarations import carried_or_used
+from collections.abc import Mapping
+from typing import Any
+
+from twinstream.models.kernel_costs.workspace import library_bytes
 from twinstream.models.lowering.decoder import DecoderLowering
-from twinstream.models.lowering.priced.chain import lower_priced
-from twinstream.models.lowering.settled import require_pairs, settled
-from twinstream.models.lowering.stage import lower_stage
+from twinstream.models.lowering.parts.part_blocks import lower_in_parts
 from twinstream.models.lowering.stage_cut import stage_cut
 from twinstream.models.lowering.step import StepLowering
+from twinstream.models.lowering.task_blocks import TaskBlocks
 from twinstream.models.lowering.traced_step import TracedLowering
-from twinstream.models.model import AnyModel, model_of, node_in
+from twinstream.models.model import AnyModel, model_of, node_in, require_decoder
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.trained import require_trained
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.derived.flush import flush_chain
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import Workload
+
+LOWERINGS: Mapping[str, Any] = {
+    "decoder": DecoderLowering,
+    "module": TracedLowering,
+}
+"""What adds the tasks of a model's step, by the model's provider."""
 
 
 def lower(
@@ -50,33 +57,77 @@ def lower(
             by it.
     """
     recipe = recipe or Recipe()
+    if not workload.forward_only:
+        require_trained(model, recipe)
     if layout is None:
-        return _of_one_device(model, workload, recipe)
-    assert isinstance(model, ModelSpec), "layouts are of decoders that are not traced"
+        return _chain(step_lowering(model, workload, _settled(model, workload, recipe)))
+    decoder = require_decoder(model)
     is_split = layout.tp * layout.cp * layout.ep > 1
     if folded or is_split or recipe.implementations.vector == "megatron":
-        return lower_priced(Job.of_step(model, workload, recipe, layout), stage, folded=folded)
-    cut = stage_cut(layout, model.num_layers, workload, stage)
-    return lower_stage(model, workload, recipe, cut)
+        return lower_in_parts(Job.of_step(decoder, workload, recipe, layout), stage, folded=folded)
+    recipe = _settled(model, workload, recipe)
+    cut = stage_cut(layout, decoder, workload, stage)
+    return _chain(TaskBlocks(decoder, workload, recipe, cut))
 
 
-def _of_one_device(model: AnyModel, workload: Workload, recipe: Recipe) -> Chain:
-    recipe = settled(recipe)
-    require_pairs(model, workload, recipe)
-    lowering = step_lowering(model, workload, recipe)
+def _settled(model: AnyModel, workload: Workload, recipe: Recipe) -> Recipe:
+    """Return the recipe with kernels, and with the optimizer where the recipe can have it."""
+    changes: dict[str, object] = {"kernels": recipe.implementations}
+    if not recipe.places_among((recipe.optimizer,)):
+        if recipe.optimizer != "device":
+            raise TwinstreamError(
+                f"the optimizer '{recipe.optimizer}' cannot clip: the norm of all gradients is "
+                'made on the device; lower with Recipe(optimizer="device_after_backward")'
+            )
+        changes["optimizer"] = "device_after_backward"
+    recipe = recipe.model_copy(update=changes)
+    _require_pairs(model, workload, recipe)
+    return recipe
+
+
+def _require_pairs(model: AnyModel, workload: Workload, recipe: Recipe) -> None:
+    """
+    Raises:
+        TwinstreamError: the loss is of pairs, and the model or its chunks have none.
+    """
+    if recipe.loss.sides == 1:
+        return
+    require_packs(model)
+    if not workload.most_pairs:
+        raise TwinstreamError(
+            "the loss of pairs (dpo) needs both sequences of a pair packed in one chunk, and a "
+            f"chunk of {workload.chunk_tokens:,} tokens has no room for two: give it twice the "
+            "tokens of the longest sequence"
+        )
+
+
+def require_packs(model: AnyModel) -> None:
+    """
+    Raises:
+        TwinstreamError: the model cannot have both documents of a pair in one chunk.
+    """
+    if not model.is_packed:
+        raise TwinstreamError(
+            f"'{model.name}' does not keep packed documents apart, and the loss of pairs (dpo) "
+            "needs both of a pair in one chunk"
+        )
+
+
+def _chain(lowering: StepLowering) -> Chain:
     lowering.run()
-    builder = lowering.builder
+    builder, tensors = lowering.builder, lowering.tensors()
+    names = {tensor.tensor_id for tensor in tensors}
     return Chain(
-        tensors=carried_or_used(builder, workload, lowering.shapes.persistent),
+        tensors=tensors,
         calls=builder.calls,
         tasks=tuple(builder.tasks),
         recomputes=tuple(builder.recomputes),
-        inputs=tuple(builder.inputs),
+        inputs=tuple(fed for fed in builder.inputs if fed.tensor in names),
         outputs=tuple(builder.outputs),
         persistent=lowering.shapes.persistent,
         round_starts=tuple(lowering.round_starts),
-        workload=workload,
-        model=model.ref(),
+        workload=lowering.workload,
+        model=lowering.shapes.spec.ref(),
         recipe=lowering.recipe.model_dump(mode="json"),
         model_flops=lowering.model_flops(),
         library_bytes=max(map(library_bytes, builder.calls.values()), default=0),
@@ -85,18 +136,16 @@ def _of_one_device(model: AnyModel, workload: Workload, recipe: Recipe) -> Chain
 
 def step_lowering(model: AnyModel, workload: Workload, recipe: Recipe) -> StepLowering:
     """What adds the tasks of a model's step."""
-    kind = DecoderLowering if isinstance(model, ModelSpec) else TracedLowering
-    return kind(model, workload, recipe)  # type: ignore[arg-type]
+    lowering: StepLowering = LOWERINGS[model.provider](model, workload, recipe)
+    return lowering
 
 
 def saved_per_token(model: AnyModel) -> int:
     """Bytes that a block keeps of a token for its backward pass where nothing is recomputed."""
-    if isinstance(model, ModelSpec):
-        return saved_bytes_per_token(model, SavedLevel.FULL)
-    return model.saved_bytes_per_token
+    return int(LOWERINGS[model.provider].saved_per_token(model))
 
 
-def lower_again(schedule: Schedule) -> Chain:
+def lower_again(schedule: RankSchedule) -> Chain:
     """The chain that a schedule was planned for, from what the schedule says of itself.
 
     One that consumes is the flush of a chain: its updates alone.

@@ -1,6 +1,7 @@
 """Optimizer tasks of a chain, and where they run; gradients that the host adds up."""
 
 import zlib
+from collections.abc import Sequence
 
 from twinstream.models.kernel_costs.attributes import TEMPORARY_BYTES
 from twinstream.models.kernel_costs.update_work import (
@@ -16,7 +17,7 @@ from twinstream.models.kernel_costs.work import (
     gradient_norm_work,
     gradient_squares_work,
 )
-from twinstream.models.lowering.chain_builder import ChainBuilder
+from twinstream.models.lowering.chain_builder import ChainBuilder, UseMode
 from twinstream.models.lowering.declarations import (
     STEP_STATE_BYTES,
     OptimizerPart,
@@ -26,6 +27,7 @@ from twinstream.models.lowering.declarations import (
     part_state_bytes,
     undecayed_ranges,
 )
+from twinstream.models.lowering.group_life import GroupLife
 from twinstream.models.model import Model
 from twinstream.models.recipe import BEFORE_NEXT_USE, Recipe
 from twinstream.models.spec import ITEMSIZE_BYTES
@@ -33,11 +35,11 @@ from twinstream.models.trained import layout_of, trained_groups
 from twinstream.models.update_rules import OwnRule, states_of_element
 from twinstream.schedule.chain import Input
 from twinstream.schedule.cost import Work
-from twinstream.schedule.ops import Attribute, Label, TaskOperand
+from twinstream.schedule.ops import Attribute, TaskOperand
 
 
-class OptimizerTasks:
-    """Adds AdamW tasks to a chain as the recipe's `optimizer` says.
+class OptimizerTasks(GroupLife[TaskOperand]):
+    """Adds the optimizer's tasks to a chain as the recipe's `optimizer` says.
 
     `step_state` is the operand with what changes from step to step. With
     `host_after_backward` every round's gradients are made afresh and the host adds them up: the
@@ -50,10 +52,14 @@ class OptimizerTasks:
     and norm it finds; `update_state` has what `step_state` was then, or says that there are none.
     """
 
+    summed_kind = "grad"  # of the tensors that hold summed gradients
+
     def __init__(
         self, builder: ChainBuilder, shapes: Shapes, recipe: Recipe, step_state: TaskOperand
     ) -> None:
-        self.builder, self.shapes, self.recipe = builder, shapes, recipe
+        super().__init__()
+        self.builder: ChainBuilder = builder
+        self.shapes, self.recipe, self.clips = shapes, recipe, recipe.clips
         self.step_state = self._update_state = step_state
         self._begins_with_updates = recipe.optimizer == BEFORE_NEXT_USE
         if self._begins_with_updates:
@@ -81,22 +87,35 @@ class OptimizerTasks:
             self._update(group)
 
     def after_group(self, group: str, round_: int) -> None:
-        """What follows a group's last contribution of a round."""
-        last = round_ == self.shapes.workload.rounds_per_step - 1
+        """Follow a group's last contribution of a round; after that of the last group, all."""
         if self._host_adds and round_:
             self._add_on_host(group, round_)
-        if not last:
-            return
-        is_last = group == self.shapes.trained[0]
+        if round_ == self.shapes.workload.rounds_per_step - 1:
+            self.after_backward(group, "", last=True)
+            if group == self.shapes.trained[0]:
+                self.finish()
+
+    def _gradient(self, group: str, mode: UseMode) -> TaskOperand:
+        return self.builder.operand("gradients", f"grad.{group}", mode)
+
+    def _parameters(self, group: str) -> TaskOperand:
+        return self.builder.update("parameters", f"param.{group}")
+
+    def _layer(self, group: str) -> int | None:
+        return self.shapes.spec.layer_of(group)
+
+    def _follow(self, group: str) -> None:
         if self.recipe.clips:
             self._sum_squares(group)
-            if is_last:
-                self._take_norm()
         if self.recipe.optimizer in ("device", "host"):
-            self._update(group)
-        elif is_last and self.recipe.optimizer.endswith("_after_backward"):
-            for each in self._in_order():
-                self._update(each)
+            self._update_group(group)
+
+    def _updated_last(self) -> Sequence[str]:
+        """Matrices' layers last where the device updates them."""
+        trained, place = self.shapes.trained, self.recipe.optimizer
+        if place == "device_after_backward":
+            return sorted(trained, key=lambda group: self._layer(group) is not None)
+        return trained if place.endswith("_after_backward") else ()
 
     def _fed_update_state(self, step_state: TaskOperand) -> TaskOperand:
         self.builder.declare_flat("update_state", STEP_STATE_BYTES, "input", "uint8")
@@ -106,20 +125,9 @@ class OptimizerTasks:
         )
         return step_state.model_copy(update={"tensor": fed.tensor})
 
-    def _in_order(self) -> tuple[str, ...]:
-        """Groups as they are updated after the whole backward pass."""
-        trained = self.shapes.trained
-        if self.recipe.optimizer == "device_after_backward":
-            return tuple(
-                sorted(trained, key=lambda group: self.shapes.spec.layer_of(group) is not None)
-            )
-        return trained
-
     def _add_on_host(self, group: str, round_: int) -> None:
         self._begun.discard(group)
-        spec = self.shapes.spec
-        num_elements = self.shapes.group_bytes(group) // spec.itemsize
-        dtype = self.shapes.gradient_dtype
+        num_elements, dtype = self.shapes.num_elements(group), self.shapes.gradient_dtype
         attributes: dict[str, Attribute] = {"dtype": dtype, "num_elements": num_elements}
         cost = host_accumulate_work(num_elements, dtype, ITEMSIZE_BYTES[dtype])
         call = self.builder.call(f"accumulate.{group}", "accumulate/host", attributes, cost, "host")
@@ -127,13 +135,12 @@ class OptimizerTasks:
             self.builder.update("sum", f"grad.{group}"),
             self.builder.read("gradients", f"round_grad.{group}"),
         ]
-        label = Label(kind="accumulate", layer=self.shapes.spec.layer_of(group), round=round_)
+        label = self.builder.label("accumulate", self._layer(group), round_=round_)
         self.builder.add(f"r{round_}.accumulate.{group}", call, operands, label)
 
     def _sum_squares(self, group: str) -> None:
         """Of a whole group at once, so that the sum's order does not depend on its parts."""
-        spec, dtype = self.shapes.spec, self.shapes.gradient_dtype
-        num_elements = self.shapes.group_bytes(group) // spec.itemsize
+        num_elements, dtype = self.shapes.num_elements(group), self.shapes.gradient_dtype
         attributes: dict[str, Attribute] = {"dtype": dtype, "num_elements": num_elements}
         call = self.builder.call(
             f"gradient_squares.{num_elements}",
@@ -141,11 +148,9 @@ class OptimizerTasks:
             attributes,
             gradient_squares_work(num_elements, dtype),
         )
-        operands = [
-            self.builder.read("gradients", f"grad.{group}"),
-            self.builder.write("squares", f"grad_squares.{group}"),
-        ]
-        label = Label(kind="gradient_squares", layer=self.shapes.spec.layer_of(group))
+        squares = self.builder.write("squares", f"grad_squares.{group}")
+        operands = [self._gradient(group, "read"), squares]
+        label = self._label("gradient_squares", group)
         self.builder.add(f"gradient_squares.{group}", call, operands, label)
 
     def _take_norm(self) -> None:
@@ -160,21 +165,20 @@ class OptimizerTasks:
             self.builder.read("squares", "grad_squares"),
             self.builder.write("norm", "grad_norm"),
         ]
-        self.builder.add("gradient_norm", call, operands, Label(kind="gradient_norm"))
+        self.builder.add("gradient_norm", call, operands, self.builder.label("gradient_norm"))
 
     def _update(self, group: str) -> None:
-        """One AdamW task per part of the group's flat tensor."""
         builder = self.builder
-        for part in optimizer_parts(self.shapes.spec, group, self.recipe):
+        for part in self.shapes.parts(group):
             operands = [
                 builder.update("parameters", f"param.{part.suffix}"),
-                builder.read("gradients", f"grad.{part.suffix}"),
+                builder.read("gradients", f"{self.summed_kind}.{part.suffix}"),
                 builder.update("state", f"opt.{part.suffix}"),
                 self._update_state,
             ]
             if self.recipe.clips:
                 operands.append(builder.read("norm", "grad_norm"))
-            label = Label(kind="optimizer_step", layer=self.shapes.spec.layer_of(group))
+            label = self._label("optimizer_step", group)
             builder.add(f"optimizer.{part.suffix}", self._call(group, part), operands, label)
 
     def _call(self, group: str, part: OptimizerPart) -> str:

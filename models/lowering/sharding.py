@@ -16,16 +16,9 @@ from typing import Literal
 from twinstream.models.kernel_costs.scratch_sizes import (
     CODE_BLOCK_ELEMENTS,
     SUM_SHARE_ELEMENTS,
-    state_bytes,
-    sum_shares,
 )
-from twinstream.models.lowering.chain_builder import ChainBuilder
-from twinstream.models.lowering.declarations import Shapes
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ITEMSIZE_BYTES
-from twinstream.models.update_rules import states_of_element
-from twinstream.schedule.tensors import Tensor
 
 ZeroStage = Literal[1, 2, 3]
 
@@ -59,47 +52,6 @@ class Sharding:
     def whole_operands(self) -> str:
         """Which operands of an update are whole groups, of which it takes its shard."""
         return {1: "parameters gradients", 2: "parameters", 3: ""}[self.zero]
-
-
-def declare_shards(builder: ChainBuilder, shapes: Shapes, sharding: Sharding) -> None:
-    """The tensors of all groups, none of them in parts."""
-    recipe, dtype = shapes.recipe, shapes.spec.dtype
-    kind, itemsize = recipe.state_of(dtype), ITEMSIZE_BYTES[dtype]
-    gradient_itemsize = ITEMSIZE_BYTES[shapes.gradient_dtype]
-    state_dtype = {"float32_master": "float32", "8bit": "uint8"}.get(kind, dtype)
-    trained = set(shapes.trained)
-    for group in shapes.groups:
-        if group not in trained and sharding.zero < 3:
-            builder.declare_flat(f"param.{group}", shapes.group_bytes(group), "parameter", dtype)
-            continue
-        shard = sharding.shard_elements(shapes.group_bytes(group) // itemsize, recipe)
-        whole = sharding.num_shards * shard
-        kept = shard if sharding.zero == 3 else whole
-        builder.declare_flat(f"param.{group}", kept * itemsize, "parameter", dtype)
-        if sharding.zero == 3:
-            builder.declare_flat(f"gathered.{group}", whole * itemsize, "parameter", dtype)
-        if group not in trained:
-            continue
-        size = whole * gradient_itemsize
-        builder.declare_flat(f"grad.{group}", size, "gradient", shapes.gradient_dtype)
-        if sharding.zero > 1:
-            size = shard * gradient_itemsize
-            builder.declare_flat(f"grad_shard.{group}", size, "gradient", shapes.gradient_dtype)
-        size = state_bytes(kind, dtype, shard, states_of_element(recipe.update))
-        builder.declare_flat(f"opt.{group}", size, "optimizer_state", state_dtype)
-        if recipe.clips:
-            _declare_sums(builder, group, sum_shares(shard), sharding.num_shards)
-
-
-def _declare_sums(builder: ChainBuilder, group: str, count: int, num_shards: int) -> None:
-    """Sums of squares of the stretches of a shard, and those of all shards."""
-    for name, values in (("shard_squares", count), ("all_squares", num_shards * count)):
-        builder.declare(
-            Tensor(
-                tensor_id=f"{name}.{group}", size_bytes=4 * values, role="scratch",
-                dtype="float32", shape=(values,),
-            )
-        )  # fmt: skip
 
 
 def sharding_of(layout: Layout) -> Sharding | None:

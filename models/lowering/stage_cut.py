@@ -1,6 +1,7 @@
 """What a stage of a pipeline has of a model, and what of its tensors each of its replicas keeps."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from twinstream.models.adapters.adapter_layout import adapter_group, lora_of_layer
 from twinstream.models.layout import layer_of
@@ -8,8 +9,8 @@ from twinstream.models.lowering.declarations import DecoderShapes
 from twinstream.models.lowering.sharding import Sharding, sharding_of
 from twinstream.models.parallel.layout import Layout, stages_of
 from twinstream.models.parallel.orders import actions_of
-from twinstream.models.trained import all_groups, first_backward_layer, trained_groups
-from twinstream.schedule.ops import Reduction
+from twinstream.models.spec import ModelSpec
+from twinstream.models.trained import all_groups, trained_groups
 from twinstream.schedule.workload import Workload
 
 
@@ -17,23 +18,31 @@ from twinstream.schedule.workload import Workload
 class StageCut:
     """One stage: `spans` are the layers of its virtual stages, `places` which ones they are.
 
-    `actions` say what it runs, in order: forward, backward or (of an evaluation, the loss alone)
-    evaluate, which of its virtual stages, which microbatch. `replicas` are axes of a mesh over
-    which gradients are summed, and `sharding` what each of the replicas keeps, if not all. With
-    `tied` embeddings the head reads the embedding's: the first and the last stage then both have
-    them, and update them alike. Where it `overlaps`, gradients are summed over replicas beside the
-    backward pass, else that waits for each sum; the `reduction` says how.
+    `actions` say what it runs, in order: forward, backward, weight or (of an evaluation, the loss
+    alone) evaluate, which of its virtual stages, which microbatch. With `tied` embeddings the head
+    reads the embedding's: the first and the last stage then both have them, and update them alike.
     """
 
+    layout: Layout
+    tied: bool
     spans: tuple[range, ...]
     places: tuple[int, ...]
-    num_places: int
     actions: tuple[tuple[str, int, int], ...]
-    replicas: tuple[str, ...] = ()
-    sharding: Sharding | None = None
-    tied: bool = False
-    overlaps: bool = True
-    reduction: Reduction = "rank_order"
+
+    @property
+    def num_places(self) -> int:
+        """Virtual stages of the pipeline."""
+        return self.layout.pp * self.layout.virtual_stages
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Axes of the mesh over which gradients are summed."""
+        return ("dp",) if self.layout.dp > 1 else ()
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """What each of the replicas keeps; None where that is all."""
+        return sharding_of(self.layout)
 
     @property
     def first(self) -> bool:
@@ -49,6 +58,16 @@ class StageCut:
     def shares_embedding(self) -> bool:
         """Whether another stage has the same embedding."""
         return self.tied and self.first != self.last
+
+    @cached_property
+    def _last(self) -> dict[int, int]:
+        """By virtual stage the microbatch that is the last to add to gradients of weights."""
+        phase = "weight" if any(one == "weight" for one, _, _ in self.actions) else "backward"
+        return {chunk: j for one, chunk, j in self.actions if one == phase}
+
+    def completes(self, chunk: int, j: int) -> bool:
+        """Return whether a microbatch completes the gradients of a virtual stage."""
+        return self._last[chunk] == j
 
     @property
     def gathers(self) -> bool:
@@ -67,25 +86,15 @@ class StageCut:
         return self.has(group) and (group != "embedding" or self.first)
 
 
-def stage_cut(layout: Layout, num_layers: int, workload: Workload, stage: int) -> StageCut:
-    """What a stage of a layout has, and runs in a step of one replica."""
-    spans = stages_of(layout, num_layers)
+def stage_cut(layout: Layout, spec: ModelSpec, workload: Workload, stage: int) -> StageCut:
+    """Return what a stage of a layout has, and runs in a step of one replica."""
+    spans = stages_of(layout, spec.num_layers)
     places = tuple(chunk * layout.pp + stage for chunk in range(layout.virtual_stages))
-    return StageCut(
-        spans=tuple(spans[place] for place in places),
-        places=places,
-        num_places=len(spans),
-        actions=_actions(layout, workload, stage),
-        replicas=("dp",) if layout.dp > 1 else (),
-        sharding=sharding_of(layout),
-        overlaps=layout.dp_overlap,
-        reduction=layout.reduction,
-    )
+    cut = tuple(spans[place] for place in places)
+    return StageCut(layout, spec.tied_embeddings, cut, places, _actions(layout, workload, stage))
 
 
-def _actions(
-    layout: Layout, workload: Workload, stage: int
-) -> tuple[tuple[str, int, int], ...]:  # fmt: skip
+def _actions(layout: Layout, workload: Workload, stage: int) -> tuple[tuple[str, int, int], ...]:
     if not workload.forward_only:
         actions = actions_of(layout, stage, workload.rounds_per_step)
         return tuple((one.phase, one.chunk, one.microbatch) for one in actions)
@@ -131,22 +140,9 @@ class StageShapes(DecoderShapes):
         return self.cut.shares_embedding and "embedding" in self.trained
 
     @property
-    def uses(self) -> tuple[tuple[str, ...], ...]:
-        """The groups whose parameters are read together, one use after the other."""
-        found: list[tuple[str, ...]] = []
-        first = first_backward_layer(self.spec, self.recipe)
-        for phase, chunk, _ in self.cut.actions:
-            span, place = self.cut.spans[chunk], self.cut.places[chunk]
-            if phase == "forward":
-                found += [("embedding",)] if place == 0 else []
-                found += [self.of_layer(layer) for layer in span]
-                continue
-            if place == self.cut.num_places - 1:
-                found.append(self.of_head)
-            if phase == "evaluate":
-                continue
-            found += [self.of_layer(layer) for layer in reversed(span) if layer >= first]
-        return tuple(found)
+    def sharding(self) -> Sharding | None:
+        """What each replica keeps of a stage's groups."""
+        return self.cut.sharding
 
     @property
     def of_head(self) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from math import ceil, prod
 
 from twinstream.models.kernel_costs.attributes import PLACES_A_ROUND, TEMPORARY_BYTES
-from twinstream.models.kernel_costs.products import PAIR_BYTES_PER_TOKEN, pair_work
 from twinstream.models.layout import EMBEDDING, HEAD
 from twinstream.models.lowering.declarations import (
     Shapes,
@@ -59,6 +58,10 @@ class TracedLowering(StepLowering):
         }
         self._last_use = self._last_uses()
         self._begun: set[str] = set()
+
+    @staticmethod
+    def saved_per_token(model: TracedModel) -> int:
+        return model.saved_bytes_per_token
 
     def model_flops(self) -> int:
         chunks = self.workload.chunks_per_round * self.workload.rounds_per_step
@@ -170,7 +173,7 @@ class TracedLowering(StepLowering):
             TEMPORARY_BYTES: ceil(_TEMPORARIES * peak_bytes), **more,
         }  # fmt: skip
         # Nothing is dropped where a pass is compared with the reference's (TRL: disable_dropout).
-        compared = self.recipe.dpo is not None and self.model.has_randomness
+        compared = self.recipe.loss.has_reference and self.model.has_randomness
         if self.workload.forward_only or compared:
             attributes["evaluates"] = True
         if self.workload.packing is not None:
@@ -253,10 +256,10 @@ class TracedLowering(StepLowering):
             _repeated(work, tokens // rows) for task in tasks for work in task.works_at(1, rows)
         )
         peak_bytes = max(task.peak_bytes.at(1, rows) for task in tasks)
-        if self.recipe.dpo is not None:
-            works += (pair_work(tokens, self.model.dtype),)
-            peak_bytes += PAIR_BYTES_PER_TOKEN * tokens
-        more |= self._pair_attributes
+        loss = self.recipe.loss
+        works += loss.works(tokens, self.model.dtype)
+        peak_bytes += loss.bytes_per_token * tokens
+        more |= loss.attributes(self.workload)
         return self._call(kernel, kernel, works, peak_bytes, row_slice=rows, **more)
 
     def _head_operands(self, chunk: int) -> list[TaskOperand]:
@@ -272,13 +275,12 @@ class TracedLowering(StepLowering):
         for group in post.groups:
             if group not in self.model.prelude.groups:
                 self._begin_group(group, round_)
-        kernel, tasks = "head_loss", [post.training]
-        if self.recipe.dpo is not None:
-            kernel, tasks = "head_dpo", [post.evaluation, post.training]
-        call = self._head_call(kernel, *tasks, **self._gradient_dtype)
+        loss = self.recipe.loss
+        tasks = [*([post.evaluation] if loss.passes > 1 else []), post.training]
+        call = self._head_call(loss.kernel, *tasks, **self._gradient_dtype)
         for chunk in self._chunks_reversed():
             operands = [
-                *self._head_operands(chunk), *self._pair_operands(chunk),
+                *self._head_operands(chunk), *self._loss_operands(chunk),
                 *self._input_gradients(post.inputs, chunk),
                 *self._gradients(post.groups, round_), builder.accumulate("loss", "loss"),
                 self.optimizer.step_state,
@@ -287,12 +289,12 @@ class TracedLowering(StepLowering):
         self._after(HEAD, round_)
 
     def _head_alone(self, step_state: TaskOperand) -> None:
-        kernel = "head_evaluate" if self.recipe.dpo is None else "head_dpo_evaluate"
+        kernel = self.recipe.loss.evaluation_kernel
         call = self._head_call(kernel, self.model.postlude.evaluation)
         for chunk in self._chunks_reversed():
             operands = [
-                *self._head_operands(chunk), *self._pair_operands(chunk),
-                self.builder.accumulate("loss", "loss"), step_state
+                *self._head_operands(chunk), *self._loss_operands(chunk),
+                *self._row_results(chunk), self.builder.accumulate("loss", "loss"), step_state
             ]  # fmt: skip
             self._add("head_loss", call, operands, round_=0, chunk=chunk)
 
@@ -347,8 +349,8 @@ def _require_possible(model: TracedModel, workload: Workload, recipe: Recipe) ->
             f"which only twinstream's own kernels do: '{model.name}' is a traced module and needs "
             "chunks of whole sequences"
         )
-    pairs = None if recipe.dpo is None else workload.packing
-    why = chunk_refusal(model, workload.seq_len, workload.chunk_tokens, pairs)
+    longest = recipe.loss.longest(workload.seq_len, workload.packing)
+    why = chunk_refusal(model, workload.seq_len, workload.chunk_tokens, longest)
     if why is not None:
         raise TwinstreamError(why)
     if workload.packing is not None and not model.is_packed:

@@ -39,6 +39,15 @@ class Job(Node):
             shape=spec, layout=layout, seq_len=workload.seq_len, global_batch=batch, recipe=recipe
         )
 
+    def with_megatron_kernels(self) -> Self:
+        """Return the job with the kernel set `megatron`, where its recipe leaves that open."""
+        if self.recipe.kernels is not None:
+            return self
+        priced = KernelChoice(vector="megatron", attention="flash", deterministic=False)
+        return self.model_copy(
+            update={"recipe": self.recipe.model_copy(update={"kernels": priced})}
+        )
+
     @property
     def dtype(self) -> str:
         """Of activations and parameters."""

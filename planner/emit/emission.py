@@ -16,13 +16,23 @@ from twinstream.planner.lifetimes.residencies import Residency
 from twinstream.planner.pack.placement import Placement
 from twinstream.schedule.chain import Input, Output, Task
 from twinstream.schedule.derived.waits import derive_waits
-from twinstream.schedule.document import Caps, Schedule
-from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, Operand, Stream, TaskOperand
+from twinstream.schedule.document import Caps, RankSchedule
+from twinstream.schedule.ops import (
+    HOST_COMPUTE,
+    Compute,
+    Copy,
+    Feed,
+    Fetch,
+    Op,
+    Operand,
+    Stream,
+    TaskOperand,
+)
 from twinstream.schedule.tensors import DEVICE, HOST, Carried, Slot
 from twinstream.schedule.workload import MachineRef
 
 COMPUTE = Stream(queue="compute")
-HOST_COMPUTE = Stream(queue="host_compute")
+HOST_STREAM = Stream(queue=HOST_COMPUTE)
 H2D = Stream(queue="h2d")
 H2D_INPUTS = Stream(queue="h2d_inputs")  # so that tokens do not wait behind layers in one queue
 D2H = Stream(queue="d2h")
@@ -40,7 +50,7 @@ class Emitted:
         positions: by op, the position of the task before or after which it is issued.
     """
 
-    schedule: Schedule
+    schedule: RankSchedule
     placement: Placement
     residency_of_copy: Mapping[str, int]
     positions: Sequence[int]
@@ -53,7 +63,7 @@ def emitted(placement: Placement, machine: Machine, caps: Caps, policy: str) -> 
     slots = tuple(emission.slots.values())
     chain = placement.chain
     used_calls = {op.call for op in ops if isinstance(op, Compute)}
-    schedule = Schedule(
+    schedule = RankSchedule(
         tensors=chain.tensors,
         slots=slots,
         calls={name: call for name, call in chain.calls.items() if name in used_calls},
@@ -174,7 +184,7 @@ class _Emission:
         for operand in task.operands:
             if operand.mode == "read":
                 ops += self._fed(operand.tensor, operand.version, self.homes[self._unit(operand)])
-        ops.append(self._compute(task, HOST_COMPUTE, self.homes))
+        ops.append(self._compute(task, HOST_STREAM, self.homes))
         for index, leaves in self.traffic.refreshes.get(task.task_id, {}).items():
             ops += self._copies_in(index, leaves)
         return ops

@@ -17,7 +17,7 @@ from twinstream.planner.emit.task_ops import (
 from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.derived.waits import derive_waits
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute, Op
 from twinstream.schedule.tensors import DEVICE, Carried, Slot
 
@@ -56,7 +56,7 @@ class MergedChain:
         left = max(0, caps.device_bytes - self.apart_bytes)
         return caps.model_copy(update={"device_bytes": left})
 
-    def written_out(self, plan: Schedule, caps: Caps) -> Schedule:
+    def written_out(self, plan: RankSchedule, caps: Caps) -> RankSchedule:
         """The plan of `planned` with all tasks of `whole`, exchanges on their own queues."""
         whole, own = self.whole, self.slots
         ends = (s.offset_bytes + s.size_bytes for s in plan.slots if s.tier == DEVICE)

@@ -8,7 +8,7 @@ from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.pack.slot_pools import pooled_slots
 from twinstream.schedule.chain import COMMUNICATE, Chain, Task
 from twinstream.schedule.derived.waits import derive_waits
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import (
     Communicate,
     Compute,
@@ -96,7 +96,7 @@ class TaskWriter:
         return self._slots[several.get(operand.name, tensor)]
 
 
-def resident_schedule(chain: Chain, machine: MachineRef, caps: Caps) -> Schedule:
+def resident_schedule(chain: Chain, machine: MachineRef, caps: Caps) -> RankSchedule:
     """The chain with all tensors on the device, and with all waits that this implies.
 
     Those of its pools are in their slots in turn, and every other one is in a slot of its own.
@@ -105,7 +105,7 @@ def resident_schedule(chain: Chain, machine: MachineRef, caps: Caps) -> Schedule
     slots = behind_one_another(own.values(), 0)
     writer = TaskWriter(chain, {name: slot.slot_id for name, slot in own.items()})
     ops = derive_waits(tuple([writer.op(task) for task in chain.tasks]), chain.tensors, slots)
-    return Schedule.model_construct(
+    return RankSchedule.model_construct(
         schema_version=1, tensors=chain.tensors, slots=slots, calls=kernel_calls(chain), ops=ops,
         carried=tuple([Carried(tensor=name, slot=own[name].slot_id) for name in chain.persistent]),
         caps=caps, workload=chain.workload, model=chain.model, recipe=chain.recipe,

@@ -20,14 +20,14 @@ from twinstream.planner.lifetimes.rounds import SIMULATED_ROUNDS, Folding, Place
 from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.planner.pack.placement import Placement
 from twinstream.schedule.chain import Chain, Task
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import SeveralRanksError
 from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op, Operand
 
 _REPEATED = 2  # the round that further ones are like; the one before it is, too
 
 
-def repeated(make: Callable[[Chain], Emitted], chain: Chain) -> Schedule:
+def repeated(make: Callable[[Chain], Emitted], chain: Chain) -> RankSchedule:
     """Plan a few rounds, and repeat the middle ones for all rounds of the chain.
 
     Args:
@@ -62,7 +62,7 @@ def _stands_for(task_id: str, few: Chain, chain: Chain) -> str:
 
 def with_all_rounds(
     few: Emitted, make: Callable[[Chain], Emitted | None], chain: Chain
-) -> Schedule | None:
+) -> RankSchedule | None:
     """Return a plan of a few rounds with all of them, made one by one if the few do not repeat.
 
     None where they do not fit.
@@ -84,7 +84,7 @@ def with_all_rounds(
     return None if more is None else more.schedule
 
 
-def unrolled(few: Emitted, chain: Chain) -> Schedule | None:
+def unrolled(few: Emitted, chain: Chain) -> RankSchedule | None:
     """Return the schedule of a chain of more rounds; None where the few do not repeat.
 
     Args:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from twinstream.schedule.derived.makers import with_makers
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.proof.accesses import AccessMap
 
 
@@ -14,7 +14,7 @@ class Dataflow:
     since, the schedule would not be safe. What nobody wrote is there when a pass begins.
     """
 
-    def __init__(self, schedule: Schedule, num_ops: int) -> None:
+    def __init__(self, schedule: RankSchedule, num_ops: int) -> None:
         self.num_ops = num_ops
         accesses = AccessMap(schedule.tensors, schedule.slots)
         written: dict[tuple[int, int, int], int] = {}

@@ -10,14 +10,14 @@ from twinstream.schedule.chain import COMMUNICATE, Chain, Output, Task
 from twinstream.schedule.cluster.communication import counted_anew
 from twinstream.schedule.derived.flush import without_updates
 from twinstream.schedule.derived.waits import derive_waits
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import require
 from twinstream.schedule.ops import Communicate, Compute, Copy, Fetch, Op, Operand
 from twinstream.schedule.proof.conforms import require_conforming
-from twinstream.schedule.proof.verify import require_safe
+from twinstream.schedule.proof.verify import require_safe_rank
 
 
-def evaluation_of(training: Schedule) -> Schedule:
+def evaluation_of(training: RankSchedule) -> RankSchedule:
     """Return the forward of a training schedule's first round as a schedule of its own; proven.
 
     It has the slots of the training, finds the state where a pass of the training leaves it, and
@@ -37,18 +37,18 @@ def evaluation_of(training: Schedule) -> Schedule:
             carries: it says what stands in the way.
         UnsafeSchedule: the training schedule is not safe or not conforming itself.
     """
-    require("training", training, Schedule)
+    require("training", training, RankSchedule)
     if training.workload.forward_only:
         raise NoEvaluation("the schedule is forward only already: give one of training")
     training = without_updates(training)
     chain = lower_again(training.model_copy(update={"workload": training.workload.forward}))
     schedule = forward_of(training, chain)
-    require_safe(schedule)
+    require_safe_rank(schedule)
     require_conforming(schedule, chain)
     return schedule
 
 
-def forward_of(training: Schedule, chain: Chain) -> Schedule:
+def forward_of(training: RankSchedule, chain: Chain) -> RankSchedule:
     """Return the same, not proven; also for the schedule of one rank among several.
 
     Args:
@@ -72,7 +72,7 @@ def forward_of(training: Schedule, chain: Chain) -> Schedule:
     )
 
 
-def _ops(training: Schedule, chain: Chain) -> tuple[Op, ...]:
+def _ops(training: RankSchedule, chain: Chain) -> tuple[Op, ...]:
     """Without sound waits."""
     tasks = _tasks(training, chain)
     flow = Dataflow(training, max(tasks) + 1)
@@ -88,7 +88,7 @@ def _ops(training: Schedule, chain: Chain) -> tuple[Op, ...]:
     return with_state_kept(training, chain, flow, ops, results)
 
 
-def _tasks(training: Schedule, chain: Chain) -> dict[int, Compute | Communicate]:
+def _tasks(training: RankSchedule, chain: Chain) -> dict[int, Compute | Communicate]:
     """By position in the training, its ops that carry out the tasks of a forward alone."""
     tasks = {task.task_id: task for task in chain.tasks}
     found: dict[int, Compute | Communicate] = {}
@@ -130,7 +130,7 @@ def _forward_of(op: Compute, task: Task) -> Compute:
 
 
 def _handed_out(
-    training: Schedule, output: Output, ops: Iterable[Compute | Communicate]
+    training: RankSchedule, output: Output, ops: Iterable[Compute | Communicate]
 ) -> Iterator[tuple[int, Op]]:
     """The copy and the fetch of a result, as training has them of that version or last; where."""
     fetches = [

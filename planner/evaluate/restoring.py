@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from twinstream.planner.evaluate.dataflow import Dataflow
 from twinstream.planner.evaluate.errors import NoEvaluation
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Copy, Op, Stream
 from twinstream.schedule.proof.accesses import Access, AccessMap
 from twinstream.schedule.proof.memory_cells import GARBAGE, MemoryCell, MemoryCells
@@ -22,7 +22,7 @@ _BY_CONVENTION = {
 
 
 def with_state_kept(
-    training: Schedule,
+    training: RankSchedule,
     chain: Chain,
     flow: Dataflow,
     kept: Mapping[int, Op],
@@ -56,7 +56,11 @@ def with_state_kept(
 
 
 def _first_saves(
-    training: Schedule, accesses: AccessMap, num_ops: int, kept: Mapping[int, Op], leaves: set[int]
+    training: RankSchedule,
+    accesses: AccessMap,
+    num_ops: int,
+    kept: Mapping[int, Op],
+    leaves: set[int],
 ) -> set[int]:
     """For each leaf the first copy left out of what a pass begins with, which is version 0."""
     found: dict[int, int] = {}
@@ -80,7 +84,7 @@ class _Lost:
 class _State:
     """Where what a pass begins with lies when it ends."""
 
-    def __init__(self, training: Schedule, chain: Chain, ops: Sequence[Op]) -> None:
+    def __init__(self, training: RankSchedule, chain: Chain, ops: Sequence[Op]) -> None:
         self.map = AccessMap(chain.tensors, training.slots)
         self.carried = training.carried
         self._memory = [MemoryCells() for _ in self.map.tiers]
@@ -124,7 +128,7 @@ class _State:
         return cell is not None and (cell.leaf, cell.version) == (leaf, 0)
 
 
-def _restored(training: Schedule, state: _State, ops: Sequence[Op]) -> list[Copy]:
+def _restored(training: RankSchedule, state: _State, ops: Sequence[Op]) -> list[Copy]:
     """Copies that put back what was lost; first what the next pass asks for first."""
     first_use: dict[str, int] = {}
     for position, op in enumerate(ops):
@@ -165,7 +169,7 @@ def _copies_back(
     ]
 
 
-def _streams(training: Schedule, accesses: AccessMap) -> dict[tuple[str, str], Stream]:
+def _streams(training: RankSchedule, accesses: AccessMap) -> dict[tuple[str, str], Stream]:
     """By kinds of memory, from and to, the stream on which training copies state so."""
     found: dict[tuple[str, str], Stream] = {}
     persistent, slots = {item.tensor for item in training.carried}, accesses.slots

@@ -10,10 +10,10 @@ from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.planner.rules.fitting import first_fitting
 from twinstream.planner.rules.resident import resident_placement
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 
 
-def plan_full_recompute(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
+def plan_full_recompute(chain: Chain, machine: Machine, caps: Caps) -> RankSchedule:
     """Parameters, gradients and optimizer state stay on the device; every block is checkpointed.
 
     Models a PyTorch loop that wraps each block in `torch.utils.checkpoint`: backward runs after a

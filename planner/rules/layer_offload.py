@@ -14,11 +14,11 @@ from twinstream.planner.lifetimes.residencies import Residency, chosen_residenci
 from twinstream.planner.lifetimes.uses import Unit, UnitMap
 from twinstream.planner.rules.fitting import RulePlacement, first_fitting
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute, Copy
 
 
-def plan_layer_offload(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
+def plan_layer_offload(chain: Chain, machine: Machine, caps: Caps) -> RankSchedule:
     """Parameters, gradients and optimizer state live on the host, which runs AdamW.
 
     Models PyTorch's FSDP with CPU offload of parameters, on one device. A layer's parameters are
@@ -103,7 +103,7 @@ def _placed(chain: Chain, units: UnitMap, level: str | None) -> RulePlacement:
     return RulePlacement.of(chain, tasks, units, residencies)
 
 
-def _synchronous(schedule: Schedule) -> Schedule:
+def _synchronous(schedule: RankSchedule) -> RankSchedule:
     """The schedule whose first load of parameters waits for the whole update of the step before.
 
     All computing waits for that load. The update itself begins after the last gradient: that is

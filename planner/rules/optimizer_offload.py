@@ -14,10 +14,10 @@ from twinstream.planner.lifetimes.residencies import Residency, TaskClock, unbro
 from twinstream.planner.lifetimes.uses import UnitMap
 from twinstream.planner.rules.fitting import RulePlacement, first_fitting
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 
 
-def plan_optimizer_offload(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
+def plan_optimizer_offload(chain: Chain, machine: Machine, caps: Caps) -> RankSchedule:
     """Parameters, gradients and activations on the device; optimizer state and AdamW on the host.
 
     Models ZeRO-Offload on one device. Gradients accumulate on the device and go to the host as

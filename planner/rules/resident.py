@@ -16,10 +16,10 @@ from twinstream.planner.lifetimes.uses import UnitMap, uses_by_unit
 from twinstream.planner.pack.placement import Placement
 from twinstream.planner.rules.fitting import RulePlacement, first_fitting
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 
 
-def plan_resident(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
+def plan_resident(chain: Chain, machine: Machine, caps: Caps) -> RankSchedule:
     """Parameters, gradients, optimizer state and saved activations never leave the device.
 
     Only inputs and the loss pass through host memory. All blocks share one recompute level, the

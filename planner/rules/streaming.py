@@ -23,7 +23,7 @@ from twinstream.planner.pack.placement import Placement
 from twinstream.planner.rules.fitting import RulePlacement
 from twinstream.planner.rules.levels import LevelChoice, saved_blocks
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 
 _MARGINS_IN_BLOCKS = (2.0, 1.0, 0.5, 0.0)
 
@@ -51,7 +51,7 @@ class _Candidate:
     host_bytes: int
 
 
-def plan_streaming(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
+def plan_streaming(chain: Chain, machine: Machine, caps: Caps) -> RankSchedule:
     """Stream parameters, gradients, optimizer state and saved activations through the device.
 
     Every unit of state has its home in host memory. It is fetched ahead of its use in order of

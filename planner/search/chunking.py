@@ -7,7 +7,7 @@ from math import inf
 from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.models.lowering.lower import saved_per_token
 from twinstream.models.model import AnyModel, chunk_refusal
-from twinstream.models.spec import ModelSpec, layer_parameters
+from twinstream.models.spec import layer_parameters
 from twinstream.planner.limits import LIMITS, SearchLimits
 from twinstream.planner.request import ChunkingError, TrainingStep
 from twinstream.schedule.workload import Workload
@@ -87,10 +87,10 @@ def hiding_tokens(spec: AnyModel, limits: SearchLimits = LIMITS) -> int:
     >>> [hiding_tokens(load_preset(name)) for name in ("8b", "mixtral-8x7b", "qwen3-30b-a3b")]
     [2400, 8833, 26288]
     """
-    if not isinstance(spec, ModelSpec):
+    if (decoder := spec.decoder) is None:
         return 0
-    layer = layer_parameters(spec)
-    active = layer.active(spec.experts.per_token if spec.experts else 0)
+    layer = layer_parameters(decoder)
+    active = layer.active(decoder.experts.per_token if decoder.experts else 0)
     # tokens x 6 active FLOPs (forward and backward) = 2 x itemsize x total bytes x FLOPs per byte
     return round(2 * spec.itemsize * limits.flops_per_byte * layer.total / (6 * active))
 
@@ -194,7 +194,7 @@ def _check(spec: AnyModel, step: TrainingStep) -> None:
 
 
 def _may_slice(spec: AnyModel, step: TrainingStep) -> bool:
-    return spec.slices_sequences and step.packing is None
+    return spec.slices_sequences and step.packing is None and step.cache is None
 
 
 def _lengths(step: TrainingStep) -> str:
@@ -230,8 +230,8 @@ def _chunk_sizes(spec: AnyModel, step: TrainingStep, limits: SearchLimits) -> li
 
 
 def _workload(spec: AnyModel, step: TrainingStep, chunk_tokens: int) -> Workload:
-    pairs = None if step.recipe.dpo is None else step.packing
-    if (why := chunk_refusal(spec, step.seq_len, chunk_tokens, pairs)) is not None:
+    longest = step.recipe.loss.longest(step.seq_len, step.packing)
+    if (why := chunk_refusal(spec, step.seq_len, chunk_tokens, longest)) is not None:
         raise ChunkingError(why)
     per_sequence = max(1, step.pack_tokens // chunk_tokens)
     groups = step.tokens_per_step // (chunk_tokens * per_sequence) if step.tokens_per_step else None
@@ -240,8 +240,16 @@ def _workload(spec: AnyModel, step: TrainingStep, chunk_tokens: int) -> Workload
         if chunks % per_sequence or (groups and groups % (chunks // per_sequence)):
             raise _misfit(chunks, chunk_tokens, per_sequence, groups)
     else:
-        chunks = per_sequence * _groups_per_round(spec, chunk_tokens * per_sequence, groups)
+        group_tokens = chunk_tokens * per_sequence
+        chunks = per_sequence * _groups_per_round(
+            spec, group_tokens, groups, forward_only=step.forward_only
+        )
     rounds = groups // (chunks // per_sequence) if groups else 1
+    if step.forward_only and rounds > 1:
+        raise ChunkingError(
+            f"{chunks} chunks of {chunk_tokens:,} tokens are not the {step.tokens_per_step:,} of a "
+            f"pass, which is one round: leave chunks per round out"
+        )
     if rounds > _MOST_BLOCKS:
         num_blocks = 2 * spec.num_layers * chunks * rounds
         raise _too_large(chunk_tokens * chunks * rounds, chunk_tokens, num_blocks)
@@ -251,6 +259,9 @@ def _workload(spec: AnyModel, step: TrainingStep, chunk_tokens: int) -> Workload
         chunks_per_round=chunks,
         rounds_per_step=rounds,
         packing=step.packing_of(chunk_tokens),
+        forward_only=step.forward_only,
+        cache=step.cache,
+        result=step.result,
     )
 
 
@@ -268,8 +279,12 @@ def _misfit(chunks: int, chunk_tokens: int, per_sequence: int, groups: int | Non
     )
 
 
-def _groups_per_round(spec: AnyModel, group_tokens: int, groups: int | None) -> int:
+def _groups_per_round(
+    spec: AnyModel, group_tokens: int, groups: int | None, *, forward_only: bool
+) -> int:
     """So many that a layer's saved activations come to about its parameters; a divisor."""
+    if forward_only and groups is not None:
+        return groups
     # a round loads a layer's parameters once for all chunks, and holds their activations
     wanted = max(1, round(spec.layer_bytes / (group_tokens * saved_per_token(spec))))
     if groups is None:

@@ -1,12 +1,12 @@
 """The times at which tasks ran in a simulated plan."""
 
 from twinstream.planner.lifetimes.residencies import TaskClock
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.timeline import PassSpans
 
 
-def simulated_clock(schedule: Schedule, spans: PassSpans, pass_ns: float) -> TaskClock:
+def simulated_clock(schedule: RankSchedule, spans: PassSpans, pass_ns: float) -> TaskClock:
     """Return a clock in which each task lasts from its start to the start of the next one."""
     starts_ns = [
         start

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import SearchLimits
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute, Copy
 from twinstream.schedule.timeline import PassSpans
 
@@ -35,7 +35,7 @@ class Stall:
 
 def less_where_waited(
     shares: Shares,
-    schedule: Schedule,
+    schedule: RankSchedule,
     spans: PassSpans,
     views: tuple[ChainView, ChainView],
     limits: SearchLimits,
@@ -83,7 +83,7 @@ def less_where_waited(
     return less_of_each if less_of_each != shares else None
 
 
-def stalls(schedule: Schedule, spans: PassSpans) -> list[Stall]:
+def stalls(schedule: RankSchedule, spans: PassSpans) -> list[Stall]:
     """Return all waits of compute for copies, in order."""
     position = {op.op_id: i for i, op in enumerate(schedule.ops)}
     busy_since = _busy_since(schedule, spans)
@@ -103,7 +103,7 @@ def stalls(schedule: Schedule, spans: PassSpans) -> list[Stall]:
     return found
 
 
-def _busy_since(schedule: Schedule, spans: PassSpans) -> NDArray[np.int64]:
+def _busy_since(schedule: RankSchedule, spans: PassSpans) -> NDArray[np.int64]:
     """For each op since when its queue has been busy without a pause."""
     since = np.zeros(len(schedule.ops), dtype=np.int64)
     last: dict[str, int] = {}

@@ -26,7 +26,7 @@ from twinstream.planner.search.clock import simulated_clock
 from twinstream.planner.search.cuts import StepCut
 from twinstream.planner.search.knobs import Attempt, Knobs, Rule, SimulatedPlan
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.workload import Workload
 
 _ROUNDING = 5  # host steps that the program does not get at first: units are moved whole
@@ -142,7 +142,7 @@ class CutPlanner:
         """Write out the schedule of a few rounds."""
         return emitted(packed.placement, self.machine, self.caps, "optimal")
 
-    def schedule(self, attempt: Attempt, chain: Chain) -> Schedule | None:
+    def schedule(self, attempt: Attempt, chain: Chain) -> RankSchedule | None:
         """Return the attempt with all rounds of the step; None where these do not fit after all."""
         packed, simulated, rule = attempt.packed, attempt.simulated, attempt.knobs.rule
         assert simulated is not None, "a plan was found"

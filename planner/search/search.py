@@ -10,14 +10,14 @@ from twinstream.planner.search.cuts import Cuts, StepCut
 from twinstream.planner.search.knobs import Attempt
 from twinstream.planner.search.tuning import fastest, tuning_path
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
 
 _Made = tuple[Attempt, CutPlanner]
 
 
-def search(cuts: Cuts, evaluator: Evaluator) -> tuple[Schedule, Chain] | None:
+def search(cuts: Cuts, evaluator: Evaluator) -> tuple[RankSchedule, Chain] | None:
     """Return the fastest plan found within the caps, and its chain; None where none is found."""
     made: list[_Made] = []
     for cut in promising(cuts, made):

@@ -1,5 +1,6 @@
 """Propose the tokens of a step, where the user leaves them open."""
 
+from dataclasses import replace
 from math import ceil
 
 from twinstream.models.lowering.lower import lower
@@ -13,6 +14,7 @@ from twinstream.schedule.workload import Workload
 _MANY_ROUNDS = 128
 _MOST_CHUNKS_BOUNDED = 8
 _SPARE_ROUNDS = 8
+_MOST_DOUBLINGS = 8
 
 
 def proposed_tokens(request: PlanRequest) -> int:
@@ -21,12 +23,15 @@ def proposed_tokens(request: PlanRequest) -> int:
     The share is the step's `optimizer_overhead`. The optimizer takes what a step takes beyond its
     rounds, each as long as a further one would be; both by the lower bound within the caps, or
     without them where nothing fits. They are whole rounds of the preferred chunking; where that is
-    not fixed, up to an eighth more, so that rounds can be merged into larger ones.
+    not fixed, up to an eighth more, so that rounds can be merged into larger ones. Where nothing is
+    updated they are those of a pass with which twice as many gain less than that share.
 
     Raises:
         ChunkingError: a round takes no time.
     """
     step = request.step
+    if step.forward_only:
+        return _tokens_of_a_pass(request)
     workload = chunkings(request.spec, step)[0]
     short = _shortened(workload)
     round_s, beyond_s = _round_and_beyond_s(request, short, request.caps)
@@ -45,6 +50,31 @@ def proposed_tokens(request: PlanRequest) -> int:
             several *= 2
         rounds = ceil(rounds / several) * several
     return workload.chunk_tokens * workload.chunks_per_round * rounds
+
+
+def _tokens_of_a_pass(request: PlanRequest) -> int:
+    """Return the fewest tokens of a forward pass, doubled from a chunk's on, with which parameters
+    that stream in cost next to nothing."""
+    step = request.step
+    chunk = chunkings(request.spec, step)[0]
+    tokens = chunk.chunk_tokens * chunk.chunks_per_sequence
+    least = _seconds_per_token(request, tokens)
+    for _ in range(_MOST_DOUBLINGS):
+        more = _seconds_per_token(request, 2 * tokens)
+        if more >= (1.0 - step.optimizer_overhead) * least:
+            break
+        tokens, least = 2 * tokens, more
+    return tokens
+
+
+def _seconds_per_token(request: PlanRequest, tokens: int) -> float:
+    """By the lower bound within the caps, or without them where nothing fits."""
+    workload = chunkings(request.spec, replace(request.step, tokens_per_step=tokens))[0]
+    chain = lower(request.spec, workload, request.recipe)
+    bound = lower_bound(chain, request.machine, request.caps)
+    bound = bound or lower_bound(chain, request.machine, Caps())
+    assert bound is not None, "without caps all fits"
+    return bound.step_s / tokens
 
 
 def _shortened(workload: Workload) -> Workload:

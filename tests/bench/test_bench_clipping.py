@@ -11,8 +11,8 @@ from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.derived.flush import flush_of
-from twinstream.schedule.proof.verify import verify
-from twinstream.simulator.replay import simulate, steady_state
+from twinstream.schedule.proof.verify import verify_rank
+from twinstream.simulator.replay import simulate_rank, steady_state
 
 MOST = 0.02  # of the step without clipping
 # model, machine, sequence length, tokens a step, device and host cap
@@ -38,7 +38,7 @@ def test_bench_clipping(capsys: pytest.CaptureFixture[str]) -> None:
     lines = ["", " ".join(map(str, CELL))]
     for name, one in asked.items():
         start_s = perf_counter()
-        plan = Planner(steady_state).plan(one)
+        plan = Planner(steady_state).plan(one).only
         planning_s = perf_counter() - start_s
         assert plan.bound is not None
         steps_s[name] = steady_state(plan, one.machine).step_ns / 1e9
@@ -50,8 +50,8 @@ def test_bench_clipping(capsys: pytest.CaptureFixture[str]) -> None:
             f"{plan.recipe['optimizer']}, planned in {planning_s:.0f} s"
         )
         if (flush := flush_of(plan)) is not None:
-            assert verify(flush) == []
-            flush_s = simulate(flush, one.machine).cold_ns / 1e9
+            assert verify_rank(flush) == []
+            flush_s = simulate_rank(flush, one.machine).cold_ns / 1e9
             lines.append(f"{'':16} a flush takes {flush_s:.3f} s, {len(flush.ops)} ops")
     with capsys.disabled():
         print("\n".join(lines))

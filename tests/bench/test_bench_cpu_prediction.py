@@ -26,7 +26,7 @@ from twinstream.models.presets import load_preset
 from twinstream.models.recipe import BEFORE_NEXT_USE, KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.request import TrainingStep
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import RankTimeline
 from twinstream.schedule.workload import Workload
 
 
@@ -82,7 +82,7 @@ class Row:
     case: Case
     share: float | None
     schedule: ts.Schedule
-    timeline: Timeline
+    timeline: RankTimeline
     losses: tuple[float, ...]
     num_runs: int
 

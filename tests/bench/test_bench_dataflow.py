@@ -31,7 +31,7 @@ from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.planner.proof import step_bound
 from twinstream.planner.request import TrainingStep
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.workload import Workload
 
@@ -47,7 +47,7 @@ class Result:
     """What one cell gave; `cold_s` and `steady_s` contain `added_s`, the bound does not."""
 
     reference: Reference
-    schedule: Schedule
+    schedule: RankSchedule
     cold_s: float
     steady_s: float
     added_s: float
@@ -160,7 +160,7 @@ def claims(found: Sequence[Result]) -> list[tuple[str, bool]]:
     ]
 
 
-def carried_bytes(schedule: Schedule) -> int:
+def carried_bytes(schedule: RankSchedule) -> int:
     """Bytes on the device at the boundary between passes, filled before the first."""
     tensors = {tensor.tensor_id: tensor.size_bytes for tensor in schedule.tensors}
     on_device = {slot.slot_id for slot in schedule.slots if slot.tier == DEVICE}

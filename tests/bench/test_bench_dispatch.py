@@ -33,8 +33,8 @@ from twinstream.executor.state.training_state import initial_state
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.document import Schedule
-from twinstream.schedule.timeline import HostCost, Timeline
+from twinstream.schedule.document import RankSchedule
+from twinstream.schedule.timeline import HostCost, RankTimeline
 from twinstream.schedule.workload import Workload
 
 pytestmark = pytest.mark.bench
@@ -101,7 +101,7 @@ class NoGpu:
         return
 
 
-def loop_cost(schedule: Schedule, *, timed: bool, graphs: bool) -> tuple[HostCost, float]:
+def loop_cost(schedule: RankSchedule, *, timed: bool, graphs: bool) -> tuple[HostCost, float]:
     """As the loop measures it, and the CPU time of the thread, ns per op."""
     program = compile_program(schedule)
     works = [lambda pass_index: None for _ in program.launches]
@@ -190,7 +190,7 @@ def test_bench_the_host_of_a_kernel(monkeypatch, capsys):
 # --- on a GPU
 
 
-def measured(schedule: Schedule, *, timed: int, graphs: Graphs) -> Timeline:
+def measured(schedule: RankSchedule, *, timed: int, graphs: Graphs) -> RankTimeline:
     spec = ModelSpec.model_validate(schedule.model.spec)
     options = RunOptions("cuda", num_passes=9, timed_passes=timed, graphs=graphs)
     tokens = random_tokens(schedule, spec.vocab_size)

@@ -8,7 +8,7 @@ from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.simulator.replay import steady_state
 
 MODEL, MACHINE, SEQ_LEN = "8b", "h100", 2048
@@ -55,15 +55,15 @@ def test_bench_lora_against_full_training(tokens_per_step, attention, capsys):
 
 def planned(
     tokens_per_step: int | None, attention: str | None, lora: Lora | None, choices: Choices
-) -> Schedule:
+) -> RankSchedule:
     """`None` of attention is what the planner takes for this machine by itself."""
     kernels = attention and KernelChoice(vector="triton", attention=attention)
     step = TrainingStep(SEQ_LEN, tokens_per_step, recipe=Recipe(lora=lora, kernels=kernels))
     request = PlanRequest.of(MODEL, MACHINE, step=step, **LIMITS, choices=choices)
-    return Planner(steady_state).plan(request, name_caps=False)
+    return Planner(steady_state).plan(request, name_caps=False).only
 
 
-def speed_of(plan: Schedule) -> float:
+def speed_of(plan: RankSchedule) -> float:
     """Tokens/s, as simulated."""
     step_ns = steady_state(plan, load_machine(MACHINE)).step.step_ns
     return plan.workload.tokens_per_step * 1e9 / step_ns

@@ -17,9 +17,9 @@ from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
 from twinstream.schedule.document import Caps
 from twinstream.simulator.replay import steady_state
+from twinstream.study.answer import Answer
 from twinstream.study.explore.answers import Answers, State
 from twinstream.study.one_device import DeviceQuery
-from twinstream.study.planned_step import PlannedStep
 from twinstream.study.sweep.cells import OK, Cell, run_cell
 
 pytestmark = pytest.mark.bench
@@ -37,7 +37,7 @@ def of_a_sweep(caps: Caps) -> bool:
 
 def of_the_explorer(caps: Caps) -> bool:
     state = State(tokens_per_step="", device_mem=str(caps.device_bytes), host_mem="")
-    return isinstance(ANSWERS.answer(state, "h100"), PlannedStep)
+    return isinstance(ANSWERS.answer(state, "h100"), Answer)
 
 
 def resident_mib() -> float:

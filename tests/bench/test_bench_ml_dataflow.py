@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from twinstream.fidelity.cells import cell_of, key_of, sizing_of
+from twinstream.fidelity.seed_system.cells import cell_of, key_of, sizing_of
 from twinstream.fidelity.seed_system.sizing import SizingRefused
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
 from twinstream.models.lowering.lower import lower_again
 from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 
 GIB = 2**30
 TABLE = "TWINSTREAM_MEASURED"
@@ -65,7 +65,7 @@ def test_bench_recorded_schedules_are_safe(rows, capsys):
     distinct = {key_of(row): row for row in rows if row.status == "ok"}
     for row in distinct.values():
         schedule = cell_of(row).schedule
-        assert verify(schedule) == [], row.line
+        assert verify_rank(schedule) == [], row.line
         assert conforms(schedule, lower_again(schedule)) == [], row.line
     with capsys.disabled():
         print(f"\n{len(distinct)} distinct schedules are safe and conform")

@@ -26,7 +26,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.planner.request import TrainingStep
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute
 
 BATCH, SEQ_LEN, TURNS = 4, 256, 3
@@ -49,7 +49,7 @@ def model_of(family: str) -> TracedModel:
     return trace(ModuleSource(config=config), dtype="float32", seq_len=SEQ_LEN)
 
 
-def measured(schedule: Schedule) -> tuple[float, float]:
+def measured(schedule: RankSchedule) -> tuple[float, float]:
     """Seconds of the fastest pass, with updates and without."""
     run = ts.execute(schedule, ts.RunSettings(backend="cpu", num_steps=6))
     computes = [at for at, op in enumerate(schedule.ops) if isinstance(op, Compute)]

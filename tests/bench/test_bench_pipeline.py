@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from twinstream.clusters.conforms import conforms_cluster
+from twinstream.clusters.conforms import conforms
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.schedule.cluster.verify_cluster import verify_cluster
+from twinstream.schedule.cluster.verify import verify
 from twinstream.schedule.document import Caps
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
@@ -32,7 +32,7 @@ def test_bench_planning_of_a_pipeline(pp, microbatches, capsys):
     begun = time.perf_counter()
     document = plan_pipeline(stages, load_machine("h100"), Caps(device_bytes=80 * 2**30))
     planned_s = time.perf_counter() - begun
-    assert verify_cluster(document) == [] == conforms_cluster(document)
+    assert verify(document) == [] == conforms(document)
     most = max(arena_bytes(part, DEVICE) for part in document.schedules.values())
     ops = sum(len(part.ops) for part in document.schedules.values())
     with capsys.disabled():

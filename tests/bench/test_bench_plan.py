@@ -15,10 +15,10 @@ from twinstream.models.recipe import Recipe
 from twinstream.planner.policies import optimizer_place
 from twinstream.planner.request import TrainingStep, caps_of
 from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
-from twinstream.simulator.replay import simulate
+from twinstream.simulator.replay import simulate_rank
 
 STREAMED_GIB = 24
 # policy, model, device cap in GiB (None: all)
@@ -44,11 +44,11 @@ def test_bench_plan_of_many_rounds(rounds, policy, model, device_gib, capsys):
     schedule = plan_step(load_preset(model), step, machine, caps, policy)
     seconds = time.perf_counter() - begun
     chain = lower(load_preset(model), schedule.workload, Recipe(optimizer=optimizer_place(policy)))
-    assert verify(schedule) == []
+    assert verify_rank(schedule) == []
     assert conforms(schedule, chain) == []
     if device_gib is not None:
         assert 0.85 * device_gib < arena_bytes(schedule, DEVICE) / 2**30 <= device_gib
-    step_s = simulate(schedule, machine).step_ns / 1e9
+    step_s = simulate_rank(schedule, machine).step_ns / 1e9
     # no step is faster than its matmuls at peak: 989 TFLOP/s (NVIDIA H100 SXM datasheet, dense)
     assert step_s > schedule.model_flops / 989e12
     with capsys.disabled():

@@ -15,11 +15,11 @@ from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.request import TrainingStep, caps_of
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.replay import SteadyState, simulate, steady_state
+from twinstream.simulator.replay import SteadyState, simulate_rank, steady_state
 
 pytestmark = pytest.mark.bench
 H100 = load_machine("h100")
@@ -51,7 +51,7 @@ STEPS += [
 def test_seconds_to_plan(machine, model, seq_len, tokens, device, host):
     simulated, on = 0, load_machine(machine)
 
-    def evaluator(schedule: Schedule, machine: Machine) -> SteadyState:
+    def evaluator(schedule: RankSchedule, machine: Machine) -> SteadyState:
         nonlocal simulated
         simulated += 1
         return steady_state(schedule, machine)
@@ -62,7 +62,7 @@ def test_seconds_to_plan(machine, model, seq_len, tokens, device, host):
     start_s = time.perf_counter()
     schedule = plan_step(load_model(model), step, on, caps, evaluator=evaluator)
     seconds = time.perf_counter() - start_s
-    step_s = simulate(schedule, on).step_ns / 1e9
+    step_s = simulate_rank(schedule, on).step_ns / 1e9
     workload, bound = schedule.workload, schedule.bound
     assert bound is not None and bound.family_step_s is not None
     assert bound.family_step_s <= bound.step_s <= step_s
@@ -118,9 +118,9 @@ def test_the_caps_that_a_refusal_names_would_do(case, side):
     on_device, on_host = named(*case)
     *step, device, host = case
     if side == "device" and on_device:
-        assert verify(planned(*step, on_device, f"{host}GiB")) == []
+        assert verify_rank(planned(*step, on_device, f"{host}GiB")) == []
     if side == "host" and on_host:
-        assert verify(planned(*step, f"{device}GiB", on_host)) == []
+        assert verify_rank(planned(*step, f"{device}GiB", on_host)) == []
 
 
 @cache
@@ -136,7 +136,7 @@ def named(
     return on_device, on_host
 
 
-def planned(model: str, seq_len: int, tokens: int, device_mem: str, host_mem: str) -> Schedule:
+def planned(model: str, seq_len: int, tokens: int, device_mem: str, host_mem: str) -> RankSchedule:
     recipe = Recipe(kernels=KernelChoice(vector="triton", attention="sdpa_flash"))
     step = TrainingStep(seq_len=seq_len, tokens_per_step=tokens, recipe=recipe)
     # What would do may be more than it has.

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from twinstream import api
-from twinstream.documents import simulate
+from twinstream.api import simulate
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.planner.request import TrainingStep
 from twinstream.report.report import report_html

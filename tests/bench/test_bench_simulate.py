@@ -16,15 +16,15 @@ from tests.helpers.flat_machine import (
 )
 from tests.helpers.sketches import op, sketch
 from twinstream.schedule.cost import Work
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import KernelCall, Op
-from twinstream.simulator.replay import simulate
+from twinstream.simulator.replay import simulate_rank
 
 RING = 4
 TASK_NS = 1000
 
 
-def pipeline(num_tasks: int) -> Schedule:
+def pipeline(num_tasks: int) -> RankSchedule:
     """Every task waits for its load, its store for the task, and the load for a free place."""
     ops: list[Op] = []
     for i in range(num_tasks):
@@ -47,7 +47,7 @@ def test_bench_simulate(num_ops, capsys):
     num_tasks = num_ops // 3
     schedule = pipeline(num_tasks)
     begun = time.perf_counter()
-    timeline = simulate(schedule, flat_machine())
+    timeline = simulate_rank(schedule, flat_machine())
     seconds = time.perf_counter() - begun
     # the copies of 1 KiB hide under the tasks, and take none of what these need
     assert timeline.step_ns == num_tasks * (WAIT_NS + LAUNCH_NS + TASK_NS)

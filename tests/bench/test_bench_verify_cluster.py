@@ -1,4 +1,4 @@
-"""Speed of `verify_cluster` on a pipeline of 16 stages of 8,192 ranks each.
+"""Speed of `verify` on a pipeline of 16 stages of 8,192 ranks each.
 
 pytest tests/bench/test_bench_verify_cluster.py -m bench -s
 """
@@ -10,11 +10,11 @@ import pytest
 
 from tests.helpers.sketches import tensor
 from tests.schedule.cluster.small_clusters import LABEL, cluster_of, mesh_of, schedule_of
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
-from twinstream.schedule.cluster.verify_cluster import verify_cluster
+from twinstream.schedule.cluster.verify import verify
 from twinstream.schedule.cluster.violations import Deadlock, OrderWrong
+from twinstream.schedule.document import RankClass, Schedule
 from twinstream.schedule.ops import Communicate, Compute, Copy, Mode, Op, Operand, Stream
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.tensors import DEVICE, HOST, Slot
 
 STAGES, LAYERS, ROUNDS = 16, 6, 230
@@ -94,7 +94,7 @@ class Stage:
         return said
 
 
-def pipeline() -> ClusterSchedule:
+def pipeline() -> Schedule:
     """Rounds forward and backward by turns."""
     stages = [Stage(i) for i in range(STAGES)]
     order: list[list[tuple[str, str]]] = []
@@ -136,20 +136,18 @@ def test_bench_verify_cluster() -> None:
     document = pipeline()
     num_ops = sum(len(one.ops) for one in document.schedules.values())
     assert num_ops >= 130_000 and document.mesh.size == 131_072
-    whole = fastest(lambda: verify_cluster(document))
-    alone = fastest(lambda: [verify(one) for one in document.schedules.values()])
-    print(
-        f"\nverify_cluster, {num_ops:,} ops, {STAGES} classes, {len(document.order):,} exchanges:"
-    )
+    whole = fastest(lambda: verify(document))
+    alone = fastest(lambda: [verify_rank(one) for one in document.schedules.values()])
+    print(f"\nverify, {num_ops:,} ops, {STAGES} classes, {len(document.order):,} exchanges:")
     print(f"{whole:.2f} s of CPU, of which {alone:.2f} s verify the schedules of the classes")
-    assert verify_cluster(document) == []
+    assert verify(document) == []
     # Its answer is worth something: stage 14 gives its last x only for the dx that comes of it.
-    found = verify_cluster(answer_first(document, "stage14"))
+    found = verify(answer_first(document, "stage14"))
     assert [type(violation) for violation in found] == [Deadlock, OrderWrong]
     assert {"givex.229", "takedx.229"} <= set(found[0].ops)
 
 
-def answer_first(document: ClusterSchedule, name: str) -> ClusterSchedule:
+def answer_first(document: Schedule, name: str) -> Schedule:
     ops = list(document.schedules[name].ops)
     place = {op.op_id: i for i, op in enumerate(ops)}
     answer, gift = place[f"takedx.{ROUNDS - 1}"], place[f"givex.{ROUNDS - 1}"]

@@ -10,7 +10,7 @@ from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout, Recompute
 from twinstream.models.recipe import megatron_recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.workload import MachineRef
 
 GPUS_PER_NODE = 8
@@ -45,7 +45,7 @@ def job_of(
     )
 
 
-def lowered(job: Job, gpus_per_node: int = GPUS_PER_NODE) -> ClusterSchedule:
+def lowered(job: Job, gpus_per_node: int = GPUS_PER_NODE) -> Schedule:
     assert not refusals_of(job)
     return assembled(job, gpus_per_node, MachineRef(name="toy", content_hash=""))
 

@@ -6,23 +6,23 @@ from typing import Any
 import pytest
 
 from tests.clusters.random_jobs import DENSE, GPT, MIXTURE, job_of, lowered
-from twinstream.clusters.predict import memory_of
 from twinstream.models.shapes.saved import saved_bytes, stored_hidden_bytes
 from twinstream.models.spec import layer_parameters
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.analysis.occupancy import slot_bytes_by_role
+from twinstream.schedule.document import Schedule
 
 UNTIED_GPT = GPT.model_copy(update={"tied_embeddings": False, "vocab_size": 1024, "num_layers": 4})
 
 
-def bytes_over_all_ranks(schedule: ClusterSchedule, role: str) -> int:
+def bytes_over_all_ranks(schedule: Schedule, role: str) -> int:
     """Of slots that hold a role, all ranks together."""
     return sum(
-        memory_of(schedule.of(one)).get(role, 0) * schedule.num_ranks(one)
+        slot_bytes_by_role(schedule.of(one)).get(role, 0) * schedule.num_ranks(one)
         for one in schedule.classes
     )
 
 
-def carried_over_all_ranks(schedule: ClusterSchedule, role: str) -> int:
+def carried_over_all_ranks(schedule: Schedule, role: str) -> int:
     """Of what is carried from step to step: not what is gathered."""
     total = 0
     for one in schedule.classes:
@@ -108,7 +108,7 @@ def test_zero_2_and_3_hold_few_whole_layers_at_a_time(zero, gathered, gradients)
     assert [s.size_bytes for s in kept if s.slot_id.startswith("gradient.0")] == [4 * of_layer // 4]
 
 
-def units_in_flight(schedule: ClusterSchedule, stage: int, layers: int) -> int:
+def units_in_flight(schedule: Schedule, stage: int, layers: int) -> int:
     """How many times a chunk's layers find a place for what attention keeps."""
     pools = Counter(
         slot.slot_id.rpartition(".")[0] for slot in schedule.schedules[f"stage {stage}"].slots

@@ -3,18 +3,18 @@
 import pytest
 
 from tests.clusters.random_jobs import job_of, lowered, random_job
-from twinstream.clusters.conforms import conforms_cluster, require_conforming_cluster
-from twinstream.schedule.document import Schedule
+from twinstream.clusters.conforms import conforms, require_conforming
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.proof.violations import UnsafeSchedule
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_lowered_conforms(seed):
-    assert conforms_cluster(lowered(random_job(seed))) == []
+    assert conforms(lowered(random_job(seed))) == []
 
 
 def _without(kind):
-    def damage(schedule: Schedule) -> Schedule:
+    def damage(schedule: RankSchedule) -> RankSchedule:
         dropped = next(op for op in schedule.ops if op.label.kind == kind)
         ops = tuple(op for op in schedule.ops if op is not dropped)
         return schedule.model_copy(update={"ops": ops})
@@ -22,13 +22,13 @@ def _without(kind):
     return damage
 
 
-def _twice(schedule: Schedule) -> Schedule:
+def _twice(schedule: RankSchedule) -> RankSchedule:
     again = next(op for op in schedule.ops if op.label.kind == "layer_forward")
     more = again.model_copy(update={"op_id": "again", "task": "again"})
     return schedule.model_copy(update={"ops": (*schedule.ops, more)})
 
 
-def _older(schedule: Schedule) -> Schedule:
+def _older(schedule: RankSchedule) -> RankSchedule:
     at = next(i for i, op in enumerate(schedule.ops) if op.label.kind == "optimizer")
     op = schedule.ops[at]
     operands = tuple(o.model_copy(update={"version": o.version + 1}) for o in op.operands)
@@ -37,7 +37,7 @@ def _older(schedule: Schedule) -> Schedule:
     return schedule.model_copy(update={"ops": tuple(ops)})
 
 
-def _cheaper(schedule: Schedule) -> Schedule:
+def _cheaper(schedule: RankSchedule) -> RankSchedule:
     calls = {name: call.model_copy(update={"cost": ()}) for name, call in schedule.calls.items()}
     return schedule.model_copy(update={"calls": calls})
 
@@ -59,7 +59,7 @@ def test_a_damaged_stage_does_not(damage, said):
     document = lowered(job_of(4, pp=2, dp=2))
     name = document.classes[1].schedule
     schedules = {**document.schedules, name: damage(document.schedules[name])}
-    found = conforms_cluster(document.model_copy(update={"schedules": schedules}))
+    found = conforms(document.model_copy(update={"schedules": schedules}))
     assert any(said in str(violation) for violation in found), [str(one) for one in found]
 
 
@@ -67,13 +67,13 @@ def test_another_layout_than_the_documents_is_told():
     document = lowered(job_of(4, pp=2, dp=2))
     other = document.model_copy(update={"layout": {**document.layout, "zero": 3}})
     with pytest.raises(UnsafeSchedule, match="is not declared as in the chain"):
-        require_conforming_cluster(other)
+        require_conforming(other)
 
 
 def test_a_layout_that_cannot_be_is_told():
     document = lowered(job_of(4, pp=2, dp=2))
     other = document.model_copy(update={"layout": {**document.layout, "dp": 3}})
-    (violation,) = conforms_cluster(other)
+    (violation,) = conforms(other)
     assert "cannot be" in str(violation)
 
 
@@ -88,7 +88,7 @@ def test_a_layout_that_cannot_be_is_told():
 )
 def test_what_is_told_of_the_whole_step_is_that_of_its_classes(changes, said):
     document = lowered(job_of(4, pp=2, dp=2))
-    found = conforms_cluster(document.model_copy(update=changes))
+    found = conforms(document.model_copy(update=changes))
     assert any(said in str(violation) for violation in found), [str(one) for one in found]
 
 
@@ -99,8 +99,8 @@ def test_a_class_of_another_model_and_an_offload_of_nothing_are_told():
     spec = {**part.model.spec, "norm_eps": 0.5}
     other = part.model_copy(update={"model": part.model.model_copy(update={"spec": spec})})
     schedules = {**document.schedules, name: other}
-    found = conforms_cluster(document.model_copy(update={"schedules": schedules}))
+    found = conforms(document.model_copy(update={"schedules": schedules}))
     assert any("is of model" in str(one) for one in found)
     layout = {**document.layout, "offload": True}
-    found = conforms_cluster(document.model_copy(update={"layout": layout}))
+    found = conforms(document.model_copy(update={"layout": layout}))
     assert any("no class copies anything" in str(one) for one in found)

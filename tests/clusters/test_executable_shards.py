@@ -7,20 +7,20 @@ from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import rank_part
-from twinstream.schedule.cluster.verify_cluster import verify_cluster
+from twinstream.schedule.cluster.verify import verify
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.workload import Workload
 
 WORKLOAD = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=2, rounds_per_step=2)
 
 
-def planned(layout: Layout, recipe: Recipe | None = None) -> ClusterSchedule:
+def planned(layout: Layout, recipe: Recipe | None = None) -> Schedule:
     stages = Stages(load_preset("tiny"), WORKLOAD, recipe or Recipe(), layout)
     return plan_pipeline(stages, load_machine("cpu"))
 
 
-def carried_bytes(schedule: ClusterSchedule, kind: str) -> int:
+def carried_bytes(schedule: Schedule, kind: str) -> int:
     """Of all ranks, over the whole document."""
     total = 0
     for rank in range(schedule.mesh.size):
@@ -36,7 +36,7 @@ def test_replicas_together_hold_a_shard_once(pp):
     parameters, state = (carried_bytes(whole, kind) for kind in ("param.", "opt."))
     for zero, copies in ((0, (4, 4)), (1, (4, 1)), (2, (4, 1)), (3, (1, 1))):
         schedule = planned(Layout(pp=pp, dp=4, zero=zero))
-        assert verify_cluster(schedule) == []
+        assert verify(schedule) == []
         for kind, times, size in (("param.", copies[0], parameters), ("opt.", copies[1], state)):
             padding = carried_bytes(schedule, kind) - times * size
             assert 0 <= padding <= times * size * 0.01
@@ -46,7 +46,7 @@ def test_replicas_together_hold_a_shard_once(pp):
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_each_rank_updates_its_own_elements_and_all_of_them_are_updated(zero):
     schedule = planned(Layout(dp=3, zero=zero), Recipe(clips=True))
-    assert verify_cluster(schedule) == []
+    assert verify(schedule) == []
     places = []
     for rank in range(3):
         call = rank_part(schedule, rank).schedule.calls["adamw.0"].attributes

@@ -6,13 +6,13 @@ import pytest
 
 from tests.clusters.random_jobs import DENSE, GPT, MIXTURE, job_of, lowered
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.document import Schedule
 
 UNITS = ("matmul", "attention_forward", "attention_backward")
 GPT_WHOLE = GPT.model_copy(update={"vocab_size": 1024})
 
 
-def computed(schedule: ClusterSchedule) -> int:
+def computed(schedule: Schedule) -> int:
     """FLOPs of matrix products and attention in all ops of all ranks."""
     total = 0
     for one in schedule.classes:

@@ -6,9 +6,8 @@ import pytest
 
 from tests.clusters.random_jobs import DENSE, GPT, MIXTURE, job_of, lowered, random_job
 from twinstream.clusters.assembling import in_one_order
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.verify_cluster import verify_cluster
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.cluster.verify import verify
+from twinstream.schedule.document import RankSchedule, Schedule
 from twinstream.schedule.proof.needed_waits import needed_waits
 
 
@@ -16,10 +15,10 @@ from twinstream.schedule.proof.needed_waits import needed_waits
 def test_random_layouts_are_safe(seed):
     """Verified: every class, what meets (kind, tensor, version, bytes), the order, no deadlock."""
     schedule = lowered(random_job(seed))
-    assert verify_cluster(schedule) == []
+    assert verify(schedule) == []
     for part in schedule.schedules.values():
-        Schedule.model_validate(part.model_dump())  # made without being looked at
-    ClusterSchedule.model_validate(schedule.model_dump())
+        RankSchedule.model_validate(part.model_dump())  # made without being looked at
+    Schedule.model_validate(schedule.model_dump())
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,7 @@ def test_random_layouts_are_safe(seed):
     ],
 )
 def test_odd_layouts_are_safe(shape, microbatches, fields):
-    assert verify_cluster(lowered(job_of(microbatches, shape, **fields))) == []
+    assert verify(lowered(job_of(microbatches, shape, **fields))) == []
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 4))
@@ -68,7 +67,7 @@ def test_issued_in_one_order_twice_it_stays_so(seed):
         assert {op.op_id: op for op in part.ops} == {
             op.op_id: op for op in schedule.schedules[name].ops
         }
-    assert verify_cluster(again) == []
+    assert verify(again) == []
 
 
 @pytest.mark.parametrize("seed", range(2, 40, 4))

@@ -7,7 +7,7 @@ from tests.helpers.sketches import op
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.executor.ranks.clocks import ClockOffset
 from twinstream.executor.ranks.rank_run import RankOutcome
-from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
+from twinstream.schedule.timeline import PassSpans, Provenance, RankTimeline
 
 STAGES = cluster(
     {
@@ -27,7 +27,7 @@ def outcome(rank, name, ids, compute, begins, step_ns):
         starts, ends = zip(*pairs, strict=True)
         spans.append(PassSpans(start_ns=starts, end_ns=ends))
     here = Provenance(kind="measured", where="here", timed_passes=len(spans))
-    line = Timeline(
+    line = RankTimeline(
         op_ids=ids, passes=tuple(spans[1:]), cold=spans[0], step_ns=step_ns, provenance=here
     )
     return RankOutcome(

@@ -2,17 +2,16 @@
 
 import pytest
 
-from twinstream.clusters.conforms import conforms_cluster
+from twinstream.clusters.conforms import conforms
 from twinstream.clusters.pipeline import Stages, plan_pipeline
-from twinstream.clusters.planned_stage import planned_stage
+from twinstream.clusters.planned_stage import plan_stage, without_messages
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.lowering.lower import lower
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_model
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.planner.choices import OPEN
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.cluster.verify_cluster import may_deadlock, verify_cluster
+from twinstream.schedule.cluster.verify import may_deadlock, verify
 from twinstream.schedule.document import Caps
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
@@ -36,7 +35,7 @@ def chain_of(laid_out: Stages) -> Chain:
 @pytest.mark.parametrize(("order", "virtual"), ORDERS)
 def test_messages_that_follow_one_another_share_slots(order, virtual):
     document = plan_pipeline(stages(pipeline=order, virtual_stages=virtual), load_machine("cpu"))
-    assert verify_cluster(document) == [] == conforms_cluster(document)
+    assert verify(document) == [] == conforms(document)
     assert not may_deadlock(document)
     for part in document.schedules.values():
         slots = [slot for slot in part.slots if slot.slot_id.startswith("message.")]
@@ -53,8 +52,9 @@ def test_shared_slots_take_less_memory():
     machine, taken = load_machine("cpu"), []
     for pooled in (True, False):
         chain = chain_of(stages())
-        within = (Caps(), OPEN)
-        made = planned_stage("stage 0", chain, machine, within, overlaps=True, pooled=pooled)
+        merged = without_messages(chain, overlaps=True, pooled=pooled)
+        made = plan_stage(merged, machine, Caps())
+        assert made is not None
         taken.append(arena_bytes(made.schedule, DEVICE))
     hidden_bytes = 64 * SPEC.d_model * SPEC.itemsize
     assert taken[1] - taken[0] > 10 * hidden_bytes
@@ -65,6 +65,20 @@ def test_caps_count_what_an_attention_library_allocates():
     wanted = stages(Recipe(kernels=kernels)).spec.model_copy(update={"dtype": "bfloat16"})
     of_gpu = Stages(wanted, WORKLOAD, Recipe(kernels=kernels), Layout(pp=2))
     document = plan_pipeline(of_gpu, load_machine("h100"))
-    assert conforms_cluster(document) == []
+    assert conforms(document) == []
     chain = chain_of(of_gpu)
     assert document.schedules["stage 0"].caps.library_bytes == chain.library_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": {"name": "tiny"}}, "model and layout are none"),
+        ({"layout": {"dp": 2, "shard": 7}}, "the document's layout cannot be: shard 7"),
+        ({"layout": {"dp": 2}}, "the mesh is not that of the document's layout"),
+    ],
+)
+def test_a_document_that_runs_here_and_says_it_is_another_is_told(changes, said):
+    document = plan_pipeline(stages(), load_machine("cpu"))
+    (found,) = conforms(document.model_copy(update=changes))
+    assert said in found.message

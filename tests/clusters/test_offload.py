@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from twinstream.clusters.conforms import conforms_cluster
+from twinstream.clusters.conforms import conforms
 from twinstream.clusters.offload import OffloadError, offloaded
 from twinstream.clusters.predict import document_of, predict
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
@@ -15,14 +15,13 @@ from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import megatron_recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.verify_cluster import verify_cluster
-from twinstream.schedule.document import Caps
+from twinstream.schedule.cluster.verify import verify
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Communicate, Compute, Copy
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.simulator.replay import simulate_cluster
+from twinstream.simulator.replay import simulate
 
 CLUSTER = load_cluster("h100_dgx")
 NODE = machine_of(CLUSTER)
@@ -52,26 +51,26 @@ def job_of(layout: Layout, num_microbatches: int = 4) -> Job:
 
 
 @cache
-def resident(name: str) -> ClusterSchedule:
+def resident(name: str) -> Schedule:
     return document_of(job_of(LAYOUTS[name]), CLUSTER)
 
 
-def fullest_bytes(document: ClusterSchedule) -> int:
+def fullest_bytes(document: Schedule) -> int:
     return max(arena_bytes(schedule, DEVICE) for schedule in document.schedules.values())
 
 
 @cache
-def within(name: str, share: float) -> ClusterSchedule:
+def within(name: str, share: float) -> Schedule:
     """With that share of what the fullest stage takes of the device."""
     caps = Caps(device_bytes=round(share * fullest_bytes(resident(name))), host_bytes=HOST_BYTES)
     return offloaded(resident(name), job_of(LAYOUTS[name]), CLUSTER, NODE, caps)
 
 
-def step_ns(document: ClusterSchedule) -> float:
-    return simulate_cluster(document, CLUSTER, NODE).step_ns
+def step_ns(document: Schedule) -> float:
+    return simulate(document, NODE, CLUSTER).step_ns
 
 
-def copies(document: ClusterSchedule) -> list[Copy]:
+def copies(document: Schedule) -> list[Copy]:
     return [
         op
         for schedule in document.schedules.values()
@@ -85,8 +84,8 @@ def copies(document: ClusterSchedule) -> list[Copy]:
 )
 def test_every_stage_is_safe_within_its_caps_and_does_what_it_did(name, share):
     document = within(name, share)
-    assert verify_cluster(document) == []
-    assert conforms_cluster(document) == []
+    assert verify(document) == []
+    assert conforms(document) == []
     assert fullest_bytes(document) <= share * fullest_bytes(resident(name))
     assert copies(document)
     for one in document.schedules.values():
@@ -96,7 +95,7 @@ def test_every_stage_is_safe_within_its_caps_and_does_what_it_did(name, share):
 
 @pytest.mark.parametrize("name", ["1f1b", "tp and dp", "fsdp"])
 def test_exchanges_are_as_they_were(name):
-    def said(document: ClusterSchedule, schedule: str) -> list[tuple[object, ...]]:
+    def said(document: Schedule, schedule: str) -> list[tuple[object, ...]]:
         return sorted(
             (op.stream.queue, op.sequence, op.op_id)
             for op in document.schedules[schedule].ops
@@ -127,8 +126,8 @@ def test_without_its_copies_a_stage_is_not_safe():
             )
         }
     )
-    assert verify(schedule) == []
-    assert verify(without)
+    assert verify_rank(schedule) == []
+    assert verify_rank(without)
 
 
 def test_what_does_not_fit_crosses_the_link_in_every_step():
@@ -175,7 +174,7 @@ def test_what_is_too_small_to_move_stays_carried():
     small = {t.tensor_id for t in schedule.tensors if t.size_bytes < 2**20} & shards
     assert small
     assert small <= {item.tensor for item in schedule.carried}
-    assert verify_cluster(found) == []
+    assert verify(found) == []
 
 
 def test_what_fits_no_memory_is_refused_with_bytes_by_class_and_the_least_that_would_do():
@@ -193,7 +192,7 @@ def test_what_fits_no_memory_is_refused_with_bytes_by_class_and_the_least_that_w
     # Any step has the logits and the head at once.
     assert error.least_device_bytes >= 2048 * 32000 * 4
     enough = tiny.model_copy(update={"device_bytes": round(1.3 * error.least_device_bytes)})
-    assert verify_cluster(offloaded(document, job, CLUSTER, NODE, enough)) == []
+    assert verify(offloaded(document, job, CLUSTER, NODE, enough)) == []
 
 
 def test_a_host_that_is_too_small_is_refused_too():

@@ -5,17 +5,16 @@ from typing import Any
 import pytest
 
 from twinstream.clusters import pipeline as making
-from twinstream.clusters.conforms import conforms_cluster
+from twinstream.clusters.conforms import conforms
 from twinstream.clusters.pipeline import COMMUNICATION_BYTES, Stages, plan_pipeline
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.verify_cluster import verify_cluster
-from twinstream.schedule.document import Caps
+from twinstream.schedule.cluster.verify import verify
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.replay import simulate_cluster
+from twinstream.simulator.replay import simulate
 
 CLUSTER = load_cluster("rtx4090_ethernet")
 MACHINE = machine_of(CLUSTER)
@@ -29,9 +28,9 @@ def planned(caps: Caps | None = None, recipe: Recipe | None = None, **fields: An
     return plan_pipeline(stages, MACHINE, caps)
 
 
-def spans_ns(schedule: ClusterSchedule) -> Spans:
+def spans_ns(schedule: Schedule) -> Spans:
     """When each op runs, in the simulated steady state."""
-    timeline = simulate_cluster(schedule, CLUSTER, MACHINE).classes["stage 0"]
+    timeline = simulate(schedule, MACHINE, CLUSTER).classes["stage 0"]
     last = timeline.passes[-1]
     times = zip(last.start_ns, last.end_ns, strict=True)
     return dict(zip(timeline.op_ids, times, strict=True))
@@ -48,12 +47,12 @@ def meet(spans: Spans, one: str, other: str) -> bool:
 def test_a_layers_gradient_is_summed_beside_the_backward_of_the_layer_before(zero, recipe):
     beside = planned(zero=zero, recipe=recipe)
     assert beside.layout["dp_overlap"]
-    assert verify_cluster(beside) == [] == conforms_cluster(beside)
+    assert verify(beside) == [] == conforms(beside)
     spans = spans_ns(beside)
     for layer in (1, 2, 3):
         assert meet(spans, f"reduce.{layer}", f"r0.block_backward.{layer - 1}.1")
     apart = planned(zero=zero, recipe=recipe, dp_overlap=False)
-    assert verify_cluster(apart) == [] == conforms_cluster(apart)
+    assert verify(apart) == [] == conforms(apart)
     spans = spans_ns(apart)
     for layer in (1, 2, 3):
         assert not meet(spans, f"reduce.{layer}", f"r0.block_backward.{layer - 1}.1")
@@ -62,7 +61,7 @@ def test_a_layers_gradient_is_summed_beside_the_backward_of_the_layer_before(zer
 @pytest.mark.parametrize("zero", [0, 3])
 def test_a_step_is_shorter_with_its_sums_beside_the_backward_pass(zero):
     step_ns = [
-        simulate_cluster(planned(zero=zero, dp_overlap=overlaps), CLUSTER, MACHINE).step_ns
+        simulate(planned(zero=zero, dp_overlap=overlaps), MACHINE, CLUSTER).step_ns
         for overlaps in (True, False)
     ]
     assert step_ns[0] < step_ns[1]
@@ -73,15 +72,15 @@ def test_where_held_gradients_are_in_the_way_sums_are_apart(zero):
     found = planned(TIGHT, zero=zero)
     assert found == planned(TIGHT, zero=zero, dp_overlap=False)
     assert not found.layout["dp_overlap"]
-    assert verify_cluster(found) == [] == conforms_cluster(found)
+    assert verify(found) == [] == conforms(found)
 
 
 def test_where_only_sums_apart_fit_they_are(monkeypatch):
-    def tight(name, chain, machine, caps, *, overlaps, pooled):
+    def tight(chain, *, overlaps, pooled):
         if overlaps:
             raise LayoutError("does not fit")
-        return making_of(name, chain, machine, caps, overlaps=overlaps, pooled=pooled)
+        return merging(chain, overlaps=overlaps, pooled=pooled)
 
-    making_of = making.planned_stage
-    monkeypatch.setattr(making, "planned_stage", tight)
+    merging = making.without_messages
+    monkeypatch.setattr(making, "without_messages", tight)
     assert not planned(zero=2).layout["dp_overlap"]

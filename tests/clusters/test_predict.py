@@ -9,7 +9,6 @@ from tests.simulator.cluster.real_clusters import calm_cluster, two_passes
 from twinstream.clusters.predict import (
     Prediction,
     document_of,
-    memory_of,
     predict,
     without_reduction,
 )
@@ -18,6 +17,7 @@ from twinstream.hardware_profiles.collectives.timing import collective_time_ns
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import LayoutError
 from twinstream.models.spec import ModelSpec
+from twinstream.schedule.analysis.occupancy import slot_bytes_by_role
 
 H100, ETHERNET = "h100_dgx", "rtx4090_ethernet"
 LARGE = DENSE.model_copy(
@@ -32,7 +32,7 @@ def assert_close(job: Job, cluster: str, rel: float) -> None:
     whole_ns = two_passes(document, cluster).step_ns
     found = predict(job, calm_cluster(cluster))
     assert found.step_s * 1e9 == pytest.approx(whole_ns, rel=rel)
-    stages = [memory_of(document.of(one)) for one in document.classes]
+    stages = [slot_bytes_by_role(document.of(one)) for one in document.classes]
     expected = max(stages, key=lambda stage: sum(stage.values()))
     assert {kind: size for kind, size in found.memory.items() if kind != "reserve"} == expected
 

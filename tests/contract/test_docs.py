@@ -60,13 +60,13 @@ def test_what_is_missing_is_found(text):
 
 
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-_CALL = re.compile(r"(?:^|[`$;(|] ?)\s*twinstream ((?:cost )?\w+)(.*?)(?:`|[|&;#]|$)")
+_CALL = re.compile(r"(?:^|[`$;(|] ?)\s*twinstream (\w+)(.*?)(?:`|[|&;#]|$)")
 _OTHERS = re.compile(r"pytest|python3? -[mc]|\$FIDELITY |torchrun|pip install|hf download|nsys")
 
 
 @cache
 def options_by_command() -> dict[str, set[str]]:
-    """Of each command of the command line, by its name (`cost work`), its options."""
+    """Of each command of the command line, by its name, its options."""
     found: dict[str, set[str]] = {}
 
     def visit(command: Any, name: str) -> None:

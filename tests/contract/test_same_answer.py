@@ -11,13 +11,11 @@ from tests.training.ranks.rank_runs import rank_options
 from tests.training.ranks.test_layouts import prepared
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.loader import save_machine
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule, Schedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
 from twinstream.study.front import query, sweep
-from twinstream.study.several_ranks import RanksStep
 
 STEP = ("--model", "tiny", "--seq-len", 256, "--tokens-per-step", 1024, "--chunk-tokens", 256)
 MACHINE = ("--machine", "NODE")  # of h100_dgx, written to a file
@@ -47,7 +45,7 @@ def at_node(question: tuple[object, ...], folder: Path) -> list[object]:
 
 def without_name(path: Path) -> dict[str, Any]:
     """A schedule, whatever its machine is called."""
-    return read_document(Schedule, path).model_dump(exclude={"machine"})
+    return read_document(RankSchedule, path).model_dump(exclude={"machine"})
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -87,9 +85,9 @@ LAYOUT = ("--pp", 2, "--dp", 2, "--zero", 1, "--pipeline", "1f1b")
 def test_a_layout_that_runs_has_one_prediction(where: tuple[str, str], tmp_path: Path):
     step = (*STEP, *where, *LAYOUT)
     by_ranks, file = planned(*step, "--ranks", 4, folder=tmp_path)
-    expected = read_document(ClusterSchedule, file)
+    expected = read_document(Schedule, file)
     by_gpus, file = planned(*step, "--gpus", 4, folder=tmp_path)
-    found = read_document(ClusterSchedule, file)
+    found = read_document(Schedule, file)
     assert found.schedules == expected.schedules and found.order == expected.order
     if where[0] == "--machine":
         assert by_gpus["predicted"] == by_ranks["predicted"]
@@ -132,7 +130,7 @@ def test_chunks_of_a_layout_are_chosen_alike_by_a_search_and_for_ranks(tmp_path:
 def test_half_of_the_host_is_the_same_for_ranks_and_for_gpus(tmp_path: Path):
     step = (*STEP, "--machine", "cpu", "--host-mem", "50%")
     caps = [
-        [one.caps for one in read_document(ClusterSchedule, file).schedules.values()]
+        [one.caps for one in read_document(Schedule, file).schedules.values()]
         for count in ("--ranks", "--gpus")
         for _, file in [planned(*step, count, 2, folder=tmp_path)]
     ]
@@ -170,8 +168,7 @@ def test_what_runs_here_runs(tmp_path: Path):
     assert call("run", file, "--steps", 1).code == 0
     on_host = (*STEP, "--machine", "cpu", "--policy", "optimizer_offload")
     told, file = planned(*on_host, folder=tmp_path)
-    assert not told["runs_here"] and "host CPU" in told["why_not_here"]
-    assert "host CPU" in error_of("run", file)
+    assert told["runs_here"] and call("run", file, "--steps", 1).code == 0
     told, _ = planned(*STEP, *MACHINE, folder=tmp_path)
     assert told["runs_here"] or told["why_not_here"]
 
@@ -182,8 +179,8 @@ def test_ranks_are_planned_alike_by_plan_whatif_sweep_and_python(tmp_path: Path)
     values = {"model": "tiny", "machine": "cpu", "ranks": 2, "seq_len": 256}
     values |= {"tokens_per_step": 1024, "chunk_tokens": 256}
     answer = query(**values).answer()
-    assert isinstance(answer, RanksStep) and answer.step_s == expected
-    assert answer.schedule == read_document(ClusterSchedule, file)
+    assert answer.step_s == expected
+    assert answer.schedule == read_document(Schedule, file)
     varied = ("whatif", *STEP, "--machine", "cpu", "--gpus", 2, "--set", "hbm_bytes_per_s=1e9")
     found = call(*varied, "--json").json()
     assert found["base"]["step_s"] == expected

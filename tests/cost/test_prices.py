@@ -7,7 +7,7 @@ import pytest
 from tests.front_door.command_line import call, error_of
 from twinstream.cost.bill import CostError, Prices, bill_of
 
-RUN = ("cost", "time", "--n-layers", 24, "--d-model", 2048)
+RUN = ("cost", "1b", "--machine", "h100")
 
 
 def test_goodput_is_what_checkpoints_lost_work_and_restarts_leave():

@@ -8,19 +8,19 @@ from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import Bits, assert_same_bits, run
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.executor.program.options import Graphs, RunOptions
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
-def schedules() -> dict[str, Schedule]:
+def schedules() -> dict[str, RankSchedule]:
     chain = tiny_chain("packed", "tiny", dtype="float32")
     return {"resident": planned(chain, MACHINE, Caps(), "resident"), "streaming": streaming(chain)}
 
 
 @pytest.fixture(scope="module")
-def expected(schedules: dict[str, Schedule]) -> Bits:
+def expected(schedules: dict[str, RankSchedule]) -> Bits:
     return run(schedules["resident"], RunOptions(backend="cuda", num_passes=3, graphs="off"))[1]
 
 
@@ -29,7 +29,7 @@ def expected(schedules: dict[str, Schedule]) -> Bits:
 @pytest.mark.parametrize("policy", ["resident", "streaming"])
 def test_late_streams_have_the_bits_of_eager_ones(
     policy: str, poison: bool, graphs: Graphs, device: FakeDevice,
-    schedules: dict[str, Schedule], expected: Bits,
+    schedules: dict[str, RankSchedule], expected: Bits,
 ) -> None:  # fmt: skip
     import values
 

@@ -14,7 +14,7 @@ from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.device_memory import DeviceFailedError, DeviceMemoryError
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.state.training_state import fill_carried, initial_state, read_carried
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
 
@@ -36,7 +36,7 @@ def cudart(monkeypatch) -> FakeCudart:
     return found
 
 
-def streaming() -> Schedule:
+def streaming() -> RankSchedule:
     return planned(tiny_chain("packed"), MACHINE, Caps(), "streaming")
 
 

@@ -32,7 +32,7 @@ from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.schedule.derived.flush import flush_of
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 
 BEFORE, AFTER = "device_before_next_use", "device_after_backward"
@@ -54,7 +54,7 @@ RUNS = [
 @cache
 def plan_of(
     place: str, policy: str, workload: str, kind: str = "float32", *, clips: bool = True
-) -> Schedule:
+) -> RankSchedule:
     dtype, recipe = RECIPES[kind]
     recipe = recipe.model_copy(update={"optimizer": place, "clips": clips})
     chain = tiny_chain(workload, "tiny-qwen3" if kind == "master" else "tiny", recipe, dtype=dtype)
@@ -93,7 +93,7 @@ def test_without_clipping_all_three_places_have_the_same_bits(kind):
 # --- at rest
 
 
-def state_of(schedule: Schedule) -> State:
+def state_of(schedule: RankSchedule) -> State:
     spec = ModelSpec.model_validate(schedule.model.spec)
     return initial_state(spec, seed=1, recipe=Recipe.model_validate(schedule.recipe))
 

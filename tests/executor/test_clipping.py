@@ -27,7 +27,7 @@ from twinstream.planner.planner import Planner
 from twinstream.planner.proof import proven, step_bound
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.workload import Workload
@@ -47,7 +47,7 @@ class Outcome:
 
 
 def outcome_of(
-    schedule: Schedule,
+    schedule: RankSchedule,
     max_norm: float = MAX_NORM,
     *,
     poison: bool = False,

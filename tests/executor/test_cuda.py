@@ -12,7 +12,7 @@ from twinstream.executor.memory.pinned_pieces import HostRange
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.execute import Execution
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 
 pytestmark = pytest.mark.gpu
 
@@ -21,12 +21,12 @@ EVENT_STEP_NS = 2000
 MODELS = [("packed", "tiny"), ("sliced", "tiny-qwen3")]
 
 
-def streaming(chain: Chain) -> Schedule:
+def streaming(chain: Chain) -> RankSchedule:
     caps = Caps(device_bytes=enough_device_bytes(chain, "streaming"))
     return planned(chain, MACHINE, caps, "streaming")
 
 
-def on_cuda(schedule: Schedule, *, poison: bool = False) -> tuple[Execution, Bits]:
+def on_cuda(schedule: RankSchedule, *, poison: bool = False) -> tuple[Execution, Bits]:
     return run(schedule, RunOptions(backend="cuda", num_passes=3, poison=poison))
 
 

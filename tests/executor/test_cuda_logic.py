@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.helpers.fake_gpu import FakeGpu, FakeGraph, FakeStream
+from tests.helpers.host_chains import tiny_chain_of
 from tests.helpers.plans import MACHINE, enough_device_bytes, planned
 from tests.helpers.runs import Bits, assert_same_bits, bits_of, training
 from tests.helpers.tiny_chains import small, tiny_chain
@@ -24,14 +25,16 @@ from twinstream.executor.run.cuda_run import CudaJob, run_on_gpu
 from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import fill_carried, initial_state, read_carried
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Feed
 
 NUM_STEPS = 5
 
 
 @cache
-def schedule_of(policy: str, workload: str = "packed", preset: str = "tiny") -> Schedule:
+def schedule_of(policy: str, workload: str = "packed", preset: str = "tiny") -> RankSchedule:
+    if policy in ("optimizer_offload", "layer_offload"):  # which the host's cores update
+        return planned(tiny_chain_of(policy, workload, preset), MACHINE, Caps(), policy)
     chain = tiny_chain(workload, preset)
     caps = Caps()
     if policy != "resident":
@@ -53,7 +56,7 @@ class Ran:
 
 
 def on_fake_gpu(
-    schedule: Schedule,
+    schedule: RankSchedule,
     options: RunOptions,
     gpu: FakeGpu,
     change: Callable[[HostWork], HostWork] = lambda work: work,
@@ -88,6 +91,8 @@ def on_fake_gpu(
 @pytest.mark.parametrize(
     ("policy", "workload", "preset"),
     [
+        ("optimizer_offload", "packed", "tiny"),
+        ("layer_offload", "packed", "tiny"),
         ("resident", "packed", "tiny"),
         ("streaming", "packed", "tiny"),
         ("streaming", "sliced", "tiny-qwen3"),
@@ -223,7 +228,7 @@ def test_an_interrupt_at_any_stage_leaves_nothing_running(stage, monkeypatch):
         return run
 
     monkeypatch.setattr(
-        "twinstream.executor.run.work.registered_kernel",
+        "twinstream.executor.providers.provider.registered_kernel",
         lambda key: interrupted if key == "block_backward/eager" else registered_kernel(key),
     )
     before, gpu = threading.active_count(), Interrupted()

@@ -18,7 +18,7 @@ from twinstream.executor.run.cuda_run import CudaJob, run_on_cuda
 from twinstream.executor.run.measured import measured_timeline
 from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import fill_carried, initial_state
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
@@ -30,7 +30,7 @@ def gpu(monkeypatch) -> FakeGpu:
     return on_cuda(monkeypatch, FakeGpu())
 
 
-def ran(gpu: FakeGpu, schedule: Schedule, options: RunOptions) -> tuple[Passes, Provenance]:
+def ran(gpu: FakeGpu, schedule: RankSchedule, options: RunOptions) -> tuple[Passes, Provenance]:
     memory = {
         tier: torch.zeros(size, dtype=torch.uint8) for tier, size in Arenas.sizes(schedule).items()
     }
@@ -43,7 +43,7 @@ def ran(gpu: FakeGpu, schedule: Schedule, options: RunOptions) -> tuple[Passes, 
 
 
 @pytest.fixture
-def schedule() -> Schedule:
+def schedule() -> RankSchedule:
     return planned(tiny_chain("packed"), MACHINE, Caps(), "streaming")
 
 

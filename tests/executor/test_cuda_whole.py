@@ -24,7 +24,7 @@ from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
 
@@ -52,7 +52,7 @@ def chain_of(workload: str, kernels: KernelChoice = FAST, dtype: str = "bfloat16
     return lower(spec_of(dtype), WORKLOADS[workload], Recipe(kernels=kernels))
 
 
-def bits(schedule: Schedule, **options: object) -> Bits:
+def bits(schedule: RankSchedule, **options: object) -> Bits:
     given = RunOptions(backend=BACKEND, num_passes=4, **options)
     return run(schedule, given)[1]
 

@@ -25,9 +25,10 @@ from twinstream.executor.run.execute import execute
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import fill_carried, initial_state
 from twinstream.models.adapters.lora import lora_of
+from twinstream.models.loss import Dpo, LossOptionsError, loss_of
 from twinstream.models.lowering.lower import lower
 from twinstream.models.options import Experts
-from twinstream.models.recipe import Dpo, KernelChoice, Recipe, RecipeError, dpo_of
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.evaluate.evaluation import evaluation_of
 from twinstream.planner.infeasible import InfeasiblePlan
@@ -42,7 +43,7 @@ from twinstream.simulator.replay import steady_state
 
 LENGTHS = (10, 14, 13, 9, 2)  # of a chunk: two pairs, and padding
 PAIRS, CHUNKS = 2, 2
-TRAINED = Recipe(dpo=Dpo(beta=0.2))
+TRAINED = Recipe(loss=Dpo(beta=0.2))
 SOFTMAX = Experts(count=4, per_token=2, d_ff=32, aux_loss=0.1)
 
 
@@ -204,12 +205,12 @@ def test_an_evaluation_has_the_loss_and_log_probabilities_of_the_step(policy):
 
 def test_a_plan_of_many_rounds_hands_out_those_of_each():
     """Its rounds are planned few and repeated."""
-    recipe = Recipe(dpo=Dpo(), kernels=KernelChoice(), lora=lora_of("r=2"))
+    recipe = Recipe(loss=Dpo(), kernels=KernelChoice(), lora=lora_of("r=2"))
     step = TrainingStep(16, 32 * 24, 32, 1, recipe=recipe)
     request = PlanRequest.of(
         small("tiny", dtype="float32"), MACHINE, step=step, device_mem=None, host_mem=None
     )
-    schedule = Planner(steady_state).plan(request)
+    schedule = Planner(steady_state).plan(request).only
     assert schedule.workload.rounds_per_step == 24
     fetched = [op.sink for op in schedule.ops if isinstance(op, Fetch)]
     assert Counter(fetched)["log_probs.0"] == 24
@@ -234,9 +235,9 @@ def test_a_chunk_without_room_for_a_pair_and_a_wrong_reference_are_refused():
 
 
 def test_options_are_read():
-    assert dpo_of("dpo") == Dpo()
-    assert dpo_of("dpo, beta=0.5,label_smoothing=0.1") == Dpo(beta=0.5, label_smoothing=0.1)
+    assert loss_of("dpo") == Dpo()
+    assert loss_of("dpo, beta=0.5,label_smoothing=0.1") == Dpo(beta=0.5, label_smoothing=0.1)
     for text in ("dpo,beta=0", "dpo,beta=x", "dpo,gamma=1", "dpo,beta=1,beta=1", "dpo,beta",
                  "dpo,label_smoothing=0.5"):  # fmt: skip
-        with pytest.raises(RecipeError, match="--loss"):
-            dpo_of(text)
+        with pytest.raises(LossOptionsError, match="--loss"):
+            loss_of(text)

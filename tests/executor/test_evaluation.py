@@ -40,7 +40,7 @@ from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.evaluate.evaluation import evaluation_of
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 
 # policy, cap of the device over the least there is, workload, preset; None is no cap
 GRID = [
@@ -57,19 +57,19 @@ Between = Callable[[int, Callable[[], None]], bool]
 
 
 @cache
-def schedule_of(policy: str, share: float | None, workload: str, preset: str) -> Schedule:
+def schedule_of(policy: str, share: float | None, workload: str, preset: str) -> RankSchedule:
     chain = tiny_chain_of(policy, workload, preset)
     least = None if share is None else int(enough_device_bytes(chain, policy) * share)
     return planned(chain, MACHINE, Caps(device_bytes=least), policy)
 
 
-def batch_of(schedule: Schedule, tokens: torch.Tensor, lengths=None) -> EvaluationBatch:
+def batch_of(schedule: RankSchedule, tokens: torch.Tensor, lengths=None) -> EvaluationBatch:
     """Of tokens [chunks, 2, chunk_tokens]."""
     num_targets = int((tokens[:, 1] >= 0).sum())
     return EvaluationBatch(list(tokens), num_targets, lengths)
 
 
-def state_of(schedule: Schedule):
+def state_of(schedule: RankSchedule):
     spec = ModelSpec.model_validate(schedule.model.spec)
     return initial_state(spec, seed=1, recipe=Recipe.model_validate(schedule.recipe))
 
@@ -77,7 +77,7 @@ def state_of(schedule: Schedule):
 class Resting:
     """Arenas of a training that is at rest, its state in place and all else garbage."""
 
-    def __init__(self, schedule: Schedule, state: State | None = None) -> None:
+    def __init__(self, schedule: RankSchedule, state: State | None = None) -> None:
         sizes = Arenas.sizes(schedule)
         self.memory = {t: torch.full((n,), 0xFF, dtype=torch.uint8) for t, n in sizes.items()}
         self.schedule = schedule
@@ -149,14 +149,14 @@ def test_pinned_pieces_of_the_training_do_for_its_evaluation():
             assert any(other.start <= one.start and one.end <= other.end for other in held)
 
 
-def execute_once(schedule: Schedule, loop: Training) -> None:
+def execute_once(schedule: RankSchedule, loop: Training) -> None:
     memory = {t: torch.zeros(n, dtype=torch.uint8) for t, n in Arenas.sizes(schedule).items()}
     state = state_of(schedule)
     fill = lambda arenas: fill_carried(schedule, arenas, state)  # noqa: E731
     execute_in(schedule, memory, fill, loop.host_work(schedule), RunOptions(num_passes=1))
 
 
-def trained(schedule: Schedule, between: Callable[[dict], Between], **options: object) -> Bits:
+def trained(schedule: RankSchedule, between: Callable[[dict], Between], **options: object) -> Bits:
     """Four steps in arenas that `between` is told of."""
     memory = {t: torch.zeros(n, dtype=torch.uint8) for t, n in Arenas.sizes(schedule).items()}
     loop, state = training(schedule), state_of(schedule)
@@ -234,7 +234,7 @@ def test_on_a_gpu_nothing_is_warmed_up_and_the_training_goes_on(monkeypatch):
     evaluation = evaluation_of(schedule)
     batch = batch_of(schedule, tokens_of(key)[: schedule.workload.chunks_per_round])
 
-    def bind(bound: Schedule, arenas: Arenas, host_work: HostWork, *how: Any) -> list[Work]:
+    def bind(bound: RankSchedule, arenas: Arenas, host_work: HostWork, *how: Any) -> list[Work]:
         works = bind_works(bound, arenas, host_work, *how)
         return gpu.works(compile_program(bound), works, arenas)
 

@@ -28,10 +28,10 @@ from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import initial_state
 from twinstream.models.lowering.lower import lower
 from twinstream.schedule.derived.waits import derive_waits
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Feed, Fetch, Op
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.proof.violations import (
     ReadTooEarly,
     TaskMissing,
@@ -40,7 +40,7 @@ from twinstream.schedule.proof.violations import (
 
 
 @pytest.fixture(scope="module")
-def schedule() -> Schedule:
+def schedule() -> RankSchedule:
     return planned(tiny_chain("packed"), MACHINE, Caps(), "streaming")
 
 
@@ -61,7 +61,7 @@ def within_a_minute(call: Callable[[], object]) -> BaseException | None:
     return raised[0] if raised else None
 
 
-def start(schedule: Schedule) -> dict[str, torch.Tensor]:
+def start(schedule: RankSchedule) -> dict[str, torch.Tensor]:
     return initial_state(small(schedule.model.name), seed=1)
 
 
@@ -124,7 +124,9 @@ def refuse_host_work() -> HostWork:
     return HostWork(feed, fetch)
 
 
-def assert_refused(schedule: Schedule, violation: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_refused(
+    schedule: RankSchedule, violation: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_arena(*args: object) -> None:
         raise AssertionError("memory was allocated")
 
@@ -149,7 +151,7 @@ def test_a_schedule_without_one_of_its_optimizer_tasks_is_refused(schedule, monk
     assert len(kept) == len(schedule.ops) - len(gone)
     ops = derive_waits(tuple(kept), schedule.tensors, schedule.slots)
     damaged = schedule.model_copy(update={"ops": ops})
-    assert verify(damaged) == []
+    assert verify_rank(damaged) == []
     assert_refused(damaged, TaskMissing, monkeypatch)
 
 
@@ -183,7 +185,7 @@ def test_an_error_in_a_kernel_surfaces_and_stops_everything(schedule, monkeypatc
         return run
 
     monkeypatch.setattr(
-        "twinstream.executor.run.work.registered_kernel",
+        "twinstream.executor.providers.provider.registered_kernel",
         lambda key: broken if key == "block_backward/eager" else registered_kernel(key),
     )
     loop = training(schedule)

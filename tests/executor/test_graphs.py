@@ -17,7 +17,7 @@ from twinstream.executor.replay.graph_classes import classify
 from twinstream.executor.replay.graph_replay import GraphReplay, graphs_pay
 from twinstream.executor.replay.graph_segments import Segment, cut_segments
 from twinstream.executor.replay.warm_up import KernelTime
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute, Op
 
 SEEDS = st.integers(0, 2**32)
@@ -99,7 +99,7 @@ def test_segments_end_with_their_round():
 # --- classes
 
 
-def rounds(count: int) -> Schedule:
+def rounds(count: int) -> RankSchedule:
     """A load and a task a round, two buffers; rounds from the third on are alike."""
     ops: list[Op] = []
     for i in range(count):
@@ -164,7 +164,7 @@ def test_a_wait_takes_the_very_record_it_means_and_an_executable_has_one_meaning
 class Watch:
     """Works that know, by the order of their stream, who runs, and whether it may."""
 
-    def __init__(self, schedule: Schedule, program: Program, content: list[Hashable]) -> None:
+    def __init__(self, schedule: RankSchedule, program: Program, content: list[Hashable]) -> None:
         self._schedule, self._program, self._content = schedule, program, content
         self._position = {op.op_id: i for i, op in enumerate(schedule.ops)}
         self._on_stream = [

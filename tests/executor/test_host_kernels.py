@@ -1,19 +1,31 @@
-"""A schedule that has the host CPU compute is refused in a sentence, not run."""
+"""Updates on the host's cores, beside the device's compute: the bits of the same on the device."""
 
 import pytest
+import torch
 
 from tests.helpers.host_chains import tiny_chain_of
 from tests.helpers.plans import MACHINE, planned
-from tests.helpers.runs import run
-from twinstream.executor.program.options import RunOptions
-from twinstream.executor.run.execute import HostKernelError
+from tests.helpers.runs import assert_same_bits, bits_of
 from twinstream.schedule.document import Caps
+from twinstream.schedule.ops import HOST_COMPUTE, Compute
 
 
 @pytest.mark.parametrize("policy", ["optimizer_offload", "layer_offload"])
-def test_a_schedule_with_tasks_on_the_host_is_refused(policy):
-    schedule = planned(tiny_chain_of(policy, "one chunk"), MACHINE, Caps(), policy)
-    with pytest.raises(HostKernelError, match=f"policy '{policy}' has the host CPU run") as raised:
-        run(schedule, RunOptions())
-    assert "adamw_step/host" in str(raised.value)
-    assert "simulate the schedule, or plan with another policy" in str(raised.value)
+def test_updates_on_the_host_have_the_bits_of_the_device(policy: str) -> None:
+    """With one round, in which the host adds nothing up; each number is rounded by its own bits."""
+    on_host = planned(tiny_chain_of(policy, "one chunk"), MACHINE, Caps(), policy)
+    on_device = planned(tiny_chain_of("resident", "one chunk"), MACHINE, Caps(), "resident")
+    queues = {op.stream.queue for op in on_host.ops if isinstance(op, Compute)}
+    assert HOST_COMPUTE in queues
+    assert_same_bits(bits_of(on_host, poison=True), bits_of(on_device))
+
+
+def test_gradients_that_the_host_adds_up_are_rounded_once_more() -> None:
+    """A round's own are rounded before they are added: the losses differ by that, and no more."""
+    chains = [tiny_chain_of(policy, "packed") for policy in ("layer_offload", "resident")]
+    on_host = bits_of(planned(chains[0], MACHINE, Caps(), "layer_offload"))
+    on_device = bits_of(planned(chains[1], MACHINE, Caps(), "resident"))
+    assert on_host.losses[0] == on_device.losses[0]
+    torch.testing.assert_close(
+        torch.tensor(on_host.losses), torch.tensor(on_device.losses), rtol=2e-3, atol=0
+    )

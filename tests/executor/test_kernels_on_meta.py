@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_leaves
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.memory.arenas import Arenas
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.kernel_costs.attention_library import library_bytes
+from twinstream.models.kernel_costs.workspace import library_bytes
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.planner.policies import plan_by_rule
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.workload import Packing, Workload
 
@@ -80,7 +80,7 @@ def _storage(tensor: torch.Tensor) -> Any:
     return tensor.untyped_storage()
 
 
-def schedule_of_8b(workload: str) -> Schedule:
+def schedule_of_8b(workload: str) -> RankSchedule:
     kernels = KernelChoice(vector="triton", attention="sdpa_flash")
     recipe = Recipe(kernels=kernels, clips=True)
     chain = lower(load_preset("8b"), WORKLOADS[workload], recipe)

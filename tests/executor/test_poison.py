@@ -20,7 +20,7 @@ from twinstream.executor.replay.dispatch import PassOptions, run_passes
 from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import fill_carried, initial_state
 from twinstream.schedule.derived.waits import derive_waits
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.proof.accesses import Access, AccessMap
 from twinstream.schedule.proof.memory_cells import GARBAGE
@@ -68,7 +68,7 @@ def test_what_is_buried_was_surely_used_before_and_is_never_read_again(pair):
 # --- poison at work
 
 
-def poisoned_run(schedule: Schedule) -> tuple[dict[str, torch.Tensor], Arenas, list[float]]:
+def poisoned_run(schedule: RankSchedule) -> tuple[dict[str, torch.Tensor], Arenas, list[float]]:
     """One pass with poison and without the proofs; arenas afterwards."""
     memory = {
         tier: torch.zeros(size, dtype=torch.uint8) for tier, size in Arenas.sizes(schedule).items()
@@ -84,7 +84,7 @@ def poisoned_run(schedule: Schedule) -> tuple[dict[str, torch.Tensor], Arenas, l
 
 
 @pytest.fixture(scope="module", params=["resident", "streaming"])
-def plan(request) -> Schedule:
+def plan(request) -> RankSchedule:
     return planned(tiny_chain("packed"), MACHINE, Caps(), request.param)
 
 

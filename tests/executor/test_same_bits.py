@@ -22,7 +22,7 @@ from twinstream.models.lowering.declarations import Shapes, optimizer_parts
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
@@ -46,7 +46,7 @@ def resident_bits(workload: str, preset: str, dtype: str) -> Bits:
     return bits_of(planned(chain, MACHINE, Caps(), "resident"))
 
 
-def recomputing_resident_plans(chain: Chain) -> Iterator[Schedule]:
+def recomputing_resident_plans(chain: Chain) -> Iterator[RankSchedule]:
     """Everything on the device, recomputed from ATTENTION, then from INPUT."""
     schedule = planned(chain, MACHINE, Caps(), "resident")
     for level in ("ATTENTION", "INPUT"):
@@ -56,7 +56,7 @@ def recomputing_resident_plans(chain: Chain) -> Iterator[Schedule]:
         yield schedule
 
 
-def other_plans(chain: Chain) -> Iterator[Schedule]:
+def other_plans(chain: Chain) -> Iterator[RankSchedule]:
     """State at home on the host; activations kept, offloaded, and recomputed from both levels."""
     least = enough_device_bytes(chain, "streaming")
     host = enough_host_bytes(chain, "streaming", least)

@@ -18,13 +18,13 @@ from twinstream.executor.state.training_state import (
 )
 from twinstream.models.layout import block_layout
 from twinstream.models.recipe import Recipe
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 
 SPEC = small("tiny")
 
 
-def arenas_of(schedule: Schedule) -> Arenas:
+def arenas_of(schedule: RankSchedule) -> Arenas:
     memory = {
         tier: torch.zeros(size, dtype=torch.uint8) for tier, size in Arenas.sizes(schedule).items()
     }
@@ -40,7 +40,7 @@ def numbered_state() -> State:
 
 
 @pytest.fixture(scope="module", params=["resident", "streaming"])
-def schedule(request) -> Schedule:
+def schedule(request) -> RankSchedule:
     chain = tiny_chain("packed")
     caps = Caps(device_bytes=enough_device_bytes(chain, request.param))
     return planned(chain, MACHINE, caps, request.param)

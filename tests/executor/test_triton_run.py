@@ -17,7 +17,7 @@ from twinstream.models.lowering.lower import lower
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.workload import Workload
 
 KERNELS = {name: Recipe(kernels=KernelChoice(vector=name)) for name in ("eager", "triton")}
@@ -44,7 +44,9 @@ def chain(backend) -> Chain:
     return chain_of("triton", backend)
 
 
-def bits(schedule: Schedule, backend: str, num_passes: int = 2, *, poison: bool = False) -> Bits:
+def bits(
+    schedule: RankSchedule, backend: str, num_passes: int = 2, *, poison: bool = False
+) -> Bits:
     return run(schedule, RunOptions(backend=backend, num_passes=num_passes, poison=poison))[1]
 
 

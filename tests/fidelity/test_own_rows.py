@@ -5,7 +5,7 @@ import pytest
 import twinstream as ts
 from tests.front_door.command_line import call, error_of
 from twinstream.fidelity.own_rows import own_key
-from twinstream.fidelity.predict import predict_row
+from twinstream.fidelity.rows import TableRow
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import read_measured
 
@@ -77,7 +77,7 @@ def test_a_row_is_planned_with_the_options_of_its_columns(tmp_path):
         model="tiny", machine="cpu", seq_len=64, tokens_per_step=256, lora="r=4",
         device_mem="1GiB", host_mem="1GiB",
     ).answer()  # fmt: skip
-    assert predict_row(row, cpu).step_s == pytest.approx(plan.step_s)
+    assert TableRow(row).ready(cpu).step_s(cpu) == pytest.approx(plan.step_s)
 
 
 def test_what_does_not_fit_is_refused_as_a_run_of_ours(tmp_path):

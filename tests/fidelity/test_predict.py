@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from twinstream.fidelity.cells import Cell, cell_of, key_of, sizing_of
-from twinstream.fidelity.predict import predict_cell, step_s
+from twinstream.fidelity.seed_system.cells import Cell, cell_of, key_of, sizing_of
 from twinstream.fidelity.seed_system.kernels import with_its_kernels
 from twinstream.fidelity.seed_system.policy import emit_seed, seed_chain, timed_ns
 from twinstream.hardware_profiles.loader import load_machine
@@ -13,7 +12,7 @@ from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measur
 from twinstream.hardware_profiles.overrides import override
 from twinstream.models.presets import load_preset
 from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.simulator.costs import MachineCosts
 from twinstream.simulator.replay import replay_passes
 
@@ -34,7 +33,7 @@ def cell(rows: tuple[MeasuredRow, ...]) -> Cell:
 def test_a_recorded_cell_is_a_safe_schedule_of_its_model(rows, cell):
     spec = load_preset(rows[0].preset)
     assert cell.schedule.workload.rounds_per_step == 3
-    assert verify(cell.schedule) == []
+    assert verify_rank(cell.schedule) == []
     assert conforms(cell.schedule, seed_chain(spec, cell.schedule.workload)) == []
 
 
@@ -50,7 +49,7 @@ def test_further_rounds_take_as_long_as_the_middle_one(rows, cell, slower):
     emitted = emit_seed(spec, seed_chain(spec, sizing.workload), sizing, cell.schedule.machine)
     whole = with_its_kernels(emitted, spec)
     (spans,) = replay_passes(whole, MachineCosts(whole, machine), 1)
-    assert step_s(cell_of(row), machine) * 1e9 == pytest.approx(timed_ns(whole, spans), abs=8)
+    assert cell_of(row).step_s(machine) * 1e9 == pytest.approx(timed_ns(whole, spans), abs=8)
 
 
 def test_rounds_are_the_recorded_ones(rows):
@@ -76,9 +75,10 @@ def test_caps_that_change_nothing_give_the_same_schedule(rows):
 
 
 def test_a_slow_link_stalls_the_step_and_infinite_ones_do_not(cell):
-    fast = predict_cell(cell, H100)
-    slow = predict_cell(cell, override(H100, {"pcie_h2d_bytes_per_s": 4e9}))
+    fast = cell.predicted(H100)
+    slow = cell.predicted(override(H100, {"pcie_h2d_bytes_per_s": 4e9}))
     assert fast.step_s < slow.step_s
     assert slow.stall > 1.0 > fast.stall >= 0.0
-    assert slow.free_link_step_s == fast.free_link_step_s
+    fast_s, slow_s = (found.step_s / (1 + found.stall) for found in (fast, slow))
+    assert fast_s == pytest.approx(slow_s)
     assert fast.tokens_per_s == pytest.approx(cell.tokens_per_step / fast.step_s)

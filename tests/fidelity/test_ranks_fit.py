@@ -16,11 +16,10 @@ from twinstream.hardware_profiles.schema import Machine, Number
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.analysis.comparison import compare
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.splitting import expanded
-from twinstream.schedule.timeline import TimelineMismatch
-from twinstream.simulator.replay import simulate_cluster
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.timeline import Timeline, TimelineMismatch
+from twinstream.simulator.replay import simulate
 from twinstream.simulator.stragglers import slower
 
 SPEC = small("tiny", num_layers=4)
@@ -28,7 +27,7 @@ WORKLOAD = WORKLOADS["packed"].model_copy(update={"rounds_per_step": 4})
 MESSAGE_NS, SUM_NS = 300_000.0, 900_000.0
 
 
-def schedule_of(**fields: Any) -> ClusterSchedule:
+def schedule_of(**fields: Any) -> Schedule:
     return plan_pipeline(Stages(SPEC, WORKLOAD, Recipe(), Layout(**fields)), load_machine("cpu"))
 
 
@@ -52,11 +51,11 @@ def cluster_of(num_ranks: int) -> Cluster:
 
 
 def as_measured(
-    schedule: ClusterSchedule, machine: Machine, slow: dict[str, Machine] | None = None
-) -> ClusterTimeline:
+    schedule: Schedule, machine: Machine, slow: dict[str, Machine] | None = None
+) -> Timeline:
     """What ranks would measure that take the simulator's time: all of them, on one clock."""
     ranks = expanded(schedule)
-    found = simulate_cluster(ranks, cluster_of(schedule.mesh.size), machine, slow)
+    found = simulate(ranks, machine, cluster_of(schedule.mesh.size), slow)
     names = rank_names(schedule)
     firsts = {
         one.name: next(n for n in names if n.startswith(one.name)) for one in schedule.classes
@@ -78,7 +77,7 @@ def test_ranks_are_named_in_their_order():
 
 def test_ranks_that_take_what_was_predicted_are_off_by_nothing():
     schedule, machine = schedule_of(pp=2, dp=2, zero=0), load_machine("cpu")
-    predicted = simulate_cluster(schedule, cluster_of(4), machine)
+    predicted = simulate(schedule, machine, cluster_of(4))
     found = compare(schedule, predicted, as_measured(schedule, machine))
     assert [one.name for one in found.ranks] == rank_names(schedule)
     pairs = [found.step_ns, found.cold_ns, *(kind.busy_ns for kind in found.kinds)]
@@ -88,7 +87,7 @@ def test_ranks_that_take_what_was_predicted_are_off_by_nothing():
         assert one.said[1].busy_ns.measured == said_ns
 
 
-def _said_ns(schedule: ClusterSchedule) -> list[float]:
+def _said_ns(schedule: Schedule) -> list[float]:
     """Of each rank, by counting."""
     found = []
     for one in schedule.classes:
@@ -100,7 +99,7 @@ def _said_ns(schedule: ClusterSchedule) -> list[float]:
 
 def test_a_rank_that_is_slower_than_its_class_shows():
     schedule, machine = schedule_of(pp=2, dp=2, zero=0), load_machine("cpu")
-    predicted = simulate_cluster(schedule, cluster_of(4), machine)
+    predicted = simulate(schedule, machine, cluster_of(4))
     slow = {"stage 1, dp 1": slower(machine, 2.0)}
     found = compare(schedule, predicted, as_measured(schedule, machine, slow))
     backward = {
@@ -117,7 +116,7 @@ def test_a_rank_that_is_slower_than_its_class_shows():
 def test_a_timeline_of_another_schedule_is_refused():
     machine = load_machine("cpu")
     one, other = schedule_of(pp=2, dp=2, zero=0), schedule_of(pp=4)
-    predicted = simulate_cluster(one, cluster_of(4), machine)
+    predicted = simulate(one, machine, cluster_of(4))
     with pytest.raises(TimelineMismatch, match="stage 3"):
         compare(one, predicted, as_measured(other, machine))
 
@@ -129,11 +128,11 @@ def test_a_fit_finds_kernels_that_share_cores_and_what_is_said():
     times = {curve.collective: {ns for _, ns in curve.points} for curve in found.cluster.curves}
     assert times == {"send_recv": {MESSAGE_NS}, "all_reduce": {SUM_NS}}
     assert "3.00 times" in found.cluster.description
-    again = simulate_cluster(schedule, found.cluster, found.machine)
+    again = simulate(schedule, found.machine, found.cluster)
     assert again.step_ns == pytest.approx(measured.step_ns, rel=0.02)
     other = schedule_of(pp=4)
     there = as_measured(other, slower(base, 3.0))
-    elsewhere = simulate_cluster(other, found.cluster, found.machine)
+    elsewhere = simulate(other, found.machine, found.cluster)
     assert elsewhere.step_ns == pytest.approx(there.step_ns, rel=0.02)
 
 

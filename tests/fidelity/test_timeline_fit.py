@@ -19,7 +19,7 @@ from twinstream.models.presets import load_preset
 from twinstream.schedule.document import Caps
 from twinstream.schedule.timeline import PassSpans, TimelineMismatch
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.replay import simulate
+from twinstream.simulator.replay import simulate_rank
 
 H100 = load_machine("h100")
 TRUTH = {"sustained": 0.9, "attention_forward": 1.2, "h2d": 0.93, "d2h": 0.95}
@@ -38,7 +38,7 @@ def timeline(schedule):
     base = prepared(H100)
     parameters = declared_parameters(base, works_of(schedule))
     truth = applied(base, parameters, [TRUTH.get(p.name, 1.0) for p in parameters], "the truth")
-    found, drawn = simulate(schedule, truth), np.random.default_rng(0)
+    found, drawn = simulate_rank(schedule, truth), np.random.default_rng(0)
     noisy = tuple(
         spans.model_copy(
             update={
@@ -74,12 +74,12 @@ def test_a_cpu_that_is_slower_in_runs_is_predicted_within_other_caps_too():
     parameters = cpu_parameters(base, works_of(resident))
     factors = [truth_of.get(p.name, 1.0) for p in parameters]
     truth = applied(base, parameters, factors, "the truth")
-    found = fit_timelines(base, [(resident, simulate(resident, truth))])
+    found = fit_timelines(base, [(resident, simulate_rank(resident, truth))])
     fitted = found.machine("fitted", "a run")
     for schedule in (resident, streaming):
-        true_ns = simulate(schedule, truth).step_ns
-        assert abs(simulate(schedule, base).step_ns / true_ns - 1) > 0.2
-        assert simulate(schedule, fitted).step_ns == pytest.approx(true_ns, rel=0.01)
+        true_ns = simulate_rank(schedule, truth).step_ns
+        assert abs(simulate_rank(schedule, base).step_ns / true_ns - 1) > 0.2
+        assert simulate_rank(schedule, fitted).step_ns == pytest.approx(true_ns, rel=0.01)
 
 
 def test_runs_are_fitted_together(schedule, timeline):

@@ -7,8 +7,10 @@ import pytest
 from rich.console import Console
 
 from tests.front_door.command_line import call, error_of
-from twinstream.fidelity.report import validation_screen
-from twinstream.fidelity.validation import ValidatedRow, Validation, errors_of, validate
+from twinstream.fidelity.measured import Predicted
+from twinstream.fidelity.rows import TableRow
+from twinstream.fidelity.scoring import ScoredRow, errors_of
+from twinstream.fidelity.validation import ScoredLine, TableReport, validate
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_measured
 from twinstream.schedule.errors import TwinstreamError
@@ -18,27 +20,25 @@ VALIDATE = ("validate", "--measured", FEW, "--jobs", "1")
 
 
 @pytest.fixture(scope="module")
-def validation() -> Validation:
+def validation() -> TableReport:
     machines = [load_machine(name) for name in ("h100", "rtx3090")]
     return validate(read_measured(FEW), machines, jobs=1)
 
 
-def validated(schedule: int, measured: float, predicted: float) -> ValidatedRow:
+def validated(schedule: int, measured: float, predicted: float) -> ScoredLine:
     row = MeasuredRow(
         line=1, machine="H100", model="8B", seq_len=512, host_mem_gib=1.0, dev_mem_gib=1.0,
         tokens_per_s=measured, status="ok", columns={},
     )  # fmt: skip
-    return ValidatedRow(
-        row=row, schedule=schedule, predicted_tokens_per_s=predicted,
-        predicted_step_s=1.0, stall=0.0, error=predicted / measured - 1.0,
-    )  # fmt: skip
+    found = Predicted(step_s=1.0, tokens_per_s=predicted, stall=0.0)
+    return ScoredRow(TableRow(row), found, schedule)
 
 
 def test_errors_count_each_schedule_once():
     # Schedule 0: 101 of mean 100 measured; schedule 1: 40 % too slow.
     rows = [validated(0, 99.0, 101.0), validated(0, 101.0, 101.0), validated(1, 100.0, 60.0)]
     errors = errors_of(rows)
-    assert errors.schedules == 2
+    assert errors.count == 2
     assert errors.mean_error == pytest.approx((0.01 + 0.40) / 2)
     assert errors.median_error == pytest.approx(0.205)
     assert errors.p90_error == pytest.approx(0.01 + 0.9 * 0.39)
@@ -47,13 +47,13 @@ def test_errors_count_each_schedule_once():
 
 
 def test_a_table_of_two_machines_takes_the_profile_of_each(validation):
-    assert validation.cells == 7
-    assert validation.overall.schedules == 6  # two caps change nothing
+    assert len(validation.compared) == 7
+    assert validation.overall.count == 6  # two caps change nothing
     assert list(validation.by_model) == ["H100 1B", "H100 8B", "RTX3090 8B"]
-    assert {name: e.schedules for name, e in validation.by_seq_len.items()} == {
+    assert {name: e.count for name, e in validation.by_seq_len.items()} == {
         "512": 1, "8192": 5
     }  # fmt: skip
-    assert validation.failed_rows == validation.refused_alike == 3
+    assert len(validation.failed) == validation.refused_alike == 3
     assert validation.left_out == 0
 
 
@@ -67,20 +67,20 @@ def test_profiles_whose_machine_the_table_lacks_are_told():
     rows = [row for row in read_measured(FEW) if row.machine == "RTX3090"]
     machines = [load_machine(name) for name in ("rtx3090", "h100", "a100")]
     found = validate(rows, machines, jobs=1)
-    assert found.cells == 2
+    assert len(found.compared) == 2
     assert found.without_rows == ("h100", "a100")
     notes = io.StringIO()
-    Console(file=notes, width=200).print(validation_screen(found))
+    Console(file=notes, width=200).print(found.screen())
     assert "The table has no rows for h100, a100." in notes.getvalue()
 
 
 def test_a_profile_of_any_name_takes_a_table_of_one_machine_or_the_rows_of_its_datasheet():
     mine = load_machine("rtx3090").model_copy(update={"name": "mine"})
     rows = [row for row in read_measured(FEW) if row.machine == "RTX3090"]
-    assert validate(rows, [mine], jobs=1).cells == 2
+    assert len(validate(rows, [mine], jobs=1).compared) == 2
     found = validate(read_measured(FEW), [mine], jobs=1)
-    assert (found.cells, found.left_out) == (2, 7)
-    assert found.failed_rows == found.refused_alike == 1
+    assert (len(found.compared), found.left_out) == (2, 7)
+    assert len(found.failed) == found.refused_alike == 1
 
 
 def test_processes_find_what_one_finds(validation):
@@ -93,7 +93,7 @@ def test_processes_find_what_one_finds(validation):
         return lambda: advanced.append(what)
 
     found = validate(read_measured(FEW), machines, jobs=2, on_start=start)
-    assert found == validation
+    assert found.rows == validation.rows and found.json() == validation.json()
     assert begun == [("sizing", len(found.rows)), ("predicting", 6)]
     assert advanced == ["sizing"] * len(found.rows) + ["predicting"] * 6
 
@@ -103,7 +103,7 @@ def test_rows_of_models_that_nobody_knows_are_counted_and_left_out():
     models = {"405B": "unknown model '405b'", "tiny-qwen3": "'tiny-qwen3' is not one"}
     odd = [rows[0].model_copy(update={"line": 100 + i, "model": m}) for i, m in enumerate(models)]
     found = validate([*rows, *odd], [load_machine("rtx3090")], jobs=1)
-    assert found.cells == 2
+    assert len(found.compared) == 2
     assert list(found.unknown.values()) == [1, 1]
     for told, wanted in zip(found.unknown, models.values(), strict=True):
         assert wanted in told
@@ -115,7 +115,7 @@ def test_rows_that_ran_but_are_refused_are_counted():
     rows = [row for row in read_measured(FEW) if row.machine == "RTX3090"]
     small = rows[0].model_copy(update={"line": 100, "dev_mem_gib": 1.0})
     found = validate([*rows, small], [load_machine("rtx3090")], jobs=1)
-    assert (found.cells, found.refused_rows, found.failed_rows) == (2, 1, 1)
+    assert (len(found.compared), len(found.refused), len(found.failed)) == (2, 1, 1)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

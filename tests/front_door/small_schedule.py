@@ -2,10 +2,10 @@
 
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cost import Work
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule, Schedule
 from twinstream.schedule.ops import Compute, Copy, KernelCall, Label, Stream
 from twinstream.schedule.tensors import DEVICE, HOST, Slot, Tensor
-from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
+from twinstream.schedule.timeline import PassSpans, Provenance, RankTimeline, Timeline
 from twinstream.schedule.workload import MachineRef, Workload
 
 SPEC = ModelSpec(
@@ -17,7 +17,7 @@ FORWARD_FLOPS, NORM_FLOPS, MODEL_FLOPS = 600, 50, 1000
 
 def small_schedule() -> Schedule:
     """Two loads, two forwards of which one is a recompute, a copy back, a last forward."""
-    return Schedule(
+    rank = RankSchedule(
         tensors=(
             Tensor(tensor_id="w", size_bytes=1024, role="parameter", dtype="float32", shape=(256,)),
             Tensor(tensor_id="x", size_bytes=512, role="activation", dtype="float32", shape=(128,)),
@@ -52,6 +52,7 @@ def small_schedule() -> Schedule:
         machine=MachineRef(name="cpu", content_hash="0"),
         policy="by hand",
     )
+    return Schedule.of_rank(rank)
 
 
 def timeline(*lasting_ns: int, step_ns: float = 2000.0, kind: str = "simulated") -> Timeline:
@@ -61,13 +62,14 @@ def timeline(*lasting_ns: int, step_ns: float = 2000.0, kind: str = "simulated")
         start_ns=starts,
         end_ns=tuple(start + lasts for start, lasts in zip(starts, lasting_ns, strict=True)),
     )
-    return Timeline(
+    rank = RankTimeline(
         op_ids=tuple(op.op_id for op in small_schedule().ops),
         passes=(spans,),
         cold=spans,
         step_ns=step_ns,
         provenance=Provenance.model_validate({"kind": kind, "where": "here"}),
     )
+    return Timeline.of_rank(rank)
 
 
 def _work(unit: str, flops: int) -> Work:

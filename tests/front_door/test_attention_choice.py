@@ -12,7 +12,7 @@ from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream.hardware_profiles.loader import load_machine, override, save_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Efficiency, Machine
 from twinstream.measures.missing_attention import missing_attention_notes
-from twinstream.models.kernel_costs import attention_limits
+from twinstream.models.kernel_costs import attention_libraries
 from twinstream.models.kernel_costs.attention_limits import UnknownAttentionError
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice, Recipe
@@ -73,7 +73,7 @@ def test_what_is_installed_decides_where_the_step_is_computed_and_nowhere_else(
         return "4.0"
 
     elsewhere = attention_for(load_machine(machine), SPEC)
-    monkeypatch.setattr(attention_limits, "version", version)
+    monkeypatch.setattr(attention_libraries, "version", version)
     assert attention_for(load_machine(machine), SPEC, here=True) == chosen
     assert attention_for(load_machine(machine), SPEC) == elsewhere
     assert attention_for(naming("sdpa_flash"), SPEC, here=True) == "sdpa_flash", (
@@ -92,7 +92,7 @@ def test_what_a_missing_attention_costs_is_said():
         schedule = ts.plan(
             spec, machine, step=replace(step, recipe=Recipe(kernels=kernels)), policy="resident"
         )
-        return schedule, ts.simulate(schedule, machine).step_ns
+        return schedule.only, ts.simulate(schedule, machine).step_ns
 
     usual, fast_ns = step_ns("flash4")
     slower, slow_ns = step_ns("sdpa_flash")

@@ -9,8 +9,7 @@ import pytest
 
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream.commands.runs import calibrate as calibrating
-from twinstream.fidelity.cells import cell_of
-from twinstream.fidelity.predict import step_s
+from twinstream.fidelity.seed_system.cells import cell_of
 from twinstream.fidelity.timeline_fit import fit_timelines
 from twinstream.hardware_profiles.calibration.parameters import (
     applied,
@@ -45,7 +44,7 @@ def table(tmp_path_factory):
         cell = cell_of(row)
         known = declared_parameters(base, works_of(cell.timed))
         truth = applied(base, known, [TRUTH.get(p.name, 1.0) for p in known], "the truth")
-        speeds.append(cell.tokens_per_step / step_s(cell, truth))
+        speeds.append(cell.tokens_per_step / cell.step_s(truth))
     return write_table(path, tuple(speeds))
 
 

@@ -12,21 +12,20 @@ from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_o
 from twinstream.measures.metrics import device_memory, matmul_dtype, summarize
 from twinstream.models.flops import model_flops_per_sequence
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document, write_document
 from twinstream.schedule.ops import Operand
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, Slot
-from twinstream.schedule.timeline import PassSpans
-from twinstream.simulator.replay import simulate_cluster
+from twinstream.schedule.timeline import PassSpans, Timeline
+from twinstream.simulator.replay import simulate
 
 TOKENS, GPUS = 8 * 4096, 16
 
 
 @pytest.fixture(scope="module")
-def schedule(cluster_file: Path) -> ClusterSchedule:
-    return read_document(ClusterSchedule, cluster_file)
+def schedule(cluster_file: Path) -> Schedule:
+    return read_document(Schedule, cluster_file)
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +44,10 @@ def test_simulate_tells_the_step_of_the_simulator_and_writes_its_timeline(
     path = tmp_path / "line.json"
     told = call("simulate", cluster_file, "--cluster", "h100_dgx", "-o", path, "--json").json()
     cluster = load_cluster("h100_dgx")
-    expected = simulate_cluster(schedule, cluster, machine_of(cluster))
+    expected = simulate(schedule, machine_of(cluster), cluster)
     assert told["step_time_s"] == expected.step_ns / 1e9
     assert told["tokens_per_s"] == pytest.approx(TOKENS / (expected.step_ns / 1e9))
-    assert read_document(ClusterTimeline, path) == expected
+    assert read_document(Timeline, path) == expected
 
 
 def test_mfu_is_of_the_model_s_own_flops_and_all_gpus(schedule, cluster_file):
@@ -140,22 +139,22 @@ def test_a_cluster_is_known_by_its_content_however_it_is_written(document, tmp_p
     assert call("verify", path).code == 0
     del turned["order"]
     said = error_of("verify", written(turned, tmp_path / "damaged.json"))
-    assert "not a valid cluster schedule document: order" in said
+    assert "not a valid schedule document: order" in said
 
 
 def test_documents_in_the_place_of_others_are_named(cluster_file, files, schedule, tmp_path):
     line = tmp_path / "line.json"
     cluster = load_cluster("h100_dgx")
-    write_document(simulate_cluster(schedule, cluster, machine_of(cluster)), line)
-    assert "is a cluster timeline, not a schedule" in error_of("verify", line)
+    write_document(simulate(schedule, machine_of(cluster), cluster), line)
+    assert "is a timeline, not a schedule" in error_of("verify", line)
     said = error_of("trace", cluster_file, "--predicted", files.predicted)
-    assert "is a timeline, not a cluster timeline" in said
+    assert "is of one device, and the schedule of the classes" in said
     slow = ("--straggler", "stage 1=2")
     assert "leave it or --predicted out" in error_of(
         "trace", cluster_file, "--predicted", line, *slow
     )
-    assert "give what `run -o` wrote" in error_of("report", cluster_file, "--measured", line)
-    assert "give what `run -o` wrote" in error_of("trace", cluster_file, "--measured", line)
+    assert "--measured what `run -o` wrote" in error_of("report", cluster_file, "--measured", line)
+    assert "--measured what `run -o` wrote" in error_of("trace", cluster_file, "--measured", line)
     assert "--cluster is of clusters" in error_of("simulate", files.schedule, "--cluster", "x")
     said = error_of("simulate", files.schedule, "--straggler", "a=2")
     assert "is no cluster's schedule" in said
@@ -173,7 +172,7 @@ def test_of_a_cluster_that_is_not_shipped_the_profile_is_asked_for(document, tmp
 def test_memory_is_what_the_slots_take_and_the_reserve(schedule):
     cluster = load_cluster("h100_dgx")
     machine = machine_of(cluster)
-    summary = summarize(schedule, simulate_cluster(schedule, cluster, machine), machine)
+    summary = summarize(schedule, simulate(schedule, machine, cluster), machine)
     for one in schedule.classes:
         arena = arena_bytes(schedule.of(one), DEVICE)
         reserve = round(machine.number("device_reserve_bytes"))
@@ -210,10 +209,10 @@ def test_of_slots_that_overlap_the_fullest_moment_counts(b_bytes, rest):
 
 
 def test_python_asks_a_mesh_what_it_asks_a_device(cluster_file):
-    schedule = read_document(ClusterSchedule, cluster_file)
+    schedule = read_document(Schedule, cluster_file)
     assert ts.verify(schedule) == [] == ts.conforms(schedule)
     cluster = load_cluster("h100_dgx")
-    alike = simulate_cluster(schedule, cluster, machine_of(cluster))
+    alike = simulate(schedule, machine_of(cluster), cluster)
     assert ts.simulate(schedule) == ts.simulate(schedule, cluster="h100_dgx") == alike
     slow = ts.simulate(schedule, stragglers={"stage 1": 1.5})
     assert slow.step_ns > alike.step_ns

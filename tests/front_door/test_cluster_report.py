@@ -25,31 +25,31 @@ from twinstream.report.report import report_html
 from twinstream.report.share_figures import MEAN, device_memory_figure, exposed_figure
 from twinstream.report.trace import trace_of
 from twinstream.report.view import MeshView, Span, phase_of, shown_classes
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.ops import Compute
-from twinstream.simulator.replay import simulate_cluster
+from twinstream.schedule.timeline import Timeline
+from twinstream.simulator.replay import simulate
 
 
 @pytest.fixture(scope="module")
-def schedule(cluster_file: Path) -> ClusterSchedule:
-    return read_document(ClusterSchedule, cluster_file)
+def schedule(cluster_file: Path) -> Schedule:
+    return read_document(Schedule, cluster_file)
 
 
 @pytest.fixture(scope="module")
-def line(schedule: ClusterSchedule) -> ClusterTimeline:
+def line(schedule: Schedule) -> Timeline:
     h100 = load_cluster("h100_dgx")
-    return simulate_cluster(schedule, h100, machine_of(h100))
+    return simulate(schedule, machine_of(h100), h100)
 
 
 @pytest.fixture(scope="module")
-def summary(schedule: ClusterSchedule, line: ClusterTimeline) -> Summary:
+def summary(schedule: Schedule, line: Timeline) -> Summary:
     return summarize(schedule, line, machine_of(load_cluster("h100_dgx")))
 
 
 @pytest.fixture(scope="module")
-def view(schedule: ClusterSchedule, line: ClusterTimeline) -> MeshView:
+def view(schedule: Schedule, line: Timeline) -> MeshView:
     return MeshView("predicted", schedule, line)
 
 

@@ -10,10 +10,10 @@ import pytest
 from tests.front_door.conftest import Files
 from tests.front_door.damaged_documents import as_toml, damaged
 from twinstream import api
-from twinstream.commands.arguments.inputs import checked_schedule, read_timelines
+from twinstream.api import simulate
+from twinstream.commands.arguments.inputs import checked_schedule, read_timeline
 from twinstream.commands.arguments.options import Profiles
 from twinstream.commands.schedule_inputs import inputs_of as cluster_inputs
-from twinstream.documents import simulate
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text
 from twinstream.measures.explanation import explain
 from twinstream.measures.metrics import summarize
@@ -60,14 +60,12 @@ def test_damaged_schedules_are_refused_or_used(files: Files, tmp_path: Path):
 @pytest.mark.parametrize("kind", ["predicted", "measured"])
 def test_damaged_timelines_are_refused_or_shown(kind: str, files: Files, tmp_path: Path):
     machine, schedule = load_machine("cpu"), files.read_schedule()
-    good = read_timelines(files.predicted, None)[0]
-    assert good is not None
+    good = read_timeline(files.predicted, "simulated")
 
     def use(mine: object) -> None:
         path = tmp_path / f"{kind}.json"
         path.write_text(json.dumps(mine))
-        given = (path, None) if kind == "predicted" else (None, path)
-        line = next(line for line in read_timelines(*given) if line is not None)
+        line = read_timeline(path, "simulated" if kind == "predicted" else "measured")
         compare(schedule, good, line)
         summarize(schedule, line, machine)
         trace_of([MeshView(kind, schedule, line)])

@@ -11,7 +11,7 @@ from tests.contract.package_tree import REPO
 from tests.front_door.command_line import call, error_of
 from twinstream.hardware_profiles.measured_table import read_measured
 from twinstream.schedule.document import Schedule
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import RankTimeline
 from twinstream.study.sweep.config import load_config
 
 
@@ -38,7 +38,7 @@ def test_the_examples_are_read():
 
 def test_a_schedule_a_timeline_and_a_machine_are_shown_in_a_line(files):
     schedule = files.read_schedule()
-    timeline = Timeline.model_validate_json(files.predicted.read_bytes())
+    timeline = RankTimeline.model_validate_json(files.predicted.read_bytes())
     assert isinstance(schedule, Schedule)
     shown = (repr(schedule), repr(timeline))
     assert shown[0].startswith("<Schedule of tiny on cpu, policy streaming: ")

@@ -8,10 +8,10 @@ from twinstream.hardware_profiles.loader import load_machine_text
 from twinstream.measures.explanation import explain
 from twinstream.measures.residence import STATE, RoleResidence, residence
 from twinstream.planner.policies import compared_names
-from twinstream.schedule.document import Schedule, StepBound
+from twinstream.schedule.document import RankSchedule, Schedule, StepBound
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST, Carried
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import RankTimeline, Timeline
 from twinstream.schedule.workload import MachineRef
 
 FAST = load_machine_text('name = "made up"\ndevice = "cpu"\npeak_fp32_flop_per_s = 1e9\n')
@@ -83,7 +83,7 @@ def test_a_home_is_where_content_stays_from_step_to_step(carried, without, home)
     assert homes == {name: 1024 if name == home else 0 for name in HOMES}
 
 
-def _timeline_of(schedule: Schedule) -> Timeline:
+def _timeline_of(schedule: RankSchedule) -> RankTimeline:
     """All ops one after the other, 100 ns each."""
     full = timeline(*[100] * 6)
     number = len(schedule.ops)

@@ -26,10 +26,10 @@ from tests.front_door.command_line import call, error_of
 from tests.helpers.browser import browser_page
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.study.answer import Answer
 from twinstream.study.explore.answers import Answers, State, StateError, count_of
 from twinstream.study.explore.app import explorer
 from twinstream.study.explore.show import Found, column, compared, ranking_note, timeline_of
-from twinstream.study.planned_step import PlannedStep
 
 TINY = State("tiny", "cpu", "64", "256", "8MiB", "", "streaming")
 
@@ -119,7 +119,7 @@ def test_a_step_of_one_round_is_not_counted():
     def title(tokens: str) -> str:
         state = State("tiny", "cpu", "64", tokens, "", "", "resident")
         found = Answers({}, {}).answer(state, "cpu")
-        assert isinstance(found, PlannedStep)
+        assert isinstance(found, Answer)
         return str(timeline_of("cpu", found).children[0].children)
 
     assert title("64") == "cpu: the step's only round"
@@ -155,7 +155,7 @@ def test_a_state_survives_the_url():
 def test_a_quick_plan_of_the_page_is_that_of_the_command_shown(machine, cap):
     state = State("tiny", machine, "64", "256", cap, "", "optimal", "quick")
     found = Answers({}, {}).answer(state, machine)
-    assert isinstance(found, PlannedStep)
+    assert isinstance(found, Answer)
     assert "--effort quick" in state.command(machine)
     shown = cli(state.command(machine))
     assert shown["kernels"] == found.schedule.recipe["kernels"]
@@ -167,7 +167,7 @@ def test_a_quick_plan_of_the_page_is_that_of_the_command_shown(machine, cap):
 def test_a_length_in_the_command_is_one_length_and_not_a_pack(typed):
     state = replace(TINY, seq_len=typed, tokens_per_step="4,096", device_mem=" 1 GiB")
     found = Answers({}, {}).answer(state, "cpu")
-    assert isinstance(found, PlannedStep)
+    assert isinstance(found, Answer)
     command = state.command("cpu")
     assert "--seq-len 2048 --tokens-per-step 4096 --device-mem '1 GiB'" in command
     shown = cli(command)
@@ -180,7 +180,7 @@ def test_models_and_machines_of_files_are_files_in_the_command(tmp_path):
     machine.write_text('base = "cpu"\nhbm_bytes_per_s = 30e9\n')
     answers = Answers({}, {"my box": str(machine)})
     found = answers.answer(TINY, "my box")
-    assert isinstance(found, PlannedStep)
+    assert isinstance(found, Answer)
     shown = cli(answers.command(TINY, "my box"))
     assert (shown["machine"], shown["tokens_per_s"]) == ("my box", found.summary.tokens_per_s)
 
@@ -194,7 +194,7 @@ def test_a_new_page_opens_with_what_was_given_and_each_machine_s_own_memory(tmp_
     state = replace(State(), model="tiny", seq_len="64", tokens_per_step="256", policy="resident")
     for name in ("h100", "rtx4090"):
         found = Answers({}, {}).answer(state, name)
-        assert isinstance(found, PlannedStep)
+        assert isinstance(found, Answer)
         assert found.schedule.caps.device_bytes == load_machine(name).number("device_memory_bytes")
         assert "Limited" not in str(column(Found(name, state, found), 1, ""))
     capped = Answers({}, {}).answer(replace(state, device_mem="24GiB"), "h100")
@@ -214,7 +214,7 @@ def test_a_new_page_opens_with_what_was_given_and_each_machine_s_own_memory(tmp_
 def test_what_is_trained_and_with_what_are_controls_of_the_page(changes, recipe):
     state = replace(TINY, machines="h100", device_mem="", policy="resident", **changes)
     found = Answers({}, {}).answer(state, "h100")
-    assert isinstance(found, PlannedStep), found
+    assert isinstance(found, Answer), found
     name, part, value = recipe
     taken = found.schedule.recipe[name]
     assert (taken if part is None else taken[part]) == value

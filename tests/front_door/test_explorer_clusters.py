@@ -15,12 +15,13 @@ from tests.helpers.browser import browser_page
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.measures.metrics import rate_text
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, as_cluster
-from twinstream.schedule.cluster.cluster_timeline import as_cluster_timeline
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import read_document
 from twinstream.schedule.timeline import Timeline
-from twinstream.simulator.replay import simulate_cluster
-from twinstream.study.explore.answers import Answers, State, StateError
+from twinstream.simulator.replay import simulate
+from twinstream.study.answer import Answer
+from twinstream.study.explore.answers import Answers, State
 from twinstream.study.explore.app import explorer
 from twinstream.study.explore.clusters import ShownCluster, clusters_part
 from twinstream.study.explore.show import Found, column, compared, more_of, timeline_of
@@ -28,10 +29,10 @@ from twinstream.study.explore.show import Found, column, compared, more_of, time
 
 @pytest.fixture(scope="module")
 def shown(cluster_file: Path) -> ShownCluster:
-    schedule = read_document(ClusterSchedule, cluster_file)
+    schedule = read_document(Schedule, cluster_file)
     cluster = load_cluster("h100_dgx")
     machine = machine_of(cluster)
-    line = simulate_cluster(schedule, cluster, machine)
+    line = simulate(schedule, machine, cluster)
     return ShownCluster("mine.json", schedule, line, machine)
 
 
@@ -61,8 +62,8 @@ def test_the_page_draws_the_lanes_below_the_plans(shown):
 def test_one_device_s_schedule_is_shown_as_a_mesh_of_one(files):
     shown = ShownCluster(
         "mine.json",
-        as_cluster(files.read_schedule()),
-        as_cluster_timeline(read_document(Timeline, files.predicted)),
+        files.read_schedule(),
+        read_document(Timeline, files.predicted),
         load_machine("cpu"),
     )
     speed = rate_text(call("simulate", files.schedule, "--json").json()["tokens_per_s"])
@@ -105,16 +106,22 @@ def test_the_report_of_a_layout_is_one_link_away():
     assert answer.status_code == 200 and "1b on 8 GPUs of h100_dgx" in answer.text
 
 
+def test_a_cap_is_of_each_gpu_of_a_cluster():
+    found = Answers({}, {}).answer(replace(ON_GPUS, device_mem="30GiB"), "h100_dgx")
+    assert isinstance(found, Answer)
+    assert found.room_bytes[0] == 30 * 2**30 >= found.device_bytes
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"gpus": ""}, "GPUs are missing"),
+        ({"gpus": ""}, "gpus is missing"),
         ({"gpus": "0"}, "GPUs needs a whole number from 1"),
-        ({"tokens_per_step": "100"}, "a step has whole sequences"),
-        ({"device_mem": "8GiB"}, "device mem is of one device: leave it empty"),
+        ({"tokens_per_step": "100"}, "a step is whole sequences"),
+        ({"device_mem": "200GiB"}, "is more than"),
     ],
 )
 def test_what_a_cluster_cannot_be_asked_is_an_error(changes, said):
     found = Answers({}, {}).answer(replace(ON_GPUS, **changes), "h100_dgx")
-    assert isinstance(found, StateError)
+    assert isinstance(found, TwinstreamError)
     assert said in str(found)

@@ -14,6 +14,7 @@ from werkzeug.serving import make_server
 from tests.front_door.command_line import call
 from tests.helpers.browser import browser_page
 from tests.helpers.waiting import comes
+from twinstream.study.answer import Answer
 from twinstream.study.explore.answers import (
     Answers,
     Refining,
@@ -24,7 +25,6 @@ from twinstream.study.explore.answers import (
 )
 from twinstream.study.explore.app import explorer
 from twinstream.study.explore.show import Found, column, compared, more_of
-from twinstream.study.planned_step import PlannedStep
 
 QUICK = State("tiny", "cpu", "64", "256", "8MiB", "", "optimal", "quick")
 SEVEN = ("h100", "a100", "b200", "gh200", "mi300x", "rtx5090", "rtx3090")
@@ -77,9 +77,7 @@ def test_two_machines_stand_in_cards(seven):
 
 
 def test_where_nothing_more_would_help_no_chart_is_drawn(seven):
-    page = more_of(
-        {one.machine: one.answer for one in seven if isinstance(one.answer, PlannedStep)}
-    )
+    page = more_of({one.machine: one.answer for one in seven if isinstance(one.answer, Answer)})
     assert "data-figure" not in str(page.to_plotly_json())
     assert "compute limits the step" in str(page)
 
@@ -109,8 +107,8 @@ def test_a_process_beside_makes_the_normal_plan_and_ends():
     assert comes(lambda: refining.follow([asked], anew=False) or answers.kept(*asked))
     process.join()
     found, alone = answers.kept(*asked), Answers({}, {}).answer(*asked)
-    assert isinstance(found, PlannedStep)
-    assert isinstance(alone, PlannedStep)
+    assert isinstance(found, Answer)
+    assert isinstance(alone, Answer)
     assert found.summary == alone.summary
     assert process.exitcode == 0
 

@@ -125,7 +125,7 @@ def test_data_is_opened_as_train_opens_it(tmp_path: Path) -> None:
     write_config(tmp_path / "m")
 
     def question(tokenizer: Path) -> FitQuestion:
-        how = FitOptions(["cpu"], seq_len="512", tokenizer=tokenizer, columns="text=body")
+        how = FitOptions(machine=("cpu",), seq_len="512", tokenizer=tokenizer, columns="text=body")
         return how.question("tiny", [str(rows)])
 
     refused = call("fit", "tiny", rows, "--machine", "cpu")

@@ -5,16 +5,15 @@ from inspect import get_annotations
 import pytest
 
 from tests.front_door.command_line import call
-from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.grouped import options_of
-from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.options.option_group import PANELS, OptionGroup, flag_of
+from twinstream.options.plan_options import ClusterOptions, PlanOptions
 from twinstream.training.options import TrainOptions
 
 _GROUPS = (PlanOptions, ClusterOptions, TrainOptions)
 
 
-@pytest.mark.parametrize("command", ["plan", "train", "whatif", "run"])
+@pytest.mark.parametrize("command", ["plan", "train", "whatif"])
 def test_the_usual_options_fit_two_screens_and_the_rest_is_there_on_demand(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     usual, whole = call(command, "--help").out, call(command, "--help-all").out

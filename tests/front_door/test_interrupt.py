@@ -78,10 +78,10 @@ def interrupted(*arguments: str, cwd: Path) -> tuple[int, str, str]:
 
 
 @pytest.fixture
-def arguments(tmp_path) -> list[str]:
+def arguments(files, tmp_path) -> list[str]:
     return [
-        *("run", "--model", "tiny", "--seq-len", "128", "--tokens-per-step", "512"),
-        *("--steps", "100000", "--backend", "cpu", "-o", str(tmp_path / "measured.json")),
+        *("run", str(files.schedule), "--steps", "100000", "--backend", "cpu"),
+        *("-o", str(tmp_path / "measured.json")),
     ]
 
 

@@ -8,7 +8,7 @@ from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.report.page import Card, Page, Section, html_of
 from twinstream.report.palette import SERIES_COLOURS, series
 from twinstream.report.report import report_html
-from twinstream.study.query import Step
+from twinstream.study.answer import Step
 from twinstream.study.sweep.config import config_of
 from twinstream.study.sweep.grids import Curves
 from twinstream.study.sweep.pages import curves_figure, sweep_html

@@ -17,9 +17,10 @@ def test_a_plan_says_what_it_trains(tmp_path):
     assert "all but layers 0, 1, 2 and embedding" in frozen.out
 
 
-def test_a_run_trains_adapters_only():
-    options = ("--lora", "r=8", "--steps", "3", "--learning-rate", "0.01", "--backend", "cpu")
-    losses = call("run", *STEP, *options, "--json").json()["losses"]
+def test_a_run_trains_adapters_only(tmp_path):
+    plan, options = tmp_path / "plan.json", ("--steps", "3", "--learning-rate", "0.01")
+    assert call("plan", *STEP, "--lora", "r=8", "-o", plan).code == 0
+    losses = call("run", plan, *options, "--backend", "cpu", "--json").json()["losses"]
     assert losses == sorted(losses, reverse=True)
 
 

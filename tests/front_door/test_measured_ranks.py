@@ -21,11 +21,10 @@ from twinstream.report.palette import WAITING
 from twinstream.report.ranks_part import RanksPart
 from twinstream.report.report import report_html
 from twinstream.report.view import MeshView, Span
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.splitting import expanded
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document, write_document
-from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
+from twinstream.schedule.timeline import PassSpans, Provenance, RankTimeline, Timeline
 from twinstream.schedule.workload import Packing
 
 SLOWER = 2
@@ -57,13 +56,13 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Four:
     ):
         outcome = call(*command)
         assert outcome.code == 0, outcome.err
-    schedule = read_document(ClusterSchedule, made.plan)
-    predicted = read_document(ClusterTimeline, made.predicted)
+    schedule = read_document(Schedule, made.plan)
+    predicted = read_document(Timeline, made.predicted)
     write_document(measured_of(schedule, predicted), made.measured)
     return made
 
 
-def measured_of(schedule: ClusterSchedule, predicted: ClusterTimeline) -> ClusterTimeline:
+def measured_of(schedule: Schedule, predicted: Timeline) -> Timeline:
     """All ranks as predicted, but so many times slower."""
     slow = {name: slower(line) for name, line in predicted.classes.items()}
     return predicted.model_copy(
@@ -79,7 +78,7 @@ def measured_of(schedule: ClusterSchedule, predicted: ClusterTimeline) -> Cluste
     )
 
 
-def slower(line: Timeline) -> Timeline:
+def slower(line: RankTimeline) -> RankTimeline:
     def spans(one: PassSpans) -> PassSpans:
         return PassSpans(
             start_ns=tuple(SLOWER * ns for ns in one.start_ns),
@@ -195,8 +194,8 @@ def test_the_explorer_shows_both(four):
     pytest.importorskip("dash", reason="Dash is not installed")
     from twinstream.study.explore.clusters import ShownCluster, clusters_part
 
-    schedule = read_document(ClusterSchedule, four.plan)
-    lines = [read_document(ClusterTimeline, path) for path in (four.predicted, four.measured)]
+    schedule = read_document(Schedule, four.plan)
+    lines = [read_document(Timeline, path) for path in (four.predicted, four.measured)]
     machine = machine_of(load_cluster("h100_dgx"))
     shown = ShownCluster("mine.json", schedule, lines[0], machine, lines[1], ("Assumed: all.",))
     assert any(line.endswith("predicted is -50.0%.") for line in shown.lines())
@@ -234,7 +233,7 @@ def test_a_single_straggler_has_other_classes_than_were_measured(four, command):
 def test_what_was_measured_of_another_schedule_is_refused(four, cluster_file):
     for command in ("report", "trace"):
         assert "error: " in error_of(command, cluster_file, "--measured", four.measured)
-    assert "is a cluster schedule" in error_of("explore", four.plan, "--measured", four.plan)
+    assert "is a schedule" in error_of("explore", four.plan, "--measured", four.plan)
     said = error_of("explore", "--measured", four.measured)
     assert "there are 0 schedules, and 1 --measured" in said
 
@@ -258,8 +257,8 @@ def test_who_comes_early_waits_in_its_lane():
 
 
 def test_packed_sequences_are_shorter_and_the_tokens_of_a_step_are_those_of_its_chunks(four):
-    schedule = read_document(ClusterSchedule, four.plan)
-    predicted = read_document(ClusterTimeline, four.predicted)
+    schedule = read_document(Schedule, four.plan)
+    predicted = read_document(Timeline, four.predicted)
     assert (schedule.tokens_per_step, schedule.is_packed) == (256, False)
     packing = Packing(most_sequences=2, expected_lengths=(48, 16))
     parts = {
@@ -277,8 +276,8 @@ def test_packed_sequences_are_shorter_and_the_tokens_of_a_step_are_those_of_its_
 
 
 def test_the_cap_of_ranks_is_what_a_rank_has(four):
-    schedule = read_document(ClusterSchedule, four.plan)
-    predicted = read_document(ClusterTimeline, four.predicted)
+    schedule = read_document(Schedule, four.plan)
+    predicted = read_document(Timeline, four.predicted)
     machine = machine_of(load_cluster("h100_dgx"))
     assert summarize(schedule, predicted, machine).device_bytes == 8 * 2**20
 

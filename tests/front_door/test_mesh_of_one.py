@@ -11,14 +11,13 @@ from twinstream.hardware_profiles.loader import load_machine_text
 from twinstream.report.trace import trace_of
 from twinstream.report.view import MeshView
 from twinstream.schedule.analysis.comparison import by_rank
-from twinstream.schedule.cluster.cluster_schedule import THE_DEVICE, as_cluster
-from twinstream.schedule.cluster.cluster_timeline import as_cluster_timeline
-from twinstream.schedule.cluster.mesh import Axis, Mesh
+from twinstream.schedule.document import THE_DEVICE, Axis, Mesh, RankClass
 from twinstream.schedule.proof.violations import UnsafeSchedule
 
 MACHINE = load_machine_text(
     'name = "made up"\ndevice = "cpu"\npeak_fp32_flop_per_s = 1e9\npeak_bf16_flop_per_s = 1e9'
 )
+RANK = "rank 0"
 OF_ONE_DEVICE = ("lower_bound_s", "gap", "gap_family", "plan_seconds", "uncertainty")
 
 
@@ -27,33 +26,45 @@ def both():
     return small_schedule(), timeline(100, 200, 300, 400, 500, 600, step_ns=2000.0)
 
 
+def laid_out(schedule: ts.Schedule) -> ts.Schedule:
+    """The same as the one rank of a layout."""
+    one = RankClass(name=RANK, schedule=RANK, cells={})
+    return schedule.model_copy(update={"classes": (one,), "schedules": {RANK: schedule.only}})
+
+
+def of_layout(line: ts.Timeline) -> ts.Timeline:
+    return line.model_copy(update={"classes": {RANK: line.only}})
+
+
 def test_the_summary_of_a_device_is_that_of_its_mesh(both):
     schedule, line = both
-    alone = ts.summarize(schedule, line, MACHINE).model_dump(exclude=set(OF_ONE_DEVICE))
-    mesh = ts.summarize(as_cluster(schedule), as_cluster_timeline(line), MACHINE)
-    assert mesh.model_dump(exclude=set(OF_ONE_DEVICE)) == alone
-    assert alone["device_peak_bytes"] == sum(alone["memory_bytes"][THE_DEVICE].values())
-    assert by_rank(schedule, line) == (as_cluster(schedule), as_cluster_timeline(line))
+    alone = ts.summarize(schedule, line, MACHINE)
+    mesh = ts.summarize(laid_out(schedule), of_layout(line), MACHINE)
+    told = [one.model_dump_json(exclude=set(OF_ONE_DEVICE)) for one in (alone, mesh)]
+    assert told[0].replace(THE_DEVICE, RANK) == told[1]
+    assert alone.device_peak_bytes == sum(alone.memory_bytes[THE_DEVICE].values())
+    assert by_rank(schedule, line) == (schedule, line)
 
 
 def test_the_comparison_of_a_mesh_of_one_has_the_errors_of_the_device(both):
     schedule, line = both
     slower = timeline(100, 200, 300, 800, 500, 600, step_ns=2500.0)
     alone = ts.compare(schedule, line, slower)
-    mesh = ts.compare(as_cluster(schedule), as_cluster_timeline(line), as_cluster_timeline(slower))
+    mesh = ts.compare(laid_out(schedule), of_layout(line), of_layout(slower))
     assert (mesh.step_ns, mesh.cold_ns) == (alone.step_ns, alone.cold_ns)
     (rank,) = mesh.ranks
     assert rank.comparison.kinds == alone.kinds
     assert [one.op_id for one in mesh.worst_ops] == [one.op_id for one in alone.worst_ops]
-    assert {one.rank for one in mesh.worst_ops} == {THE_DEVICE}
+    assert {one.rank for one in mesh.worst_ops} == {RANK}
     assert {one.rank for one in alone.worst_ops} == {""}
 
 
 def test_a_trace_of_a_mesh_of_one_is_the_device_s(both):
     schedule, line = both
     alone = trace_of([MeshView("predicted", schedule, line)])
-    mesh = MeshView("predicted", as_cluster(schedule), as_cluster_timeline(line))
-    assert trace_of([mesh])["traceEvents"] == alone["traceEvents"]
+    mesh = trace_of([MeshView("predicted", laid_out(schedule), of_layout(line))])["traceEvents"]
+    shown = [[e for e in events if e["ph"] == "X"] for events in (mesh, alone["traceEvents"])]
+    assert shown[0] == shown[1] != []
 
 
 def test_ranks_have_waits_and_counters_in_a_trace_and_the_worst_of_all_are_told():
@@ -84,7 +95,7 @@ def test_ranks_have_waits_and_counters_in_a_trace_and_the_worst_of_all_are_told(
 
 
 def test_python_writes_the_page_of_a_mesh_from_its_prediction(both, tmp_path):
-    schedule, line = as_cluster(both[0]), as_cluster_timeline(both[1])
+    schedule, line = laid_out(both[0]), of_layout(both[1])
     path = tmp_path / "mesh.html"
     with pytest.raises(UnsafeSchedule, match="will not be run"):  # a sketch of a schedule
         ts.write_report(path, schedule, MACHINE)
@@ -96,8 +107,8 @@ def test_of_several_ranks_the_flops_of_all_count_against_the_peak_of_all(both):
     schedule, line = both
     alone = ts.summarize(schedule, line, MACHINE)
     four = Mesh(axes=(Axis(name="dp", size=4),), ranks_per_node=4)
-    mesh = as_cluster(schedule).model_copy(update={"mesh": four})
-    found = ts.summarize(mesh, as_cluster_timeline(line), MACHINE)
+    mesh = schedule.model_copy(update={"mesh": four})
+    found = ts.summarize(mesh, line, MACHINE)
     assert found.num_gpus == 4
     assert found.hfu == pytest.approx(alone.hfu)  # each executes what one does
     assert found.mfu == pytest.approx(alone.mfu / 4)  # the model's FLOPs are of the whole step

@@ -6,7 +6,7 @@ import pytest
 
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from twinstream import api
-from twinstream.documents import simulate
+from twinstream.api import simulate
 from twinstream.executor.backends.protocol import MeasuredPass
 from twinstream.executor.replay.dispatch import Passes
 from twinstream.executor.run.measured import measured_timeline
@@ -38,7 +38,7 @@ def planned(tmp_path_factory):
     return screen.out, call("plan", *ASKED, *CUDNN, "--json").json(), path
 
 
-@pytest.mark.parametrize("command", ["plan", "run", "whatif"])
+@pytest.mark.parametrize("command", ["plan", "whatif"])
 def test_one_that_is_not_deterministic_is_refused_without_the_flag(command):
     told = " ".join(error_of(command, *ASKED, "--attention", "sdpa_cudnn").split())
     assert "does not give the same bits from run to run: allow it with --nondeterministic" in told

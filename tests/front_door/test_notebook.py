@@ -52,7 +52,7 @@ def test_what_has_no_rows_or_belongs_to_another_schedule_is_refused(planned):
     other = ts.plan("tiny", "cpu", step=ts.TrainingStep(64, 256), policy="resident")
     with pytest.raises(ts.TwinstreamError, match="a Machine has no rows"):
         ts.frame(ts.load_machine("cpu"))
-    with pytest.raises(ts.TwinstreamError, match="not the schedule's"):
+    with pytest.raises(ts.TwinstreamError, match="not the first's"):
         ts.frame(other, timeline)
     with pytest.raises(ts.TwinstreamError, match="no op 'embed'"):
         timeline.span_ns("embed")

@@ -6,7 +6,9 @@ import pytest
 
 import twinstream as ts
 from tests.front_door.command_line import TINY_STEP, call
-from twinstream.models.recipe import Dpo
+from twinstream.models.loss import Dpo
+from twinstream.options.plan_options import ClusterOptions, PlanOptions
+from twinstream.study.values import NAMES
 
 TINY = {"model": "tiny", "machine": "cpu", "seq_len": 64, "tokens_per_step": 256}
 STREAMING = {**TINY, "device_mem": "8MiB", "host_mem": "80MiB", "policy": "streaming"}
@@ -72,11 +74,20 @@ def test_a_plan_of_another_step_is_not_kept():
         ({"model": "tiny", "machine": "cpu"}, "seq_len is missing"),
         ({**TINY, "gpus": 8}, "gpus is of clusters, and this is of a machine"),
         ({**TINY, "lora": "much"}, "much"),
+        ({**TINY, "aux_loss": -1}, "aux_loss needs to be at least 0, got -1"),
+        ({**TINY, "clips": "yes"}, "clips needs true or false, got 'yes'"),
+        ({**TINY, "dtype": "int8"}, "dtype 'int8' is unknown; known: "),
+        ({**TINY, "optimizer": "here"}, "optimizer 'here' is unknown; known: device, device_"),
+        ({**TINY, "home": "parameter=moon"}, "the home of 'parameter' is 'moon'"),
+        ({**TINY, "optimizer_overhead": "2%"}, "leave out either it or --tokens-per-step"),
+        ({**TINY, "ranks": 2, "recompute": "mlp"}, "'mlp' is unknown; known: none, full"),
+        ({**LAYOUT, "kernels": "triton", "tp": 2}, "does not compute this layout: tp 2"),
     ],
 )
 def test_what_cannot_be_asked_is_one_error(values, said):
-    with pytest.raises(ts.TwinstreamError, match=said):
-        ts.query(**values)
+    with pytest.raises(ts.TwinstreamError) as raised:
+        ts.query(**values).answer()
+    assert said in str(raised.value)
 
 
 def test_a_sweep_from_python_has_the_rows_of_the_command(tmp_path):
@@ -94,14 +105,8 @@ def test_the_cost_of_a_run_is_arithmetic_on_an_answer():
     )
     hours = 1e6 / answer.tokens_per_s / 3600 / bill.goodput
     assert bill.goodput < 1 and bill.money == pytest.approx(3 * hours)
-    timed = call("cost", "time", "--n-layers", 80, "--d-model", 8192, "--json").json()
-    assert ts.cost_time(num_layers=80, d_model=8192) == timed
-    counted = call(
-        "cost", "work", "--num-layers", 80, "--d-model", 8192, "--dataset-size", 15e12, "--json"
-    )
-    assert ts.cost_work(num_layers=80, d_model=8192, dataset_tokens=15e12) == counted.json()
-    with pytest.raises(ts.TwinstreamError, match="unknown option 'n_layer': did you mean"):
-        ts.cost_time(n_layer=80)
+    told = call("cost", "8b", "--machine", "h100", "--json").json()
+    assert ts.cost_time("8b", machine="h100").run_s == pytest.approx(told["run_days"] * 86400)
 
 
 def test_the_explorer_from_python_refuses_a_port_in_use():
@@ -141,7 +146,60 @@ def test_ranks_are_planned_no_slower_than_by_any_layout_that_is_named():
 def test_a_loss_of_pairs_is_a_value_of_devices_and_of_ranks(more):
     step = {"model": "tiny", "machine": "cpu", "seq_len": 64, "tokens_per_step": 1024, **more}
     asked = ts.query(**step, loss="dpo,beta=0.3")
-    assert asked.request.recipe.dpo == Dpo(beta=0.3)
+    assert asked.request.recipe.loss == Dpo(beta=0.3)
     assert asked.request.step.packing.expected_lengths == (64, 64)
     longer = asked.changed({"seq_len": 128})
     assert longer.request.step.packing.expected_lengths == (128, 128)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("dtype", "float32", lambda asked: asked.spec.dtype == "float32"),
+        ("clips", True, lambda asked: asked.recipe.clips),
+        ("optim", "sgd", lambda asked: asked.recipe.update == "sgd"),
+        ("freeze", "model.layers.0.*,model.layers.1.*",
+         lambda asked: set(asked.recipe.frozen) == {"0", "1"}),
+        ("home", "parameter=host,gradient=device",
+         lambda asked: asked.choices.homes == {"parameter": "host", "gradient": "device"}),
+        ("prefetch", 2.0, lambda asked: asked.choices.prefetch_blocks == 2.0),
+        ("effort", "quick", lambda asked: asked.choices.effort == "quick"),
+        ("recompute", "none", lambda asked: asked.choices.recompute == "none"),
+        ("chunk_tokens", 128, lambda asked: asked.step.chunk_tokens == 128),
+        ("device_mem", "50%", lambda asked: asked.caps.device_bytes * 2
+         == asked.machine.number("device_memory_bytes")),
+        ("attention", "eager", lambda asked: asked.recipe.kernels.attention == "eager"),
+    ],
+)  # fmt: skip
+def test_every_option_of_plan_is_a_value_by_the_same_name(name, value, found):
+    assert found(ts.query(**{**TINY, name: value}).request)
+
+
+def test_names_of_values_are_those_of_options():
+    """But for what a sweep may not do: run a folder's code, or show several layouts."""
+    flags = {*PlanOptions.model_fields, *ClusterOptions.model_fields}
+    values = {name for names in NAMES.values() for name in names}
+    assert flags - values == {"trust_remote_code", "keep"}
+    assert values - flags == {"ranks", "sequence_parallel", "dp_overlap", "shard",
+                              "expert_imbalance"}  # fmt: skip
+
+
+def test_more_ranks_have_less_of_their_host_each():
+    """Whether they are asked for at once, or instead of fewer."""
+    two = ts.query(**TINY, ranks=2)
+    four = ts.query(**TINY, ranks=4)
+    whole = two.request.machine.number("host_memory_bytes")
+    assert two.request.caps.host_bytes == whole // 2
+    assert four.request.caps.host_bytes == whole // 4
+    assert two.changed({"ranks": 4}).content == four.content
+    capped = ts.query(**TINY, ranks=2, host_mem="1GiB").changed({"ranks": 4})
+    assert capped.request.caps.host_bytes == 2**30
+
+
+def test_adapters_are_values_of_a_cluster_too():
+    asked = ts.query(**LAYOUT, lora="r=8,alpha=16", optim="adamw")
+    assert asked.job.recipe.lora.rank == 8
+    changed = ts.query(**LAYOUT).changed({"lora": "r=8,alpha=16"})
+    assert changed.content == asked.content
+    with pytest.raises(ts.TwinstreamError, match="cannot be changed of a query"):
+        asked.changed({"dtype": "float32"})

@@ -11,9 +11,9 @@ import pytest
 
 from tests.front_door.command_line import TINY_STEP, call, error_of
 from tests.helpers.ports import free_port
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document, write_document
+from twinstream.schedule.timeline import Timeline
 
 CUT = ("--chunk-tokens", 64, "--chunks-per-round", 1)
 
@@ -35,7 +35,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     cap = ("--device-mem", "7MiB")
     wanted = ("plan", *TINY_STEP, *CUT, "--machine", "cpu", "--ranks", 2, "--pp", 2, *cap)
     planned = call(*wanted, "-o", plan, "--json").json()
-    told = call("run", plan, "--steps", 3, "--ranks", 2, "-o", measured, "--json").json()
+    told = call("run", plan, "--steps", 3, "-o", measured, "--json").json()
     return Ran(plan, measured, planned, told)
 
 
@@ -51,14 +51,16 @@ def profile(ran: Ran) -> Path:
     return path
 
 
-def test_ranks_have_the_losses_of_one_device(ran):
-    alone = call("run", *TINY_STEP, *CUT, "--steps", 3, "--backend", "cpu", "--json").json()
+def test_ranks_have_the_losses_of_one_device(ran, tmp_path):
+    plan = tmp_path / "plan.json"
+    assert call("plan", *TINY_STEP, *CUT, "--machine", "cpu", "-o", plan).code == 0
+    alone = call("run", plan, "--steps", 3, "--backend", "cpu", "--json").json()
     assert ran.told["losses"] == alone["losses"]
     assert ran.told["ranks"] == 2
 
 
 def test_caps_are_of_one_rank_and_what_does_not_fit_is_copied(ran):
-    document = read_document(ClusterSchedule, ran.plan)
+    document = read_document(Schedule, ran.plan)
     state = {
         tensor.tensor_id: tensor.size_bytes
         for part in document.schedules.values()
@@ -73,7 +75,7 @@ def test_caps_are_of_one_rank_and_what_does_not_fit_is_copied(ran):
 
 def test_the_schedule_is_proven_to_be_the_models_step(ran, tmp_path):
     assert "exactly the training step of tiny" in call("verify", ran.plan).out
-    document = read_document(ClusterSchedule, ran.plan)
+    document = read_document(Schedule, ran.plan)
     other = document.model | {"num_layers": 5}
     for wrong in (
         document.model_copy(update={"model": other}),
@@ -88,7 +90,7 @@ def test_the_schedule_is_proven_to_be_the_models_step(ran, tmp_path):
 
 
 def test_what_ranks_measured_is_one_document(ran):
-    timeline = read_document(ClusterTimeline, ran.measured)
+    timeline = read_document(Timeline, ran.measured)
     assert timeline.provenance.kind == "measured"
     assert list(timeline.classes) == ["stage 0", "stage 1"]
     assert timeline.step_ns == pytest.approx(1e9 * ran.told["step_time_s"])
@@ -99,7 +101,7 @@ def test_a_prediction_is_compared_with_what_each_rank_measured(ran, profile, tmp
     compared = ("compare", ran.plan, "--measured", ran.measured, "--cluster", profile)
     found = call(*compared, "--json").json()
     assert [one["name"] for one in found["ranks"]] == ["stage 0", "stage 1"]
-    measured = read_document(ClusterTimeline, ran.measured)
+    measured = read_document(Timeline, ran.measured)
     assert found["step_ns"]["measured"] == measured.step_ns
     kinds = {kind["name"]: kind for kind in found["kinds"]}
     for name in ("block_forward", "said", "waited for others"):
@@ -143,6 +145,7 @@ def test_ranks_are_planned_for_a_cluster(profile):
         (("--tp", 2), "--tp is not of ranks that run"),
         (("--policy", "resident"), "--policy is not of ranks that run"),
         (("--device-mem", "1MiB"), "stage 0 does not fit 1.00 MiB of device memory"),
+        (("--cluster", "nowhere"), "unknown cluster 'nowhere'"),
     ],
 )
 def test_what_ranks_cannot_be_is_said_in_one_message(flags, said):
@@ -154,29 +157,12 @@ def test_a_predicted_layout_is_not_run(cluster_file):
     assert "tp 2, cp 2 (no kernels here are split over tp, cp or ep)" in said
 
 
-def test_another_number_of_ranks_is_refused(ran):
-    assert "of 2 ranks, and --ranks 3" in error_of("run", ran.plan, "--ranks", 3)
-
-
-def test_ranks_are_planned_and_run_in_one_command(ran, profile, tmp_path):
-    measured = tmp_path / "measured.json"
-    wanted = (*TINY_STEP, *CUT, "--ranks", 2, "--pp", 2, "--device-mem", "7MiB", "--steps", 3)
-    found = call("run", *wanted, "--backend", "cpu", "-o", measured, "--json").json()
-    assert found["losses"] == ran.told["losses"]
-    assert found["layout"]["pp"] == 2 and found["plan_seconds"] > 0
-    assert "gloo over loopback" in found["assumed"]
-    simulated = call("simulate", ran.plan, "--json").json()
-    assert found["predicted"]["step_time_s"] == simulated["step_time_s"]
-    timeline = read_document(ClusterTimeline, measured)
-    assert timeline.step_ns == pytest.approx(1e9 * found["step_time_s"])
-
-
 def test_the_library_sums_where_it_is_asked_to(tmp_path):
     wanted = (*TINY_STEP, *CUT, "--ranks", 2, "--dp", 2)
     plan, wrong = tmp_path / "plan.json", tmp_path / "wrong.json"
     planned = call("plan", *wanted, "--machine", "cpu", "--reduction", "library", "-o", plan)
     assert planned.code == 0, planned.err
-    document = read_document(ClusterSchedule, plan)
+    document = read_document(Schedule, plan)
     sums = [op for op in document.schedules["stage 0"].ops if op.op_id.startswith("reduce.")]
     assert {op.reduction for op in sums} == {"library"}
     other = document.layout | {"reduction": "rank_order"}
@@ -193,28 +179,9 @@ def test_people_see_the_prediction_beside_what_was_measured(ran, profile):
     assert "Assumed" not in told and "stage 1" in told
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--ranks", 2, "--pp", 3), "pp 3 x dp open are not the 2 ranks"),
-        (("--ranks", 2, "--policy", "resident"), "--policy is not of ranks that run"),
-        (("--ranks", 2, "--device-mem", "1MiB"), "stage 0 does not fit 1.00 MiB of device memory"),
-        (
-            ("--ranks", 2, "--graphs", "on"),
-            "CUDA graphs need CUDA, and this runs on the backend 'cpu'",
-        ),
-        (("--ranks", 2, "--cluster", "nowhere"), "unknown cluster 'nowhere'"),
-        (("--pp", 2, "--cluster", "h100_dgx"), "--pp, --cluster is of several ranks: add --ranks"),
-    ],
-)
-def test_ranks_that_cannot_be_planned_are_not_run(flags, said):
-    assert said in error_of("run", *TINY_STEP, *flags, "--backend", "cpu")
-
-
-def test_ranks_to_plan_need_a_model(ran, files):
-    assert "say what to run" in error_of("run", "--ranks", 2)
-    assert "planned already, --pp cannot" in error_of("run", ran.plan, "--pp", 2)
-    assert "is of one device" in error_of("run", files.schedule, "--ranks", 2)
+def test_ranks_on_the_cpu_have_no_graphs(ran):
+    said = error_of("run", ran.plan, "--graphs", "on", "--backend", "cpu")
+    assert "CUDA graphs need CUDA, and this runs on the backend 'cpu'" in said
 
 
 def test_torchruns_ranks_have_one_output(ran, tmp_path):
@@ -228,7 +195,7 @@ def test_torchruns_ranks_have_one_output(ran, tmp_path):
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["losses"] == ran.told["losses"]
-    assert read_document(ClusterTimeline, measured).step_ns > 0
+    assert read_document(Timeline, measured).step_ns > 0
 
 
 def test_torchruns_ranks_with_other_texts_are_refused(ran, tmp_path):

@@ -16,15 +16,19 @@ from twinstream.report.share_figures import (
 )
 from twinstream.report.timeline_figure import Shown, timeline_figure
 from twinstream.report.view import view_of
-from twinstream.schedule.analysis.comparison import compare
+from twinstream.schedule.analysis.comparison import compare_rank
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Label
 from twinstream.schedule.sizes import parse_bytes
+from twinstream.schedule.timeline import Timeline
 
 
 def test_idle_shares_are_those_of_the_explanation(views):
     data = {trace.name: trace.x for trace in idle_figure(views).data}
     for number, view in enumerate(views):
-        idle = explain(view.schedule, view.timeline, load_machine("cpu")).compute_idle_fraction
+        idle = explain(
+            Schedule.of_rank(view.schedule), Timeline.of_rank(view.timeline), load_machine("cpu")
+        ).compute_idle_fraction
         drawn = sum(shares[number] for shares in data.values())
         assert drawn == pytest.approx(100 * sum(idle.values()))
         assert data["H2D"][number] == pytest.approx(100 * idle.get("h2d", 0.0))
@@ -51,7 +55,7 @@ def test_copied_bytes_are_those_of_the_copies(views):
 
 
 def test_kinds_show_predicted_measured_and_the_error(views):
-    comparison = compare(views[0].schedule, views[0].timeline, views[1].timeline)
+    comparison = compare_rank(views[0].schedule, views[0].timeline, views[1].timeline)
     figure = kinds_figure(views, comparison)
     for trace in figure.data:
         drawn = dict(zip(trace.y, trace.x, strict=True))

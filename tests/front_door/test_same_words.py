@@ -7,10 +7,10 @@ import pytest
 
 from tests.front_door.command_line import call, error_of
 from twinstream.schedule.sizes import parse_number
-from twinstream.study.query import StudyError
+from twinstream.study.answer import StudyError
 from twinstream.study.sweep.config import config_of
 
-COST = ("cost", "work", "--num-layers", 80, "--d-model", 8192, "--json")
+COST = ("cost", "8b", "--machine", "h100", "--json")
 PLAN = ("plan", "--model", "tiny", "--machine", "cpu", "--effort", "quick", "--json")
 
 
@@ -39,10 +39,9 @@ def document(*arguments: object) -> object:
 
 
 def test_tokens_prices_and_batches_have_the_names_of_other_commands():
-    usual = document(*COST, "--dataset-size", 15 * 10**12, "--cluster-flop-rate", 1e18,
-                     "--price-per-gpu-hour", 2.5, "--batch-size", 512)  # fmt: skip
-    other = document(*COST, "--tokens", "15T", "--cluster-flop-rate", "1e18", "--price", "$2.50",
-                     "--global-batch", "512")  # fmt: skip
+    usual = document(*COST, "--dataset-size", 15 * 10**12, "--price-per-gpu-hour", 2.5,
+                     "--batch-size", 512)  # fmt: skip
+    other = document(*COST, "--tokens", "15T", "--price", "$2.50", "--global-batch", "512")
     assert usual == other
 
 

@@ -315,7 +315,8 @@ def test_figures_are_written_as_one_page(swept):
     assert re.findall(r"<(?:script|link|img)[^>]* (?:src|href)=", html) == []
     assert "<td>4 GB/s</td>" in html
     figures = [json.loads(text) for text in re.findall(r"data-figure=.*?>(.*?)</script>", html)]
-    assert len(figures) == 2 + 2 * 4  # curves, and a heatmap for each of four metrics
+    # curves, a heatmap for each of four metrics, and fronts over device and host memory
+    assert len(figures) == 2 + 2 * 4 + 2
 
 
 def test_a_sweep_says_which_of_its_cells_are_slower_with_more(config, swept, tmp_path):

@@ -133,7 +133,7 @@ def test_numbers_of_the_cluster_and_of_its_nodes_are_those_searched_with():
         "machine.pcie_h2d_bytes_per_s": 1.28e11,
     })  # fmt: skip
     (base,) = cells_of()
-    cluster, before = cell.query.question.cluster, base.query.question.cluster
+    cluster, before = cell.query.cluster, base.query.cluster
     assert cluster.number("node_bytes_per_s") == 9e11
     assert [level.oversubscription.value for level in cluster.levels] == [2, 1]
     changed = cluster.machine_changes["pcie_h2d_bytes_per_s"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.front_door.command_line import call, error_of
-from twinstream.study.query import StudyError
+from twinstream.study.answer import StudyError
 from twinstream.study.sweep.rows import RowFile
 
 SWEEP = """

@@ -7,7 +7,7 @@ import pytest
 
 from tests.front_door.command_line import call
 from tests.front_door.test_sweep import FIXED, PLANNER, rows_of, write_rows
-from twinstream.study.query import StudyError
+from twinstream.study.answer import StudyError
 from twinstream.study.sweep import sweep
 from twinstream.study.sweep.cells import run_cell
 from twinstream.study.sweep.config import config_of

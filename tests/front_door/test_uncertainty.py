@@ -23,7 +23,7 @@ from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.files import write_document
-from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
+from twinstream.schedule.timeline import PassSpans, Provenance, RankTimeline
 from twinstream.study.sweep.rows import errors_note, ranking_note
 
 
@@ -62,7 +62,7 @@ def test_the_expected_error_is_no_part_of_a_machine_s_hash_and_survives_its_file
 
 def timeline_of(kind, period_passes):
     spans = PassSpans(start_ns=(0,), end_ns=(5,))
-    return Timeline(
+    return RankTimeline(
         op_ids=("a",), passes=(spans,), cold=spans, step_ns=5.0, period_passes=period_passes,
         provenance=Provenance(kind=kind, where="a test"),
     )  # fmt: skip

@@ -15,7 +15,6 @@ SEED = (*LONG, "--policy", "ml_dataflow", "--tokens-per-step", 4608, "--seq-len"
 SMALL_CARD = ("plan", "--model", "1b", "--seq-len", 2048, "--machine", "rtx3090")
 OPEN = ("plan", "--model", "tiny", "--machine", "cpu", "--seq-len", 64)
 WHATIF = ("whatif", *TINY_STEP, "--machine", "cpu")
-RUN = ("run", *TINY_STEP, "--backend", "cpu")
 
 WRONG = [
     (("pln",), ["pln"]),
@@ -81,9 +80,12 @@ WRONG = [
     ((*WHATIF, "--policy", "greedy"), ["'greedy'"]),
     ((*WHATIF, "--device-mem", "1MiB"), ["--device-mem"]),
     ((*WHATIF, "--target", "50%", "-o", "chart.html"), ["--target"]),
-    ((*RUN, "--policy", "all"), ["'all'"]),
-    (("run", "--backend", "cpu"), ["--model and --seq-len"]),
-    ((*RUN, "--steps", 4, "--timed-steps", 100), ["--timed-steps 100 of --steps 4"]),
+    (("run", "--backend", "cpu"), ["SCHEDULE"]),
+    (("run", *TINY_STEP), ["--model", "twinstream plan ... -o step.json && twinstream run"]),
+    (("run", "tiny", "--seq-len=64"), ["--seq-len", "twinstream plan ... -o step.json"]),
+    (("run", "--stepz", 3), ["--stepz", "--steps"]),
+    (("run", "nowhere.json", "--steps", 4, "--timed-steps", 100),
+     ["--timed-steps 100 of --steps 4"]),
     *((command, ["No such file", "nowhere.json"]) for command in (
         ("verify", "nowhere.json"), ("simulate", "nowhere.json"),
         ("run", "--backend", "cpu", "nowhere.json"),
@@ -106,7 +108,9 @@ WRONG_WITH_FILES = [
     (("compare", "SCHEDULE", "SCHEDULE", "MEASURED"), ["is a schedule, not a timeline"]),
     (("compare", "SCHEDULE", "MEASURED", "PREDICTED"), ["the prediction first"]),
     (("run", "SCHEDULE", "--backend", "tpu"), ["auto, cpu, cuda"]),
-    (("run", "SCHEDULE", "--backend", "cpu", "--device-mem", "1GiB"), ["--device-mem"]),
+    (("run", "SCHEDULE", "--device-mem", "1GiB"), ["--device-mem", "twinstream plan"]),
+    (("run", "SCHEDULE", "--ranks", 2), ["--ranks", "twinstream plan"]),
+    (("run", "SCHEDULE", "--cluster", "h100_dgx"), ["--cluster", "is of one device"]),
     (("run", "SCHEDULE", "--backend", "cpu", "--text", "no.txt"), ["no.txt"]),
     (("run", "SCHEDULE", "--backend", "cpu", "--text", "SHORT"), ["at least 2"]),
     (("run", "SCHEDULE", "--backend", "cpu", "--tokenizer", "no.json"), ["no.json"]),
@@ -206,7 +210,6 @@ def test_cuda_without_a_machine_asks_for_one(monkeypatch, tmp_path):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert "--machine" in error_of("run", *TINY_STEP, "--backend", "cuda")
     assert "--machine" in error_of("demo", "--backend", "cuda", "-o", tmp_path)
 
 

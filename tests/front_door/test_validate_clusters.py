@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.accuracy.published.reading import read_cluster_table
+from benchmarks.accuracy.published.writing import measured_steps_csv
 from tests.front_door.command_line import call, error_of
-from twinstream.fidelity.clusters.measured_steps import measured_steps_csv
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 
 FEW = Path(__file__).parents[1] / "data" / "clusters"

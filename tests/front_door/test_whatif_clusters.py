@@ -8,12 +8,10 @@ import pytest
 
 from tests.front_door.command_line import call, error_of
 from twinstream.clusters.predict import predict
-from twinstream.clusters.search.question import LayoutSearch
 from twinstream.hardware_profiles.clusters.loader import load_cluster
-from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
-from twinstream.models.presets import load_model
-from twinstream.study.many_gpus import LayoutQuery, kept_job
+from twinstream.study.layouts import LayoutQuery
+from twinstream.study.questions import query_of
 from twinstream.study.whatif.whatif import Change, usual_changes, whatif, written_change
 
 STEP = ("--model", "1b", "--seq-len", 512, "--global-batch", 32)
@@ -21,9 +19,11 @@ ON = ("--cluster", "h100_dgx", "--gpus", 16, "--pp", 1, "--zero", 1)
 ASK = ("whatif", *STEP, *ON, "--jobs", 1)
 
 
-def question(gpus=16, **fixed) -> LayoutSearch:
-    job = Job(shape=load_model("1b"), layout=Layout(), seq_len=512, global_batch=32)
-    return LayoutSearch(job, gpus, load_cluster("h100_dgx"), fixed)
+def question(gpus=16, **fixed) -> LayoutQuery:
+    step = {"model": "1b", "seq_len": 512, "global_batch": 32}
+    found = query_of({**step, "cluster": "h100_dgx", "gpus": gpus, **fixed})
+    assert isinstance(found, LayoutQuery)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_money_is_of_a_billion_tokens_or_of_the_run(answer):
 
 def test_the_smallest_value_that_reaches_a_target_is_found():
     asked = question(tp=1, pp=1, zero=1, micro_batch=2)
-    target = 1.02 * asked.answer().best[0].prediction.tokens_per_s
+    target = 1.02 * asked.answer().tokens_per_s
     ask = (*ASK, "--tp", 1, "--micro-batch", 2, "--target", f"{target:.3f}tok/s")
     found = call(*ask, "--json").json()
     assert found["target_tokens_per_s"] == pytest.approx(target, rel=1e-6)
@@ -112,7 +112,7 @@ def test_the_smallest_value_that_reaches_a_target_is_found():
 
     def speed(tflop_per_s: float) -> float:
         changed = asked.changed({"machine.peak_bf16_flop_per_s": tflop_per_s * 1e12})
-        return changed.answer().best[0].prediction.tokens_per_s
+        return changed.answer().tokens_per_s
 
     least = peak["value"]
     assert speed(least) == pytest.approx(peak["tokens_per_s"], rel=1e-6)
@@ -147,21 +147,21 @@ def test_a_layout_found_with_a_change_is_tried_without_it(monkeypatch):
     base = question(tp=1, pp=1, zero=1, recompute="none")
     calls = []
 
-    def answer(self, keep=5, progress=None):
+    def search(self, progress=None):
         calls.append(self)
         fixed = {"micro_batch": 1} if len(calls) == 1 else {"micro_batch": 2, "dp": 8}
         one = replace(self, fixed={**self.fixed, **fixed}, num_gpus=8)
-        return one_answer(one, 1)
+        return one_search(replace(one, keep=1))
 
-    one_answer = LayoutSearch.answer
+    one_search = LayoutQuery.search
     eight = replace(base, num_gpus=8)
-    monkeypatch.setattr(LayoutSearch, "answer", answer)
+    monkeypatch.setattr(LayoutQuery, "search", search)
     monkeypatch.setattr(
         "twinstream.study.processes.in_processes",
         lambda work, items, jobs, begin: [(one, work(one, None)) for one in items],
     )
     change = Change("memory", {"machine.device_memory_bytes": 1e11})
-    found = whatif(LayoutQuery(eight), [change])
+    found = whatif(eight, [change])
     assert found.base.layout.micro_batch == 2
     base = found.base.model_copy(update={"figures": {}})
     assert found.answers[0].kept == found.answers[0].anew == base
@@ -176,24 +176,22 @@ def test_replicas_of_a_kept_layout_make_up_the_gpus_and_what_is_fixed_wins():
         (question(16, zero=3, micro_batch=1), {"zero": 3, "micro_batch": 1}),
         (question(7), {}),  # refused afterwards
     ):
-        assert kept_job(asked, before).layout == before.model_copy(update=layout)
+        assert asked.kept_job(before).layout == before.model_copy(update=layout)
 
 
 def test_of_one_node_the_network_is_left_out_and_narrow_peaks_change_too():
-    names = [one.name for one in usual_changes(LayoutQuery(question(8)))]
+    names = [one.name for one in usual_changes(question(8))]
     assert "network x 2" not in names and "links in a node x 2" in names
     narrow = question().changed({"precision": "fp8"})
-    (peak,) = (one for one in usual_changes(LayoutQuery(narrow)) if one.name == "compute peak x 2")
+    (peak,) = (one for one in usual_changes(narrow) if one.name == "compute peak x 2")
     assert set(peak.values) == {"machine.peak_fp8_flop_per_s", "machine.peak_bf16_flop_per_s"}
-    gpus = [
-        one.then for one in usual_changes(LayoutQuery(question()), (0.5, 1.1)) if "GPUs" in one.name
-    ]
+    gpus = [one.then for one in usual_changes(question(), (0.5, 1.1)) if "GPUs" in one.name]
     assert gpus == ["8"]
 
 
 def test_what_is_written_is_read_as_a_config_would_be():
     texts = ["gpus=32", "offload=true", "tp=open", "levels.spine.nodes=64"]
-    change = written_change(texts, LayoutQuery(question()))
+    change = written_change(texts, question())
     assert change.values == {
         "gpus": 32, "offload": True, "tp": "open", "cluster.levels.spine.nodes": 64,
     }  # fmt: skip

@@ -33,6 +33,7 @@ DATASHEET = ("h100_datasheet", "rtx3090_datasheet")
 BORROWED = ("a100", "b200", "gh200", "h200_datasheet", "mi300x", "rtx4090", "rtx5090")
 TRAINING = ("a100_training", "h100_training")  # fitted to steps of clusters
 PROBED = ("h200",)
+POOLS = ("gb10", "strix_halo")
 UNITS = ("matmul", "attention_forward", "attention_backward", "rms_norm", "adamw", "any_other")
 
 
@@ -48,7 +49,7 @@ def test_what_was_probed_says_so_and_the_rest_is_its_base():
 
 
 def test_the_shipped_machines_are_the_documented_ones():
-    known = (*FITTED, *DATASHEET, *BORROWED, *TRAINING, *PROBED, "cpu")
+    known = (*FITTED, *DATASHEET, *BORROWED, *TRAINING, *PROBED, *POOLS, "cpu")
     assert machine_names() == tuple(sorted(known))
 
 

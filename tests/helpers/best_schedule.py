@@ -24,8 +24,8 @@ from tests.helpers.small_residencies import (
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
-from twinstream.simulator.replay import simulate
+from twinstream.schedule.document import Caps, RankSchedule
+from twinstream.simulator.replay import simulate_rank
 
 _SAME = 1e-9
 
@@ -33,7 +33,7 @@ _SAME = 1e-9
 @dataclass(frozen=True)
 class Found:
     step_ns: float
-    schedule: Schedule
+    schedule: RankSchedule
     num_simulated: int
 
 
@@ -58,13 +58,13 @@ def best_schedule(
         ),
         key=lambda item: item[:2],
     )
-    best: tuple[float, Schedule] | None = None
+    best: tuple[float, RankSchedule] | None = None
     simulated = 0
     for least_ns, _, residency in least:
         for schedule in schedules(chain, machine, caps, residency):
             if simulated >= most or (best is not None and least_ns >= best[0] * (1 - _SAME)):
                 break
-            timeline = simulate(schedule, machine)
+            timeline = simulate_rank(schedule, machine)
             simulated += 1
             if timeline.period_passes is None:
                 continue
@@ -94,7 +94,7 @@ def _least_ns(chain: Chain, machine: Machine, residency: Residency) -> float:
 
 def schedules(
     chain: Chain, machine: Machine, caps: Caps, residency: Residency
-) -> Iterator[Schedule]:
+) -> Iterator[RankSchedule]:
     """All schedules of a residency that fit the caps, those that load and store early first.
 
     One whose copies are all issued later than those of a schedule that fits, in the same order,

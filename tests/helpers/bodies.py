@@ -5,14 +5,14 @@ from random import Random
 from hypothesis import strategies as st
 
 from tests.helpers.sketches import feed, fetch, op, sketch
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Stream
 
 QUEUES = ["compute", "compute2", "h2d", "d2h", "host", "network"]
 
 
 @st.composite
-def random_bodies(draw) -> Schedule:
+def random_bodies(draw) -> RankSchedule:
     """Any ops with any waits, within the pass and into the pass before; memory does not matter."""
     rng = Random(draw(st.integers(0, 2**32)))
     ops = []

@@ -4,11 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tests.helpers.sketches import Spans, sketch, timeline
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.cluster.mesh import Axis, Mesh
+from twinstream.schedule.document import Axis, Exchange, Mesh, RankClass, Schedule
 from twinstream.schedule.ops import Communicate, Label, Op, Operand, Stream
-from twinstream.schedule.timeline import Provenance
+from twinstream.schedule.timeline import Provenance, Timeline
 from twinstream.schedule.workload import MachineRef
 
 Sides = Sequence[tuple[str, str]]
@@ -30,10 +28,10 @@ def talk(
     )  # fmt: skip
 
 
-def cluster(classes: Mapping[str, Sequence[Op]], *exchanges: Sides) -> ClusterSchedule:
+def cluster(classes: Mapping[str, Sequence[Op]], *exchanges: Sides) -> Schedule:
     """Stages of a pipeline with two ranks each, by name; class `n` has cell n of pp."""
     pp = Axis(name="pp", size=len(classes))
-    return ClusterSchedule(
+    return Schedule(
         mesh=Mesh(axes=(pp, Axis(name="tp", size=2)), ranks_per_node=8),
         classes=tuple(
             RankClass(name=name, schedule=name, cells={"pp": (number,)})
@@ -47,10 +45,10 @@ def cluster(classes: Mapping[str, Sequence[Op]], *exchanges: Sides) -> ClusterSc
 
 
 def cluster_timeline(
-    schedule: ClusterSchedule, passes: Mapping[str, Sequence[Spans]], step_ns: float = 1.0
-) -> ClusterTimeline:
+    schedule: Schedule, passes: Mapping[str, Sequence[Spans]], step_ns: float = 1.0
+) -> Timeline:
     """Passes of each class as (start, end) of each op."""
-    return ClusterTimeline(
+    return Timeline(
         classes={
             one.name: timeline(schedule.of(one).ops, *passes[one.name], step_ns=step_ns)
             for one in schedule.classes

@@ -10,8 +10,8 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import Choices
 from twinstream.planner.request import TrainingStep
-from twinstream.schedule.document import Caps, Schedule
-from twinstream.simulator.replay import simulate
+from twinstream.schedule.document import Caps, RankSchedule
+from twinstream.simulator.replay import simulate_rank
 
 _KIB = 1024
 _KINDS = ("parameter", "gradient", "optimizer_state", "activation")
@@ -47,11 +47,11 @@ class OddPlan:
         )
         return OddPlan(spec, step, _odd_machine(random), _odd_caps(random), _odd_choices(random))
 
-    def planned(self) -> Schedule:
+    def planned(self) -> RankSchedule:
         return plan_step(self.spec, self.step, self.machine, self.caps, "optimal", self.choices)
 
-    def step_s(self, schedule: Schedule) -> float:
-        return simulate(schedule, self.machine).step_ns / 1e9
+    def step_s(self, schedule: RankSchedule) -> float:
+        return simulate_rank(schedule, self.machine).step_ns / 1e9
 
 
 def _odd_machine(random: Random) -> Machine:

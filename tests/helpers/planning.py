@@ -16,7 +16,7 @@ from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.planner.reuse import Reuse
 from twinstream.planner.search.cuts import Cuts
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule, Schedule
 from twinstream.simulator.replay import steady_state
 
 
@@ -42,18 +42,19 @@ def plan_step(  # noqa: PLR0913
     caps: Caps,
     policy: str = "optimal",
     choices: Choices = OPEN,
-    known: Sequence[Schedule] = (),
+    known: Sequence[RankSchedule] = (),
     evaluator: Evaluator = steady_state,
     limits: SearchLimits = LIMITS,
-) -> Schedule:
+) -> RankSchedule:
     """A plan by a planner of its own."""
     request = request_of(spec, step, machine, caps, policy, choices)
-    return Planner(evaluator, limits).plan(request, known)
+    known_plans = [Schedule.of_rank(one) for one in known]
+    return Planner(evaluator, limits).plan(request, known_plans).only
 
 
 def plan_chain(
     chain: Chain, machine: Machine, caps: Caps, policy: str, limits: SearchLimits = LIMITS
-) -> Schedule:
+) -> RankSchedule:
     """A plan of a chain, proven and with its bound; `optimal` plans a step that is cut so."""
     if policy == "optimal":
         spec = ModelSpec.model_validate(chain.model.spec)

@@ -10,13 +10,13 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.policies import plan_by_rule
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute, Copy
 
 MACHINE = load_machine("cpu")
 
 
-def planned(chain: Chain, machine: Machine, caps: Caps, policy: str) -> Schedule:
+def planned(chain: Chain, machine: Machine, caps: Caps, policy: str) -> RankSchedule:
     """A plan; of a rule without the proofs and the lower bound of `plan_chain`."""
     if policy == "optimal":
         return plan_chain(chain, machine, caps, policy)
@@ -58,10 +58,10 @@ def caps_lattice(chain: Chain, policy: str) -> Iterator[Caps]:
 
 
 @cache
-def tiny_plans(workload: str, preset: str, policy: str) -> tuple[tuple[Chain, Schedule], ...]:
+def tiny_plans(workload: str, preset: str, policy: str) -> tuple[tuple[Chain, RankSchedule], ...]:
     """Different plans of a tiny chain, over the lattice of caps."""
     chain = tiny_chain(workload, preset)
-    found: dict[tuple[object, ...], Schedule] = {}
+    found: dict[tuple[object, ...], RankSchedule] = {}
     for caps in caps_lattice(chain, policy):
         schedule = planned(chain, MACHINE, caps, policy)
         assert schedule.caps == caps
@@ -69,7 +69,7 @@ def tiny_plans(workload: str, preset: str, policy: str) -> tuple[tuple[Chain, Sc
     return tuple((chain, schedule) for schedule in found.values())
 
 
-def recompute_levels(schedule: Schedule) -> set[str | None]:
+def recompute_levels(schedule: RankSchedule) -> set[str | None]:
     return {
         op.label.level
         for op in schedule.ops
@@ -77,5 +77,5 @@ def recompute_levels(schedule: Schedule) -> set[str | None]:
     }
 
 
-def copied_tensors(schedule: Schedule, queue: str) -> list[str]:
+def copied_tensors(schedule: RankSchedule, queue: str) -> list[str]:
     return [op.tensor for op in schedule.ops if isinstance(op, Copy) and op.stream.queue == queue]

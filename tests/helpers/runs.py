@@ -10,7 +10,7 @@ from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import State, initial_state
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Bits:
     state: State
 
 
-def random_tokens(schedule: Schedule, vocab_size: int) -> torch.Tensor:
+def random_tokens(schedule: RankSchedule, vocab_size: int) -> torch.Tensor:
     """As many ids and labels as five steps need, [chunk of the run, 2, chunk_tokens]."""
     workload = schedule.workload
     chunks = 5 * workload.chunks_per_round * workload.rounds_per_step
@@ -30,7 +30,7 @@ def random_tokens(schedule: Schedule, vocab_size: int) -> torch.Tensor:
     return torch.randint(0, vocab_size, shape, generator=generator, dtype=torch.int32)
 
 
-def training(schedule: Schedule, learning_rate: float = 1e-2) -> Training:
+def training(schedule: RankSchedule, learning_rate: float = 1e-2) -> Training:
     spec = ModelSpec.model_validate(schedule.model.spec)
     tokens = random_tokens(schedule, spec.vocab_size)
     per_step = schedule.workload.chunks_per_round * schedule.workload.rounds_per_step
@@ -39,7 +39,7 @@ def training(schedule: Schedule, learning_rate: float = 1e-2) -> Training:
     )
 
 
-def run(schedule: Schedule, options: RunOptions) -> tuple[Execution, Bits]:
+def run(schedule: RankSchedule, options: RunOptions) -> tuple[Execution, Bits]:
     """Train from a fresh state on random tokens, the same for every schedule of a model."""
     spec = ModelSpec.model_validate(schedule.model.spec)
     loop = training(schedule)
@@ -48,7 +48,7 @@ def run(schedule: Schedule, options: RunOptions) -> tuple[Execution, Bits]:
     return execution, Bits(tuple(loop.losses), execution.state)
 
 
-def bits_of(schedule: Schedule, num_steps: int = 3, *, poison: bool = False) -> Bits:
+def bits_of(schedule: RankSchedule, num_steps: int = 3, *, poison: bool = False) -> Bits:
     return run(schedule, RunOptions(num_passes=num_steps, poison=poison))[1]
 
 

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from itertools import combinations
 from typing import NamedTuple
 
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op
 from twinstream.schedule.tensors import Slot, Tensor
 
@@ -77,7 +77,7 @@ class Arena:
     the byte of that leaf that each byte stands for; padding holds nothing.
     """
 
-    def __init__(self, schedule: Schedule, *, every_byte: bool) -> None:
+    def __init__(self, schedule: RankSchedule, *, every_byte: bool) -> None:
         self.tensors = {t.tensor_id: t for t in schedule.tensors}
         self.slots: dict[str, Slot] = {s.slot_id: s for s in schedule.slots}
         self.uses = [uses_of(op) for op in schedule.ops]
@@ -126,7 +126,7 @@ class Arena:
         return {(tier, cut) for cut in cuts[bisect_left(cuts, start) : bisect_left(cuts, end)]}
 
 
-def problems(schedule: Schedule, *, num_passes: int = 2, every_byte: bool = False) -> set[str]:
+def problems(schedule: RankSchedule, *, num_passes: int = 2, every_byte: bool = False) -> set[str]:
     """Names of the rules that the schedule breaks; empty when it is safe."""
     if malformed := layout_problems(schedule):
         return malformed
@@ -139,7 +139,7 @@ def problems(schedule: Schedule, *, num_passes: int = 2, every_byte: bool = Fals
     return found
 
 
-def layout_problems(schedule: Schedule) -> set[str]:
+def layout_problems(schedule: RankSchedule) -> set[str]:
     tensors = {t.tensor_id: t for t in schedule.tensors}
     found: set[str] = set()
     for tensor in schedule.tensors:
@@ -170,7 +170,7 @@ def layout_problems(schedule: Schedule) -> set[str]:
     )
 
 
-def _fit_problems(schedule: Schedule, tensors: dict[str, Tensor]) -> set[str]:
+def _fit_problems(schedule: RankSchedule, tensors: dict[str, Tensor]) -> set[str]:
     slots = {s.slot_id: s for s in schedule.slots}
     uses = [use for op in schedule.ops for use in uses_of(op)]
     for use in uses + [Use(c.tensor, c.slot, None, 0, "write") for c in schedule.carried]:
@@ -183,7 +183,7 @@ def _fit_problems(schedule: Schedule, tensors: dict[str, Tensor]) -> set[str]:
     return set()
 
 
-def _carried_problems(schedule: Schedule, tensors: dict[str, Tensor]) -> set[str]:
+def _carried_problems(schedule: RankSchedule, tensors: dict[str, Tensor]) -> set[str]:
     """All carried pairs are filled before the first pass, so no two may share a byte."""
     slots = {s.slot_id: s for s in schedule.slots}
     taken: list[tuple[str, int, int]] = []
@@ -196,7 +196,7 @@ def _carried_problems(schedule: Schedule, tensors: dict[str, Tensor]) -> set[str
     return set()
 
 
-def _memory_problems(schedule: Schedule) -> set[str]:
+def _memory_problems(schedule: RankSchedule) -> set[str]:
     tiers = {s.slot_id: s.tier.kind for s in schedule.slots}
     for op in schedule.ops:
         if isinstance(op, Compute | Communicate):
@@ -207,13 +207,13 @@ def _memory_problems(schedule: Schedule) -> set[str]:
     return set()
 
 
-def _stream_problems(schedule: Schedule) -> set[str]:
+def _stream_problems(schedule: RankSchedule) -> set[str]:
     by_host = {str(op.stream) for op in schedule.ops if op.kind in ("feed", "fetch")}
     others = {str(op.stream) for op in schedule.ops if op.kind not in ("feed", "fetch")}
     return {"StreamMixed"} if by_host & others else set()
 
 
-def _wait_problems(schedule: Schedule) -> set[str]:
+def _wait_problems(schedule: RankSchedule) -> set[str]:
     names = [op.op_id for op in schedule.ops]
     for position, op in enumerate(schedule.ops):
         others = [e.op_id for e in schedule.ops[:position] if e.stream != op.stream]
@@ -222,7 +222,7 @@ def _wait_problems(schedule: Schedule) -> set[str]:
     return set()
 
 
-def waits_of(schedule: Schedule) -> set[Wait]:
+def waits_of(schedule: RankSchedule) -> set[Wait]:
     position = {op.op_id: i for i, op in enumerate(schedule.ops)}
     return {
         (position[op.op_id], position[wait], previous)
@@ -232,7 +232,7 @@ def waits_of(schedule: Schedule) -> set[Wait]:
     }
 
 
-def happens_before(schedule: Schedule, waits: set[Wait], num_passes: int) -> list[set[int]]:
+def happens_before(schedule: RankSchedule, waits: set[Wait], num_passes: int) -> list[set[int]]:
     """For every op of every pass (position + pass * ops): all that surely completed before it."""
     streams = [(op.stream.device, op.stream.queue) for op in schedule.ops]
     size = len(streams)
@@ -269,7 +269,7 @@ def conflicts(arena: Arena, num_passes: int) -> tuple[bool, set[tuple[int, int]]
     return any(a == b for a, b in found), {(a, b) for a, b in found if a != b}
 
 
-def content_problems(schedule: Schedule, arena: Arena, num_passes: int) -> set[str]:
+def content_problems(schedule: RankSchedule, arena: Arena, num_passes: int) -> set[str]:
     """Interpret the passes in issue order, believing what each op declares to make."""
     found: set[str] = set()
     memory: dict[Byte, Content] = {}

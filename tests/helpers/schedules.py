@@ -23,7 +23,7 @@ from tests.schedule.conformity_oracle import conformity_problems
 from tests.schedule.schedule_builder import Builder, DeadEndError, Pin
 from twinstream.schedule.chain import Chain, Output, Recompute, Task
 from twinstream.schedule.cost import Work
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Attribute, KernelCall, Label, Mode, TaskOperand
 from twinstream.schedule.tensors import DEVICE, HOST, Carried, Role
 from twinstream.schedule.workload import MachineRef, ModelRef, Workload
@@ -37,12 +37,12 @@ MODES: list[Mode] = ["read", "read", "update", "write", "write", "scratch"]
 WORK = Work(unit="matmul", shape=(2, 3, 4), flops=48, hbm_bytes=52, launches=1)
 
 
-def schedules() -> st.SearchStrategy[tuple[Chain, Schedule]]:
+def schedules() -> st.SearchStrategy[tuple[Chain, RankSchedule]]:
     """Safe, conforming (chain, schedule) pairs; smaller seeds do not mean smaller pairs."""
     return st.integers(min_value=0, max_value=2**32).map(lambda seed: build(Random(seed)))
 
 
-def build(rng: Random) -> tuple[Chain, Schedule]:
+def build(rng: Random) -> tuple[Chain, RankSchedule]:
     """A random chain and a safe schedule that carries it out."""
     builder = Builder(rng)
     while True:
@@ -65,7 +65,7 @@ def build(rng: Random) -> tuple[Chain, Schedule]:
         recipe=RECIPE,
         model_flops=48,
     )
-    schedule = Schedule(
+    schedule = RankSchedule(
         tensors=chain.tensors,
         slots=tuple(builder.slots.values()),
         calls=chain.calls,
@@ -247,7 +247,7 @@ def _caps(builder: Builder) -> Caps:
     return Caps(device_bytes=caps[0], host_bytes=caps[1])
 
 
-def _carry_less(schedule: Schedule, chain: Chain, rng: Random) -> Schedule:
+def _carry_less(schedule: RankSchedule, chain: Chain, rng: Random) -> RankSchedule:
     """Drop some pairs whose content a pass does not need, as far as the oracle is content."""
     for item in schedule.carried:
         if rng.random() < 0.8:
@@ -260,7 +260,7 @@ def _carry_less(schedule: Schedule, chain: Chain, rng: Random) -> Schedule:
     return schedule
 
 
-def _with_waits(schedule: Schedule, rng: Random) -> Schedule:
+def _with_waits(schedule: RankSchedule, rng: Random) -> RankSchedule:
     """Wait for every conflicting op, then drop redundant waits at random, or add some."""
     ops, size = schedule.ops, len(schedule.ops)
     _, pairs = conflicts(Arena(schedule, every_byte=False), num_passes=2)
@@ -283,7 +283,7 @@ def _with_waits(schedule: Schedule, rng: Random) -> Schedule:
     return _waiting(schedule, waits)
 
 
-def _waiting(schedule: Schedule, waits: set[Wait]) -> Schedule:
+def _waiting(schedule: RankSchedule, waits: set[Wait]) -> RankSchedule:
     ops = []
     for position, op in enumerate(schedule.ops):
         found: dict[bool, list[str]] = {False: [], True: []}

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.models.presets import load_preset
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, KernelCall, Label, Op, Stream
 from twinstream.schedule.tensors import DEVICE, HOST, Role, Slot, Tensor
-from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
-from twinstream.schedule.workload import MachineRef, ModelRef, Workload
+from twinstream.schedule.timeline import PassSpans, Provenance, RankTimeline
+from twinstream.schedule.workload import MachineRef, Workload
 
 Waits = tuple[str, ...]
 Spans = Sequence[tuple[int, int]]
@@ -55,7 +56,7 @@ def tensor(
     )  # fmt: skip
 
 
-def sketch(ops: Sequence[Op], x_bytes: int = KIB, **fields: Any) -> Schedule:
+def sketch(ops: Sequence[Op], x_bytes: int = KIB, **fields: Any) -> RankSchedule:
     """A schedule of these ops; by default over one tensor `x` with a slot in each tier."""
     slots = (
         Slot(slot_id="device.x", tier=DEVICE, offset_bytes=0, size_bytes=x_bytes),
@@ -68,22 +69,22 @@ def sketch(ops: Sequence[Op], x_bytes: int = KIB, **fields: Any) -> Schedule:
         "carried": (),
         "caps": Caps(),
         "workload": Workload(seq_len=8, chunk_tokens=8, chunks_per_round=1, rounds_per_step=1),
-        "model": ModelRef(name="sketch", content_hash="0", spec={}),
+        "model": load_preset("tiny").ref(),
         "recipe": {},
         "model_flops": 1,
         "machine": MachineRef(name="sketch", content_hash="0"),
         "policy": "by hand",
     }
-    return Schedule(ops=tuple(ops), **{**known, **fields})
+    return RankSchedule(ops=tuple(ops), **{**known, **fields})
 
 
-def timeline(ops: Sequence[Op], *passes: Spans, step_ns: float = 1.0) -> Timeline:
+def timeline(ops: Sequence[Op], *passes: Spans, step_ns: float = 1.0) -> RankTimeline:
     """Passes as (start, end) of each op; the first is the cold one, too."""
     found = tuple(
         PassSpans(start_ns=tuple(s for s, _ in spans), end_ns=tuple(e for _, e in spans))
         for spans in passes
     )
-    return Timeline(
+    return RankTimeline(
         op_ids=tuple(o.op_id for o in ops), passes=found, cold=found[0], step_ns=step_ns,
         provenance=Provenance(kind="simulated", where="by hand"),
     )  # fmt: skip

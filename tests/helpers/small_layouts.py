@@ -8,7 +8,7 @@ from tests.helpers.small_residencies import Residency, Stay, uses_of
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.derived.waits import derive_waits
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute, Copy, Op, Operand, Stream
 from twinstream.schedule.tensors import DEVICE, HOST, Carried, Slot, Tier
 from twinstream.schedule.workload import MachineRef
@@ -58,7 +58,7 @@ class Layout:
             if operand.mode == "scratch"
         ]
 
-    def schedule(self, machine: Machine, caps: Caps) -> Schedule | None:
+    def schedule(self, machine: Machine, caps: Caps) -> RankSchedule | None:
         """None where a copy would be loaded before it is stored, or the caps do not hold."""
         if not all(map(self._in_order, range(len(self.residency.homes)))):
             return None
@@ -75,7 +75,7 @@ class Layout:
         ops = derive_waits(tuple(self._ops(slots, homes)), self.chain.tensors, all_slots)
         used = {op.call for op in ops if isinstance(op, Compute)}
         chain = self.chain
-        return Schedule(
+        return RankSchedule(
             tensors=chain.tensors,
             slots=all_slots,
             calls={name: call for name, call in chain.calls.items() if name in used},

@@ -7,8 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from twinstream.executor.backends.protocol import MeasuredPass
 from twinstream.executor.program.compiled import Launch, Program, compile_program
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import Channel, RankPart, rank_part
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Communicate, Op
 from twinstream.schedule.timeline import PassSpans
 
@@ -101,7 +101,7 @@ class RankClock:
 
 
 def run_virtual_ranks(
-    schedule: ClusterSchedule, duration_ns: DurationNs, wait_ns: int, num_passes: int
+    schedule: Schedule, duration_ns: DurationNs, wait_ns: int, num_passes: int
 ) -> dict[int, list[PassSpans]]:
     """The spans of every pass, by rank."""
     meetings = Meetings()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.accuracy.madmax import cases
-from twinstream.fidelity.madmax import madmax_case, madmax_fields, madmax_step
+from twinstream.layered.madmax import madmax_case, madmax_fields, madmax_step
 from twinstream.schedule.errors import ArgumentError
 
 RUNS = Path(__file__).parent / "madmax_runs.json"

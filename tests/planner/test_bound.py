@@ -13,7 +13,7 @@ from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS, with_rounds
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.replay import simulate
+from twinstream.simulator.replay import simulate_rank
 
 MIB = 2**20
 MACHINES = {"h100": load_machine("h100"), "fast link": fast_link_machine()}
@@ -42,7 +42,7 @@ def test_no_policy_at_any_cap_is_faster_than_the_bound(machine, workload):
                 continue
             planned += 1
             assert schedule.bound is not None, f"{policy} fits {device_mib} MiB, the bound does not"
-            assert schedule.bound.step_s <= simulate(schedule, machine).step_ns / 1e9
+            assert schedule.bound.step_s <= simulate_rank(schedule, machine).step_ns / 1e9
     assert planned >= 8
 
 
@@ -52,7 +52,7 @@ def test_the_bound_is_the_compute_time_where_nothing_has_to_move():
     schedule = plan_chain(chain, machine, Caps(), "resident")
     assert schedule.bound is not None
     # Everything stays on the device; only latencies and the tokens' copies are above the bound.
-    step_s = simulate(schedule, machine).step_ns / 1e9
+    step_s = simulate_rank(schedule, machine).step_ns / 1e9
     assert 0.9 * step_s < schedule.bound.step_s <= step_s
 
 

@@ -24,9 +24,9 @@ from twinstream.planner.choices import Choices
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.tensors import Tensor
-from twinstream.simulator.replay import simulate
+from twinstream.simulator.replay import simulate_rank
 
 CHAINS_PER_BLOCK = 200
 NUM_BLOCKS = 5
@@ -41,10 +41,10 @@ def checked_best(chain: Chain, machine: Machine, caps: Caps, most: int) -> Found
     """The best schedule found, safe, conforming, and as fast as it says."""
     found = best_schedule(chain, machine, caps, most=most)
     if found is not None:
-        assert verify(found.schedule) == []
+        assert verify_rank(found.schedule) == []
         assert conforms(found.schedule, chain) == []
         assert found.schedule.caps == caps
-        assert simulate(found.schedule, machine).step_ns == found.step_ns
+        assert simulate_rank(found.schedule, machine).step_ns == found.step_ns
     return found
 
 

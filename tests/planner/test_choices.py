@@ -15,13 +15,13 @@ from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.planner.choices import OPEN, ChoiceError, Choices, PreferredHomes
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.request import TrainingStep
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute, Copy
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.replay import simulate
+from twinstream.simulator.replay import simulate_rank
 
 SPEC = small("tiny")
 STEP = TrainingStep(seq_len=64, tokens_per_step=192, chunk_tokens=64, chunks_per_round=1)
@@ -37,21 +37,21 @@ KINDS = {
 }
 
 
-def planned(choices: Choices, machine: Machine = FAST, caps: Caps = CAPS) -> Schedule:
+def planned(choices: Choices, machine: Machine = FAST, caps: Caps = CAPS) -> RankSchedule:
     return plan_step(SPEC, STEP, machine, caps, "optimal", choices)
 
 
 @cache
-def open_plan() -> Schedule:
+def open_plan() -> RankSchedule:
     return planned(OPEN)
 
 
-def copied_roles(schedule: Schedule) -> set[str]:
+def copied_roles(schedule: RankSchedule) -> set[str]:
     roles = {tensor.tensor_id: tensor.role for tensor in schedule.tensors}
     return {roles[op.tensor] for op in schedule.ops if isinstance(op, Copy)}
 
 
-def levels(schedule: Schedule) -> list[str]:
+def levels(schedule: RankSchedule) -> list[str]:
     ops = (op for op in schedule.ops if isinstance(op, Compute))
     return [op.label.level for op in ops if op.label.level is not None]
 
@@ -66,7 +66,7 @@ def bound_s(choices: Choices) -> float:
 def test_what_is_at_home_on_the_device_is_never_copied(kind):
     schedule = planned(Choices(homes={kind: "device"}), caps=Caps(device_bytes=640 * KIB))
     assert copied_roles(schedule).isdisjoint(KINDS[kind])
-    assert verify(schedule) == []
+    assert verify_rank(schedule) == []
 
 
 def test_the_bound_of_an_open_plan_names_nothing_fixed():
@@ -126,7 +126,7 @@ def test_the_bound_of_what_is_fixed_is_no_lower_than_the_open_one_and_below_its_
     assert schedule.bound is not None
     assert schedule.bound.step_s == pytest.approx(bound_s(choices))
     assert len(schedule.bound.fixed) == 1
-    assert schedule.bound.step_s <= simulate(schedule, FAST).step_ns / 1e9
+    assert schedule.bound.step_s <= simulate_rank(schedule, FAST).step_ns / 1e9
 
 
 def test_a_fixed_level_raises_the_bound():
@@ -186,7 +186,7 @@ def test_where_homes_are_fixed_the_host_memory_that_a_refusal_names_does(effort,
     step = TrainingStep(seq_len=48, tokens_per_step=96, chunk_tokens=16, chunks_per_round=3)
     choices = Choices(homes={"activation": "device"}, effort=effort)
 
-    def plan_within(host_bytes: int) -> Schedule:
+    def plan_within(host_bytes: int) -> RankSchedule:
         caps = Caps(device_bytes=device_bytes, host_bytes=host_bytes)
         return plan_step(spec, step, MACHINE, caps, "optimal", choices)
 

@@ -13,11 +13,11 @@ from twinstream.models.lowering.lower import lower
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import LIMITS
 from twinstream.planner.search.congestion import Shares, Stall, less_where_waited, stalls
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute, Copy
 from twinstream.schedule.timeline import PassSpans
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.replay import simulate
+from twinstream.simulator.replay import simulate_rank
 
 MS = 1_000_000
 TOLERANCE_NS = 5_000
@@ -28,7 +28,7 @@ LEAST = LIMITS.least_share
 CHAIN = build_chain([Sort("x", 1, "parameter", {2: ("read", 0)})], [1.0] * 7)
 
 
-def late_load(end_ns: int, begin_ns: int = 0) -> tuple[Schedule, PassSpans]:
+def late_load(end_ns: int, begin_ns: int = 0) -> tuple[RankSchedule, PassSpans]:
     """t0 and t1 take a ms each, then t2 waits for a load of so long, and the others follow."""
     ops = [op("t0", "compute"), op("load", "h2d"), op("t1", "compute")]
     ops.append(op("t2", "compute", ("load",)))
@@ -44,13 +44,13 @@ def full_shares(num_tasks: int) -> Shares:
     return dict.fromkeys(("h2d", "d2h"), (1.0,) * num_tasks)
 
 
-def less(shares: Shares, schedule: Schedule, spans: PassSpans) -> Shares | None:
+def less(shares: Shares, schedule: RankSchedule, spans: PassSpans) -> Shares | None:
     """Of the chain of seven tasks."""
     view = ChainView(CHAIN)
     return less_where_waited(shares, schedule, spans, (view, view), LIMITS)
 
 
-def idle_ns(schedule: Schedule, spans: PassSpans) -> tuple[int, int]:
+def idle_ns(schedule: RankSchedule, spans: PassSpans) -> tuple[int, int]:
     """Time between compute ops, and how many there are."""
     ops = [i for i, op in enumerate(schedule.ops) if isinstance(op, Compute)]
     return sum(spans.start_ns[b] - spans.end_ns[a] for a, b in pairwise(ops)), len(ops)
@@ -99,7 +99,7 @@ def test_the_waits_found_of_a_small_chain_on_a_slow_link_are_all_the_time_comput
     sorts = [Sort(f"x{i}", 1, "parameter", {i: ("read", 0)}) for i in range(6)]
     chain, machine = build_chain(sorts, [1.0] * 6), link_machine(h2d=10.0, d2h=10.0)
     schedule = planned(chain, machine, Caps(device_bytes=2 * 2**26), "streaming")
-    spans = simulate(schedule, machine).passes[-1]
+    spans = simulate_rank(schedule, machine).passes[-1]
     found = stalls(schedule, spans)
     idle, num_ops = idle_ns(schedule, spans)
     assert idle > 20 * MS
@@ -112,7 +112,7 @@ def test_the_waits_found_of_a_tiny_chain_are_all_the_time_compute_is_idle(worklo
     chain, machine = tiny_chain(workload), slow_link_machine()
     least = enough_device_bytes(chain, "streaming")
     schedule = planned(chain, machine, Caps(device_bytes=least), "streaming")
-    spans = simulate(schedule, machine).passes[-1]
+    spans = simulate_rank(schedule, machine).passes[-1]
     found = stalls(schedule, spans)
     idle, num_ops = idle_ns(schedule, spans)
     assert idle > 100 * TOLERANCE_NS * num_ops

@@ -14,19 +14,19 @@ from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.planner.evaluate.errors import NoEvaluation
 from twinstream.planner.evaluate.evaluation import evaluation_of
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute, Copy
 from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.workload import MachineRef
-from twinstream.simulator.replay import simulate
+from twinstream.simulator.replay import simulate_rank
 
 POLICIES = ("resident", "streaming", "optimal", "full_recompute", "optimizer_offload",
             "layer_offload")  # fmt: skip
 
 
 @cache
-def schedules(policy: str, workload: str, preset: str = "tiny-qwen3") -> list[Schedule]:
+def schedules(policy: str, workload: str, preset: str = "tiny-qwen3") -> list[RankSchedule]:
     """At no cap, and where the policy adapts to them at caps down to the least."""
     chain = tiny_chain_of(policy, workload, preset)
     caps = [Caps()]
@@ -36,7 +36,7 @@ def schedules(policy: str, workload: str, preset: str = "tiny-qwen3") -> list[Sc
     return [planned(chain, MACHINE, each, policy) for each in caps]
 
 
-def put_back(schedule: Schedule) -> list[Copy]:
+def put_back(schedule: RankSchedule) -> list[Copy]:
     found = [op for op in schedule.ops if op.op_id.startswith("restore.")]
     return [op for op in found if isinstance(op, Copy)]
 
@@ -46,14 +46,14 @@ def put_back(schedule: Schedule) -> list[Copy]:
 def test_every_policys_forward_is_proven_and_takes_less_than_the_step(policy, workload):
     for training in schedules(policy, workload):
         found = evaluation_of(training)
-        assert verify(found) == []
+        assert verify_rank(found) == []
         assert conforms(found, lower_again(found)) == []
         assert (found.slots, found.carried, found.caps) == (
             training.slots, training.carried, training.caps
         )  # fmt: skip
-        times = [simulate(each, MACHINE).step_ns for each in (found, training)]
+        times = [simulate_rank(each, MACHINE).step_ns for each in (found, training)]
         assert times[0] < times[1] / 2  # two rounds, of which a forward is a third
-        assert Schedule.model_validate_json(found.model_dump_json()) == found
+        assert RankSchedule.model_validate_json(found.model_dump_json()) == found
 
 
 def test_the_forward_is_one_rounds_without_what_serves_the_backward():
@@ -83,7 +83,7 @@ def test_what_the_training_carries_where_the_forward_writes_is_put_back():
     }
 
 
-def without_home(training: Schedule) -> Schedule:
+def without_home(training: RankSchedule) -> RankSchedule:
     """The plan that has the embedding at home only once it has been copied there in the forward."""
     home, device = (
         next(item for item in training.carried
@@ -149,5 +149,5 @@ def test_the_seed_systems_schedule_is_evaluated_too(name):
     machine = MachineRef(name="h100", content_hash="0")
     training = emit_seed(spec, seed_chain(spec, sizing.workload), sizing, machine)
     found = evaluation_of(training)
-    assert verify(found) == []
+    assert verify_rank(found) == []
     assert conforms(found, lower_again(found)) == []

@@ -10,7 +10,7 @@ from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.request import TrainingStep
 from twinstream.schedule.document import Caps
 from twinstream.schedule.ops import Compute, Copy
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 
 DRAWS_PER_BLOCK = 25
 NUM_BLOCKS = 4
@@ -58,7 +58,7 @@ def test_parameters_at_home_on_the_host_are_loaded_for_every_stretch_of_their_us
         small("tiny", num_layers=2), step, machine, Caps(), Choices(homes={"parameter": "host"})
     )
     schedule = case.planned()
-    assert verify(schedule) == []
+    assert verify_rank(schedule) == []
     roles = {t.tensor_id: t.role for t in schedule.tensors}
     roots = {t.tensor_id: t.parent or t.tensor_id for t in schedule.tensors}
     loads: dict[str, int] = {}

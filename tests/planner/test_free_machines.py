@@ -13,11 +13,11 @@ from twinstream.measures.metrics import summarize
 from twinstream.models.presets import load_model
 from twinstream.planner.request import ChunkingError, TrainingStep
 from twinstream.planner.search.tokens import proposed_tokens
-from twinstream.schedule.document import Caps
-from twinstream.schedule.proof.verify import verify
-from twinstream.simulator.replay import simulate
+from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.proof.verify import verify_rank
+from twinstream.simulator.replay import simulate, simulate_rank
+from twinstream.study.answer import StudyError
 from twinstream.study.one_device import DeviceQuery
-from twinstream.study.query import StudyError
 
 FREE = number(None)
 COMPUTE_IS_FREE = {
@@ -45,13 +45,13 @@ def planned(machine: Machine, caps: Caps, policy: str = "optimal"):
 def test_plans_are_right_where_computing_takes_no_time(policy, caps):
     machine = flat_machine(**COMPUTE_IS_FREE)
     schedule = planned(machine, caps, policy)
-    verify(schedule)
-    assert simulate(schedule, machine).step_ns >= schedule.bound.step_s * 1e9
+    verify_rank(schedule)
+    assert simulate_rank(schedule, machine).step_ns >= schedule.bound.step_s * 1e9
 
 
 def test_there_is_no_gap_to_a_bound_of_no_time():
     machine = flat_machine(**COMPUTE_IS_FREE)
-    schedule = planned(machine, Caps())
+    schedule = Schedule.of_rank(planned(machine, Caps()))
     summary = summarize(schedule, simulate(schedule, machine), machine)
     assert summary.lower_bound_s == 0.0 < summary.step_time_s
     assert summary.gap is None and summary.gap_family is None
@@ -62,7 +62,7 @@ def test_there_is_no_gap_to_a_bound_of_no_time():
 def test_a_step_that_takes_no_time_is_refused(policy, caps):
     machine = flat_machine(**COMPUTE_IS_FREE, **COPIES_ARE_FREE)
     with pytest.raises(NoTimeError, match=r"0 ns on machine 'flat'.*for example peak_bf16"):
-        simulate(planned(machine, caps, policy), machine)
+        simulate_rank(planned(machine, caps, policy), machine)
 
 
 def test_no_tokens_per_step_are_proposed_where_a_round_takes_no_time():

@@ -4,7 +4,7 @@ import pytest
 
 from tests.helpers.plans import tiny_plans
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch
 from twinstream.schedule.proof.accesses import AccessMap
 
@@ -18,7 +18,7 @@ def leaves_of(chain: Chain, tensor: str, num_parts: int | None = None) -> list[s
     return [t.tensor_id for t in parts[:num_parts]] or [tensor]
 
 
-def need_of(chain: Chain, schedule: Schedule, position: int) -> int:
+def need_of(chain: Chain, schedule: RankSchedule, position: int) -> int:
     """Position of the first op after a load that finds the loaded content where it was put."""
     load = schedule.ops[position]
     assert isinstance(load, Copy)

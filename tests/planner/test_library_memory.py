@@ -4,7 +4,7 @@ import pytest
 
 from tests.helpers.plans import MACHINE, enough_device_bytes, planned
 from tests.helpers.tiny_chains import tiny_chain
-from twinstream.models.kernel_costs.attention_library import library_bytes
+from twinstream.models.kernel_costs.workspace import library_bytes
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.planner.bound.lower_bound import lower_bound
 from twinstream.schedule.chain import Chain

@@ -1,19 +1,19 @@
 """Slots that messages share, and a chain planned with several tasks as one."""
 
-from twinstream.models.lowering.communication_tasks import communication_call
+from twinstream.models.lowering.chain_builder import CollectiveCall
 from twinstream.planner.emit.merged_chain import MergedChain, without_tensors
 from twinstream.planner.emit.task_ops import resident_schedule
 from twinstream.planner.pack.slot_pools import pooled_slots
 from twinstream.schedule.chain import Chain, SlotPools, Task
 from twinstream.schedule.document import Caps
 from twinstream.schedule.ops import KernelCall, Label, TaskOperand
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.tensors import Tensor
 from twinstream.schedule.workload import MachineRef, ModelRef, Workload
 
 REF = MachineRef(name="toy", content_hash="")
 NUM = 6
-SEND_ID, SEND = communication_call("send", ("pp",), "send.next", 1)
+SEND_ID, SEND = "send", CollectiveCall("send", ("pp",), "send.next", 1).call
 
 
 def tensor(name: str, size_bytes: int = 1000) -> Tensor:
@@ -63,7 +63,7 @@ def test_messages_take_turns_in_as_many_slots_as_are_spare_and_one_more():
 def test_a_message_under_way_is_waited_for_only_when_its_slot_comes_round():
     for spare in (0, 1, 2):
         schedule = resident_schedule(pooled(chain(), spare), REF, Caps())
-        assert verify(schedule) == []
+        assert verify_rank(schedule) == []
         for op in schedule.ops:
             if op.op_id.startswith("make."):
                 j = int(op.op_id.removeprefix("make."))
@@ -104,7 +104,7 @@ def test_what_was_planned_as_one_task_is_written_out_as_its_own():
     plan = resident_schedule(planned, REF, Caps())
     schedule = found.written_out(plan, Caps())
     assert [op.op_id for op in schedule.ops] == [one.task_id for one in whole.tasks]
-    assert verify(schedule) == []
+    assert verify_rank(schedule) == []
     assert schedule.calls == {"make": whole.calls["make"]}
     resident = resident_schedule(pooled(whole, 1), REF, Caps())
     assert {op.op_id: op.waits for op in schedule.ops} == {

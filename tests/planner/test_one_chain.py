@@ -7,10 +7,10 @@ from tests.helpers.tiny_chains import tiny_chain
 from twinstream.planner.search.one_chain import OneChain, plan_of_chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.simulator.replay import simulate, steady_state
+from twinstream.simulator.replay import simulate_rank, steady_state
 
 CHAIN = tiny_chain("one chunk", num_layers=4)
 ALL_BYTES = 2**30
@@ -31,12 +31,12 @@ def test_a_plan_is_safe_conforms_and_is_no_faster_than_the_bound(share):
     asked = source(round(share * least_bytes()))
     made = plan_of_chain(asked, steady_state, 4)
     assert made is not None
-    assert verify(made.schedule) == []
+    assert verify_rank(made.schedule) == []
     assert conforms(made.schedule, CHAIN) == []
     assert arena_bytes(made.schedule, DEVICE) <= asked.caps.device_bytes
     bound = asked.bound()
     assert bound is not None
-    assert simulate(made.schedule, MACHINE).step_ns >= bound.step_s * 1e9
+    assert simulate_rank(made.schedule, MACHINE).step_ns >= bound.step_s * 1e9
 
 
 def test_with_all_the_memory_nothing_but_inputs_and_losses_has_a_home_on_the_host():

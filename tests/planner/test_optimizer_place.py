@@ -25,7 +25,7 @@ from twinstream.planner.planner import Planner
 from twinstream.planner.policies import ON_DEVICE
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.planner.warm_start import WarmStartError
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule, Schedule
 from twinstream.schedule.ops import Copy
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import steady_state
@@ -56,13 +56,13 @@ def request(place: OptimizerPlace = "device", *, clips: bool = True) -> PlanRequ
     return request_of(SPEC, step, linked(30.0), Caps(device_bytes=250_000), choices=quick)
 
 
-def step_ns(schedule: Schedule) -> float:
+def step_ns(schedule: RankSchedule) -> float:
     return steady_state(schedule, linked(30.0)).step_ns
 
 
 @pytest.fixture(scope="module")
-def by_place() -> dict[OptimizerPlace, Schedule]:
-    return {place: Planner(steady_state).plan(request(place)) for place in (AFTER, BEFORE)}
+def by_place() -> dict[OptimizerPlace, RankSchedule]:
+    return {place: Planner(steady_state).plan(request(place)).only for place in (AFTER, BEFORE)}
 
 
 # --- which is chosen
@@ -91,7 +91,7 @@ def test_a_place_that_is_named_and_no_clipping_leave_no_choice(by_place):
 
 @pytest.mark.parametrize("fails", [(AFTER,), (BEFORE,), (AFTER, BEFORE)])
 def test_where_one_place_does_not_fit_the_other_is_the_answer(by_place, monkeypatch, fails):
-    def optimal(planner: Planner, asked: PlanRequest, *, name_caps: bool) -> Schedule:
+    def optimal(planner: Planner, asked: PlanRequest, *, name_caps: bool) -> RankSchedule:
         place = asked.recipe.optimizer
         if place in fails:
             raise refusal if name_caps else InfeasiblePlan(refusal.shortage)
@@ -112,10 +112,10 @@ def test_where_one_place_does_not_fit_the_other_is_the_answer(by_place, monkeypa
 def test_a_known_plan_counts_for_its_own_place(by_place):
     """Where the place is open; a plan of another than the one named stands for nothing."""
     for known in by_place.values():
-        found = Planner(steady_state).plan(request(), [known])
+        found = Planner(steady_state).plan(request(), [Schedule.of_rank(known)]).only
         assert step_ns(found) <= step_ns(known)
     with pytest.raises(WarmStartError, match="the recipe's optimizer"):
-        Planner(steady_state).plan(request(AFTER), [by_place[BEFORE]])
+        Planner(steady_state).plan(request(AFTER), [Schedule.of_rank(by_place[BEFORE])])
 
 
 @pytest.mark.parametrize("policy", ["streaming", "resident"])

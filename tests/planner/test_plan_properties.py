@@ -15,12 +15,12 @@ from twinstream.planner.choices import Choices
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.request import TrainingStep
 from twinstream.schedule.analysis.occupancy import memory_over_time
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.simulator.replay import simulate
+from twinstream.simulator.replay import simulate_rank
 
 KIB = 1024
 MACHINES = [MACHINE, fast_link_machine(), slow_link_machine()]
@@ -65,9 +65,9 @@ def test_a_plan_is_safe_conforms_keeps_the_caps_and_is_no_faster_than_its_bound(
         schedule = plan_step(spec, step, machine, caps, "optimal", choices)
     except InfeasiblePlan:
         return
-    assert verify(schedule) == []
+    assert verify_rank(schedule) == []
     assert conforms(schedule, lower(spec, schedule.workload, step.recipe)) == []
-    timeline = simulate(schedule, machine)
+    timeline = simulate_rank(schedule, machine)
     assert schedule.bound is not None
     assert schedule.bound.family_step_s is not None
     assert schedule.bound.family_step_s <= schedule.bound.step_s <= timeline.step_ns / 1e9
@@ -84,7 +84,7 @@ def test_a_plan_is_safe_conforms_keeps_the_caps_and_is_no_faster_than_its_bound(
 def test_a_plan_is_the_same_when_it_is_made_again(machine):
     step = TrainingStep(seq_len=64, tokens_per_step=192, chunk_tokens=64)
 
-    def planned() -> Schedule:
+    def planned() -> RankSchedule:
         caps = Caps(device_bytes=420 * KIB, host_bytes=900 * KIB)
         return plan_step(small("tiny"), step, machine, caps)
 

@@ -17,12 +17,12 @@ from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.planner import Planner, gc_paused
 from twinstream.planner.request import TrainingStep
 from twinstream.planner.search.chunking import admissible, possible
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.tensors import DEVICE
-from twinstream.simulator.replay import simulate, steady_state
+from twinstream.simulator.replay import simulate_rank, steady_state
 
 SPEC = small("tiny")
 KIB = 1024
@@ -47,18 +47,18 @@ def caps_of(step: str) -> list[Caps]:
 
 
 @cache
-def planned(step: str, caps: Caps, machine: str = "cpu") -> Schedule:
+def planned(step: str, caps: Caps, machine: str = "cpu") -> RankSchedule:
     return plan_step(SPEC, STEPS[step], MACHINES[machine], caps)
 
 
-def step_ns(schedule: Schedule, machine: str = "cpu") -> float:
-    return simulate(schedule, MACHINES[machine]).step_ns
+def step_ns(schedule: RankSchedule, machine: str = "cpu") -> float:
+    return simulate_rank(schedule, MACHINES[machine]).step_ns
 
 
 CASES = [(step, caps) for step in STEPS for caps in caps_of(step)]
 
 
-def extent_bytes(schedule: Schedule) -> int:
+def extent_bytes(schedule: RankSchedule) -> int:
     return max(s.offset_bytes + s.size_bytes for s in schedule.slots if s.tier == DEVICE)
 
 
@@ -205,7 +205,7 @@ def test_after_planning_garbage_is_collected_as_before():
 @pytest.mark.parametrize(("step", "caps"), [case for case in CASES if case[0] != "one size"])
 def test_a_plan_keeps_its_cap_is_safe_and_conforms(step, caps):
     schedule = planned(step, caps)
-    assert verify(schedule) == []
+    assert verify_rank(schedule) == []
     assert conforms(schedule, lower(SPEC, schedule.workload)) == []
     assert caps.device_bytes is None or extent_bytes(schedule) <= caps.device_bytes
 
@@ -217,7 +217,7 @@ def test_a_plan_of_twenty_rounds_keeps_tight_caps_and_takes_what_its_rounds_take
         schedule = planned("twenty rounds", caps)
         assert schedule.workload.rounds_per_step == 20
         assert extent_bytes(schedule) <= cap_kib * KIB
-        assert verify(schedule) == []
+        assert verify_rank(schedule) == []
         short = plan_step(SPEC, few, MACHINE, caps, "optimal")
         assert short.workload.rounds_per_step == 5
         ratio = step_ns(schedule) / step_ns(short)
@@ -234,7 +234,7 @@ def test_planning_twice_gives_the_same_schedule(step):
 # --- small steps in smaller chunks
 
 
-def small_step(device_bytes: int, host_bytes: int, policy: str, **fixed: int) -> Schedule:
+def small_step(device_bytes: int, host_bytes: int, policy: str, **fixed: int) -> RankSchedule:
     step = TrainingStep(seq_len=64, tokens_per_step=256, **fixed)  # type: ignore[arg-type]
     caps = Caps(device_bytes=device_bytes, host_bytes=host_bytes)
     return plan_step(load_preset("tiny"), step, MACHINE, caps, policy)
@@ -243,10 +243,10 @@ def small_step(device_bytes: int, host_bytes: int, policy: str, **fixed: int) ->
 @pytest.mark.parametrize("chunk_tokens", [64, 128])
 def test_where_chunks_that_might_be_named_fit_they_are_found_without(chunk_tokens):
     caps = 4_767_744, 10 * 2**20
-    assert verify(small_step(*caps, "optimal", chunk_tokens=chunk_tokens)) == []
+    assert verify_rank(small_step(*caps, "optimal", chunk_tokens=chunk_tokens)) == []
     with pytest.raises(InfeasiblePlan):
         small_step(*caps, "optimal", chunk_tokens=256)
-    assert verify(small_step(*caps, "optimal")) == []
+    assert verify_rank(small_step(*caps, "optimal")) == []
 
 
 @pytest.mark.parametrize("side", ["device", "host"])
@@ -260,10 +260,10 @@ def test_the_caps_that_other_policies_name_are_the_smallest_of_all_ways_to_cut(s
     least = short.enough_device_bytes if side == "device" else short.enough_host_bytes
     assert least is not None
 
-    def within(size: int) -> Schedule:
+    def within(size: int) -> RankSchedule:
         caps = (size, host_bytes) if side == "device" else (device_bytes, size)
         return small_step(*caps, "streaming")
 
-    assert verify(within(least)) == []
+    assert verify_rank(within(least)) == []
     with pytest.raises(InfeasiblePlan):
         within(least - 1)

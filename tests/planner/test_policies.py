@@ -22,22 +22,22 @@ from twinstream.planner.policies import Policy, UnknownPolicyError
 from twinstream.planner.request import TrainingStep
 from twinstream.planner.rules.resident import plan_resident
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Compute, Op
 from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import UnsafeSchedule, verify
+from twinstream.schedule.proof.verify import UnsafeSchedule, verify_rank
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
 
 CASES = [("packed", "tiny"), ("sliced", "tiny-qwen3"), ("one chunk", "tiny-qwen3")]
 POLICIES = ["resident", "streaming", "optimal"]
 
 
-def extent_bytes(schedule: Schedule, tier: Tier) -> int:
+def extent_bytes(schedule: RankSchedule, tier: Tier) -> int:
     return max(s.offset_bytes + s.size_bytes for s in schedule.slots if s.tier == tier)
 
 
-def carried_tiers(schedule: Schedule) -> set[str]:
+def carried_tiers(schedule: RankSchedule) -> set[str]:
     tiers = {slot.slot_id: slot.tier.kind for slot in schedule.slots}
     return {tiers[item.slot] for item in schedule.carried}
 
@@ -49,7 +49,7 @@ def carried_tiers(schedule: Schedule) -> set[str]:
 @pytest.mark.parametrize(("workload", "preset"), CASES)
 def test_every_plan_is_safe_conforms_and_stays_within_its_caps(workload, preset, policy):
     for chain, schedule in tiny_plans(workload, preset, policy):
-        assert verify(schedule) == []
+        assert verify_rank(schedule) == []
         assert conforms(schedule, chain) == []
         for cap, tier in (
             (schedule.caps.device_bytes, DEVICE),
@@ -102,7 +102,7 @@ def registered(policy: object, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_policy_that_a_package_registers_is_planned_by_and_proven(monkeypatch):
-    def greedy(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
+    def greedy(chain: Chain, machine: Machine, caps: Caps) -> RankSchedule:
         return plan_resident(chain, machine, caps).model_copy(update={"policy": "greedy"})
 
     registered(Policy.by_chain("greedy", greedy), monkeypatch)
@@ -114,7 +114,7 @@ def test_a_policy_that_a_package_registers_is_planned_by_and_proven(monkeypatch)
 
 
 def test_a_plan_of_a_registered_policy_that_is_not_safe_is_not_handed_out(monkeypatch):
-    def unsafe(chain: Chain, machine: Machine, caps: Caps) -> Schedule:
+    def unsafe(chain: Chain, machine: Machine, caps: Caps) -> RankSchedule:
         schedule = plan_resident(chain, machine, caps)
         ops = tuple(op.model_copy(update={"waits": ()}) for op in schedule.ops)
         return schedule.model_copy(update={"ops": ops})
@@ -182,7 +182,7 @@ def saved_of(chain: Chain, layer: int, chunk: int) -> set[str]:
     return {t.tensor_id for t in chain.tensors if (t.parent or t.tensor_id) in roots}
 
 
-def kept_blocks(chain: Chain, schedule: Schedule) -> list[bool]:
+def kept_blocks(chain: Chain, schedule: RankSchedule) -> list[bool]:
     """For every block in forward order, whether it stays on the device as a whole."""
     recomputed = {
         (op.label.layer, op.label.chunk)

@@ -33,14 +33,14 @@ from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.policies import WrongChainError, optimizer_place
 from twinstream.planner.proof import step_bound
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.proof.violations import OperandInWrongMemory
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.simulator.replay import simulate
+from twinstream.simulator.replay import simulate_rank
 
 ON_HOST = ("optimizer_offload", "layer_offload")
 POLICIES = ("full_recompute", *ON_HOST)
@@ -54,11 +54,11 @@ def caps_of_interest(chain: Chain, policy: str) -> list[Caps]:
     return [Caps(), Caps(device_bytes=device * 3 // 2), Caps(device_bytes=device, host_bytes=host)]
 
 
-def role_of(schedule: Schedule) -> dict[str, str]:
+def role_of(schedule: RankSchedule) -> dict[str, str]:
     return {t.tensor_id: t.role for t in schedule.tensors}
 
 
-def copied_bytes(schedule: Schedule, queue: str, role: str) -> int:
+def copied_bytes(schedule: RankSchedule, queue: str, role: str) -> int:
     sizes = {t.tensor_id: t.size_bytes for t in schedule.tensors}
     roles = role_of(schedule)
     return sum(sizes[t] for t in copied_tensors(schedule, queue) if roles[t] == role)
@@ -77,19 +77,19 @@ def test_every_plan_is_safe_conforms_and_stays_within_its_caps(workload, preset,
     chain = tiny_chain_of(policy, workload, preset)
     for caps in caps_of_interest(chain, policy):
         schedule = plan_chain(chain, MACHINE, caps, policy)
-        assert verify(schedule) == []
+        assert verify_rank(schedule) == []
         assert conforms(schedule, chain) == []
         assert caps.device_bytes is None or arena_bytes(schedule, DEVICE) <= caps.device_bytes
         assert caps.host_bytes is None or arena_bytes(schedule, HOST) <= caps.host_bytes
         assert schedule.policy == policy
         assert schedule.bound is not None
-        assert schedule.bound.step_s <= simulate(schedule, MACHINE).step_ns / 1e9
+        assert schedule.bound.step_s <= simulate_rank(schedule, MACHINE).step_ns / 1e9
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_schedule_of_a_file_conforms_to_the_chain_lowered_again(policy):
     schedule = plan_chain(tiny_chain_of(policy, "packed"), MACHINE, Caps(), policy)
-    reloaded = Schedule.model_validate_json(schedule.model_dump_json())
+    reloaded = RankSchedule.model_validate_json(schedule.model_dump_json())
     assert reloaded == schedule
     assert conforms(reloaded, lower_again(reloaded)) == []
 
@@ -103,7 +103,7 @@ def test_the_bound_is_below_the_simulated_step_on_every_shipped_machine(
     machine = load_machine(name)
     schedule = plan_chain(preset_chain_of(policy, preset, rounds), machine, Caps(), policy)
     assert schedule.bound is not None
-    step_s = simulate(schedule, machine).step_ns / 1e9
+    step_s = simulate_rank(schedule, machine).step_ns / 1e9
     # layer_offload loads everything twice, whatever would fit: a poor plan, not a loose bound
     least = {"full_recompute": 0.7, "optimizer_offload": 0.85, "layer_offload": 0.4}[policy]
     assert least * step_s < schedule.bound.step_s <= step_s
@@ -117,7 +117,7 @@ def test_the_smallest_caps_would_do_and_one_mib_less_would_not(policy, rounds):
     host = -(-enough_host_bytes(chain, policy, device) // MIB) * MIB
     found = planned(chain, machine, Caps(device_bytes=device, host_bytes=host), policy)
     assert recompute_levels(found) == {"INPUT"}
-    assert verify(found) == []
+    assert verify_rank(found) == []
     with pytest.raises(InfeasiblePlan) as raised:
         planned(chain, machine, Caps(device_bytes=device - MIB, host_bytes=host), policy)
     shortage = raised.value.shortage
@@ -140,13 +140,13 @@ def test_any_tasks_of_any_chain_may_run_on_the_host(block):
         for policy in ON_HOST:
             chain = chain.model_copy(update={"recipe": {"optimizer": optimizer_place(policy)}})
             schedule = planned(chain, case.machine, Caps(), policy)
-            assert verify(schedule) == [], (seed, policy)
+            assert verify_rank(schedule) == [], (seed, policy)
             assert conforms(schedule, chain) == [], (seed, policy)
             taken = [arena_bytes(schedule, tier) for tier in (DEVICE, HOST)]
             caps = Caps(device_bytes=taken[0], host_bytes=taken[1])
             bound = step_bound(chain, case.machine, caps)
             assert bound is not None
-            step_s = simulate(schedule, case.machine).step_ns / 1e9
+            step_s = simulate_rank(schedule, case.machine).step_ns / 1e9
             assert bound.step_s <= step_s * (1 + 1e-9), (seed, policy)
             ratios.append(step_s / bound.step_s)
     assert median(ratios) < 1.2
@@ -183,7 +183,7 @@ def test_optimizer_offload_moves_gradients_once_down_and_parameters_once_up(roun
 def test_optimizer_offload_hides_the_update_under_backward_where_it_can():
     chain, machine = preset_chain_of("optimizer_offload", "8b", 1, 16384), load_machine("h100")
     schedule = planned(chain, machine, Caps(), "optimizer_offload")
-    timeline = simulate(schedule, machine)
+    timeline = simulate_rank(schedule, machine)
     spans = timeline.passes[-1]
     on_device, on_host = [], []
     for i, op in enumerate(schedule.ops):
@@ -220,7 +220,7 @@ def test_layer_offload_loads_every_use_and_stores_every_rounds_gradients(rounds)
 def test_the_next_step_of_layer_offload_starts_when_the_optimizer_has_ended(rounds):
     chain, machine = preset_chain_of("layer_offload", "1b", rounds), load_machine("rtx3090")
     schedule = planned(chain, machine, Caps(), "layer_offload")
-    before, after = simulate(schedule, machine).passes
+    before, after = simulate_rank(schedule, machine).passes
     updates, computes, backwards = [], [], []
     for i, op in enumerate(schedule.ops):
         if isinstance(op, Compute):
@@ -252,7 +252,7 @@ def test_the_step_of_a_chain_of_two_tasks_is_a_circle_of_four_ops(policy):
     chain, machine = two_task_chain(policy, compute_ns, update_ns, size), flat_machine()
     schedule = plan_chain(chain, machine, Caps(), policy)
     alone_ns = LAUNCH_NS + compute_ns + size // D2H_PER_NS + update_ns + size // H2D_PER_NS
-    assert simulate(schedule, machine).step_ns == alone_ns + 4 * WAIT_NS + 2 * COPY_NS
+    assert simulate_rank(schedule, machine).step_ns == alone_ns + 4 * WAIT_NS + 2 * COPY_NS
     assert schedule.bound is not None
     assert schedule.bound.step_s == pytest.approx(alone_ns * 1e-9, rel=1e-9)
     assert schedule.bound.limits == ("compute", "host_compute", "d2h", "h2d")
@@ -285,7 +285,7 @@ def test_an_operand_of_the_host_in_a_device_slot_is_a_violation():
     operands = (update.operands[0].model_copy(update={"slot": carried["param.0"]}),)
     moved = update.model_copy(update={"operands": operands + update.operands[1:]})
     ops = (*schedule.ops[:at], moved, *schedule.ops[at + 1 :])
-    (found,) = verify(schedule.model_copy(update={"ops": ops}))
+    (found,) = verify_rank(schedule.model_copy(update={"ops": ops}))
     assert isinstance(found, OperandInWrongMemory)
     assert found.ops == ("optimizer.0",)
     assert "runs on the host" in found.message
@@ -301,7 +301,7 @@ def test_only_chains_with_tasks_on_the_host_need_the_hosts_numbers(policy, missi
         update={field: {**curves, "host_dram": full.efficiency["host_dram"]} if key else None}
     )
     schedule = plan_chain(tiny_chain_of("resident", "packed"), lacking, Caps(), "resident")
-    assert simulate(schedule, lacking).step_ns > 0
+    assert simulate_rank(schedule, lacking).step_ns > 0
     with pytest.raises(MissingNumberError, match=missing):
         plan_chain(tiny_chain_of(policy, "packed"), lacking, Caps(), policy)
 
@@ -321,6 +321,6 @@ def test_the_bound_has_launches_in_whole_ns_as_the_simulator_does():
     machine = flat_machine(launch_latency_ns=number(0.4), **free, **rates)
     chain = two_task_chain("optimizer_offload", 10, 10, 2560)
     schedule = plan_chain(chain, machine, Caps(), "optimizer_offload")
-    assert simulate(schedule, machine).step_ns == 532
+    assert simulate_rank(schedule, machine).step_ns == 532
     assert schedule.bound.step_s * 1e9 == pytest.approx(532, rel=1e-6)
     assert schedule.bound.step_s * 1e9 <= 532

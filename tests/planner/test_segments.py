@@ -21,7 +21,7 @@ from twinstream.planner.limits import SearchLimits
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.replay import simulate
+from twinstream.simulator.replay import simulate_rank
 
 FEW, PLENTY = 20, 900
 SLOW, MODERATE, FAST = 1e6, 1e7, 1e8  # bytes/s of links
@@ -219,4 +219,4 @@ def test_no_plan_is_faster_than_the_bound(shape, policy, num_caps, bytes_per_s, 
             chain_of(shape), machine, Caps(device_bytes=device_bytes), policy, limits
         )  # fmt: skip
         assert schedule.bound is not None
-        assert schedule.bound.step_s <= simulate(schedule, machine).step_ns / 1e9
+        assert schedule.bound.step_s <= simulate_rank(schedule, machine).step_ns / 1e9

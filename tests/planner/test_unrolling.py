@@ -19,10 +19,10 @@ from twinstream.planner.request import TrainingStep
 from twinstream.planner.search.cut_planner import CutPlanner
 from twinstream.planner.search.knobs import Attempt
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute, Copy, Op
 from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.simulator.replay import steady_state
 
 KIB = 1024
@@ -56,7 +56,7 @@ def sources(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """From how many rounds schedules are unrolled from now on, those that are."""
     found: list[int] = []
 
-    def recorded(few: Emitted, chain: Chain) -> Schedule | None:
+    def recorded(few: Emitted, chain: Chain) -> RankSchedule | None:
         schedule = unrolled(few, chain)
         if schedule is not None:
             found.append(few.schedule.workload.rounds_per_step)
@@ -81,7 +81,7 @@ def test_it_is_the_schedule_that_all_rounds_come_to_one_by_one(
         with monkeypatch.context() as patched:
             patched.setattr(unrolling, "unrolled", lambda *_: None)
             assert schedule == planner.schedule(attempt, chain)
-        assert not verify(schedule)
+        assert not verify_rank(schedule)
         assert not conforms(schedule, chain)
     assert set(unrolled_from) == from_rounds
     assert len(unrolled_from) == len(cases) or num_rounds == 5
@@ -113,7 +113,7 @@ def five() -> Emitted:
     return made[-1]
 
 
-def nine(few: Emitted) -> Schedule | None:
+def nine(few: Emitted) -> RankSchedule | None:
     """Nine rounds of the five."""
     return unrolled(few, with_rounds_of(case()[0], 9))
 

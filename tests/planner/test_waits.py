@@ -11,20 +11,20 @@ from tests.helpers.schedule_oracle import Arena, conflicts, happens_before, wait
 from tests.helpers.schedules import schedules
 from tests.helpers.tiny_chains import tiny_chain
 from twinstream.schedule.derived.waits import derive_waits
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Copy, Stream
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.tensors import DEVICE, Slot, Tensor
 
 CASES = [("packed", "tiny"), ("sliced", "tiny-qwen3"), ("one chunk", "tiny-qwen3")]
 
 
-def with_waits(schedule: Schedule) -> Schedule:
+def with_waits(schedule: RankSchedule) -> RankSchedule:
     ops = derive_waits(schedule.ops, schedule.tensors, schedule.slots)
     return schedule.model_copy(update={"ops": ops})
 
 
-def without_each_wait(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
+def without_each_wait(schedule: RankSchedule) -> Iterator[tuple[str, RankSchedule]]:
     """(the wait that is gone, the schedule without it)."""
     for position, op in enumerate(schedule.ops):
         for field in ("waits", "waits_previous"):
@@ -39,9 +39,9 @@ def without_each_wait(schedule: Schedule) -> Iterator[tuple[str, Schedule]]:
 @settings(max_examples=150)
 def test_waits_of_random_schedules_are_enough_and_each_is_needed(pair):
     schedule = with_waits(pair[1])
-    assert verify(schedule) == []
+    assert verify_rank(schedule) == []
     for what, damaged in without_each_wait(schedule):
-        assert verify(damaged), f"{what} is not needed"
+        assert verify_rank(damaged), f"{what} is not needed"
 
 
 @given(schedules())
@@ -54,7 +54,7 @@ def test_deriving_waits_changes_nothing_else_and_forgets_the_old_ones(pair):
     assert derived == derive_waits(bare, schedule.tensors, schedule.slots)
 
 
-def copies_anywhere(seed: int) -> Schedule:
+def copies_anywhere(seed: int) -> RankSchedule:
     """Copies between slots that overlap at will, whatever there is to read in them."""
     rng = Random(seed)
     places = [(rng.randrange(12), rng.choice([2, 4, 8])) for _ in range(5)]
@@ -76,7 +76,7 @@ def copies_anywhere(seed: int) -> Schedule:
                 destination=destination.slot_id,
             )
         )  # fmt: skip
-    return Schedule.model_construct(ops=tuple(copies), slots=slots, tensors=tensors, carried=())
+    return RankSchedule.model_construct(ops=tuple(copies), slots=slots, tensors=tensors, carried=())
 
 
 def test_every_conflict_is_in_order_also_where_reads_meet_bytes_written_in_part():
@@ -93,10 +93,10 @@ def test_every_plan_at_every_cap_has_no_wait_to_spare(workload, preset, policy):
     rng = Random(workload)
     plans = tiny_plans(workload, preset, policy)
     for _, schedule in plans:
-        assert verify(schedule) == []
+        assert verify_rank(schedule) == []
         damaged = list(without_each_wait(schedule))
         for what, found in rng.sample(damaged, min(len(damaged), 20)):
-            assert verify(found), f"{what} is not needed"
+            assert verify_rank(found), f"{what} is not needed"
     assert len(plans) > 1
 
 
@@ -106,4 +106,4 @@ def test_not_one_of_the_waits_of_a_plan_can_go(policy):
     damaged = list(without_each_wait(schedule))
     assert len(damaged) > 10
     for what, found in damaged:
-        assert verify(found), f"{what} is not needed"
+        assert verify_rank(found), f"{what} is not needed"

@@ -22,21 +22,21 @@ from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import TrainingStep
 from twinstream.planner.warm_start import WarmStartError
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Copy
-from twinstream.schedule.proof.verify import UnsafeSchedule, verify
+from twinstream.schedule.proof.verify import UnsafeSchedule, verify_rank
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import HOST
 from twinstream.schedule.workload import Packing
-from twinstream.simulator.replay import simulate, steady_state
+from twinstream.simulator.replay import simulate_rank, steady_state
 
 KIB = 1024
 SPEC, STEP = small("tiny"), TrainingStep(seq_len=64, tokens_per_step=256)
 SLOW = slow_link_machine()
 
 
-def planned(device_kib: int, machine: Machine = SLOW, **more: object) -> Schedule:
+def planned(device_kib: int, machine: Machine = SLOW, **more: object) -> RankSchedule:
     options = {"step": STEP, "policy": "streaming", "host_bytes": 2**30, **more}
     step, host_bytes = options.pop("step"), options.pop("host_bytes")
     caps = Caps(device_bytes=device_kib * KIB, host_bytes=host_bytes)
@@ -44,22 +44,22 @@ def planned(device_kib: int, machine: Machine = SLOW, **more: object) -> Schedul
 
 
 @pytest.fixture(scope="module")
-def tight() -> Schedule:
+def tight() -> RankSchedule:
     return planned(350)
 
 
 @pytest.fixture(scope="module")
-def roomy() -> Schedule:
+def roomy() -> RankSchedule:
     return planned(900)
 
 
 def fastest(
-    plan: Schedule,
-    *known: Schedule,
+    plan: RankSchedule,
+    *known: RankSchedule,
     machine: Machine = SLOW,
     choices: Choices = OPEN,
     evaluator: Evaluator = steady_state,
-) -> Schedule:
+) -> RankSchedule:
     """Of a new plan and known ones, as the answer to what the new one was made for."""
     caps = plan.caps.model_copy(update={"library_bytes": 0})
     request = request_of(SPEC, STEP, machine, caps, plan.policy, choices)
@@ -68,14 +68,14 @@ def fastest(
 
 def test_a_faster_plan_that_fits_is_the_answer_to_what_was_asked(roomy):
     worse, other = planned(400, MACHINE), planned(900, MACHINE)
-    assert simulate(other, SLOW).step_ns < simulate(worse, SLOW).step_ns
+    assert simulate_rank(other, SLOW).step_ns < simulate_rank(worse, SLOW).step_ns
     poor = worse.model_copy(update={"caps": roomy.caps, "machine": roomy.machine})
     found = fastest(poor, worse, other)
     assert (found.ops, found.slots) == (other.ops, other.slots)
     assert found.caps == roomy.caps
     assert found.machine == roomy.machine != other.machine
     assert found.bound == roomy.bound != other.bound
-    assert verify(found) == []
+    assert verify_rank(found) == []
 
 
 def test_one_that_does_not_fit_or_is_no_faster_stands_aside(tight, roomy):
@@ -187,7 +187,7 @@ def test_what_is_wrong_without_a_known_plan_is_told_as_without(roomy):
 
 
 def test_unequal_lengths_are_those_of_the_step_however_often_a_chunk_has_them():
-    def asked(*lengths: int, known: Sequence[Schedule] = ()) -> Schedule:
+    def asked(*lengths: int, known: Sequence[RankSchedule] = ()) -> RankSchedule:
         step = TrainingStep(30, 256, chunk_tokens=128, packing=Packing.of(lengths))
         return plan_step(SPEC, step, SLOW, Caps(), "streaming", known=known)
 
@@ -231,5 +231,5 @@ def test_faster_links_and_more_memory_are_never_slower_where_the_plan_before_is_
         return
     caps = caps.model_copy(update={"device_bytes": (device + more) * KIB})
     after = plan_step(spec, step, fast, caps, known=[before])
-    before_ns, after_ns = simulate(before, slow).step_ns, simulate(after, fast).step_ns
+    before_ns, after_ns = simulate_rank(before, slow).step_ns, simulate_rank(after, fast).step_ns
     assert after_ns <= 1.005 * before_ns

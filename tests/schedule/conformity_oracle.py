@@ -4,14 +4,14 @@ from collections import Counter
 
 from tests.helpers.schedule_oracle import leaves_of
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute, Feed, Fetch, TaskOperand
 from twinstream.schedule.tensors import Tensor
 
 TASKS = "tasks"
 
 
-def conformity_problems(schedule: Schedule, chain: Chain) -> set[str]:
+def conformity_problems(schedule: RankSchedule, chain: Chain) -> set[str]:
     """How the schedule differs from the chain: names of rules, TASKS for its compute ops."""
     found: set[str] = set()
     declared, wanted = ({t.tensor_id: t for t in d.tensors} for d in (schedule, chain))
@@ -56,7 +56,7 @@ def _leaf_names(tensors: dict[str, Tensor], name: str) -> list[str]:
     return [leaf.tensor_id for leaf in leaves_of(tensors, name, None)] if name in tensors else []
 
 
-def _same_tasks(schedule: Schedule, chain: Chain) -> bool:
+def _same_tasks(schedule: RankSchedule, chain: Chain) -> bool:
     """The compute ops are the chain's tasks in order, recomputes right before theirs."""
     recomputes = {r.task.task_id: r for r in chain.recomputes}
     computes = [op for op in schedule.ops if isinstance(op, Compute)]

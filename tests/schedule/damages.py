@@ -9,11 +9,11 @@ from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, Operand
 from twinstream.schedule.tensors import Carried, Tier
 
-Damage = Callable[[Schedule, Random], Schedule | None]
+Damage = Callable[[RankSchedule, Random], RankSchedule | None]
 Item = TypeVar("Item")
 
 
@@ -21,7 +21,7 @@ def _pick(rng: Random, items: list[Item]) -> Item | None:
     return rng.choice(items) if items else None
 
 
-def _with_ops(schedule: Schedule, ops: list[Op]) -> Schedule:
+def _with_ops(schedule: RankSchedule, ops: list[Op]) -> RankSchedule:
     """The ops, without the waits for ops that are gone."""
     left = {op.op_id for op in ops}
     kept = [
@@ -36,24 +36,24 @@ def _with_ops(schedule: Schedule, ops: list[Op]) -> Schedule:
     return schedule.model_copy(update={"ops": tuple(kept)})
 
 
-def _change(schedule: Schedule, index: int, **update: Any) -> Schedule:
+def _change(schedule: RankSchedule, index: int, **update: Any) -> RankSchedule:
     ops = list(schedule.ops)
     ops[index] = ops[index].model_copy(update=update)
     return schedule.model_copy(update={"ops": tuple(ops)})
 
 
-def _indices(schedule: Schedule, *kinds: type[Op]) -> list[int]:
+def _indices(schedule: RankSchedule, *kinds: type[Op]) -> list[int]:
     return [i for i, op in enumerate(schedule.ops) if isinstance(op, kinds)]
 
 
-def _drop_one(schedule: Schedule, rng: Random, indices: list[int]) -> Schedule | None:
+def _drop_one(schedule: RankSchedule, rng: Random, indices: list[int]) -> RankSchedule | None:
     index = _pick(rng, indices)
     if index is None:
         return None
     return _with_ops(schedule, [op for i, op in enumerate(schedule.ops) if i != index])
 
 
-def _double_one(schedule: Schedule, rng: Random, indices: list[int]) -> Schedule | None:
+def _double_one(schedule: RankSchedule, rng: Random, indices: list[int]) -> RankSchedule | None:
     index = _pick(rng, indices)
     if index is None:
         return None
@@ -64,8 +64,8 @@ def _double_one(schedule: Schedule, rng: Random, indices: list[int]) -> Schedule
 
 
 def _swap_payload(
-    schedule: Schedule, rng: Random, indices: list[int], fields: list[str]
-) -> Schedule | None:
+    schedule: RankSchedule, rng: Random, indices: list[int], fields: list[str]
+) -> RankSchedule | None:
     """Two ops keep ids, streams and waits and exchange what they do."""
     if len(indices) < 2:
         return None
@@ -78,7 +78,7 @@ def _swap_payload(
     return schedule.model_copy(update={"ops": tuple(ops)})
 
 
-def drop_wait(schedule: Schedule, rng: Random, field: str = "waits") -> Schedule | None:
+def drop_wait(schedule: RankSchedule, rng: Random, field: str = "waits") -> RankSchedule | None:
     index = _pick(rng, [i for i, op in enumerate(schedule.ops) if getattr(op, field)])
     if index is None:
         return None
@@ -87,7 +87,7 @@ def drop_wait(schedule: Schedule, rng: Random, field: str = "waits") -> Schedule
     return _change(schedule, index, **{field: tuple(waits)})
 
 
-def retarget_wait(schedule: Schedule, rng: Random, field: str = "waits") -> Schedule | None:
+def retarget_wait(schedule: RankSchedule, rng: Random, field: str = "waits") -> RankSchedule | None:
     """Wait for some other op, which may be issued later, run on the same stream or not exist."""
     index = _pick(rng, [i for i, op in enumerate(schedule.ops) if getattr(op, field)])
     if index is None:
@@ -97,17 +97,17 @@ def retarget_wait(schedule: Schedule, rng: Random, field: str = "waits") -> Sche
     return _change(schedule, index, **{field: tuple(waits)})
 
 
-def swap_copies(schedule: Schedule, rng: Random) -> Schedule | None:
+def swap_copies(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     fields = ["tensor", "version", "source", "destination", "num_parts"]
     return _swap_payload(schedule, rng, _indices(schedule, Copy), fields)
 
 
-def swap_computes(schedule: Schedule, rng: Random) -> Schedule | None:
+def swap_computes(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     fields = ["task", "call", "operands", "label"]
     return _swap_payload(schedule, rng, _indices(schedule, Compute), fields)
 
 
-def drop_write_back(schedule: Schedule, rng: Random) -> Schedule | None:
+def drop_write_back(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     """Drop a copy into a slot that is carried."""
     carried = {item.slot for item in schedule.carried}
     copies = [
@@ -117,7 +117,7 @@ def drop_write_back(schedule: Schedule, rng: Random) -> Schedule | None:
     return _drop_one(schedule, rng, copies)
 
 
-def move_op(schedule: Schedule, rng: Random) -> Schedule | None:
+def move_op(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     """Issue an op earlier or later, most often by one place."""
     ops = list(schedule.ops)
     index = rng.randrange(len(ops))
@@ -126,14 +126,14 @@ def move_op(schedule: Schedule, rng: Random) -> Schedule | None:
     return schedule.model_copy(update={"ops": tuple(ops)})
 
 
-def move_stream(schedule: Schedule, rng: Random) -> Schedule | None:
+def move_stream(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     index = rng.randrange(len(schedule.ops))
     return _change(schedule, index, stream=rng.choice(schedule.ops).stream)
 
 
 def _change_operand(
-    schedule: Schedule, rng: Random, change: Callable[[Operand], dict[str, Any]]
-) -> Schedule | None:
+    schedule: RankSchedule, rng: Random, change: Callable[[Operand], dict[str, Any]]
+) -> RankSchedule | None:
     places = [
         (i, k)
         for i, op in enumerate(schedule.ops)
@@ -150,27 +150,27 @@ def _change_operand(
     return _change(schedule, place[0], operands=tuple(operands))
 
 
-def move_operand(schedule: Schedule, rng: Random) -> Schedule | None:
+def move_operand(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     slot = rng.choice(schedule.slots).slot_id
     return _change_operand(schedule, rng, lambda _: {"slot": slot})
 
 
-def change_operand_version(schedule: Schedule, rng: Random) -> Schedule | None:
+def change_operand_version(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     step = rng.choice([-1, 1])
     return _change_operand(schedule, rng, lambda o: {"version": max(0, o.version + step)})
 
 
-def change_operand_mode(schedule: Schedule, rng: Random) -> Schedule | None:
+def change_operand_mode(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     mode = rng.choice(["read", "write", "update", "scratch"])
     return _change_operand(schedule, rng, lambda _: {"mode": mode})
 
 
-def change_num_parts(schedule: Schedule, rng: Random) -> Schedule | None:
+def change_num_parts(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     num_parts = rng.choice([None, 1, 2, 3])
     return _change_operand(schedule, rng, lambda _: {"num_parts": num_parts})
 
 
-def drop_operand(schedule: Schedule, rng: Random) -> Schedule | None:
+def drop_operand(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     index = _pick(rng, _indices(schedule, Compute))
     op = schedule.ops[index] if index is not None else None
     if index is None or not isinstance(op, Compute) or not op.operands:
@@ -178,19 +178,19 @@ def drop_operand(schedule: Schedule, rng: Random) -> Schedule | None:
     return _change(schedule, index, operands=op.operands[: rng.randrange(len(op.operands))])
 
 
-def change_call(schedule: Schedule, rng: Random) -> Schedule | None:
+def change_call(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     index = _pick(rng, _indices(schedule, Compute))
     call = rng.choice(list(schedule.calls))
     return None if index is None else _change(schedule, index, call=call)
 
 
-def change_kernel(schedule: Schedule, rng: Random) -> Schedule | None:
+def change_kernel(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     name = rng.choice(list(schedule.calls))
     call = schedule.calls[name].model_copy(update={"kernel": "another/eager"})
     return schedule.model_copy(update={"calls": {**schedule.calls, name: call}})
 
 
-def change_copy(schedule: Schedule, rng: Random) -> Schedule | None:
+def change_copy(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     """A wrong version, source or destination."""
     index = _pick(rng, _indices(schedule, Copy))
     if index is None:
@@ -202,7 +202,9 @@ def change_copy(schedule: Schedule, rng: Random) -> Schedule | None:
     return _change(schedule, index, **update)
 
 
-def _change_slot(schedule: Schedule, rng: Random, field: str, steps: list[int]) -> Schedule | None:
+def _change_slot(
+    schedule: RankSchedule, rng: Random, field: str, steps: list[int]
+) -> RankSchedule | None:
     used = {use.slot for op in schedule.ops if isinstance(op, Compute) for use in op.operands}
     index = _pick(rng, [i for i, s in enumerate(schedule.slots) if s.slot_id in used])
     if index is None:
@@ -213,7 +215,7 @@ def _change_slot(schedule: Schedule, rng: Random, field: str, steps: list[int]) 
     return schedule.model_copy(update={"slots": tuple(slots)})
 
 
-def change_tensor(schedule: Schedule, rng: Random) -> Schedule | None:
+def change_tensor(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     """Another size or offset, in the schedule but not in the chain."""
     tensors = list(schedule.tensors)
     index = rng.randrange(len(tensors))
@@ -223,7 +225,7 @@ def change_tensor(schedule: Schedule, rng: Random) -> Schedule | None:
     return schedule.model_copy(update={"tensors": tuple(tensors)})
 
 
-def lower_cap(schedule: Schedule, rng: Random) -> Schedule | None:
+def lower_cap(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     caps = {k: v for k, v in schedule.caps if v}
     if not caps:
         return None
@@ -232,7 +234,7 @@ def lower_cap(schedule: Schedule, rng: Random) -> Schedule | None:
     return schedule.model_copy(update={"caps": schedule.caps.model_copy(update=lower)})
 
 
-def move_slot(schedule: Schedule, rng: Random) -> Schedule:
+def move_slot(schedule: RankSchedule, rng: Random) -> RankSchedule:
     """A slot in memory that nothing has."""
     tier = Tier(kind=rng.choice(["device", "host", "disk"]), index=1)
     slot = rng.choice(schedule.slots)
@@ -240,23 +242,23 @@ def move_slot(schedule: Schedule, rng: Random) -> Schedule:
     return schedule.model_copy(update={"slots": tuple(slots)})
 
 
-def change_flops(schedule: Schedule, rng: Random) -> Schedule:
+def change_flops(schedule: RankSchedule, rng: Random) -> RankSchedule:
     return schedule.model_copy(update={"model_flops": schedule.model_flops + rng.randint(1, 9)})
 
 
-def drop_carried(schedule: Schedule, rng: Random) -> Schedule | None:
+def drop_carried(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     item = _pick(rng, list(schedule.carried))
     carried = tuple(c for c in schedule.carried if c != item)
     return None if item is None else schedule.model_copy(update={"carried": carried})
 
 
-def add_carried(schedule: Schedule, rng: Random) -> Schedule | None:
+def add_carried(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     tensor, slot = rng.choice(schedule.tensors), rng.choice(schedule.slots)
     added = Carried(tensor=tensor.tensor_id, slot=slot.slot_id)
     return schedule.model_copy(update={"carried": (added, *schedule.carried)})
 
 
-def _to_any(damage: Callable[..., Schedule | None], *kinds: type[Op]) -> Damage:
+def _to_any(damage: Callable[..., RankSchedule | None], *kinds: type[Op]) -> Damage:
     """The damage to one of the ops of some kinds."""
     return lambda schedule, rng: damage(schedule, rng, _indices(schedule, *kinds))
 

@@ -10,7 +10,7 @@ from typing import Any
 from tests.helpers.sketches import tensor
 from twinstream.schedule.chain import Chain, Input, Output, Recompute, Task
 from twinstream.schedule.cost import Work
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import (
     Compute,
     Copy,
@@ -113,7 +113,7 @@ FETCH = Fetch(
     waits=("op-head",),
 )  # fmt: skip
 TO_DEVICE, TO_HOST = ("host.weight", "device.weight"), ("device.weight", "host.weight")
-SCHEDULE = Schedule(
+SCHEDULE = RankSchedule(
     tensors=TENSORS,
     slots=SLOTS,
     calls={"call": CALL},
@@ -137,13 +137,13 @@ SCHEDULE = Schedule(
 )
 
 
-def with_op(op_id: str, **update: Any) -> Schedule:
+def with_op(op_id: str, **update: Any) -> RankSchedule:
     """SCHEDULE with other fields in one op."""
     ops = tuple(op.model_copy(update=update) if op.op_id == op_id else op for op in SCHEDULE.ops)
     return SCHEDULE.model_copy(update={"ops": ops})
 
 
-def with_operand(op_id: str, number: int, **update: Any) -> Schedule:
+def with_operand(op_id: str, number: int, **update: Any) -> RankSchedule:
     """SCHEDULE with other fields in one operand of a compute op."""
     [op] = [op for op in SCHEDULE.ops if op.op_id == op_id]
     assert isinstance(op, Compute)
@@ -152,21 +152,21 @@ def with_operand(op_id: str, number: int, **update: Any) -> Schedule:
     return with_op(op_id, operands=tuple(operands))
 
 
-def with_tensor(tensor_id: str, **update: Any) -> Schedule:
+def with_tensor(tensor_id: str, **update: Any) -> RankSchedule:
     tensors = tuple(
         t.model_copy(update=update) if t.tensor_id == tensor_id else t for t in SCHEDULE.tensors
     )
     return SCHEDULE.model_copy(update={"tensors": tensors})
 
 
-def with_slot(slot_id: str, **update: Any) -> Schedule:
+def with_slot(slot_id: str, **update: Any) -> RankSchedule:
     slots = tuple(
         s.model_copy(update=update) if s.slot_id == slot_id else s for s in SCHEDULE.slots
     )
     return SCHEDULE.model_copy(update={"slots": slots})
 
 
-def without(op_id: str) -> Schedule:
+def without(op_id: str) -> RankSchedule:
     """SCHEDULE without an op, and without the waits for it."""
     ops = tuple(
         op.model_copy(

@@ -12,10 +12,10 @@ from tests.helpers.schedules import build, schedules
 from tests.schedule.conformity_oracle import TASKS, conformity_problems
 from tests.schedule.damages import DAMAGES
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute, Copy
 from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.proof.violations import Violation
 
 RACES = {"ReadTooEarly", "OverwriteTooEarly", "OperandsOverlap"}
@@ -31,12 +31,12 @@ SAME_TASKS = {
 BLOCKS, SEEDS_PER_BLOCK = 6, 50
 
 
-def rules_of_verify(schedule: Schedule) -> set[str]:
-    names = {type(v).__name__ for v in verify(schedule)}
+def rules_of_verify(schedule: RankSchedule) -> set[str]:
+    names = {type(v).__name__ for v in verify_rank(schedule)}
     return names - RACES | ({RACE} if names & RACES else set())
 
 
-def rules_of_conforms(schedule: Schedule, chain: Chain) -> set[str]:
+def rules_of_conforms(schedule: RankSchedule, chain: Chain) -> set[str]:
     def name(violation: Violation) -> str:
         kind = type(violation).__name__
         of_an_op = kind == "CallDiffers" and violation.ops
@@ -45,7 +45,7 @@ def rules_of_conforms(schedule: Schedule, chain: Chain) -> set[str]:
     return {name(v) for v in conforms(schedule, chain)}
 
 
-def check_agreement(schedule: Schedule, chain: Chain) -> tuple[set[str], set[str]]:
+def check_agreement(schedule: RankSchedule, chain: Chain) -> tuple[set[str], set[str]]:
     """Both name the same rules; returns the oracle's.
 
     Where parts are malformed there is no telling what else is wrong. Where content is wrong as
@@ -92,7 +92,7 @@ def test_every_damage_that_the_oracle_calls_unsafe_is_caught_and_nothing_else(bl
     rng=st.randoms(use_true_random=True),
 )
 def test_several_damages_at_once_are_judged_like_the_oracle(
-    pair: tuple[Chain, Schedule], names: list[str], rng: Random
+    pair: tuple[Chain, RankSchedule], names: list[str], rng: Random
 ) -> None:
     chain, schedule = pair
     for name in names:
@@ -136,7 +136,7 @@ def test_the_random_schedules_have_what_real_ones_have() -> None:
     assert len(seen) == 13
 
 
-def _a_copy_crosses_the_boundary(schedule: Schedule) -> bool:
+def _a_copy_crosses_the_boundary(schedule: RankSchedule) -> bool:
     """Some op is unsafe unless it waits for a copy of the pass before."""
     copies = {op.op_id for op in schedule.ops if isinstance(op, Copy)}
     for i, op in enumerate(schedule.ops):
@@ -148,7 +148,7 @@ def _a_copy_crosses_the_boundary(schedule: Schedule) -> bool:
     return False
 
 
-def _slots_overlap(schedule: Schedule) -> bool:
+def _slots_overlap(schedule: RankSchedule) -> bool:
     spans = [(s.tier.kind, s.offset_bytes, s.offset_bytes + s.size_bytes) for s in schedule.slots]
     return any(
         a is not b and a[0] == b[0] and a[1] < b[2] and b[1] < a[2] for a in spans for b in spans

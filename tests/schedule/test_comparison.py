@@ -3,12 +3,12 @@
 import pytest
 
 from tests.helpers.sketches import feed, op, sketch, timeline
-from twinstream.schedule.analysis.comparison import Pair, compare
+from twinstream.schedule.analysis.comparison import Pair, compare_rank
 from twinstream.schedule.ops import Label, Op
-from twinstream.schedule.timeline import Timeline, TimelineMismatch
+from twinstream.schedule.timeline import RankTimeline, TimelineMismatch
 
 
-def lasting(ops, *passes, step_ns=100.0) -> Timeline:
+def lasting(ops, *passes, step_ns=100.0) -> RankTimeline:
     """Passes as lists of durations; every op starts at its position times 1000."""
     spans = ([(1000 * i, 1000 * i + ns) for i, ns in enumerate(one)] for one in passes)
     return timeline(ops, *spans, step_ns=step_ns)
@@ -30,7 +30,7 @@ MEASURED = lasting(OPS, [10, 30, 30, 90, 51], [14, 30, 30, 50, 51], step_ns=100.
 
 
 def test_step_and_cold_times_are_set_side_by_side():
-    found = compare(sketch(OPS), PREDICTED, MEASURED)
+    found = compare_rank(sketch(OPS), PREDICTED, MEASURED)
     assert found.step_ns == Pair(predicted=120, measured=100)
     assert found.step_ns.error == pytest.approx(0.2)
     # the cold pass is the first: from the first start to the last end
@@ -43,7 +43,7 @@ def test_of_a_busy_machine_the_error_is_of_the_time_with_a_core():
     for share, error in shares:
         provenance = MEASURED.provenance.model_copy(update={"processor_share": share})
         measured = MEASURED.model_copy(update={"provenance": provenance})
-        found = compare(sketch(OPS), PREDICTED, measured)
+        found = compare_rank(sketch(OPS), PREDICTED, measured)
         assert found.step_ns.error == pytest.approx(error)
         assert found.step_ns.measured == 100 and (found.disturbed is None) == (error == 0.2)
         load = next(group for group in found.kinds if group.name == "copy h2d")
@@ -51,7 +51,7 @@ def test_of_a_busy_machine_the_error_is_of_the_time_with_a_core():
 
 
 def test_busy_time_is_summed_by_kind_with_recomputes_told_by_level():
-    found = {group.name: group for group in compare(sketch(OPS), PREDICTED, MEASURED).kinds}
+    found = {group.name: group for group in compare_rank(sketch(OPS), PREDICTED, MEASURED).kinds}
     assert {name: (g.num_ops, g.busy_ns.predicted) for name, g in found.items()} == {
         "block_forward": (2, 30),
         "block_recompute INPUT": (1, 30),
@@ -63,13 +63,13 @@ def test_busy_time_is_summed_by_kind_with_recomputes_told_by_level():
 
 
 def test_busy_time_is_summed_by_stream():
-    found = compare(sketch(OPS), PREDICTED, MEASURED).streams
+    found = compare_rank(sketch(OPS), PREDICTED, MEASURED).streams
     assert [(g.name, g.num_ops) for g in found] == [("0:compute", 3), ("0:h2d", 1), ("0:host", 1)]
     assert found[0].busy_ns == Pair(predicted=60, measured=72)
 
 
 def test_the_ops_that_differ_most_come_first():
-    found = compare(sketch(OPS), PREDICTED, MEASURED).worst_ops
+    found = compare_rank(sketch(OPS), PREDICTED, MEASURED).worst_ops
     assert [(o.op_id, o.stream) for o in found] == [
         ("load", "0:h2d"), ("f1", "0:compute"), ("f0", "0:compute"), ("fill", "0:host"),
         ("r", "0:compute"),
@@ -88,4 +88,4 @@ def test_a_timeline_of_another_schedule_is_refused(which):
     with pytest.raises(
         TimelineMismatch, match=rf"the {which} timeline has 4 ops .* 5 in its order"
     ):
-        compare(sketch(OPS), **timelines)
+        compare_rank(sketch(OPS), **timelines)

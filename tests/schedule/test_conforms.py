@@ -21,7 +21,7 @@ from tests.schedule.test_verify import CASES as VERIFY_CASES
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.cluster.violations import ClusterViolation
 from twinstream.schedule.cost import Work
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Communicate, Label, Op, Stream
 from twinstream.schedule.proof.conforms import conforms, require_conforming
 from twinstream.schedule.proof.violations import (
@@ -42,7 +42,7 @@ from twinstream.schedule.proof.violations import (
 from twinstream.schedule.tensors import Carried
 
 
-def computing(*ops: Op) -> Schedule:
+def computing(*ops: Op) -> RankSchedule:
     """SCHEDULE with these compute ops and its feed and fetch."""
     host = [op for op in SCHEDULE.ops if op.kind in ("feed", "fetch")]
     return SCHEDULE.model_copy(update={"ops": (*host, *ops)})
@@ -52,7 +52,7 @@ STEP_OP, HEAD_OP = compute("step", STEP), compute("head", HEAD)
 REMAKE_OP, OTHER_OP = compute("remake", REMAKE), compute("remake-other", REMAKE)
 OTHER_CALL = CALL.model_copy(update={"attributes": {"causal": False}})
 
-CASES: dict[str, tuple[Schedule, Violation]] = {
+CASES: dict[str, tuple[RankSchedule, Violation]] = {
     "a tensor of another size": (
         with_tensor("loss", size_bytes=8),
         TensorDiffers("tensor 'loss' is not declared as in the chain", tensor="loss"),

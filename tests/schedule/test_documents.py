@@ -16,13 +16,13 @@ import twinstream.schedule
 from tests.helpers.schedules import schedules
 from tests.schedule.small import CHAIN, SCHEDULE
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import DocumentError, read_document, write_document
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Attribute, KernelCall
 from twinstream.schedule.tensors import DEVICE, Tier
-from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
+from twinstream.schedule.timeline import PassSpans, Provenance, RankTimeline
 from twinstream.schedule.workload import Packing, Workload
 
 OPERAND = ("ops", 2, "operands", 0)
@@ -33,7 +33,7 @@ ATTRIBUTES = (
 
 @settings(max_examples=50)
 @given(pair=schedules())
-def test_json_loses_nothing(pair: tuple[Chain, Schedule]) -> None:
+def test_json_loses_nothing(pair: tuple[Chain, RankSchedule]) -> None:
     chain, schedule = pair
     for document in (chain, schedule):
         kind: type[Node] = type(document)
@@ -77,7 +77,7 @@ def edited(*place: str | int, to: object) -> dict[str, Any]:
 
 def refused(data: object) -> str:
     with pytest.raises(ValidationError) as caught:
-        Schedule.model_validate_json(json.dumps(data))
+        RankSchedule.model_validate_json(json.dumps(data))
     [error] = caught.value.errors()
     return f"{'.'.join(map(str, error['loc']))}: {error['msg']} [{error['type']}]"
 
@@ -182,7 +182,7 @@ def test_a_workload_that_does_not_fit_is_refused(
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none.json"
     with pytest.raises(DocumentError) as caught:
-        read_document(Schedule, path)
+        read_document(RankSchedule, path)
     assert str(caught.value) == f"cannot read {path}: No such file or directory"
     assert isinstance(caught.value, TwinstreamError)
 
@@ -191,7 +191,7 @@ def test_a_file_that_is_not_json_is_named_with_the_line(tmp_path: Path) -> None:
     path = tmp_path / "broken.json"
     path.write_text('{\n  "tensors": [,\n')
     with pytest.raises(DocumentError) as caught:
-        read_document(Schedule, path)
+        read_document(RankSchedule, path)
     message = str(caught.value)
     assert message.startswith(f"{path} is not a valid schedule document: document: Invalid JSON")
     assert "line 2 column 15" in message
@@ -206,7 +206,7 @@ def test_errors_in_a_file_are_named_with_their_places(tmp_path: Path) -> None:
     data["extra"] = 1
     path.write_text(json.dumps(data))
     with pytest.raises(DocumentError) as caught:
-        read_document(Schedule, path)
+        read_document(RankSchedule, path)
     message = str(caught.value)
     assert message.startswith(
         f"{path} is not a valid schedule document: slots.0.size_bytes: Input should be a valid "
@@ -219,7 +219,7 @@ def test_a_file_of_a_newer_format_says_so_and_nothing_else(tmp_path: Path) -> No
     path = tmp_path / "newer.json"
     path.write_text(json.dumps(edited("schema_version", to=2) | {"streams": []}))
     with pytest.raises(DocumentError) as caught:
-        read_document(Schedule, path)
+        read_document(RankSchedule, path)
     assert str(caught.value) == (
         f"{path} is a schedule of format 2, and this twinstream reads format 1: update twinstream"
     )
@@ -234,7 +234,7 @@ def test_what_is_no_finite_number_is_refused(tmp_path: Path, number: str) -> Non
     path = tmp_path / "nan.json"
     path.write_text(json.dumps(edited("bound", to=bound)))
     with pytest.raises(DocumentError, match=r"bound\.step_s: Input should be a finite number"):
-        read_document(Schedule, path)
+        read_document(RankSchedule, path)
 
 
 @pytest.mark.parametrize(
@@ -251,10 +251,10 @@ def test_what_is_no_finite_number_is_refused(tmp_path: Path, number: str) -> Non
 def test_times_that_no_run_has_are_refused(field: str, value: object, told: str) -> None:
     none = PassSpans(start_ns=(), end_ns=())
     where = Provenance(kind="simulated", where="here")
-    data = Timeline(op_ids=(), passes=(none,), cold=none, step_ns=1.0, provenance=where)
+    data = RankTimeline(op_ids=(), passes=(none,), cold=none, step_ns=1.0, provenance=where)
     text = json.dumps(json.loads(data.model_dump_json()) | {field: value})
     with pytest.raises(ValidationError, match=told):
-        Timeline.model_validate_json(text)
+        RankTimeline.model_validate_json(text)
 
 
 def test_tiers_have_names_and_alignments() -> None:
@@ -285,7 +285,9 @@ def test_passes_in_another_order_than_they_ran_are_refused() -> None:
     first, second = (PassSpans(start_ns=(0,), end_ns=(end,)) for end in (5, 9))
     where = Provenance(kind="simulated", where="here")
     with pytest.raises(ValidationError, match="ends before the one that it follows"):
-        Timeline(op_ids=("a",), passes=(second, first), cold=first, step_ns=4.0, provenance=where)
+        RankTimeline(
+            op_ids=("a",), passes=(second, first), cold=first, step_ns=4.0, provenance=where
+        )
 
 
 def test_a_workload_that_is_forward_only_says_so_and_has_one_round() -> None:

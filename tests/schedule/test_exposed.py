@@ -14,7 +14,8 @@ from twinstream.schedule.analysis.idle import (
     mean_fractions,
     shares_of,
 )
-from twinstream.schedule.timeline import TimelineMismatch
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.timeline import Timeline, TimelineMismatch
 
 
 def causes(ops, *passes, exchanges=()):
@@ -161,12 +162,15 @@ def test_the_mean_is_over_ranks_and_shares_add_up():
 
 def test_one_device_is_explained_by_the_same_rule_and_by_its_queues():
     ops = [op("a", "compute"), op("load", "h2d"), op("b", "compute", ("load",))]
-    one, line = sketch(ops), timeline(ops, [(0, 10), (0, 18), (20, 40)])
+    one = Schedule.of_rank(sketch(ops))
+    line = Timeline.of_rank(timeline(ops, [(0, 10), (0, 18), (20, 40)]))
     (found,) = exposed_times(one, line)
     assert (found.name, found.num_ranks, found.step_ns) == ("the device", 1, 40)
     assert found.causes_ns == {"copy": 8, "latency": 2}
     assert shares_of([one], [line]) == {"compute": 0.75, "copy": 0.2, "latency": 0.05}
-    more = timeline(ops, [(0, 10), (0, 28), (30, 50)])  # another 10 ns of the copy
+    more = Timeline.of_rank(
+        timeline(ops, [(0, 10), (0, 28), (30, 50)])
+    )  # another 10 ns of the copy
     whole_ns = 50 + 3 * 10
     shares = shares_of([one, one], [line, more], further=3)
     assert shares == {"compute": 30 / whole_ns, "copy": 48 / whole_ns, "latency": 2 / whole_ns}
@@ -180,5 +184,5 @@ def test_a_timeline_of_another_schedule_is_refused():
     schedule = two_stages()
     other = cluster({"a": [op("a", "compute")]})
     line = cluster_timeline(other, {"a": [[(0, 10)]]})
-    with pytest.raises(TimelineMismatch, match="classes a, and the schedule's are a, b"):
+    with pytest.raises(TimelineMismatch, match="classes a, and the schedule of the classes a, b"):
         exposed_times(schedule, line)

@@ -10,10 +10,10 @@ from tests.helpers.tiny_chains import tiny_chain
 from twinstream.models.lowering.lower import lower_again
 from twinstream.models.recipe import Recipe
 from twinstream.schedule.derived.flush import flush_of
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Op
 from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.proof.violations import (
     CarriedNotValid,
     ConsumedDiffers,
@@ -28,7 +28,7 @@ POLICIES = ("resident", "streaming", "optimal")
 
 
 @cache
-def plan_of(policy: str, workload: str, preset: str, quarters: int) -> Schedule:
+def plan_of(policy: str, workload: str, preset: str, quarters: int) -> RankSchedule:
     """Within so many quarters of the least device cap that will do."""
     chain = tiny_chain(workload, preset, RECIPE)
     least = enough_device_bytes(chain, "streaming")
@@ -37,20 +37,20 @@ def plan_of(policy: str, workload: str, preset: str, quarters: int) -> Schedule:
     return planned(chain, machine, caps, policy)
 
 
-def flush(schedule: Schedule) -> Schedule:
+def flush(schedule: RankSchedule) -> RankSchedule:
     found = flush_of(schedule)
     assert found is not None
     return found
 
 
-def kinds_without(schedule: Schedule, op: Op) -> set[type[Violation]]:
+def kinds_without(schedule: RankSchedule, op: Op) -> set[type[Violation]]:
     """What is wrong when an op is left out, and nobody waits for it."""
     ops = tuple(
         each.model_copy(update={"waits": tuple(w for w in each.waits if w != op.op_id)})
         for each in schedule.ops
         if each is not op
     )
-    return {type(v) for v in verify(schedule.model_copy(update={"ops": ops}))}
+    return {type(v) for v in verify_rank(schedule.model_copy(update={"ops": ops}))}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -61,7 +61,7 @@ def kinds_without(schedule: Schedule, op: Op) -> set[type[Violation]]:
 def test_it_is_proven_and_only_updates(policy, workload, preset, quarters):
     schedule = plan_of(policy, workload, preset, quarters)
     found = flush(schedule)
-    assert verify(schedule) == verify(found) == conforms(found, lower_again(found)) == []
+    assert verify_rank(schedule) == verify_rank(found) == conforms(found, lower_again(found)) == []
     assert {op.label.kind for op in found.ops if isinstance(op, Compute)} == {"optimizer_step"}
     assert [op.source for op in found.ops if isinstance(op, Feed)] == ["update_state"]
     assert found.slots == schedule.slots
@@ -113,8 +113,8 @@ def test_a_flush_that_forgets_something_is_no_flush():
 def test_what_is_consumed_is_there_before_the_pass_and_need_not_be_after():
     found = flush(plan_of("streaming", "packed", "tiny", 4))
     missing = found.model_copy(update={"consumed": ()})
-    assert WrongContent in {type(v) for v in verify(missing)}
+    assert WrongContent in {type(v) for v in verify_rank(missing)}
     tight = flush(plan_of("optimal", "packed", "tiny", 6))
     assert any(item.slot.startswith("device") for item in tight.consumed)
     kept = tight.model_copy(update={"consumed": (), "carried": (*tight.carried, *tight.consumed)})
-    assert CarriedNotValid in {type(v) for v in verify(kept)}
+    assert CarriedNotValid in {type(v) for v in verify_rank(kept)}

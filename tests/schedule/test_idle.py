@@ -2,13 +2,20 @@
 
 from tests.helpers.sketches import Spans, feed, fetch, op, sketch, tensor, timeline
 from twinstream.schedule.analysis.idle import idle_by_queue, idle_intervals
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Compute, Operand, Stream
 from twinstream.schedule.tensors import DEVICE, Slot
+from twinstream.schedule.timeline import Timeline
+
+
+def intervals(schedule, line, *stream):
+    """The gaps of one device."""
+    return idle_intervals(Schedule.of_rank(schedule), Timeline.of_rank(line), *stream)
 
 
 def gaps(ops, *passes: Spans, **fields):
     """(start, end, before, waited for, tensor) of every gap of compute."""
-    return told(idle_intervals(sketch(ops, **fields), timeline(ops, *passes)))
+    return told(intervals(sketch(ops, **fields), timeline(ops, *passes)))
 
 
 def told(found):
@@ -84,11 +91,9 @@ def test_the_host_is_a_resource_too():
 
 def test_any_stream_can_be_asked_for():
     ops = [op("a", "compute"), op("load", "h2d"), op("next", "h2d", ("a",))]
-    found = idle_intervals(
-        sketch(ops), timeline(ops, [(0, 50), (0, 10), (50, 60)]), Stream(queue="h2d")
-    )
+    found = intervals(sketch(ops), timeline(ops, [(0, 50), (0, 10), (50, 60)]), Stream(queue="h2d"))
     assert told(found) == [(10, 50, "next", "a", None)]
-    assert idle_intervals(sketch(ops), timeline(ops, [(0, 5)] * 3), Stream(queue="d2h")) == []
+    assert intervals(sketch(ops), timeline(ops, [(0, 5)] * 3), Stream(queue="d2h")) == []
 
 
 def test_a_gap_is_followed_back_to_what_its_op_itself_waited_for():
@@ -100,7 +105,7 @@ def test_a_gap_is_followed_back_to_what_its_op_itself_waited_for():
         op("c", "compute", ("load",)),
     ]
     line = timeline(ops, [(0, 5), (0, 12), (14, 20), (21, 30), (33, 35)])
-    found = idle_intervals(sketch(ops), line)
+    found = intervals(sketch(ops), line)
     assert told(found) == [(5, 21, "b", "load", "x"), (30, 33, "c", None, None)]
     assert idle_by_queue(found) == {"latency": 1 + 2 + 3, "h2d": 6, "d2h": 12 - 5}
     assert [piece.cause for piece in found[0].pieces] == ["latency", "copy", "latency", "copy"]

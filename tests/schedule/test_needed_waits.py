@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from tests.helpers.bodies import random_bodies
 from tests.helpers.schedule_oracle import happens_before, waits_of
 from tests.helpers.sketches import op, sketch
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.proof.needed_waits import NeededWaits, needed_waits
 
 
-def with_waits(schedule: Schedule, needed: NeededWaits) -> Schedule:
+def with_waits(schedule: RankSchedule, needed: NeededWaits) -> RankSchedule:
     ids = [op.op_id for op in schedule.ops]
     ops = [
         op.model_copy(
@@ -23,7 +23,7 @@ def with_waits(schedule: Schedule, needed: NeededWaits) -> Schedule:
     return schedule.model_copy(update={"ops": tuple(ops)})
 
 
-def order(schedule: Schedule, num_passes: int) -> list[set[int]]:
+def order(schedule: RankSchedule, num_passes: int) -> list[set[int]]:
     return happens_before(schedule, waits_of(schedule), num_passes)
 
 

@@ -14,9 +14,9 @@ from tests.schedule.small import (
     with_tensor,
     without,
 )
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Stream
-from twinstream.schedule.proof.verify import require_safe, verify
+from twinstream.schedule.proof.verify import require_safe_rank, verify_rank
 from twinstream.schedule.proof.violations import (
     ArenaExceedsCap,
     BadPart,
@@ -38,12 +38,12 @@ from twinstream.schedule.proof.violations import (
 from twinstream.schedule.tensors import Carried, Tier
 
 
-def carrying(*pairs: tuple[str, str]) -> Schedule:
+def carrying(*pairs: tuple[str, str]) -> RankSchedule:
     carried = tuple(Carried(tensor=name, slot=slot) for name, slot in pairs)
     return SCHEDULE.model_copy(update={"carried": carried})
 
 
-CASES: dict[str, tuple[Schedule, Violation]] = {
+CASES: dict[str, tuple[RankSchedule, Violation]] = {
     "a wait for a later op": (
         with_op("op-step", waits=("feed", "load", "fetch")),
         BadWait(
@@ -303,14 +303,14 @@ CASES: dict[str, tuple[Schedule, Violation]] = {
 
 
 def test_the_small_schedule_is_safe() -> None:
-    assert verify(SCHEDULE) == []
-    require_safe(SCHEDULE)
+    assert verify_rank(SCHEDULE) == []
+    require_safe_rank(SCHEDULE)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_broken_rule_is_named_with_op_tensor_and_slot(name: str) -> None:
     schedule, expected = CASES[name]
-    found = verify(schedule)
+    found = verify_rank(schedule)
     assert expected in found, "\n".join(map(str, found))
     assert len(set(found)) == len(found)
     assert str(expected) == f"{type(expected).__name__}: {expected.message}"
@@ -324,9 +324,9 @@ def test_queues_of_two_devices_are_two_streams() -> None:
     )
     step = ops["op-step"]
     ops["op-step"] = step.model_copy(update={"waits_previous": ("op-head",)})
-    assert verify(SCHEDULE.model_copy(update={"ops": tuple(ops.values())})) == []
+    assert verify_rank(SCHEDULE.model_copy(update={"ops": tuple(ops.values())})) == []
     ops["op-step"] = step
-    found = verify(SCHEDULE.model_copy(update={"ops": tuple(ops.values())}))
+    found = verify_rank(SCHEDULE.model_copy(update={"ops": tuple(ops.values())}))
     assert {type(v) for v in found} == {OverwriteTooEarly}
     assert {v.ops for v in found} == {("op-step", "op-head")}
 
@@ -336,7 +336,7 @@ def test_an_unsafe_schedule_raises_with_its_first_violations() -> None:
         update={"ops": tuple(op.model_copy(update={"waits": ("a", "b")}) for op in SCHEDULE.ops)}
     )
     with pytest.raises(UnsafeSchedule) as caught:
-        require_safe(unsafe)
+        require_safe_rank(unsafe)
     assert len(caught.value.violations) == 2 * len(SCHEDULE.ops)
     message = str(caught.value)
     assert message.startswith("the schedule breaks 14 rule(s) and will not be run:\n  BadWait: ")

@@ -16,19 +16,19 @@ from tests.helpers.virtual_backend import VirtualBackend
 from twinstream.executor.program.compiled import compile_program
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.timeline import PassSpans
 from twinstream.simulator.replay import replay_passes
 
 
-def durations_ns(schedule: Schedule, seed: int) -> dict[str, int]:
+def durations_ns(schedule: RankSchedule, seed: int) -> dict[str, int]:
     """Many are zero and many alike, so that ops tie."""
     rng = Random(seed)
     return {o.op_id: rng.choice([0, 0, 1, 1, 2, 5, 1000]) for o in schedule.ops}
 
 
 def in_both_worlds(
-    schedule: Schedule, durations: Mapping[str, int], wait_ns: int, num_passes: int
+    schedule: RankSchedule, durations: Mapping[str, int], wait_ns: int, num_passes: int
 ) -> tuple[list[PassSpans], list[PassSpans]]:
     """(executed, simulated)."""
     program = compile_program(schedule)

@@ -20,7 +20,7 @@ from twinstream.hardware_profiles.errors import MissingNumberError
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Copy, KernelCall, Stream
 from twinstream.simulator.costs import MachineCosts
-from twinstream.simulator.replay import replay_passes, simulate
+from twinstream.simulator.replay import replay_passes, simulate_rank
 
 
 def call(*works: Work) -> dict[str, KernelCall]:
@@ -134,7 +134,7 @@ def test_only_schedules_with_tasks_on_the_host_need_the_hosts_numbers():
     lacking = flat_machine(host_peak_fp32_flop_per_s=None)
     assert "host_compute" not in MachineCosts(sketch([op("a", "compute")]), lacking).capacity
     with pytest.raises(MissingNumberError, match="host_peak_fp32_flop_per_s"):
-        simulate(sketch([op("a", "compute")], calls=host_call(1, 1)), lacking)
+        simulate_rank(sketch([op("a", "compute")], calls=host_call(1, 1)), lacking)
 
 
 def test_unconstrained_links_leave_only_latencies():
@@ -142,14 +142,14 @@ def test_unconstrained_links_leave_only_latencies():
     free = {f"pcie_{name}_bytes_per_s": number(None) for name in rates}
     free |= {"hbm_bytes_per_s": number(None), "host_dram_bytes_per_s": number(None)}
     schedule = sketch([op("a", "h2d"), op("b", "d2h"), feed("c")])
-    timeline = simulate(schedule, flat_machine(**free))
+    timeline = simulate_rank(schedule, flat_machine(**free))
     assert timeline.cold.end_ns == (COPY_NS, COPY_NS, LAUNCH_NS)
     assert set(timeline.utilization.values()) == {0.0}
 
 
 def test_utilization_is_the_share_of_each_resource_that_a_step_uses():
     works = (matmul(500 * FLOP_PER_NS, 500 * HBM_PER_NS // 2),)
-    timeline = simulate(
+    timeline = simulate_rank(
         sketch([op("a", "compute"), op("b", "compute", (), ("a",))], calls=call(*works)),
         flat_machine(),
     )
@@ -186,6 +186,6 @@ def test_a_number_that_the_profile_lacks_is_named(field):
         machine = machine.model_copy(update={field: None})
     ops = [op("a", "compute"), op("b", "h2d"), op("c", "d2h"), feed("d")]
     with pytest.raises(MissingNumberError, match=field) as raised:
-        simulate(sketch(ops, calls=call(matmul(10, 10))), machine)
+        simulate_rank(sketch(ops, calls=call(matmul(10, 10))), machine)
     assert raised.value.field == field
     assert raised.value.machine == "flat"

@@ -10,8 +10,8 @@ from tests.helpers.sketches import CALL, feed, op, sketch
 from twinstream.hardware_profiles.errors import NoTimeError
 from twinstream.schedule.analysis.periodic import LAST_PASSES, MAX_PASSES
 from twinstream.schedule.cost import Work
-from twinstream.schedule.timeline import Provenance, Timeline
-from twinstream.simulator.replay import replay, replay_passes, simulate, steady_state
+from twinstream.schedule.timeline import Provenance, RankTimeline
+from twinstream.simulator.replay import replay, replay_passes, simulate_rank, steady_state
 
 PROVENANCE = Provenance(kind="simulated", where="a clock")
 
@@ -25,7 +25,7 @@ def spans(ops, durations, num_passes=1, wait_ns=0):
     ]
 
 
-def timeline(ops, durations, wait_ns=0) -> Timeline:
+def timeline(ops, durations, wait_ns=0) -> RankTimeline:
     costs = FixedCosts(lambda o: durations[o.op_id], wait_ns)
     return replay(sketch(ops), costs, PROVENANCE)
 
@@ -109,7 +109,7 @@ def test_no_step_is_shorter_than_what_a_queue_that_falls_behind_takes(latency_ns
     calls = {"call": CALL.model_copy(update={"cost": (work,)})}
     machine = flat_machine(launch_latency_ns=number(0), copy_latency_ns=number(latency_ns))
     schedule = sketch(ops, x_bytes=size, calls=calls)
-    found = simulate(schedule, machine)
+    found = simulate_rank(schedule, machine)
     assert found.period_passes is None, "it never repeats: the copies are ever later"
     assert found.passes[-1].end_ns[0] == 32 * 1000
     step_ns = latency_ns + moving_ns
@@ -124,7 +124,7 @@ def test_waiting_for_events_makes_a_queue_fall_behind_too():
 
 def test_the_steady_state_is_that_of_the_timeline():
     ((_, schedule), *_) = tiny_plans("packed", "tiny", "streaming")
-    whole, steady = simulate(schedule, MACHINE), steady_state(schedule, MACHINE)
+    whole, steady = simulate_rank(schedule, MACHINE), steady_state(schedule, MACHINE)
     assert steady.step_ns == whole.step_ns
     assert steady.passes == whole.passes
 

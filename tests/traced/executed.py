@@ -22,7 +22,7 @@ from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.simulator.replay import steady_state
 
@@ -80,11 +80,11 @@ class Step:
 
 def planned(
     model: TracedModel, policy: str = "optimal", device_mem: int | None = None, **how: Any
-) -> Schedule:
+) -> RankSchedule:
     """A step of one chunk."""
     step = TrainingStep(SEQ_LEN, BATCH * SEQ_LEN, BATCH * SEQ_LEN, 1, recipe=RECIPE)
     request = PlanRequest.of(model, "cpu", step=step, policy=policy, device_mem=device_mem, **how)
-    return Planner(steady_state).plan(request)
+    return Planner(steady_state).plan(request).only
 
 
 def state_bytes(model: TracedModel) -> int:
@@ -92,7 +92,7 @@ def state_bytes(model: TracedModel) -> int:
     return 3 * sum(model.group_layout(group).size_bytes for group in model.parameter_groups)
 
 
-def least_schedule(model: TracedModel) -> tuple[Schedule, float]:
+def least_schedule(model: TracedModel) -> tuple[RankSchedule, float]:
     """A schedule for the smallest of some shares of the state that it fits, and that share."""
     beside = planned(model).caps.library_bytes or 0
     for share in (0.25, 0.35, 0.5, 0.75, 1.0):
@@ -104,7 +104,7 @@ def least_schedule(model: TracedModel) -> tuple[Schedule, float]:
 
 
 def loss_and_gradients(
-    monkeypatch: pytest.MonkeyPatch, model: TracedModel, schedule: Schedule, step: Step,
+    monkeypatch: pytest.MonkeyPatch, model: TracedModel, schedule: RankSchedule, step: Step,
 ) -> tuple[float, dict[str, torch.Tensor]]:  # fmt: skip
     """Of the executor; gradients are caught as the updates find them."""
     caught: dict[tuple[int, int], torch.Tensor] = {}

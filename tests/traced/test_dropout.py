@@ -19,7 +19,7 @@ from twinstream.executor.state.training_state import initial_state
 from twinstream.models.traced import ModuleSource, TracedModel
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.simulator.replay import steady_state
 
 SEQ_LEN, CHUNKS = 16, 6  # more rounds than are planned one by one
@@ -32,10 +32,10 @@ def model() -> TracedModel:
     return trace(ModuleSource(config=config), dtype="float32", seq_len=SEQ_LEN)
 
 
-def planned(model: TracedModel, policy: str, chunks: int, cap: int | None = None) -> Schedule:
+def planned(model: TracedModel, policy: str, chunks: int, cap: int | None = None) -> RankSchedule:
     step = TrainingStep(SEQ_LEN, CHUNKS * SEQ_LEN, SEQ_LEN, chunks, recipe=RECIPE)
     request = PlanRequest.of(model, "cpu", step=step, policy=policy, device_mem=cap)
-    return Planner(steady_state).plan(request)
+    return Planner(steady_state).plan(request).only
 
 
 def fed(vocab_size: int, step: int, index: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from twinstream.executor.modules.tracing import trace
 from twinstream.models.lowering.lower import lower_again
 from twinstream.models.traced import ModuleSource
 from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -28,7 +28,7 @@ def test_a_family_has_the_bits_of_its_own_backward_in_a_quarter_of_its_state(
 ) -> None:
     model = traced(family)
     schedule, share = least_schedule(model)
-    assert verify(schedule) == [] == conforms(schedule, lower_again(schedule))
+    assert verify_rank(schedule) == [] == conforms(schedule, lower_again(schedule))
     step = Step.of(model)
     loss, gradients = loss_and_gradients(monkeypatch, model, schedule, step)
     expected_loss, expected = reference(model, step)

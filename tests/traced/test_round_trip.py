@@ -30,7 +30,6 @@ from twinstream.executor.weights.traced.module_folder import (
     ModuleOutline,
     read_module_buffers,
     read_module_parameters,
-    write_module_folder,
 )
 from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
 from twinstream.log.run_files import RunFiles
@@ -119,7 +118,7 @@ def traced_of(folder: Path) -> TracedModel:
 def written_again(folder: Path, model: TracedModel, destination: Path) -> None:
     groups = dict(read_module_parameters(folder, model))
     destination.mkdir()
-    write_module_folder(destination, ModuleOutline.of(model, folder), groups.__getitem__)
+    ModuleOutline.of(model, folder).write(destination, groups.__getitem__)
 
 
 def assert_same_tensors(folder: Path, written: Path) -> None:
@@ -391,7 +390,7 @@ def test_buffers_of_an_own_module_are_written_as_they_were_computed_with(tmp_pat
     torch.manual_seed(7)  # another process
     computed = dict(ModuleProgram(model).module.named_buffers())
     (tmp_path / "written").mkdir()
-    write_module_folder(tmp_path / "written", ModuleOutline.of(model), groups.__getitem__)
+    ModuleOutline.of(model).write(tmp_path / "written", groups.__getitem__)
     written = load_file(tmp_path / "written" / "model.safetensors")
     module.load_state_dict(written, strict=True)
     assert all(torch.equal(x, computed[name]) for name, x in module.named_buffers())

@@ -323,7 +323,7 @@ def test_a_folder_is_written_as_transformers_writes_it(tmp_path: Path, family: s
 
     written = tmp_path / "written"
     written.mkdir()
-    module_folder.write_module_folder(written, ModuleOutline.of(model), read)
+    ModuleOutline.of(model).write(written, read)
     assert asked == list(groups)
     before, after = (load_file(f / "model.safetensors") for f in (folder, written))
     assert before.keys() == after.keys()

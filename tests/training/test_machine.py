@@ -10,7 +10,7 @@ from twinstream.executor.memory.host_limits import HostLimits
 from twinstream.executor.probe import cpu, device, known_check, known_gpu
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import AttentionChoice, Machine, Number
-from twinstream.models.kernel_costs import attention_limits
+from twinstream.models.kernel_costs import attention_libraries
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice
 from twinstream.planner.request import caps_of
@@ -66,7 +66,7 @@ def test_a_known_gpus_attention_is_timed_at_the_first_run_and_kept(measured, tmp
     assert training_machine._machine(OPTIONS, tmp_path, "cuda", "bfloat16", told.append) == first
     assert kept.read_text() == whole
     assert told == [f"{kept} is damaged, or of another version of twinstream: measuring anew"]
-    monkeypatch.setattr(attention_limits, "version", lambda name: "4.0")
+    monkeypatch.setattr(attention_libraries, "version", lambda name: "4.0")
     monkeypatch.setattr(training_machine, "version", lambda name: "4.0")
     machine_of(tmp_path)  # a library has been installed
     assert measured == 3 * ["attention of h100"] and machine_of(tmp_path) == first
@@ -173,7 +173,7 @@ def test_caps_of_one_memory_are_shares_of_what_is_free(monkeypatch):
                         "unified_memory_bytes": 119}.items()
     }  # fmt: skip
     one = two.model_copy(update=numbers)
-    assert training_machine._free(OPTIONS, one, "cuda", None) == (60 * GIB, 20 * GIB)
+    assert training_machine._free(OPTIONS, one, "cuda", None) == (80 * GIB - 2**28, 2**28)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

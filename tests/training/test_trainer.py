@@ -327,7 +327,7 @@ def test_given_weights_need_their_tokenizer_or_to_be_told_that_they_read_bytes(
 
     def opened(**more: Any) -> None:
         wanted = options(tmp_path, **given | {"tokenizer": None, "data": (rows,)} | more)
-        open_data(wanted, open_model(wanted, weights=True))
+        open_data(wanted, open_model(wanted, weights=True), None)
 
     with pytest.raises(DataError, match=r"has no tokenizer\.json\. Make one with transformers"):
         opened()

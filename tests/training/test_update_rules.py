@@ -216,7 +216,9 @@ def test_a_rule_of_your_own_is_tried_before_the_run(tmp_path: Path, rule: str, s
     with pytest.raises(TwinstreamError, match=says.replace("[", r"\[")):
         Trainer(options(tmp_path, optim=optim)).prepare()
     step = ("--model", "tiny", "--machine", "cpu", "--seq-len", 64, "--tokens-per-step", 64)
-    assert says in " ".join(error_of("run", *step, "--backend", "cpu", "--optim", optim).split())
+    plan = tmp_path / "plan.json"
+    assert call("plan", *step, "--optim", optim, "-o", plan).code == 0
+    assert says in " ".join(error_of("run", plan, "--backend", "cpu").split())
 
 
 def test_what_no_rule_can_be_is_refused(tmp_path: Path) -> None:

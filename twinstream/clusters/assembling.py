@@ -3,13 +3,11 @@
 from collections import defaultdict, deque
 
 from twinstream.models.lowering.lower import lower
-from twinstream.models.lowering.priced.chain import with_some_kernels
-from twinstream.models.lowering.priced.groups import mesh_of
+from twinstream.models.lowering.parts.groups import mesh_of
 from twinstream.models.parallel.job import Job
 from twinstream.planner.emit.task_ops import resident_schedule
 from twinstream.planner.planner import gc_paused
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, Exchange, RankClass, RankSchedule, Schedule
 from twinstream.schedule.ops import Communicate, Op
 from twinstream.schedule.workload import MachineRef
 
@@ -20,7 +18,7 @@ _Node = list[tuple[int, int]]  # an op, or the sides of an exchange: class and p
 def assembled(
     job: Job, ranks_per_node: int, machine: MachineRef, caps: Caps | None = None, *,
     folded: bool = False,
-) -> ClusterSchedule:  # fmt: skip
+) -> Schedule:  # fmt: skip
     """One class of ranks for each stage, all of it in device memory.
 
     Args:
@@ -30,17 +28,17 @@ def assembled(
     Raises:
         LayoutError: the layout cannot be.
     """
-    job = with_some_kernels(job)
+    job = job.with_megatron_kernels()
     folded = folded or job.is_own
     mesh = mesh_of(job, ranks_per_node)
-    schedules, classes = dict[str, Schedule](), []
+    schedules, classes = dict[str, RankSchedule](), []
     with gc_paused(cycles=False):
         for stage in range(job.layout.pp):
             name = f"stage {stage}"
             chain = lower(job.shape, job.workload, job.recipe, job.layout, stage, folded=folded)
             schedules[name] = resident_schedule(chain, machine, caps or Caps())
             classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
-        document = ClusterSchedule.model_construct(
+        document = Schedule.model_construct(
             schema_version=1, mesh=mesh, classes=tuple(classes), schedules=schedules, order=(),
             model=job.shape.model_dump(mode="json"), layout=job.layout.model_dump(mode="json"),
             seq_len=job.seq_len, global_batch=job.global_batch,
@@ -50,7 +48,7 @@ def assembled(
         return in_one_order(document)
 
 
-def in_one_order(schedule: ClusterSchedule) -> ClusterSchedule:
+def in_one_order(schedule: Schedule) -> Schedule:
     """The document with its exchanges in one order, and every class's ops issued in it.
 
     Classes that have the same cells of all axes but those of an op are sides of an exchange; the
@@ -77,7 +75,7 @@ def in_one_order(schedule: ClusterSchedule) -> ClusterSchedule:
     return schedule.model_copy(update={"order": tuple(order), "schedules": schedules})
 
 
-def _meetings(schedule: ClusterSchedule) -> list[_Node]:
+def _meetings(schedule: Schedule) -> list[_Node]:
     """The sides of every exchange."""
     numbers: dict[_Key, int] = {}
     found: dict[tuple[int, int], _Node] = defaultdict(list)
@@ -133,7 +131,7 @@ def _run_order(ops: list[tuple[Op, ...]], meetings: list[_Node]) -> list[_Node]:
     return found + [nodes[node] for node, count in enumerate(left) if count]
 
 
-def _group_key(schedule: ClusterSchedule, one: RankClass, op: Communicate) -> _Key:
+def _group_key(schedule: Schedule, one: RankClass, op: Communicate) -> _Key:
     """Equal for all sides of an op's exchanges: who talks, over which communicator."""
     mesh = schedule.mesh
     others = tuple(

@@ -15,16 +15,15 @@ from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.planner import gc_paused
-from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
+from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.planner.search.chunking import admissible, chunkings
 from twinstream.planner.search.tokens import proposed_tokens
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.document import Caps
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import MachineRef, Workload
 from twinstream.simulator.network_costs import share_of
-from twinstream.simulator.replay import simulate_cluster
+from twinstream.simulator.replay import simulate
 
 ROUNDS_OF_A_RANK = 2  # so many microbatches for each rank, or the bubble is most of the step
 _TO_FIT = (1, 2, 3)  # ZeRO stages, the less there is to communicate the earlier
@@ -53,8 +52,8 @@ class ChosenLayout:
     """
 
     layout: Layout
-    schedule: ClusterSchedule
-    predicted: ClusterTimeline
+    schedule: Schedule
+    predicted: Timeline
     workload: Workload
     candidates: tuple[Candidate, ...] = ()
 
@@ -177,7 +176,7 @@ class RanksQuestion:
                 schedule = plan_pipeline(stages, share, self.caps, self.choices)
             made_for = MachineRef(name=self.machine.name, content_hash=self.machine.content_hash)
             schedule = schedule.model_copy(update={"machine": made_for})
-            predicted = simulate_cluster(schedule, self.cluster, self.machine)
+            predicted = simulate(schedule, self.machine, self.cluster)
         except TwinstreamError as error:
             return Candidate(layout, None, str(error))
         return ChosenLayout(layout, schedule, predicted, workload)
@@ -232,23 +231,6 @@ class RanksQuestion:
         if layout.pipeline == "interleaved" and each % layout.pp:
             return f"{each} microbatches are not a multiple of pp {layout.pp} (interleaved)"
         return ""
-
-
-def rank_caps(
-    machine: Machine, on_node: int, device_mem: str | int | None, host_mem: str | int | None
-) -> Caps:
-    """A rank's caps: those given, else its share of the memories that `on_node` ranks have in
-    common, a host's and, on a CPU, the device's.
-
-    Raises:
-        SizeError: a cap cannot be read, or is more than that share.
-    """
-    share = share_of(machine, on_node)
-    device = share.device_memory_bytes
-    if share.device == "cpu" and device is not None and device.value is not None:
-        own = device.model_copy(update={"value": device.value / on_node})
-        share = share.model_copy(update={"device_memory_bytes": own})
-    return caps_of(share, device_mem, host_mem)
 
 
 def workloads_of_ranks(

@@ -1,6 +1,6 @@
-"""Prove that the stages of a cluster's schedule together train the whole model, and nothing else.
+"""Prove that the ranks of a schedule together train the whole model, and nothing else.
 
-`verify` and `verify_cluster` prove that every op finds what it names. Here it is proven that the
+`verify` proves that every op finds what it names. Here it is proven that the
 ops are those of the layout: every class has the tasks and the communication of its stage, as they
 come out when the document's own model, layout and batch are lowered again; and, without a look at
 that, that over all stages every layer runs every microbatch forward and backward once and every
@@ -9,25 +9,22 @@ group of parameters is updated once.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from pydantic import ValidationError
 
-from twinstream.clusters.pipeline import layout_in
 from twinstream.clusters.refusals import refusals_of
-from twinstream.models.lowering.lower import lower
-from twinstream.models.lowering.priced.chain import with_some_kernels
-from twinstream.models.lowering.priced.groups import mesh_of
+from twinstream.models.lowering.lower import lower, lower_again
+from twinstream.models.lowering.parts.groups import mesh_of
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe, megatron_recipe
-from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import COMMUNICATE, Chain, Task
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
-from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import TwinstreamError, require
+from twinstream.schedule.document import RankClass, RankSchedule, Schedule
+from twinstream.schedule.errors import ArgumentError, TwinstreamError, require
+from twinstream.schedule.files import DocumentError
 from twinstream.schedule.ops import Communicate, Compute, TaskOperand
-from twinstream.schedule.proof.conforms import conforms
+from twinstream.schedule.proof.conforms import conforms as conforms_to_chain
 from twinstream.schedule.proof.violations import (
     CallDiffers,
     OperandsDiffer,
@@ -42,11 +39,25 @@ from twinstream.schedule.workload import Workload
 _MOST_TOLD = 20
 
 
-def conforms_cluster(schedule: ClusterSchedule) -> list[Violation]:
-    """All differences found, at most 20 of each class; an empty list is a proof."""
-    require("schedule", schedule, ClusterSchedule)
-    if is_executable(schedule):
-        return conforms_ranks(schedule)
+def conforms(schedule: Schedule, chain: Chain | None = None) -> list[Violation]:
+    """Return all in which a schedule differs from the training step that it says it computes.
+
+    An empty list is a proof that it computes that, all of it and nothing else. Of ranks of a layout
+    at most 20 differences of each class are told.
+
+    Args:
+        chain: of one device, the step that it should compute; by default its own model, workload
+            and recipe are lowered again, as those of a layout are for every stage.
+
+    Raises:
+        TwinstreamError: its model or recipe is not valid, or far too large for its ops.
+    """
+    require("schedule", schedule, Schedule)
+    if schedule.is_one_device:
+        own = schedule.only
+        return conforms_to_chain(own, chain_of(own) if chain is None else chain)
+    if chain is not None:
+        raise ArgumentError("chain: a mesh has one for each stage: leave it out")
     try:
         job = _job_of(schedule)
     except ValidationError as error:
@@ -57,18 +68,29 @@ def conforms_cluster(schedule: ClusterSchedule) -> list[Violation]:
         return [CallDiffers(f"the document's layout cannot be: {why[0]}")]
     if mesh_of(job, schedule.mesh.ranks_per_node).axes != schedule.mesh.axes:
         return [CallDiffers("the mesh is not that of the document's layout")]
-    job = with_some_kernels(job)
-
-    def differences(one: RankClass, stage: int) -> Iterator[Violation]:
-        return _of_class(
-            one, schedule.of(one), lower(job.shape, job.workload, job.recipe, job.layout, stage)
-        )
-
-    found = [*_of_document(schedule, job.layout), *_of_stages(schedule, differences)]
+    found = [*_of_document(schedule, job.layout), *_of_stages(schedule, job)]
+    if is_executable(schedule):
+        return found
     return [*found, *list(_uncovered(schedule, job))[:_MOST_TOLD]]
 
 
-def _of_document(schedule: ClusterSchedule, layout: Layout) -> Iterator[Violation]:
+def chain_of(schedule: RankSchedule) -> Chain:
+    """Return the chain that a schedule says it was planned for.
+
+    Raises:
+        TwinstreamError: its model or recipe is not valid, or far too large for its ops.
+    """
+    work, layers = schedule.workload, schedule.model.spec.get("num_layers")
+    blocks = work.rounds_per_step * work.chunks_per_round * (layers if type(layers) is int else 1)
+    if blocks > len(schedule.ops):  # do not lower what a slip made astronomical
+        raise DocumentError(
+            f"the schedule's workload and model have {blocks:,} blocks to compute, but it has only "
+            f"{len(schedule.ops):,} ops; is 'workload' or 'model' damaged?"
+        )
+    return lower_again(schedule)
+
+
+def _of_document(schedule: Schedule, layout: Layout) -> Iterator[Violation]:
     """What the document says of the whole step, which its classes give."""
     first = schedule.of(schedule.classes[0])
     replicas = layout.dp if is_executable(schedule) else 1
@@ -96,13 +118,13 @@ def _of_document(schedule: ClusterSchedule, layout: Layout) -> Iterator[Violatio
         yield WorkDiffers("sequence_parallel is false, where tp 1 splits no sequence")
 
 
-def require_conforming_cluster(schedule: ClusterSchedule) -> None:
-    """Raise UnsafeSchedule unless `conforms_cluster` finds nothing."""
-    if found := conforms_cluster(schedule):
+def require_conforming(schedule: Schedule) -> None:
+    """Raise UnsafeSchedule unless `conforms` finds nothing."""
+    if found := conforms(schedule):
         raise UnsafeSchedule(found)
 
 
-def _job_of(schedule: ClusterSchedule) -> Job:
+def _job_of(schedule: Schedule) -> Job:
     """The job that the document says it was lowered from; earlier ones do not tell the recipe."""
     recipe = dict(schedule.of(schedule.classes[0]).recipe)
     if not recipe:
@@ -115,9 +137,7 @@ def _job_of(schedule: ClusterSchedule) -> Job:
     return Job.model_validate_json(json.dumps(fields | counts))  # strict: tuples from text alone
 
 
-def _of_stages(
-    schedule: ClusterSchedule, differences: Callable[[RankClass, int], Iterator[Violation]]
-) -> list[Violation]:
+def _of_stages(schedule: Schedule, job: Job) -> list[Violation]:
     """What differs in each class, which is to be of one stage."""
     found: list[Violation] = []
     for one in schedule.classes:
@@ -125,11 +145,11 @@ def _of_stages(
         if len(stages) > 1:
             found.append(TaskUnexpected(f"class '{one.name}' is of {len(stages)} stages at once"))
             continue
-        found += list(differences(one, stages[0]))[:_MOST_TOLD]
+        found += list(_of_class(one, schedule.of(one), job, stages[0]))[:_MOST_TOLD]
     return found
 
 
-def _uncovered(schedule: ClusterSchedule, job: Job) -> Iterator[Violation]:
+def _uncovered(schedule: Schedule, job: Job) -> Iterator[Violation]:
     """Layers times microbatches, forward and backward, over one class of each stage."""
     stages = {
         one.cell("pp", schedule.mesh.length("pp")): schedule.of(one) for one in schedule.classes
@@ -179,66 +199,46 @@ def _count(op: Compute, passes: dict[str, Counter[tuple[int, int]]], updates: Co
                     counted[int(name), j] += 1
 
 
-def is_executable(schedule: ClusterSchedule) -> bool:
+def is_executable(schedule: Schedule) -> bool:
     """Whether a document's stages were planned for kernels that twinstream has."""
-    return all(part.recipe and _vector(part) != "megatron" for part in schedule.schedules.values())
+    return all(map(_runs_here, schedule.schedules.values()))
 
 
-def _vector(part: Schedule) -> object:
+def _runs_here(part: RankSchedule) -> bool:
     kernels = part.recipe.get("kernels")
-    return kernels.get("vector") if isinstance(kernels, dict) else None
+    vector = kernels.get("vector") if isinstance(kernels, dict) else None
+    return bool(part.recipe) and vector != "megatron"
 
 
-def conforms_ranks(schedule: ClusterSchedule) -> list[Violation]:
-    """All differences found, at most 20 of each class; an empty list is a proof."""
-    spec = ModelSpec.model_validate(schedule.model)
+def _of_class(one: RankClass, part: RankSchedule, job: Job, stage: int) -> Iterator[Violation]:
+    workload, own = job.workload, part.workload
+    priced, runs_here = job.with_megatron_kernels().recipe, _runs_here(part)
+    if runs_here:
+        rounds = workload_of_rounds(part, job.layout)
+        if rounds is None or own.seq_len != job.seq_len:
+            yield WorkDiffers(
+                f"class '{one.name}' has {own.sequences_per_step} sequences, which are not rounds "
+                f"of {job.layout.micro_batch} in whole chunks"
+            )
+            return
+        workload = rounds
     try:
-        layout = layout_in(schedule)
-    except ValidationError as error:
-        return [CallDiffers(f"the document's layout is none: {error.errors()[0]['msg']}")]
-    if {"pp": layout.pp, "dp": layout.dp} != _degrees(schedule):
-        return [CallDiffers("the mesh is not that of the document's layout")]
-    found = _of_stages(schedule, lambda one, stage: _of_rank(schedule, one, stage, (spec, layout)))
-    return [*_of_document(schedule, layout), *found]
-
-
-def _degrees(schedule: ClusterSchedule) -> dict[str, int]:
-    lengths = {axis.name: axis.size for axis in schedule.mesh.axes}
-    return {"pp": 1, "dp": 1} | lengths
-
-
-def _of_rank(
-    schedule: ClusterSchedule, one: RankClass, stage: int, laid_out: tuple[ModelSpec, Layout]
-) -> Iterator[Violation]:
-    part, (spec, layout) = schedule.of(one), laid_out
-    own, workload = part.workload, workload_of_rounds(part, layout)
-    if workload is None or own.seq_len != schedule.seq_len:
-        yield WorkDiffers(
-            f"class '{one.name}' has {own.sequences_per_step} sequences, which are not rounds of "
-            f"{layout.micro_batch} in whole chunks"
-        )
-        return
-    try:
-        recipe = Recipe.model_validate(part.recipe)
-        chain = lower(spec, workload, recipe, layout, stage)
+        recipe = Recipe.model_validate(part.recipe) if runs_here else priced
+        chain = lower(job.shape, workload, recipe, job.layout, stage)
     except (ValidationError, TwinstreamError) as error:
         yield CallDiffers(f"class '{one.name}' cannot be lowered again: {error}")
         return
-    yield from _of_class(one, part, chain)
-
-
-def _of_class(one: RankClass, part: Schedule, chain: Chain) -> Iterator[Violation]:
     if part.model != chain.model:
         yield WorkDiffers(
             f"class '{one.name}' is of model {part.model.name} ({part.model.content_hash}), the "
             f"document of {chain.model.name} ({chain.model.content_hash})"
         )
-    for violation in conforms(part, _silent(chain), of_mesh=True):
+    for violation in conforms_to_chain(part, _silent(chain), of_mesh=True):
         yield type(violation)(f"class '{one.name}': {violation.message}")
     yield from _communications(one, part, chain)
 
 
-def workload_of_rounds(part: Schedule, layout: Layout) -> Workload | None:
+def workload_of_rounds(part: RankSchedule, layout: Layout) -> Workload | None:
     """A class has all microbatches as chunks of one round; here each is a round.
 
     None where they are not rounds of whole chunks.
@@ -261,7 +261,7 @@ def _silent(chain: Chain) -> Chain:
     return chain.model_copy(update={"tasks": tasks})
 
 
-def _communications(one: RankClass, part: Schedule, chain: Chain) -> Iterator[Violation]:
+def _communications(one: RankClass, part: RankSchedule, chain: Chain) -> Iterator[Violation]:
     """Each thing that the chain says is said once, of the same tensors, to the same ranks."""
     wanted = {task.task_id: task for task in chain.tasks if _is_said(chain, task)}
     given = {op.op_id: op for op in part.ops if isinstance(op, Communicate)}

@@ -4,21 +4,19 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.executable import executor_refusal
+from twinstream.models.kernel_costs.attention_libraries import DeviceName
 from twinstream.models.kernel_costs.attention_limits import (
-    DeviceName,
     attention_limits,
     attention_refusal,
 )
+from twinstream.models.loss import CrossEntropy
 from twinstream.models.model import AnyModel, model_of
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.models.spec import ModelSpec
-from twinstream.models.traced import TracedModel
 from twinstream.models.update_rules import rule_text
 from twinstream.planner.kernel_choice import usual_kernels
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 
 _OWN_RECOMPUTE = ("auto", "none", "experts", "attention", "full")
 
@@ -59,12 +57,8 @@ def run_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
 
 
 def _model_refusal(model: AnyModel, layout: Layout) -> str | None:
-    if isinstance(model, ModelSpec):
-        balances = model.experts is not None and model.experts.aux_loss and layout.num_gpus > 1
-        told = "a load-balancing loss on several GPUs (leave it out with --aux-loss 0)"
-        reasons = [executor_refusal(model), told if balances else None]
-        return "; ".join(reason for reason in reasons if reason) or None
-    return None if layout.num_gpus == 1 else "a traced module (it is run on one device)"
+    reasons = [model.executor_refusal, model.ranks_refusal if layout.num_gpus > 1 else None]
+    return "; ".join(reason for reason in reasons if reason) or None
 
 
 def with_kernels(job: Job, machine: Machine) -> Job:
@@ -74,9 +68,10 @@ def with_kernels(job: Job, machine: Machine) -> Job:
         LayoutError: the recipe names one of twinstream's own, and that does not; or the layout
             recomputes as only those do; or the model's layers are not alike.
     """
-    if job.recipe.dpo is not None:
+    if job.recipe.loss != CrossEntropy():
         raise LayoutError(
-            "layouts of clusters are priced with cross entropy, not with the loss of pairs (dpo): "
+            "layouts of clusters are priced with cross entropy, not with the "
+            f"{job.recipe.loss.text}: "
             "plan it with --machine NAME, or --machine NAME --gpus N"
         )
     experts = job.shape.experts
@@ -118,10 +113,10 @@ def why_not_here(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
     return run_refusal(model, recipe, layout) or machine_refusal(model, recipe, layout.num_gpus)
 
 
-def why_schedule_not_here(schedule: Schedule) -> str | None:
+def why_schedule_not_here(schedule: RankSchedule) -> str | None:
     """Why `run` does not run one device's schedule on this machine; None where it does."""
-    if any(call.processor == "host" for call in schedule.calls.values()):
-        return "its optimizer runs on the host CPU, for which there are no kernels yet"
+    if schedule.workload.cache is not None:
+        return "it generates text: no kernels keep keys and values from step to step yet"
     return why_not_here(
         model_of(schedule.model), Recipe.model_validate(schedule.recipe), Layout(zero=0)
     )
@@ -142,7 +137,7 @@ def machine_refusal(model: AnyModel, recipe: Recipe, num_ranks: int) -> str | No
         return "Triton's kernels need a CUDA device, and this machine has none"
     if num_gpus and num_ranks > num_gpus:
         return f"{num_ranks} ranks need as many GPUs, and this machine has {num_gpus}"
-    if isinstance(model, TracedModel):
+    if model.head_dim is None:
         return None
     device: DeviceName = "cuda" if num_gpus else "cpu"
     reason = attention_refusal(kernels.attention, device, model.dtype, model.head_dim)
@@ -165,14 +160,14 @@ def recipe_text(spec: AnyModel, recipe: Recipe) -> str:
         if (gradients, state) == (dtype, "model")
         else f"gradients in {gradients}, optimizer state in {names[state]}"
     )
-    attention = spec.attention if isinstance(spec, TracedModel) else kernels.attention
+    attention = spec.attention or kernels.attention
     computed = f"kernels {kernels.vector}, attention {attention}, {dtype}{narrow}"
     if recipe.update != "adamw":
         sums += f"; updates by {rule_text(recipe.update)}"
-    if isinstance(spec, TracedModel):
-        computed = f"{spec.model_type}'s own modules, updates by {computed}"
+    if spec.own_code is not None:
+        computed = f"{spec.own_code}'s own modules, updates by {computed}"
     parts = [computed, sums]
-    parts += [] if recipe.dpo is None else [recipe.dpo.text]
+    parts += [] if recipe.loss.text is None else [recipe.loss.text]
     parts += ["clipped"] if recipe.clips else []
     if recipe.lora is not None:
         parts.append(f"LoRA of rank {recipe.lora.rank}")

@@ -1,36 +1,35 @@
 """A cluster's schedule within the memories of its nodes: each class planned by the planner.
 
 Layers of one microbatch are one task to the planner, with what is said inside them; what it decides
-is simulated with all stages, and all that they share, by `simulate_cluster`.
+is simulated with all stages, and all that they share, by `simulate`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from twinstream.clusters.assembling import in_one_order
+from twinstream.clusters.planned_stage import plan_stage
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.cost import copy_alone_ns
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import lower
-from twinstream.models.lowering.priced.chain import with_some_kernels
 from twinstream.models.parallel.job import Job
 from twinstream.planner.emit.merged_chain import MergedChain
 from twinstream.planner.planner import gc_paused
 from twinstream.planner.request import caps_of
-from twinstream.planner.search.one_chain import OneChain, plan_of_chain
+from twinstream.planner.search.one_chain import OneChain
+from twinstream.schedule.analysis.occupancy import slot_bytes_by_role
 from twinstream.schedule.chain import COMMUNICATE, Chain, SlotPools, Task
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
+from twinstream.schedule.cluster.verify import require_safe
 from twinstream.schedule.cost import Work
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule, Schedule
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.ops import Communicate, Compute, KernelCall, Label, TaskOperand
+from twinstream.schedule.ops import KernelCall, Label, TaskOperand
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import gib
 from twinstream.schedule.tensors import DEVICE, Tensor
 from twinstream.simulator.network_costs import ClusterCosts, share_of
-from twinstream.simulator.replay import replay_cluster, steady_state
+from twinstream.simulator.replay import replay_cluster
 
 _SIMULATED_TASKS = 5000  # in all plans of a stage that are simulated
 _MOST_ATTEMPTS = 8
@@ -56,31 +55,28 @@ class OffloadError(TwinstreamError):
         self.role_bytes = role_bytes
         self.least_device_bytes, self.least_host_bytes = least_device_bytes, least_host_bytes
         needs = ", ".join(f"{role} {gib(size)}" for role, size in role_bytes.items())
-        has = " and ".join(
-            f"{gib(size)} of {memory} memory"
-            for memory, size in (("device", caps.device_bytes), ("host", caps.host_bytes))
-            if size is not None
-        )
-        least = [
-            f"{gib(size)} of {memory} memory a GPU"
-            for memory, size in (("device", least_device_bytes), ("host", least_host_bytes))
-            if size is not None
-        ]
+        has = _rooms_text(" and ", (caps.device_bytes, caps.host_bytes), "memory")
+        least = _rooms_text(" or ", (least_device_bytes, least_host_bytes), "memory a GPU")
         super().__init__(
             f"{name} does not fit, not even with offload: a GPU has {has}, and the stage takes "
             f"{needs}. "
-            + (f"It takes at least {' or '.join(least)}, the other as it is. " if least else "")
+            + (f"It takes at least {least}, the other as it is. " if least else "")
             + "More stages or shards (--zero, --dp), smaller microbatches or recompute take less."
         )
 
 
+def _rooms_text(between: str, sizes: tuple[int | None, int | None], of_what: str) -> str:
+    rooms = zip(("device", "host"), sizes, strict=True)
+    return between.join(f"{gib(size)} of {of} {of_what}" for of, size in rooms if size is not None)
+
+
 def offloaded(
-    document: ClusterSchedule,
+    document: Schedule,
     job: Job,
     cluster: Cluster,
     machine: Machine,
     caps: Caps | None = None,
-) -> ClusterSchedule:
+) -> Schedule:
     """The document with every stage within its GPUs' memory and their share of the host's.
 
     What a stage keeps where and when it is copied is for the ordinary planner, which sees each
@@ -98,82 +94,57 @@ def offloaded(
         MissingNumberError: a profile lacks a number that is needed.
     """
     assert job.layout.offload, "layers together in one task cannot leave one by one"
-    job = with_some_kernels(job)
+    job = job.with_megatron_kernels()
     share = share_of(machine, min(cluster.count("gpus_per_node"), document.mesh.size))
     caps = caps or caps_of(share, None, None)
     room = caps.arena_bytes("device")
     with gc_paused():
         costs = ClusterCosts(document, cluster, machine)
         timeline = replay_cluster(document, costs, cluster.name, num_passes=2)
-        schedules: dict[str, Schedule] = {}
+        schedules: dict[str, RankSchedule] = {}
         for stage, one in enumerate(document.classes):
             schedule = document.of(one)
             if room is None or arena_bytes(schedule, DEVICE) <= room:
                 schedules[one.schedule] = schedule.model_copy(update={"caps": caps})
                 continue
-            times = _times(timeline, one.name, schedule)
             chain = lower(job.shape, job.workload, job.recipe, job.layout, stage)
-            whole = _Stage(chain, schedule, times)
+            starts = timeline.classes[one.name].passes[-1].start_ns
+            start_ns = dict(zip((op.op_id for op in schedule.ops), starts, strict=True))
+            whole = _Stage(chain, schedule, start_ns, timeline.step_ns)
             planned = _planned(one.name, whole, share, caps)
             schedules[one.schedule] = planned.model_copy(update={"machine": schedule.machine})
         found = in_one_order(document.model_copy(update={"schedules": schedules}))
-    require_safe_cluster(found)
+    require_safe(found)
     return found
 
 
 @dataclass(frozen=True)
-class _Times:
-    """When each task of a stage begins, with everything on the device, and how long a pass is."""
+class _Stage:
+    """A stage, and when its tasks begin in a pass with everything on the device."""
 
+    chain: Chain
+    resident: RankSchedule
     start_ns: Mapping[str, int]
     pass_ns: float
 
 
-@dataclass(frozen=True)
-class _Stage:
-    chain: Chain
-    resident: Schedule
-    times: _Times
-
-
-def _times(timeline: ClusterTimeline, name: str, schedule: Schedule) -> _Times:
-    starts = timeline.classes[name].passes[-1].start_ns
-    ids = [op.op_id for op in schedule.ops]
-    return _Times(dict(zip(ids, starts, strict=True)), timeline.step_ns)
-
-
-def _planned(name: str, stage: _Stage, machine: Machine, caps: Caps) -> Schedule:
+def _planned(name: str, stage: _Stage, machine: Machine, caps: Caps) -> RankSchedule:
     """The stage's schedule with copies, within the caps.
 
     Where nothing fits otherwise, what is exchanged gets its bytes from the planner, too.
     """
     for tight in (False, True):
         merged = _merged(stage, machine, caps, tight=tight)
-        source = OneChain(merged.planned, machine, merged.left_of(caps))
         attempts = min(_MOST_ATTEMPTS, max(2, _SIMULATED_TASKS // len(merged.planned.tasks)))
-        emitted = plan_of_chain(source, steady_state, attempts)
-        if emitted is not None:
-            return merged.written_out(emitted.schedule, caps)
-    least_device, least_host = source.least_bytes()
+        found = plan_stage(merged, machine, caps, most_attempts=attempts)
+        if found is not None:
+            return found.schedule
+    least_device, least_host = OneChain(merged.planned, machine, merged.left_of(caps)).least_bytes()
     raise OffloadError(
-        name, caps, bytes_by_role(stage.resident),
+        name, caps, slot_bytes_by_role(stage.resident),
         None if least_device is None else round(least_device) + merged.apart_bytes,
         None if least_host is None else round(least_host),
     )  # fmt: skip
-
-
-def bytes_by_role(schedule: Schedule) -> dict[str, int]:
-    """Of the slots of a stage with everything on the device, by class of tensor."""
-    roles = {tensor.tensor_id: tensor.role for tensor in schedule.tensors}
-    sizes = {slot.slot_id: slot.size_bytes for slot in schedule.slots}
-    found: dict[str, int] = {}
-    for op in schedule.ops:
-        if isinstance(op, Compute | Communicate):
-            for operand in op.operands:
-                if size := sizes.pop(operand.slot, 0):
-                    role = roles[operand.tensor]
-                    found[role] = found.get(role, 0) + size
-    return found
 
 
 def _merged(stage: _Stage, machine: Machine, caps: Caps, *, tight: bool) -> MergedChain:
@@ -182,13 +153,13 @@ def _merged(stage: _Stage, machine: Machine, caps: Caps, *, tight: bool) -> Merg
     Each is as long as it takes with everything on the device. That includes waiting for other
     stages, so that copies are planned to hide there, too.
     """
-    chain, times = stage.chain, stage.times
+    chain = stage.chain
     placed, movable = _places(stage, machine, tight=tight)
     room = caps.arena_bytes("device") or 0
     blocks = _few_blocks(chain, placed, 0 if tight else round(_WORKING_SET * room))
     calls: dict[str, KernelCall] = {}
     tasks, members = [], {}
-    for number, (block, time_ns) in enumerate(zip(blocks, _block_ns(blocks, times), strict=True)):
+    for number, (block, time_ns) in enumerate(zip(blocks, _block_ns(blocks, stage), strict=True)):
         task_id, call = f"block.{number}", f"{block.label.kind}.{round(time_ns)}"
         works = (_lasting(time_ns, machine),) if round(time_ns) else ()
         calls.setdefault(call, KernelCall(kernel="cluster.block", attributes={}, cost=works))
@@ -249,12 +220,16 @@ class _Block:
 
     def operands(self) -> tuple[TaskOperand, ...]:
         """As those of one task: what is read and made is an operand twice."""
-        found = []
+        found, made = [], TaskOperand.made
         for name in self.order:
-            if name in self.reads:
-                found.append(_operand(f"{name}.in", name, self.reads[name], "read"))
-            if name in self.makes:
-                found.append(_operand(f"{name}.out", name, self.makes[name], "write"))
+            for end, versions, mode in (("in", self.reads, "read"), ("out", self.makes, "write")):
+                if name in versions:
+                    found.append(
+                        made(
+                            name=f"{name}.{end}", tensor=name, version=versions[name], mode=mode,
+                            num_parts=None,
+                        )
+                    )  # fmt: skip
         return tuple(found)
 
 
@@ -304,15 +279,11 @@ def _key(task: Task, together: int) -> _Key:
     return label.layer // together, label.round
 
 
-def _operand(name: str, tensor: str, version: int, mode: str) -> TaskOperand:
-    return TaskOperand.made(name=name, tensor=tensor, version=version, mode=mode, num_parts=None)
-
-
-def _block_ns(blocks: Sequence[_Block], times: _Times) -> list[float]:
+def _block_ns(blocks: Sequence[_Block], stage: _Stage) -> list[float]:
     """From the start of a block's first computation to that of the next, around the pass."""
     found = [0.0] * len(blocks)
-    at = [(i, times.start_ns[b.first]) for i, b in enumerate(blocks) if b.first is not None]
-    ends = [start for _, start in at[1:]] + [at[0][1] + times.pass_ns]
+    at = [(i, stage.start_ns[b.first]) for i, b in enumerate(blocks) if b.first is not None]
+    ends = [start for _, start in at[1:]] + [at[0][1] + stage.pass_ns]
     for (number, start_ns), end_ns in zip(at, ends, strict=True):
         found[number] = max(0.0, end_ns - start_ns)
     return found
@@ -367,12 +338,12 @@ def _places(
 
 
 def _lives(stage: _Stage) -> Mapping[str, _Life]:
-    chain, times = stage.chain, stage.times
+    chain = stage.chain
     roles = {tensor.tensor_id: tensor.role for tensor in chain.tensors}
     persistent = set(chain.persistent)
     found: dict[str, _Life] = {}
     for task in chain.tasks:
-        start_ns, call = times.start_ns[task.task_id], chain.calls[task.call]
+        start_ns, call = stage.start_ns[task.task_id], chain.calls[task.call]
         for operand in task.operands:
             life = found.setdefault(operand.tensor, _Life())
             if life.first_ns is None:
@@ -388,7 +359,7 @@ def _lives(stage: _Stage) -> Mapping[str, _Life]:
     for name in persistent & found.keys():
         life = found[name]
         if life.first_ns is not None:
-            over_ns = times.pass_ns - life.last_ns + life.first_ns
+            over_ns = stage.pass_ns - life.last_ns + life.first_ns
             life.longest_ns = max(life.longest_ns, over_ns)
     return found
 

@@ -6,19 +6,21 @@ from dataclasses import dataclass, replace
 from pydantic_core import to_json
 
 from twinstream.clusters.assembling import in_one_order
+from twinstream.clusters.conforms import require_conforming, workload_of_rounds
 from twinstream.clusters.kernel_sets import layout_refusal
-from twinstream.clusters.planned_stage import PlannedStage, planned_stage
+from twinstream.clusters.planned_stage import PlannedStage, plan_stage, without_messages
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.lowering.lower import lower
 from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.planner.choices import OPEN, Choices
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
-from twinstream.schedule.cluster.mesh import Axis, Mesh
-from twinstream.schedule.cluster.verify_cluster import may_deadlock
-from twinstream.schedule.document import Caps
+from twinstream.planner.evaluate.evaluation import forward_of
+from twinstream.schedule.cluster.verify import may_deadlock, require_safe
+from twinstream.schedule.document import Axis, Caps, Mesh, RankClass, RankSchedule, Schedule
+from twinstream.schedule.sizes import gib
 from twinstream.schedule.workload import MachineRef, Workload
+from twinstream.simulator.replay import steady_state
 
 _MOST_SLOWER = 1.02  # than with sums apart, both without the sums themselves
 
@@ -40,7 +42,7 @@ def plan_pipeline(
     machine: Machine,
     caps: Mapping[int, Caps] | Caps | None = None,
     choices: Choices = OPEN,
-) -> ClusterSchedule:
+) -> Schedule:
     """A cluster's schedule that ranks can run: pipelines, and replicas of them.
 
     Each stage's chain is planned by the ordinary planner within its caps, offload and recompute
@@ -73,9 +75,9 @@ def plan_pipeline(
 
 @dataclass(frozen=True)
 class _LaidOut:
-    """`alone_ns` is of its slowest stage."""
+    """`alone_ns` is what its slowest stage takes if messages take no time."""
 
-    document: ClusterSchedule
+    document: Schedule
     alone_ns: float
 
 
@@ -106,12 +108,14 @@ def _in_slots(
         own = caps.get(stage) if isinstance(caps, Mapping) else caps
         chain = lower(stages.spec, stages.workload, stages.recipe, layout, stage)
         within = _beside_communication(own or Caps(), machine, layout)
-        planned[name] = planned_stage(
-            name, chain, machine, (within, choices), overlaps=layout.dp_overlap, pooled=pooled
-        )
+        merged = without_messages(chain, overlaps=layout.dp_overlap, pooled=pooled)
+        found = plan_stage(merged, machine, within, choices)
+        if found is None:
+            raise LayoutError(_does_not_fit(name, within, merged.apart_bytes))
+        planned[name] = found
         classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
     schedules = {name: one.schedule for name, one in planned.items()}
-    document = ClusterSchedule(
+    document = Schedule(
         mesh=Mesh(axes=tuple(axes), ranks_per_node=layout.pp * layout.dp),
         classes=tuple(classes),
         schedules=schedules,
@@ -123,7 +127,15 @@ def _in_slots(
         model_flops=schedules["stage 0"].model_flops * layout.dp,
         machine=MachineRef(name=machine.name, content_hash=machine.content_hash),
     )
-    return _LaidOut(in_one_order(document), max(one.alone_ns for one in planned.values()))
+    alone_ns = max(steady_state(one.planned, machine).step_ns for one in planned.values())
+    return _LaidOut(in_one_order(document), alone_ns)
+
+
+def _does_not_fit(name: str, caps: Caps, messages_bytes: int) -> str:
+    rooms = [("device", caps.arena_bytes("device")), ("host", caps.host_bytes)]
+    room = " and ".join(f"{gib(size)} of {of} memory" for of, size in rooms if size is not None)
+    messages = f", of which messages take {gib(messages_bytes)}" if messages_bytes else ""
+    return f"{name} does not fit {room}{messages}; a larger --device-mem or --host-mem would do"
 
 
 def _beside_communication(caps: Caps, machine: Machine, layout: Layout) -> Caps:
@@ -144,10 +156,49 @@ def _require_executable(layout: Layout) -> None:
         raise LayoutError(f"ranks cannot run {why} yet")
 
 
-def layout_in(document: ClusterSchedule) -> Layout:
+def layout_in(document: Schedule) -> Layout:
     """What a document says of its layout.
 
     Raises:
         ValidationError: it is none.
     """
     return Layout.model_validate_json(to_json(document.layout))  # strict: tuples from text alone
+
+
+def cluster_evaluation_of(training: Schedule) -> Schedule:
+    """The forward of every replica's first microbatch, as a schedule of its own; proven.
+
+    As `evaluation_of` has it of one device: every rank has the slots of its training, finds the
+    state where a pass of that leaves it, and leaves it there. The last stage hands out the loss, of
+    which each replica has its share.
+
+    Raises:
+        NoEvaluation: a stage has no forward of the state that it carries.
+        UnsafeSchedule: the training schedule is not safe or not conforming itself.
+    """
+    layout = layout_in(training)
+    schedules = {one.schedule: _forward_of_class(training, one) for one in training.classes}
+    flops = schedules[training.classes[0].schedule].model_flops * layout.dp
+    found = in_one_order(
+        training.model_copy(
+            update={
+                "schedules": schedules,
+                "order": (),
+                "global_batch": layout.micro_batch * layout.dp,
+                "model_flops": flops,
+            }
+        )
+    )
+    require_safe(found)
+    require_conforming(found)
+    return found
+
+
+def _forward_of_class(training: Schedule, one: RankClass) -> RankSchedule:
+    part, layout = training.of(one), layout_in(training)
+    workload = workload_of_rounds(part, layout)
+    assert workload is not None, "a class of ranks that train has whole rounds"
+    spec, recipe = ModelSpec.model_validate(training.model), Recipe.model_validate(part.recipe)
+    (stage,) = one.cell("pp", layout.pp)
+    chain = lower(spec, workload.forward, recipe, layout, stage)
+    return forward_of(part, chain)

@@ -1,19 +1,16 @@
-"""Plan one stage of a pipeline, and put what it says to other ranks between its kernels."""
+"""Plan one stage of a layout, and put what it says to other ranks between its kernels."""
 
 from dataclasses import dataclass
 from itertools import pairwise
 
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.parallel.layout import LayoutError
 from twinstream.planner.arena_caps import with_library_memory
-from twinstream.planner.choices import Choices
+from twinstream.planner.choices import OPEN, Choices
 from twinstream.planner.emit.merged_chain import MergedChain, without_tensors
 from twinstream.planner.search.one_chain import OneChain, plan_of_chain
 from twinstream.schedule.chain import COMMUNICATE, Chain, SlotPools, Task
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import TaskOperand
-from twinstream.schedule.sizes import gib
-from twinstream.schedule.tensors import DEVICE
 from twinstream.simulator.replay import steady_state
 
 _MOST_ATTEMPTS = 4
@@ -22,53 +19,38 @@ _SPARE = 2  # slots of messages that are left free
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """A stage's schedule; `alone_ns` is what its step takes if all it says takes no time."""
+    """A stage's schedule, and what of it the planner saw: without what was merged into tasks."""
 
-    schedule: Schedule
-    alone_ns: float
+    schedule: RankSchedule
+    planned: RankSchedule
 
 
-def planned_stage(
-    name: str,
-    chain: Chain,
-    machine: Machine,
-    within: tuple[Caps, Choices],
-    *,
-    overlaps: bool,
-    pooled: bool,
-) -> PlannedStage:
-    """The stage's chain without its messages planned, and these put between its tasks.
+def plan_stage(
+    merged: MergedChain, machine: Machine, caps: Caps, choices: Choices = OPEN,
+    most_attempts: int = _MOST_ATTEMPTS,
+) -> PlannedStage | None:  # fmt: skip
+    """Plan a stage's chain with its communication merged into tasks, and write that out again.
+
+    Returns None where nothing fits the caps.
+    """
+    source = OneChain(merged.planned, machine, merged.left_of(caps), choices)
+    emitted = plan_of_chain(source, steady_state, most_attempts)
+    if emitted is None:
+        return None
+    schedule = merged.written_out(emitted.schedule, with_library_memory(caps, merged.whole))
+    return PlannedStage(schedule, emitted.schedule)
+
+
+def without_messages(chain: Chain, *, overlaps: bool, pooled: bool) -> MergedChain:
+    """Return the chain without what is sent or received: that is part of the task that follows it.
 
     What is sent or received has slots for the whole step, which nothing else is in: so no message
-    waits for room that copies have to make, and stages do not wait so for one another.
+    waits for room that copies have to make, and stages do not wait so for one another. Pooled,
+    messages of one size that are used one after the other share slots, of which a few stay free:
+    one may then be on its way while the next ones are made.
 
     Args:
-        within: the caps, and what is fixed of the plan.
         overlaps: sums over replicas run beside the next group's backward.
-        pooled: messages that follow one another share slots.
-
-    Raises:
-        LayoutError: the stage does not fit.
-    """
-    caps, choices = within
-    merged = _without_messages(chain, overlaps=overlaps, pooled=pooled)
-    source = OneChain(merged.planned, machine, merged.left_of(caps), choices)
-    emitted = plan_of_chain(source, steady_state, _MOST_ATTEMPTS)
-    if emitted is None:
-        messages = f", of which messages take {gib(size)}" if (size := merged.apart_bytes) else ""
-        raise LayoutError(
-            f"{name} does not fit {_room_text(caps)}{messages}; a larger --device-mem or "
-            "--host-mem would do"
-        )
-    schedule = merged.written_out(emitted.schedule, with_library_memory(caps, chain))
-    return PlannedStage(schedule, steady_state(emitted.schedule, machine).step_ns)
-
-
-def _without_messages(chain: Chain, *, overlaps: bool, pooled: bool) -> MergedChain:
-    """The chain without what is sent or received: a message is part of the task that follows it.
-
-    Pooled, messages of one size that are used one after the other share slots, of which a few stay
-    free: one may then be on its way while the next ones are made.
     """
     roots = {tensor.tensor_id: tensor.parent or tensor.tensor_id for tensor in chain.tensors}
     sizes = {tensor.tensor_id: tensor.size_bytes for tensor in chain.tensors}
@@ -96,12 +78,6 @@ def _without_messages(chain: Chain, *, overlaps: bool, pooled: bool) -> MergedCh
     planned = without_tensors(_with_held(chain) if overlaps else chain, exchanged, members)
     whole = chain.model_copy(update={"pools": SlotPools(pools)})
     return MergedChain(whole, planned, members, ())
-
-
-def _room_text(caps: Caps) -> str:
-    """What tensors may take of both memories."""
-    rooms = [("device", caps.arena_bytes(DEVICE.kind)), ("host", caps.host_bytes)]
-    return " and ".join(f"{gib(room)} of {name} memory" for name, room in rooms if room is not None)
 
 
 def _with_held(chain: Chain) -> Chain:

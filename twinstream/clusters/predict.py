@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from twinstream.clusters.assembling import assembled
 from twinstream.clusters.kernel_sets import with_kernels
@@ -18,11 +19,11 @@ from twinstream.planner.choices import KINDS, RECOMPUTE_LEVELS, Choices, Home
 from twinstream.planner.planner import Planner, gc_paused
 from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
 from twinstream.schedule.analysis.idle import shares_of
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.analysis.occupancy import slot_bytes_by_role
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
-from twinstream.schedule.tensors import DEVICE, HOST, Tier
+from twinstream.schedule.tensors import DEVICE, HOST
+from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.network_costs import ClusterCosts, share_of
 from twinstream.simulator.replay import replay_cluster, simulate, steady_state
@@ -88,6 +89,8 @@ def predict(
 ) -> Prediction:
     """Simulate a step in steady state.
 
+    A layout that runs here is planned as `run` has it; any other is on the device, or offloaded.
+
     Args:
         machine: the profile of a node in place of the cluster's own.
         caps: of one GPU; None: its share of all that a node has.
@@ -99,15 +102,22 @@ def predict(
     """
     machine = machine or machine_of(cluster)
     job = with_kernels(job, machine)
+    if not job.is_own:
+        return Prepared(job, cluster).on(cluster, machine, caps)
     require_possible(job)
-    if job.is_own:
-        return _predicted_own(job, cluster, machine, caps)
-    return Prepared(job, cluster).on(cluster, machine, caps)
+    if job.layout.num_gpus == 1:
+        chunk_tokens = job.layout.micro_batch * job.seq_len
+        return predicted_alone(job, schedule_alone(job, machine, chunk_tokens, caps), machine)
+    caps = caps or gpu_caps(cluster, machine, job.layout.num_gpus)
+    cluster = cluster if job.network_reduction else without_reduction(cluster)
+    counts = _counts(job, is_planned=True)
+    documents = [_own_document(_with_microbatches(job, n), cluster, machine, caps) for n in counts]
+    return _Simulated.of(job, counts, documents, (cluster, machine)).prediction(machine, caps)
 
 
 def gpu_caps(cluster: Cluster, machine: Machine, num_gpus: int) -> Caps:
     """What a GPU of so many may take by default: its memory, and its share of its node's."""
-    return caps_of(share_of(machine, _on_node(cluster, num_gpus)), None, None)
+    return caps_of(machine, None, None, _on_node(cluster, num_gpus))
 
 
 def _on_node(cluster: Cluster, num_gpus: int) -> int:
@@ -124,8 +134,7 @@ class Prepared:
 
     def __init__(self, job: Job, cluster: Cluster) -> None:
         require_possible(job)
-        self.job, self._cluster = job, cluster
-        self._counts = _counts(job)
+        self.job, self._cluster, self._counts = job, cluster, _counts(job)
         on_device = _with_offload(job, allowed=False)
         self.documents = [
             document_of(_with_microbatches(on_device, n), cluster) for n in self._counts
@@ -134,99 +143,123 @@ class Prepared:
     def on(
         self, cluster: Cluster, machine: Machine | None = None, caps: Caps | None = None
     ) -> Prediction:
-        """Its step on a cluster whose nodes have as many GPUs, within a GPU's caps."""
-        job = self.job
+        """Return its step on a cluster whose nodes have as many GPUs, within a GPU's caps."""
+        job, counts = self.job, self._counts
         cluster = cluster if job.network_reduction else without_reduction(cluster)
         machine = machine or machine_of(cluster)
         caps = caps or gpu_caps(cluster, machine, job.layout.num_gpus)
-        room = _room_bytes(caps, machine)
-        memory = self.memory()
-        memory["reserve"] = caps.device_reserve_bytes
-        times = self._timed(self.documents, cluster, machine)
-        documents, further_ns = self.documents, times[-1].step_ns - times[0].step_ns
-        if job.layout.offload and sum(memory.values()) > room:
-            documents = [
-                offloaded(
-                    document_of(_with_microbatches(job, n), self._cluster),
-                    job,
-                    cluster,
-                    machine,
-                    caps,
-                )
-                for n in self._counts
-            ]
-            memory = {"arena": _most_bytes(documents, DEVICE), "reserve": memory["reserve"]}
-            times = self._timed(documents, cluster, machine)
-            further_ns = max(further_ns, times[-1].step_ns - times[0].step_ns)
-        return Prediction(
-            step_s=(times[-1].step_ns + further_ns * self._further) / 1e9,
-            memory=memory,
-            room_bytes=room,
-            model_flops=_model_flops(job),
-            num_gpus=job.layout.num_gpus,
-            tokens_per_step=job.tokens_per_step,
-            peak_flop_per_s=machine.number(_peak_of(job)),
-            shares=shares_of(documents, times, self._further),
-            host_bytes=_most_bytes(documents, HOST),
-        )
-
-    @property
-    def _further(self) -> float:
-        return _further(self.job, self._counts)
-
-    def _timed(
-        self, documents: Sequence[ClusterSchedule], cluster: Cluster, machine: Machine
-    ) -> list[ClusterTimeline]:
-        return [
-            replay_cluster(
-                document, ClusterCosts(document, cluster, machine), cluster.name, num_passes=2
+        memory = self.memory() | {"reserve": caps.device_reserve_bytes}
+        found = _Simulated.of(job, counts, self.documents, (cluster, machine))
+        if not job.layout.offload or sum(memory.values()) <= _room_bytes(caps, machine):
+            return found.prediction(machine, caps, memory)
+        documents = [
+            offloaded(
+                document_of(_with_microbatches(job, n), self._cluster), job, cluster, machine, caps
             )
-            for document in documents
+            for n in counts
         ]
+        least_ns = found.further_ns
+        found = _Simulated.of(job, counts, documents, (cluster, machine))
+        return found.prediction(machine, caps, least_ns=least_ns)
 
     def memory(self) -> dict[str, int]:
-        """Bytes by class of tensor on the fullest stage, everything on the device."""
+        """Return bytes by class of tensor on the fullest stage, everything on the device."""
+        further = _further(self.job, self._counts)
         few, more = (
-            [memory_of(document.of(one)) for one in document.classes]
+            [slot_bytes_by_role(document.of(one)) for one in document.classes]
             for document in (self.documents[0], self.documents[-1])
         )
         stages = [
-            {
-                kind: round(size + (size - less.get(kind, 0)) * self._further)
-                for kind, size in one.items()
-            }
+            {kind: round(size + (size - less.get(kind, 0)) * further) for kind, size in one.items()}
             for less, one in zip(few, more, strict=True)
         ]
         return max(stages, key=lambda stage: sum(stage.values()))
 
 
-def _counts(job: Job) -> tuple[int, ...]:
-    """Of microbatches that are simulated.
+@dataclass(frozen=True)
+class _Simulated:
+    """A step simulated with as many microbatches as `_counts` has, in time and memory."""
 
-    With offload more of them, or all: plans of few differ by more than they do from microbatch to
-    microbatch. Where all are alive at once (gpipe, ring) they have to be planned all.
+    job: Job
+    counts: Sequence[int]
+    documents: Sequence[Schedule]
+    times: Sequence[Timeline]
+
+    @classmethod
+    def of(
+        cls, job: Job, counts: Sequence[int], documents: Sequence[Schedule],
+        place: tuple[Cluster, Machine],
+    ) -> Self:  # fmt: skip
+        """Simulate documents on a cluster whose nodes are of a machine."""
+        name = place[0].name
+        times = [replay_cluster(d, ClusterCosts(d, *place), name, num_passes=2) for d in documents]
+        return cls(job, counts, documents, times)
+
+    @property
+    def further_ns(self) -> float:
+        """What the more microbatches take longer than the few."""
+        return self.times[-1].step_ns - self.times[0].step_ns
+
+    def prediction(
+        self, machine: Machine, caps: Caps, memory: Mapping[str, int] | None = None, *,
+        least_ns: float = 0.0,
+    ) -> Prediction:  # fmt: skip
+        """Return what the whole step comes to.
+
+        Args:
+            memory: by class of tensor; None: the planner's arena, and what lies beside it.
+            least_ns: what the more microbatches take longer at least.
+        """
+        job, last = self.job, self.documents[-1].schedules.values()
+        parts = [part for one in self.documents for part in one.schedules.values()]
+        if memory is None:
+            reserve = max(part.caps.outside_arena_bytes for part in last)
+            memory = {"arena": max(arena_bytes(part, DEVICE) for part in parts), "reserve": reserve}
+        further = _further(job, self.counts)
+        step_ns = self.times[-1].step_ns + max(least_ns, self.further_ns) * further
+        return Prediction(
+            step_s=step_ns / 1e9,
+            memory=memory,
+            room_bytes=_room_bytes(caps, machine),
+            model_flops=job.global_batch
+            * model_flops_per_sequence(job.shape, job.seq_len, job.recipe),
+            num_gpus=job.layout.num_gpus,
+            tokens_per_step=job.tokens_per_step,
+            peak_flop_per_s=machine.number(_peak_of(job)),
+            shares=shares_of(self.documents, self.times, further),
+            host_bytes=max(arena_bytes(part, HOST) for part in parts),
+        )
+
+
+def _counts(job: Job, *, is_planned: bool = False) -> tuple[int, ...]:
+    """Return the numbers of microbatches that are simulated: all, or two of fewer.
+
+    Where stages are planned (`is_planned`, or with offload) short steps are planned
+    whole, and so are those of which all microbatches are alive at once (gpipe, ring). Plans with
+    offload of few microbatches differ by more than they do from microbatch to microbatch.
     """
     layout = job.layout
-    counts: tuple[int, ...] = (2, 3)
-    if layout.pp > 1:
-        counts = (2 * layout.pp, 3 * layout.pp)
-    if layout.pp > 1 and layout.zero >= 2:  # what is reduced for each may fall behind first
-        counts = (5 * layout.pp, 6 * layout.pp)
-    if layout.offload:
-        more = max(_PLANNED_MICROBATCHES // layout.pp, 4) * layout.pp
-        counts = (more // layout.pp // 2 * layout.pp, more)
+    few, more = (2 * layout.pp, 3 * layout.pp) if layout.pp > 1 else (2, 3)
     passes = job.num_microbatches * job.shape.num_layers // layout.pp
-    every = layout.offload and (
-        layout.pipeline in ("gpipe", "ring") or passes <= _PLANNED_LAYER_PASSES
-    )
-    if job.num_microbatches <= counts[-1] or every:
+    is_short = layout.offload and passes <= _PLANNED_LAYER_PASSES
+    if is_planned:
+        tasks = 2 * job.num_microbatches * -(-job.shape.num_layers // layout.pp)
+        is_short = tasks <= _PLANNED_TASKS
+    elif layout.offload:
+        more = max(_PLANNED_MICROBATCHES // layout.pp, 4) * layout.pp
+        few = more // layout.pp // 2 * layout.pp
+    elif layout.pp > 1 and layout.zero >= 2:  # what is reduced for each may fall behind first
+        few, more = 5 * layout.pp, 6 * layout.pp
+    are_all_alive = layout.pipeline in ("gpipe", "ring") and (is_planned or layout.offload)
+    if job.num_microbatches <= more or is_short or are_all_alive:
         return (job.num_microbatches,)
-    return counts
+    return few, more
 
 
-def _most_bytes(documents: Sequence[ClusterSchedule], tier: Tier) -> int:
-    """Of the fullest stage's arena."""
-    return max(arena_bytes(one, tier) for each in documents for one in each.schedules.values())
+def _further(job: Job, counts: Sequence[int]) -> float:
+    """How many times the step from the few to the more microbatches comes on top."""
+    few, more = counts[0], counts[-1]
+    return (job.num_microbatches - more) / (more - few) if more > few else 0.0
 
 
 def without_reduction(cluster: Cluster) -> Cluster:
@@ -244,7 +277,7 @@ def without_reduction(cluster: Cluster) -> Cluster:
     )
 
 
-def document_of(job: Job, cluster: Cluster) -> ClusterSchedule:
+def document_of(job: Job, cluster: Cluster) -> Schedule:
     """The whole step as a document."""
     machine = MachineRef(name=cluster.name, content_hash=cluster.name)
     return assembled(job, cluster.count("gpus_per_node"), machine)
@@ -256,9 +289,7 @@ def _room_bytes(caps: Caps, machine: Machine) -> int:
     return round(machine.number("device_memory_bytes")) if has is None else has
 
 
-def planned_document(
-    job: Job, cluster: Cluster, caps: Caps | None = None
-) -> ClusterSchedule | Schedule:
+def planned_document(job: Job, cluster: Cluster, caps: Caps | None = None) -> Schedule:
     """The whole step as a document, planned within the memories of the cluster's nodes, or caps of
     a GPU; of one GPU the schedule of that alone.
 
@@ -275,25 +306,10 @@ def planned_document(
         return _own_document(job, cluster, machine, caps)
     document = document_of(_with_offload(job, allowed=False), cluster)
     room = _room_bytes(caps, machine) - caps.device_reserve_bytes
-    most = max(sum(memory_of(document.of(one)).values()) for one in document.classes)
+    most = max(sum(slot_bytes_by_role(document.of(one)).values()) for one in document.classes)
     if job.layout.offload and most > room:
         return offloaded(document_of(job, cluster), job, cluster, machine, caps)
     return document
-
-
-def memory_of(schedule: Schedule) -> dict[str, int]:
-    """Bytes of a stage's slots by class of tensor."""
-    roles = {tensor.tensor_id: tensor.role for tensor in schedule.tensors}
-    held: dict[str, str] = {}
-    for op in schedule.ops:
-        if op.kind in ("compute", "communicate"):
-            for operand in op.operands:
-                held.setdefault(operand.slot, roles[operand.tensor])
-    found: dict[str, int] = {}
-    for slot in schedule.slots:
-        role = held.get(slot.slot_id, "activation")
-        found[role] = found.get(role, 0) + slot.size_bytes
-    return found
 
 
 def _with_microbatches(job: Job, count: int) -> Job:
@@ -309,10 +325,6 @@ def _with_offload(job: Job, *, allowed: bool) -> Job:
 def _peak_of(job: Job) -> str:
     matmuls = job.recipe.implementations.matmuls
     return _PEAKS[job.dtype if matmuls == "model" else matmuls]
-
-
-def _model_flops(job: Job) -> int:
-    return job.global_batch * model_flops_per_sequence(job.shape, job.seq_len, job.recipe)
 
 
 def schedule_alone(
@@ -338,24 +350,13 @@ def _choices(layout: Layout) -> Choices:
 
 
 def predicted_alone(job: Job, schedule: Schedule, machine: Machine) -> Prediction:
-    """What one GPU's plan comes to."""
+    """Return what one GPU's plan comes to."""
     timeline = simulate(schedule, machine)
-    return Prediction(
-        step_s=timeline.step_ns / 1e9,
-        memory={
-            "arena": arena_bytes(schedule, DEVICE), "reserve": schedule.caps.outside_arena_bytes
-        },
-        room_bytes=_room_bytes(schedule.caps, machine),
-        model_flops=schedule.model_flops,
-        num_gpus=1,
-        tokens_per_step=schedule.workload.tokens_per_step,
-        peak_flop_per_s=machine.number(_peak_of(job)),
-        shares=shares_of([schedule], [timeline]),
-        host_bytes=arena_bytes(schedule, HOST),
-    )  # fmt: skip
+    found = _Simulated(job, (job.num_microbatches,), [schedule], [timeline])
+    return found.prediction(machine, schedule.caps)
 
 
-def _own_document(job: Job, cluster: Cluster, machine: Machine, caps: Caps) -> ClusterSchedule:
+def _own_document(job: Job, cluster: Cluster, machine: Machine, caps: Caps) -> Schedule:
     """Every stage planned by the planner, for one rank's share of a node."""
     share = share_of(machine, _on_node(cluster, job.layout.num_gpus))
     stages = Stages(job.shape, job.workload, job.recipe, job.layout)
@@ -363,50 +364,3 @@ def _own_document(job: Job, cluster: Cluster, machine: Machine, caps: Caps) -> C
         document = plan_pipeline(stages, share, caps, _choices(job.layout))
     ref = MachineRef(name=cluster.name, content_hash=cluster.name)
     return document.model_copy(update={"machine": ref})
-
-
-def _predicted_own(job: Job, cluster: Cluster, machine: Machine, caps: Caps | None) -> Prediction:
-    """A layout that runs here: planned as `run` has it, then simulated.
-
-    Long steps are planned at two numbers of microbatches, as those of `Prepared`.
-    """
-    if job.layout.num_gpus == 1:
-        chunk_tokens = job.layout.micro_batch * job.seq_len
-        return predicted_alone(job, schedule_alone(job, machine, chunk_tokens, caps), machine)
-    caps = caps or gpu_caps(cluster, machine, job.layout.num_gpus)
-    cluster = cluster if job.network_reduction else without_reduction(cluster)
-    counts = _own_counts(job)
-    documents = [_own_document(_with_microbatches(job, n), cluster, machine, caps) for n in counts]
-    times = [
-        replay_cluster(one, ClusterCosts(one, cluster, machine), cluster.name, num_passes=2)
-        for one in documents
-    ]
-    further = _further(job, counts)
-    step_ns = times[-1].step_ns + (times[-1].step_ns - times[0].step_ns) * further
-    reserve = max(part.caps.outside_arena_bytes for part in documents[-1].schedules.values())
-    return Prediction(
-        step_s=step_ns / 1e9,
-        memory={"arena": _most_bytes(documents, DEVICE), "reserve": reserve},
-        room_bytes=_room_bytes(caps, machine),
-        model_flops=_model_flops(job),
-        num_gpus=job.layout.num_gpus,
-        tokens_per_step=job.tokens_per_step,
-        peak_flop_per_s=machine.number(_peak_of(job)),
-        shares=shares_of(documents, times, further),
-        host_bytes=_most_bytes(documents, HOST),
-    )
-
-
-def _further(job: Job, counts: Sequence[int]) -> float:
-    """How many times the step from the few to the more microbatches comes on top."""
-    few, more = counts[0], counts[-1]
-    return (job.num_microbatches - more) / (more - few) if more > few else 0.0
-
-
-def _own_counts(job: Job) -> tuple[int, ...]:
-    layout = job.layout
-    tasks = 2 * job.num_microbatches * -(-job.shape.num_layers // layout.pp)
-    few = (2 * layout.pp, 3 * layout.pp) if layout.pp > 1 else (2, 3)
-    if tasks <= _PLANNED_TASKS or layout.pipeline in ("gpipe", "ring"):
-        return (job.num_microbatches,)
-    return few if job.num_microbatches > few[-1] else (job.num_microbatches,)

@@ -1,165 +1,167 @@
-"""`cost work`, `cost time` and `estimate`: what training comes to, by arithmetic alone."""
+"""`cost`: what a training run comes to, by arithmetic alone."""
 
-from dataclasses import dataclass
-from typing import Annotated, get_args
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
+from rich.console import Group
 
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.options import Json
 from twinstream.commands.output import print_json, print_report
-from twinstream.cost.bill import Prices
-from twinstream.cost.mesh_work import Batches, WorkMesh
-from twinstream.cost.time import ChipOptions, Cut, Layout, Stack, time_document
-from twinstream.cost.work import Counting, DecoderOptions, work_document
-from twinstream.hardware_profiles.clusters.loader import load_cluster
-from twinstream.layered.estimate import Question, estimate_document, mesh_of
-from twinstream.layered.step import LayeredTask, TaskName
-from twinstream.layered.strategy import parse_strategy
-from twinstream.models.layered.model import LayeredModel, layered_names, load_layered
-from twinstream.schedule.errors import ArgumentError
-from twinstream.screens.cost_screens import time_screen, work_screen
-from twinstream.screens.estimate_screen import estimates_screen, layered_table
+from twinstream.cost.bill import Bill, CostError, Prices, bill_of
+from twinstream.cost.time import RunTime, TimedRun, rates_of, time_of, timed_sizes
+from twinstream.cost.work import model_of_layers
+from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of, place_names
+from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.schedule.node import Node, from_options, quantity, size
+from twinstream.screens.fitted_table import FittedTable
+from twinstream.screens.tables import seconds
 
 
-@grouped("dataset_tokens")
-def work(
-    model: DecoderOptions,
-    batches: Batches,
-    mesh: WorkMesh,
-    counting: Counting,
-    prices: Prices,
-    as_json: Json = False,
-) -> None:
-    """Count what a run computes and moves on a mesh: parameters, FLOPs, bytes by pass and axis.
+class CostOptions(Node, title="Run and layout"):
+    """What is trained and how it is laid out; None is the default of `TimedRun`."""
 
-    With --cluster-flop-rate also days, GPU-hours and money.
-    """
-    found = work_document(model.decoder(batches.seq_len), batches, mesh, counting, prices)
-    print_json(found) if as_json else print_report(work_screen(found))
-
-
-@grouped()
-def time(
-    stack: Stack,
-    cut: Cut,
-    chips: ChipOptions,
-    layout: Layout,
-    prices: Prices,
-    as_json: Json = False,
-) -> None:
-    """Estimate how long a run takes on given chips: matmuls, bubble, exchanges; days and money.
-
-    A rough answer at once, for sizes on a napkin. For one that knows kernels, memory, contention
-    and the layout, and for mixtures of experts, use `twinstream plan --cluster`.
-    """
-    found = time_document(chips.setting(stack.complete(cut.seq_len), cut, layout), prices)
-    print_json(found) if as_json else print_report(time_screen(found))
-
-
-cost = typer.Typer(
-    help="Say what a training run costs, by arithmetic: FLOPs, traffic, days, GPU-hours, money.",
-    no_args_is_help=True,
-)
-cost.command()(work)
-cost.command()(time)
-
-
-@dataclass(frozen=True)
-class LayeredStep:
-    """The options that say where and what is done."""
-
-    cluster: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="The cluster, as `twinstream clusters` has it.")
-    ] = "a100_dgx"
-    gpus: Annotated[int, typer.Option(min=1, metavar="N", help="GPUs, full nodes of them.")] = 8
-    batch_size: Annotated[
-        int,
-        typer.Option(
-            min=1, max=2**31, metavar="N", help="Samples of a step, of all GPUs together."
-        ),
-    ] = 4096
-    task: Annotated[
-        str, typer.Option(metavar="TASK", help="pretrain, finetune (with --freeze) or inference.")
-    ] = "pretrain"
-    freeze: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A layer or class that is not trained; repeatable."),
+    tokens: Annotated[
+        float | None, quantity("Tokens of the run; by default 20 a parameter.", "N", gt=0)
     ] = None
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="Backward computes every layer again.")
-    ] = False
-
-    def asked(self, model: LayeredModel) -> LayeredTask:
-        """Return the task of a model.
-
-        Raises:
-            ArgumentError: options contradict each other, or speak of what is not there.
-        """
-        names: tuple[TaskName, ...] = get_args(TaskName)
-        name = next((one for one in names if one == self.task), None)
-        frozen = frozenset(self.freeze or ())
-        if name is None:
-            known = ", ".join(names)
-            raise ArgumentError(f"--task {self.task!r:.30} is unknown; known: {known}")
-        if unknown := sorted(frozen - set(model.names)):
-            has = ", ".join(model.names)
-            raise ArgumentError(f"--freeze {unknown[0]:.60}: {model.name} has {has}")
-        if frozen and name != "finetune":
-            raise ArgumentError(f"--freeze is of --task finetune, not of {name}")
-        if name == "finetune" and not frozen:
-            raise ArgumentError("--task finetune needs --freeze: say what is not trained")
-        return LayeredTask(self.batch_size, name, frozen, recompute=self.recompute)
+    seq_len: Annotated[int, size("Tokens of a sequence.")] = 2048
+    batch_size: Annotated[int, size("Sequences of an optimizer step.")] = 2048
+    microbatch_size: Annotated[
+        int, size("Sequences in a stage at a time, over all replicas.")
+    ] = 1  # fmt: skip
+    pp: Annotated[int, size("Pipeline stages.")] = 1
+    interleaving: Annotated[int, size("Runs of layers of a stage.")] = 1
+    dp: Annotated[int, size("Replicas.")] = 1
+    tp: Annotated[int, size("Parts of the inner width.")] = 1
+    utilization: Annotated[
+        float,
+        quantity("Share of the peak that one matmul on one GPU reaches; 0.6 is optimistic.",
+                 "SHARE", gt=0, le=1),
+    ] = 0.6  # fmt: skip
+    network_bandwidth: Annotated[
+        float | None,
+        quantity("What a GPU exchanges, both ways together; by default by the links in a node.",
+                 "BYTES/S", gt=0),
+    ] = None  # fmt: skip
 
 
 @grouped()
-def estimate(
-    step: LayeredStep,
+def cost(
     model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A preset, or a Hugging Face config.json.")
+    ],
+    shape: CostOptions,
+    prices: Prices,
+    machine: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="A name (dlrm_a, vit_h, bert_base; without one all are listed), or a TOML or JSON "
-            "file with its layers.",
-        ),
+        typer.Option(metavar="NAME|FILE", help="The profile of one GPU (`twinstream machines`)."),
     ] = None,
-    strategy: Annotated[
+    cluster: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME=WAY[/WAY],...",
-            help="Ways by layer or class, over all GPUs, or inside a node / between nodes: "
-            "embedding=shard,dense=fsdp/ddp. Ways: ddp, fsdp, tp; of embeddings shard (or tp), "
-            "ddp. What is not given is searched, unless --as-given.",
-        ),
+        typer.Option(metavar="NAME|FILE", help="The profile of several (`twinstream clusters`)."),
     ] = None,
-    as_given: Annotated[
-        bool,
-        typer.Option("--as-given", help="No search: this strategy alone, whether or not it fits."),
-    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Estimate a step of a recommendation model or an encoder on a cluster, by strategy.
+    """Say what training MODEL costs, by arithmetic: FLOPs, days, GPU-hours, money.
 
-    Arithmetic over layers, on two streams: compute, and one collective at a time beside it. For
-    language models, `plan --cluster` knows pipelines, kernels and schedules.
+    A rough answer at once, which takes all GPUs to have enough memory. For one that knows kernels,
+    memory, contention and the layout, use `twinstream plan --cluster`.
     """
-    if model is None:
-        _list(as_json)
-        return
-    found, cluster = load_layered(model), load_cluster(step.cluster)
-    asked = Question(found, cluster, mesh_of(cluster, step.gpus), step.asked(found))
-    wanted = {} if strategy is None else parse_strategy(strategy, found)
-    answers = (asked.estimate(wanted),) if as_given else asked.search(wanted)
+    place = _place(machine, cluster)
+    run = _timed_run(model, shape, place)
+    found = time_of(run)
+    bill = bill_of(found.run_s, found.num_gpus, prices, place_names(place))
     if as_json:
-        print_json(estimate_document(asked, answers))
+        print_json({"model": model, "place": place.name} | asdict(found) | bill.model_dump())
     else:
-        print_report(estimates_screen(asked, answers))
+        print_report(_screen(model, run, found, bill, place))
 
 
-def _list(as_json: bool) -> None:
-    models = [load_layered(name) for name in layered_names()]
-    if as_json:
-        sizes = [one.model_dump() | {"parameters": one.parameters} for one in models]
-        print_json({"models": sizes})
-    else:
-        print_report(layered_table(models))
+def _place(machine: str | None, cluster: str | None) -> Machine | Cluster:
+    if cluster is not None and machine is None:
+        return load_cluster(cluster)
+    if machine is not None and cluster is None:
+        return load_machine(machine)
+    raise CostError("say on what: --machine NAME of one GPU, or --cluster NAME of several")
+
+
+def _timed_run(model: str, shape: CostOptions, place: Machine | Cluster) -> TimedRun:
+    sizes = shape.model_dump(exclude={"tokens", "network_bandwidth"})
+    sizes |= timed_sizes(model_of_layers(model, shape.seq_len), shape.seq_len) | rates_of(place)
+    if shape.network_bandwidth is not None:
+        sizes["network_bytes_per_s"] = shape.network_bandwidth
+    run = from_options(TimedRun, sizes | {"dataset_tokens": shape.tokens})
+    if run.num_gpus > 1 and isinstance(place, Machine) and shape.network_bandwidth is None:
+        raise CostError(
+            f"{run.num_gpus:,} GPUs exchange data, and {place.name} is one: name what links them, "
+            "--cluster NAME or --network-bandwidth"
+        )
+    return run
+
+
+def _screen(
+    model: str, run: TimedRun, found: RunTime, bill: Bill, place: Machine | Cluster
+) -> Group:
+    inner, outer, tokens = found.matmul_shape
+    facts = {
+        "model": f"{model}, {found.num_params / 1e9:,.2f} billion parameters",
+        "tokens": f"{found.num_tokens:.3e}, {found.num_batches:,} batches of {run.batch_size:,} "
+        f"sequences of {run.seq_len:,}",
+        "FLOP": f"{found.flop_total:.3e}, {run.flop_per_batch:.3e} a batch",
+        "GPUs": f"{found.num_gpus:,} of {place.name} = {run.pp:,} pp x {run.dp:,} dp x "
+        f"{run.tp:,} tp",
+        "a GPU": f"{run.flop_per_s / 1e12:,.1f} TFLOP/s, {run.utilization:.0%} of it in a matmul, "
+        f"memory {run.memory_bytes_per_s / 1e9:,.0f} GB/s"
+        + (f", network {run.network_bytes_per_s / 1e9:,.0f} GB/s" if found.num_gpus > 1 else ""),
+        "a matmul": f"{inner:,} inner x {outer:,} outer x {tokens:,} tokens: "
+        f"{seconds(found.matmul_s)}; 2 a layer",
+        "a batch": f"{seconds(found.batch_s)}: bubble {seconds(found.bubble_s)}, computing "
+        f"{seconds(found.compute_s)} beside exchanging {seconds(found.network_s)}, sum of "
+        f"gradients {seconds(found.gradient_s)}",
+        "utilization": f"{found.utilization:.4f} of the peak of all GPUs",
+        **_charged(bill),
+    }
+    table = FittedTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, fact in facts.items():
+        table.add_row(name, fact)
+    shortage = _shortage(found, run, place)
+    return Group(table, *([f"\n{shortage}"] if shortage else []))
+
+
+def _charged(bill: Bill) -> dict[str, str]:
+    shown = {"training": _duration(bill.run_days)}
+    if bill.goodput is not None:
+        shown |= {"goodput": f"{bill.goodput:.2%}", "wall time": _duration(bill.wall_days)}
+    shown["GPU-hours"] = f"{bill.gpu_hours:,.1f}"
+    if bill.money is not None:
+        shown["money"] = f"{bill.money:,.2f} at {bill.price_per_gpu_hour:,.2f} a GPU-hour"
+    return shown
+
+
+def _duration(days: float) -> str:
+    """
+    >>> _duration(118.83), _duration(0.1), _duration(1e-4)
+    ('118.8 days', '2.4 hours', '8.6 seconds')
+    """
+    for unit, of_a_day in (("days", 1), ("hours", 24), ("minutes", 1440)):
+        if days * of_a_day >= 1:
+            return f"{days * of_a_day:,.1f} {unit}"
+    return f"{days * 86400:.1f} seconds"
+
+
+def _shortage(found: RunTime, run: TimedRun, place: Machine | Cluster) -> str | None:
+    """Say that the weights alone exceed a GPU's memory; what else a step keeps is not counted."""
+    room = (place if isinstance(place, Machine) else machine_of(place)).device_memory_bytes
+    weights_bytes = found.num_params * run.value_bytes / (found.num_gpus // run.dp)
+    if room is None or room.value is None or weights_bytes <= room.value:
+        return None
+    return (
+        f"This does not fit: the weights alone take {weights_bytes / 1e9:,.0f} GB of each GPU, "
+        f"which has {room.value / 1e9:,.0f} GB. Raise --pp or --tp; twinstream plan --cluster "
+        "knows all of the memory, and what host memory takes."
+    )

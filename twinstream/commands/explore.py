@@ -12,8 +12,6 @@ from twinstream.commands.arguments.options import ClusterIfKnown, Json, Profiles
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.schedule_inputs import inputs_of
 from twinstream.planner.planner import gc_paused
-from twinstream.schedule.cluster.cluster_schedule import as_cluster
-from twinstream.schedule.cluster.cluster_timeline import as_cluster_timeline
 from twinstream.study.explore.answers import ExploreError
 from twinstream.study.front import require_dash
 
@@ -99,9 +97,8 @@ def explore(  # noqa: PLR0913
             given = inputs_of(path, Profiles(cluster=beside.cluster))
             after = given.measured(ran)
             one = ShownCluster(
-                path.name, as_cluster(given.schedule), as_cluster_timeline(given.timeline()),
-                given.machine, None if after is None else as_cluster_timeline(after), given.told,
-            )  # fmt: skip
+                path.name, given.schedule, given.timeline(), given.machine, after, given.told
+            )
         shown.append(one)
 
     def tell(url: str) -> None:

@@ -1,7 +1,7 @@
 """`fit`: what a card can do with a model."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Annotated
@@ -11,18 +11,30 @@ import typer
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.options import Json
 from twinstream.commands.arguments.outputs import output_option
-from twinstream.commands.arguments.requests import require_known
 from twinstream.commands.output import filled_in, print_json, print_report
 from twinstream.cost.bill import price_at, prices_of
 from twinstream.hardware_profiles.clusters.loader import place_names
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.recipe import dpo_of
-from twinstream.planner.choices import EFFORTS
+from twinstream.models.loss import kind_of_loss, loss_of, names_loss
+from twinstream.options.option_group import (
+    DATA,
+    RUN,
+    STEPS,
+    TRAINED,
+    WHERE,
+    OptionGroup,
+    flag,
+    same_flag,
+)
+from twinstream.options.plan_options import PlanOptions
+from twinstream.options.recipe_options import RecipeOptions
+from twinstream.options.step_options import StepOptions
+from twinstream.planner.choices import Effort
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
 from twinstream.schedule.sizes import parse_bytes, parse_number
 from twinstream.study.fit.cells import LENGTHS, LORA, TOKENS_PER_STEP, FitQuestion, OwnLengths
-from twinstream.training.options import BYTES
+from twinstream.training.options import BYTES, TrainOptions
 
 if TYPE_CHECKING:
     from twinstream.study.fit.cells import FitTable
@@ -37,94 +49,56 @@ class FitError(TwinstreamError):
     """An option of `fit` that cannot be used."""
 
 
-@dataclass(frozen=True)
-class FitOptions:
-    """On which machines, within which memory, and how each cell is asked."""
+class FitOptions(OptionGroup):
+    """Machines and memories to plan for, and how each cell is asked."""
 
-    machine: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--machine", metavar="NAME|FILE", help="A machine to plan for; may be given again."
-        ),
-    ] = None
-    device_mem: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Cap of device memory, by default all.")
-    ] = None
-    host_mem: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Cap of host memory, by default 0.8 of it.")
-    ] = None
-    seq_len: Annotated[str, typer.Option(metavar="LIST", help="Lengths: 2k,8k,32k or tokens.")] = (
-        _LENGTHS
+    machine: tuple[str, ...] = flag(
+        WHERE, "NAME|FILE", "A machine to plan for; may be given again.", ()
     )
-    tokens_per_step: Annotated[
-        int,
-        typer.Option(
-            min=1, max=_LONGEST, metavar="N", help="Tokens of a step, the same in every cell."
-        ),
-    ] = TOKENS_PER_STEP
-    tokens: Annotated[
-        int | None,
-        typer.Option(min=1, max=2**60, metavar="N", help="Tokens of the data, in place of DATA."),
-    ] = None
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="Tokenizer of DATA: a folder, tokenizer.json, or `bytes`."
-        ),
-    ] = None
-    chat_template: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A template in Jinja, in place of the tokenizer's own."),
-    ] = None
-    columns: Annotated[
-        str | None,
-        typer.Option(metavar="NAME=COLUMN,...", help="Columns of other names, as in `train`."),
-    ] = None
-    lora: Annotated[
-        str, typer.Option(metavar="OPTIONS", help="Adapters of the rows with LoRA, as in `train`.")
-    ] = LORA
-    loss: Annotated[
-        str | None,
-        typer.Option(
-            metavar="dpo",
-            help="dpo asks about pairs; beta=0.1 and label_smoothing=0 behind commas.",
-        ),
-    ] = None
-    price: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[MACHINE=]PRICE,...",
-            help="Price of an hour of one GPU, in any currency; or of each machine, as "
-            "h100=2.5,b200=6. May be given again.",
-        ),
-    ] = None
-    effort: Annotated[str, typer.Option(metavar="NAME", help="quick or normal.")] = "quick"
-    jobs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Processes; by default one a core.")
-    ] = None
+    device_mem: str | None = same_flag(StepOptions, "device_mem")
+    host_mem: str | None = same_flag(StepOptions, "host_mem")
+    seq_len: str = flag(STEPS, "LIST", "Lengths: 2k,8k,32k or tokens.", _LENGTHS)
+    tokens_per_step: int = flag(
+        STEPS, "N", "Tokens of a step, the same in every cell.", TOKENS_PER_STEP, ge=1, le=_LONGEST
+    )
+    tokens: int | None = flag(DATA, "N", "Tokens of the data, in place of DATA.", ge=1, le=2**60)
+    tokenizer: Path | None = same_flag(TrainOptions, "tokenizer")
+    chat_template: Path | None = same_flag(TrainOptions, "chat_template")
+    columns: str | None = same_flag(TrainOptions, "columns")
+    lora: str = same_flag(RecipeOptions, "lora", LORA)
+    loss: str | None = flag(
+        TRAINED, "dpo", "dpo asks about pairs; beta=0.1 and label_smoothing=0 behind commas."
+    )
+    price: tuple[str, ...] = flag(
+        WHERE, "[MACHINE=]PRICE,...",
+        "Price of an hour of one GPU, in any currency; or of each machine, as h100=2.5,b200=6. May "
+        "be given again.", (),
+    )  # fmt: skip
+    effort: Effort = same_flag(PlanOptions, "effort", "quick")
+    jobs: int | None = flag(RUN, "N", "Processes; by default one a core.", ge=1)
 
     def question(self, model: str, data: list[str]) -> FitQuestion:
         """
         Raises:
             TwinstreamError: an option cannot be used.
         """
-        require_known("--effort", self.effort, EFFORTS)
-        machines = tuple(self.machine or ())
+        machines = self.machine
         if not machines:
             raise FitError("name at least one machine: --machine rtx4090 (twinstream machines)")
         if data and self.tokens is not None:
             raise FitError("--tokens is in place of DATA: leave one out")
-        for flag, size in (("--device-mem", self.device_mem), ("--host-mem", self.host_mem)):
+        for name, size in (("--device-mem", self.device_mem), ("--host-mem", self.host_mem)):
             if size is not None and parse_bytes(size, whole_bytes=2.0**50) < 1:
-                raise FitError(f"{flag} {size} is no memory: give a size such as 24GiB")
-        if self.loss is not None and dpo_of(self.loss) is None:
+                raise FitError(f"{name} {size} is no memory: give a size such as 24GiB")
+        if self.loss is not None and not names_loss(self.loss):
             raise FitError(f"--loss '{self.loss}': only dpo is asked about, with --loss dpo")
+        loss_of(self.loss)
         lengths, own, told = lengths_of(self.seq_len), None, self.tokens
         if data:
             own, told = self._own_lengths(model, data, max(lengths))
         return FitQuestion(
             model, machines, lengths, self.tokens_per_step, self.lora, self.device_mem,
-            self.host_mem, own, told, prices_by_machine(self.price or [], machines),
+            self.host_mem, own, told, prices_by_machine(self.price, machines),
             join([*data, *self._of_data]) if data else "DATA", self.loss,
             counts_bytes=bool(data) and self.tokenizer == Path(BYTES),
         )  # fmt: skip
@@ -146,19 +120,19 @@ class FitOptions:
         from twinstream.training.data_opening import opened, tokenizer_for
         from twinstream.training.planning import expected_packing
 
-        path, pairs = Path(model), self.loss is not None
+        path, sides = Path(model), kind_of_loss(self.loss).sides
         folder = path if path.is_dir() else path.parent if path.name == "config.json" else None
         tokenizer = tokenizer_for(self.tokenizer, folder, data, is_random=False)
         rows = DataOptions(
             workers=0,
-            pairs=pairs,
+            pairs=sides > 1,
             chat_template=self.chat_template,
             columns=columns_of(self.columns) if self.columns else (),
         )
         read = opened(data, tokenizer, rows, longest=longest)
         found = read.lengths()
         seq_len = min(longest, -(-int(found.max()) // _GRAIN) * _GRAIN)
-        packing = expected_packing(found, seq_len * (2 if pairs else 1))
+        packing = expected_packing(found, seq_len * sides)
         return OwnLengths(seq_len, packing), read.epoch_tokens
 
 
@@ -223,7 +197,7 @@ def lengths_of(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def prices_by_machine(given: list[str], machines: tuple[str, ...]) -> dict[str, float]:
+def prices_by_machine(given: Sequence[str], machines: tuple[str, ...]) -> dict[str, float]:
     """
     A name is of a machine, or of the GPU that several profiles are of.
 

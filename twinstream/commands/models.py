@@ -6,7 +6,6 @@ from twinstream.hardware_profiles.clusters.loader import cluster_names, load_clu
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.origin import origin_of
 from twinstream.measures.uncertainty import usual_uncertainties
-from twinstream.models.executable import executor_refusal
 from twinstream.models.presets import load_preset, preset_aliases, preset_names, traced_presets
 from twinstream.screens.listings import clusters_table, machines_table, models_table, traced_line
 
@@ -14,7 +13,7 @@ from twinstream.screens.listings import clusters_table, machines_table, models_t
 def models(as_json: Json = False) -> None:
     """List the models that come with the package; --model also takes a Hugging Face config.json."""
     specs = [load_preset(name) for name in preset_names()]
-    refusals = {spec.name: executor_refusal(spec) for spec in specs}
+    refusals = {spec.name: spec.executor_refusal for spec in specs}
     if as_json:
         sizes = [
             spec.model_dump()

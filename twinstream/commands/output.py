@@ -51,6 +51,20 @@ def print_json(document: object) -> None:
     sys.stdout.write(text + "\n")
 
 
+@contextmanager
+def told_at_the_end(
+    document: Callable[[], object], *, as_json: bool, screen: Callable[[], Iterable[RenderableType]]
+) -> Iterator[None]:
+    """Print what was found when the block ends, and when it fails: on a full disk too."""
+    try:
+        yield
+    finally:
+        if as_json:
+            print_json(document())
+        else:
+            print_report(*screen())
+
+
 def screen() -> Console:
     """Standard output, as wide as the terminal but at most 100 columns."""
     console = _Screen(highlight=False, markup=False)

@@ -1,39 +1,32 @@
 """`plan`: decide where every tensor lives, and predict what that yields."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from twinstream.commands.arguments import options
-from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule
 from twinstream.commands.arguments.outputs import output_option
-from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
-from twinstream.commands.arguments.queries import charged_at, query_of
-from twinstream.commands.arguments.requests import notes_of
-from twinstream.commands.output import print_report, progress
-from twinstream.commands.plan_screens import (
-    tell_device,
-    tell_layouts,
-    tell_ranks,
-)
+from twinstream.commands.output import print_json, print_report, progress
+from twinstream.commands.plan_screens import generation_screen, tell
 from twinstream.models.parallel.layout import LayoutError
 from twinstream.options.option_group import MEMORY, WHERE
+from twinstream.options.plan_options import ClusterOptions, PlanOptions, TaskOptions
+from twinstream.planner.generation import TextGeneration
 from twinstream.planner.warm_start import WarmStartError
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import ArgumentError
 from twinstream.schedule.files import write_document
-from twinstream.study.layouts import ChoiceOfLayouts
-from twinstream.study.many_gpus import LaidOutStep
+from twinstream.study.answer import Answer
+from twinstream.study.generation import PlannedGeneration
 from twinstream.study.one_device import DeviceQuery
-from twinstream.study.planned_step import PlannedStep
-from twinstream.study.query import Answer, Query
-from twinstream.study.several_ranks import RanksStep
+from twinstream.study.query import Query
+from twinstream.study.questions import asked_by, notes_of
 
 Ranks = Annotated[
     int | None,
@@ -47,9 +40,16 @@ Ranks = Annotated[
 ]
 
 
-@grouped("model", "seq_len")
+_OF_TRAINING = (
+    *("--seq-len", "--tokens-per-step", "--chunks-per-round", "--optimizer-overhead", "--loss"),
+    *("--freeze", "--clips", "--optimizer", "--optim", "--gradients", "--optimizer-state"),
+)
+
+
+@grouped("model")
 def plan(  # noqa: PLR0913
     wanted: PlanOptions,
+    task: TaskOptions,
     asked: ClusterOptions,
     charged: RunOptions,
     warm_start: Annotated[
@@ -70,22 +70,58 @@ def plan(  # noqa: PLR0913
     """Plan a training step within memory caps and predict its speed.
 
     On one device of a --machine or --cluster, or on --gpus N of them: with --cluster all layouts
-    are searched, with --machine (or --ranks N) those that twinstream runs.
+    are searched, with --machine (or --ranks N) those that twinstream runs. With --task inference
+    it is generating text that is planned.
     """
-    query = query_of(wanted, asked, ranks)
+    if (generation := task.generation()) is not None:
+        _plan_generation(generation, wanted, asked, output, as_json=as_json)
+        return
+    if wanted.seq_len is None:
+        raise ArgumentError("--seq-len is missing: tokens of a sequence")
+    query = asked_by(wanted, asked, ranks)
     charged.require_possible()
-    charged = charged_at(charged, wanted, asked)
-    if warm_start and not isinstance(query, DeviceQuery):
+    charged = charged.on(wanted.machine, asked.cluster)
+    if warm_start and query.kind != "device":
         raise LayoutError("--warm-start is of one device; leave it out")
     known = {path: checked_schedule(path) for path in warm_start or []}
     answer, seconds = answered(query, known, quiet=as_json)
     try:
         if output is not None:
-            write_document(_document(answer), output)
+            write_document(answer.schedule, output)
     finally:  # what was planned is told, on a full disk too
-        _tell(answer, seconds, known, (charged, notes_of(wanted)), as_json=as_json)
+        known_plan = next((str(path) for path, one in known.items() if answer.is_plan(one)), None)
+        tell(answer, seconds, known_plan, (charged, notes_of(wanted)), as_json=as_json)
     if output is not None and not as_json:
-        print_report(f"Wrote the schedule{_which(answer)} to {output}{_run(answer, output)}")
+        which = "" if answer.searched is None else " of the first"
+        run = f"; run it: twinstream run {output}" if answer.candidates else "."
+        print_report(f"Wrote the schedule{which} to {output}{run}")
+
+
+def _plan_generation(
+    generation: TextGeneration, wanted: PlanOptions, asked: ClusterOptions, output: Path | None, *,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Plan generating text on one device.
+
+    Raises:
+        ArgumentError: an option is of training, or of several GPUs.
+    """
+    beside = [flag for flag in wanted.given() if flag in _OF_TRAINING]
+    beside += ["--output"] if output is not None else []
+    if beside:
+        raise ArgumentError(f"{', '.join(beside)} is of a training step, not of --task inference")
+    query = asked_by(wanted.model_copy(update={"seq_len": str(generation.prompt)}), asked)
+    if not isinstance(query, DeviceQuery):
+        raise ArgumentError("--task inference is planned on one device: leave out --gpus")
+    start_s = time.perf_counter()
+    request = query.request
+    with progress(f"planning {request.spec.name} for {request.machine.name}", quiet=as_json):
+        found = PlannedGeneration.of(generation, request)
+    seconds = time.perf_counter() - start_s
+    if as_json:
+        print_json(found.figures | {"uncertainty": found.uncertainty, "plan_seconds": seconds})
+        return
+    print_report(*generation_screen(found, seconds))
 
 
 def answered(query: Query, known: Mapping[Path, Schedule], *, quiet: bool) -> tuple[Answer, float]:
@@ -99,57 +135,11 @@ def answered(query: Query, known: Mapping[Path, Schedule], *, quiet: bool) -> tu
         TwinstreamError: nothing fits, or the query contradicts itself.
     """
     start_s = time.perf_counter()
-    if not isinstance(query, DeviceQuery):
-        told = f"planning {query.subject.title}"
-        with progress(told, quiet=quiet) as stage:
-            answer: Answer
-            if isinstance(query, ChoiceOfLayouts):
-                answer = query.fastest(stage.doing)
-            else:
-                answer = query.answer()
-        return answer, time.perf_counter() - start_s
     try:
-        told = f"planning {query.request.spec.name} for {query.request.machine.name}"
-        with progress(told, quiet=quiet):
-            schedule = query.planned(list(known.values()))
+        with progress(f"planning {query.subject.title}", quiet=quiet) as stage:
+            plans = list(known.values())
+            answer = query.begun_from(plans) if plans else query.answer(progress=stage.doing)
     except WarmStartError as error:
-        path = next(path for path, plan in known.items() if plan is error.plan)
+        path = next(path for path, plan in known.items() if plan.only is error.plan)
         raise WarmStartError(error.plan, f"--warm-start {path}", error.why) from None
-    seconds = time.perf_counter() - start_s
-    with progress("simulating", quiet=quiet):
-        is_known = any(schedule.ops is plan.ops for plan in known.values())
-        return PlannedStep.predicted(schedule, query.request, is_known=is_known), seconds
-
-
-def _document(answer: Answer) -> Schedule | ClusterSchedule:
-    if isinstance(answer, LaidOutStep):
-        return answer.document()
-    assert isinstance(answer, PlannedStep | RanksStep)
-    return answer.schedule
-
-
-def _tell(
-    answer: Answer,
-    seconds: float,
-    known: Mapping[Path, Schedule],
-    about: tuple[RunOptions, Sequence[str]],
-    *,
-    as_json: bool,
-) -> None:
-    if isinstance(answer, LaidOutStep):
-        tell_layouts(answer, seconds, about[0], as_json=as_json)
-    elif isinstance(answer, RanksStep):
-        tell_ranks(answer, seconds, about[0], as_json=as_json)
-    else:
-        assert isinstance(answer, PlannedStep)
-        ops = answer.schedule.ops
-        taken = next((str(path) for path, plan in known.items() if plan.ops is ops), None)
-        tell_device(answer, seconds, taken, about, as_json=as_json)
-
-
-def _which(answer: Answer) -> str:
-    return " of the first" if isinstance(answer, LaidOutStep) else ""
-
-
-def _run(answer: Answer, output: Path) -> str:
-    return f"; run it: twinstream run {output}" if isinstance(answer, RanksStep) else "."
+    return answer, time.perf_counter() - start_s

@@ -4,123 +4,133 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from rich.console import RenderableType
 from rich.constrain import Constrain
 
-from twinstream.clusters.kernel_sets import recipe_text, why_not_here, why_schedule_not_here
+from twinstream.clusters.kernel_sets import why_not_here, why_schedule_not_here
 from twinstream.clusters.predict import document_of
 from twinstream.clusters.search.search import RankedLayout, SearchResult
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.output import print_json, print_report
 from twinstream.cost.bill import Bill
-from twinstream.hardware_profiles.clusters.loader import machine_of
+from twinstream.measures.metrics import rate_text
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of_job
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.schedule.analysis.idle import exposed_communication
 from twinstream.schedule.document import Schedule
+from twinstream.schedule.sizes import gib
+from twinstream.schedule.workload import Workload
+from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.layout_screen import bills_screen, layouts_screen
-from twinstream.screens.plan_screen import WIDTH, plan_notes, plan_screen
+from twinstream.screens.plan_screen import WIDTH, plan_notes, plan_screen, recipe_line
 from twinstream.screens.ranks_screen import ranks_screen, stages_figures
-from twinstream.study.many_gpus import LaidOutStep
-from twinstream.study.planned_step import PlannedStep
-from twinstream.study.several_ranks import RanksStep
+from twinstream.screens.tables import readable, seconds
+from twinstream.study.answer import Answer
+from twinstream.study.generation import PlannedGeneration
 
 
-def tell_device(
-    answer: PlannedStep, seconds: float, known_plan: str | None,
+def tell(
+    answer: Answer, seconds: float, known_plan: str | None,
     about: tuple[RunOptions, Sequence[str]], *, as_json: bool,
 ) -> None:  # fmt: skip
-    """One device's plan, and what a run of it costs.
+    """The plan of one device, of ranks, or the fastest layouts; and what a run of it costs.
 
     Args:
         known_plan: the file of a plan that was known, where nothing faster was found.
         about: the prices, and notes about the options.
     """
-    machine, schedule, timeline = answer.machine, answer.schedule, answer.timeline
     charged, notes = about
-    notes = [*notes, *plan_notes(schedule, machine, timeline)]
-    bill = charged.bill(answer.tokens_per_s, num_gpus=1)
-    if as_json:
-        more: dict[str, object] = {} if bill is None else {"bill": bill}
-        more |= {
-            "explanation": answer.explanation,
-            "known_plan": known_plan,
-            "notes": notes,
-            "uncertainty": answer.uncertainty,
-        }
-        summary = answer.summary.model_copy(update={"plan_seconds": seconds})
-        print_json(summary.model_dump() | describe(schedule) | more)
+    if answer.searched is not None:
+        _tell_layouts(answer, answer.searched, seconds, charged, as_json=as_json)
         return
-    print_report(plan_screen(schedule, timeline, machine, seconds), *narrow(notes))
-    if bill is not None:
-        print_report(
-            bills_screen(
-                [f"1 {machine.name}"], [bill], [answer.uncertainty.mean], charged.num_tokens
-            )
-        )
+    bill = charged.bill(answer.tokens_per_s, answer.num_gpus)
+    if as_json:
+        found = _ranks_json(answer) if answer.layout else _device_json(answer, known_plan, notes)
+        print_json(found | {"plan_seconds": seconds} | ({} if bill is None else {"bill": bill}))
+        return
+    print_report(*(_ranks_parts if answer.layout else _device_parts)(answer, seconds, notes))
+    name = answer.layout_text or f"1 {answer.machine.name}"
+    _tell_bills([name], [bill], [answer.uncertainty], charged)
     if known_plan is not None:
         print_report(f"Nothing faster than {known_plan} was found: this is that plan.")
+    if answer.assumed:
+        print_report(f"Assumed for the prediction: {answer.assumed}.")
 
 
-def tell_ranks(answer: RanksStep, seconds: float, charged: RunOptions, *, as_json: bool) -> None:
-    """The layout of ranks that was chosen, and the others."""
-    schedule, place, chosen, summary = answer.schedule, answer.place, answer.chosen, answer.summary
-    bill = charged.bill(summary.tokens_per_s, schedule.mesh.size)
-    rounds = chosen.workload.rounds_per_step // chosen.layout.dp
-    workload = chosen.workload.model_copy(update={"rounds_per_step": rounds})
-    why = answer.why_not_here
-    if as_json:
-        shown = {
-            "layout": schedule.layout,
-            "recipe": answer.recipe,
-            "runs_here": why is None,
-            "why_not_here": why,
-            "candidates": [str(one) for one in chosen.candidates],
-            "workload": workload,
-            "stages": stages_figures(schedule),
-            "predicted": summary,
-            "assumed": place.assumed or None,
-            "plan_seconds": seconds,
-        }
-        print_json(shown if bill is None else shown | {"bill": bill})
-        return
-    print_report(ranks_screen(schedule, workload, summary, place.cluster.name, seconds))
-    others = [str(one) for one in chosen.candidates if one.layout != chosen.layout]
-    runs = "Runs here" if why is None else f"Does not run here: {why}"
-    print_report(f"Recipe: {recipe_text(answer.spec, answer.recipe)}. {runs}.")
-    if others:
-        print_report(f"Other layouts: {'; '.join(others)}.")
-    if bill is not None:
-        print_report(
-            bills_screen(
-                [chosen.layout.text], [bill], [answer.uncertainty.mean], charged.num_tokens
-            )
-        )
-    if place.assumed:
-        print_report(f"Assumed for the prediction: {place.assumed}.")
+def _device_json(answer: Answer, known_plan: str | None, notes: Sequence[str]) -> dict[str, object]:
+    schedule, timeline = answer.schedule, answer.timeline
+    return {
+        **answer.summary.model_dump(),
+        **describe(schedule),
+        "explanation": answer.explanation,
+        "known_plan": known_plan,
+        "notes": [*notes, *plan_notes(schedule, answer.machine, timeline)],
+        "uncertainty": answer.uncertainty,
+    }
 
 
-def tell_layouts(
-    answer: LaidOutStep, seconds: float, charged: RunOptions, *, as_json: bool
+def _device_parts(answer: Answer, seconds: float, notes: Sequence[str]) -> list[RenderableType]:
+    schedule, timeline, machine = answer.schedule, answer.timeline, answer.machine
+    notes = [*notes, *plan_notes(schedule, machine, timeline)]
+    return [plan_screen(schedule, timeline, machine, seconds), *narrow(notes)]
+
+
+def _ranks_json(answer: Answer) -> dict[str, object]:
+    schedule = answer.schedule
+    return {
+        "layout": schedule.layout,
+        **_recipe_json(answer.asked.recipe, answer.why_not_here),
+        "candidates": [str(one) for one in answer.candidates],
+        "workload": _of_a_replica(answer),
+        "stages": stages_figures(schedule),
+        "predicted": answer.summary,
+        "assumed": answer.assumed or None,
+    }
+
+
+def _ranks_parts(answer: Answer, seconds: float, _: Sequence[str]) -> list[RenderableType]:
+    schedule, why, asked = answer.schedule, answer.why_not_here, answer.asked
+    assert answer.cluster is not None, "ranks are linked"
+    others = [str(one) for one in answer.candidates if one.layout != answer.layout]
+    where = answer.cluster.name
+    return [
+        ranks_screen(schedule, _of_a_replica(answer), answer.summary, where, seconds),
+        recipe_line(asked.spec, asked.recipe, why),
+        *([f"Other layouts: {'; '.join(others)}."] if others else []),
+    ]
+
+
+def _of_a_replica(answer: Answer) -> Workload:
+    assert answer.workload is not None and answer.layout is not None
+    rounds = answer.workload.rounds_per_step // answer.layout.dp
+    return answer.workload.model_copy(update={"rounds_per_step": rounds})
+
+
+def _tell_layouts(
+    answer: Answer, found: SearchResult, seconds: float, charged: RunOptions, *, as_json: bool
 ) -> None:
     """The fastest layouts of a cluster's GPUs, and what a run costs with each."""
-    found, cluster, job = answer.searched, answer.cluster, answer.job
-    assert found is not None, "all layouts were searched"
-    machine = machine_of(cluster)
+    assert answer.cluster is not None and answer.job is not None
     errors = [
-        uncertainty_of_job(one.job, machine, partial(document_of, one.job, cluster))
+        uncertainty_of_job(one.job, answer.machine, partial(document_of, one.job, answer.cluster))
         for one in found.best
     ]
     bills = [charged.bill(one.prediction.tokens_per_s, answer.num_gpus) for one in found.best]
     if as_json:
         print_json(_layouts_json(found, errors, bills, seconds))
         return
-    print_report(layouts_screen(job, cluster, found, errors, seconds))
-    if charged.is_charged:
-        names = [one.layout.text for one in found.best]
-        charges = [bill for bill in bills if bill is not None]
-        print_report(
-            bills_screen(names, charges, [error.mean for error in errors], charged.num_tokens)
-        )
+    print_report(layouts_screen(answer.job, answer.cluster, found, errors, seconds))
+    _tell_bills([one.layout.text for one in found.best], bills, errors, charged)
+
+
+def _tell_bills(
+    names: Sequence[str], bills: Sequence[Bill | None], errors: Sequence[Uncertainty],
+    charged: RunOptions,
+) -> None:  # fmt: skip
+    charges = [bill for bill in bills if bill is not None]
+    if charges:
+        means = [error.mean for error in errors]
+        print_report(bills_screen(names, charges, means, charged.num_tokens))
 
 
 def _layouts_json(
@@ -142,14 +152,12 @@ def _layouts_json(
 
 
 def _layout_json(one: RankedLayout) -> dict[str, Any]:
-    prediction = one.prediction
+    prediction, recipe = one.prediction, one.job.recipe
     exchanged = exposed_communication(prediction.shares)
     return {
         "layout": one.layout.model_dump(mode="json"),
-        "recipe": one.job.recipe.model_dump(mode="json"),
+        **_recipe_json(recipe, why_not_here(one.job.shape, recipe, one.layout)),
         "has_kernels": one.job.is_own,
-        "runs_here": (why := why_not_here(one.job.shape, one.job.recipe, one.layout)) is None,
-        "why_not_here": why,
         "layout_text": one.layout.text,
         "step_s": prediction.step_s,
         "bound_s": one.bound_s,
@@ -167,24 +175,66 @@ def _layout_json(one: RankedLayout) -> dict[str, Any]:
     }
 
 
+def _recipe_json(recipe: object, why_not_here: str | None) -> dict[str, object]:
+    """The recipe, and whether that runs on this machine or why not."""
+    return {"recipe": recipe, "runs_here": why_not_here is None, "why_not_here": why_not_here}
+
+
 def narrow(notes: Sequence[str]) -> list[Constrain]:
-    """As wide as the screen above them."""
+    """Return notes as wide as the screen above them."""
     return [Constrain(note, WIDTH) for note in notes]
 
 
 def describe(schedule: Schedule) -> dict[str, object]:
-    """What a schedule is about, for JSON."""
+    """Say what one device's schedule is about, for JSON."""
+    own = schedule.only
     return {
-        "model": schedule.model.name,
+        "model": own.model.name,
         "machine": schedule.machine.name,
         "policy": schedule.policy,
         "kernels": schedule.recipe.get("kernels"),
-        "recipe": schedule.recipe,
-        "runs_here": (why := why_schedule_not_here(schedule)) is None,
-        "why_not_here": why,
-        "nondeterministic": nondeterministic_kernels(schedule),
-        "num_ops": len(schedule.ops),
+        **_recipe_json(schedule.recipe, why_schedule_not_here(own)),
+        "nondeterministic": nondeterministic_kernels(own),
+        "num_ops": len(own.ops),
         "workload": schedule.workload,
         "caps": schedule.caps,
         "bound": schedule.bound,
     }
+
+
+def generation_screen(found: PlannedGeneration, plan_seconds: float) -> list[RenderableType]:
+    """How fast text is generated, in what memory, and what limits it."""
+    asked, error = found.generation, found.uncertainty
+    bound = found.bound_s
+    table = FittedTable(box=None, show_header=False, width=WIDTH, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    rows = [
+        ("first token", f"after {seconds(found.first_token_s)} ({error.short})"),
+        ("then", f"{seconds(found.token_s)} a token of each sequence, "
+                 f"{rate_text(found.decode_tokens_per_s)} tokens/s in all"),
+        ("altogether", f"{rate_text(found.tokens_per_s)} tokens/s, {seconds(found.seconds)} with "
+                       "the prompts"),
+        ("memory", f"weights {gib(found.weights_bytes)}, keys and values {gib(found.cache_bytes)}"),
+    ]  # fmt: skip
+    if bound:
+        gap = f"{found.seconds / bound - 1:.1%} above it"
+        rows.append(("lower bound", f"{seconds(bound)} within these caps; all is {gap}"))
+    rows.append(("planned in", seconds(plan_seconds)))
+    for name, text in rows:
+        table.add_row(name, text)
+    passes = FittedTable(box=None, width=WIDTH, padding=(0, 2, 0, 0))
+    for column in ("pass", "time", "device", "host", "H2D", "limited by"):
+        passes.add_column(column, justify="left" if column in ("pass", "limited by") else "right")
+    for name, step in found.steps:
+        summary, limits = step.summary, found.limits[name]
+        passes.add_row(
+            name, seconds(step.step_s), gib(step.device_bytes), gib(step.host_bytes),
+            gib(summary.h2d_bytes), ", ".join(map(readable, limits)) or "-",
+        )  # fmt: skip
+    sequences = "sequence" if asked.batch == 1 else "sequences"
+    title = (
+        f"{found.model.name} generating on {found.machine.name}: {asked.batch:,} {sequences}, "
+        f"{asked.decode:,} tokens behind {asked.prompt:,}"
+    )
+    return [title, table, "", passes, f"{error.sentence} No profile was fitted to generating text."]

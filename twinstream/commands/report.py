@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from twinstream.clusters.running.places import UnknownMachineError, machine_for
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.inputs import checked_schedule
@@ -16,14 +17,10 @@ from twinstream.commands.schedule_inputs import (
     refuse_cluster_options,
 )
 from twinstream.commands.simulate import about_prediction
-from twinstream.documents import UnknownMachineError, machine_for
 from twinstream.log.layout_choice import LayoutChoice
 from twinstream.log.run_files import PLAN, RunFiles
 from twinstream.measures.uncertainty import uncertainty_of
 from twinstream.planner.planner import gc_paused
-from twinstream.schedule.analysis.idle import AnyTimeline
-from twinstream.schedule.cluster.cluster_schedule import as_cluster
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline, as_cluster_timeline
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import DocumentError, read_document, write_text
 from twinstream.schedule.timeline import Timeline
@@ -80,9 +77,7 @@ def _of_schedule(
     return html, _figures(inputs, before, after)
 
 
-def _figures(
-    inputs: ScheduleInputs, before: AnyTimeline, after: AnyTimeline | None
-) -> dict[str, object]:
+def _figures(inputs: ScheduleInputs, before: Timeline, after: Timeline | None) -> dict[str, object]:
     """What is predicted, and what was measured where it was."""
     summary = inputs.summary(before)
     found: dict[str, object] = {
@@ -90,9 +85,7 @@ def _figures(
         "predicted": summary.model_dump() | about_prediction(inputs, before, summary),
     }
     if after is not None:
-        clocks = {}
-        if isinstance(after, ClusterTimeline):
-            clocks = {"clock_error_ns": after.clock_error_ns}
+        clocks = {} if after.is_one_device else {"clock_error_ns": after.clock_error_ns}
         found["measured"] = inputs.summary(after).model_dump() | clocks
     return found
 
@@ -112,8 +105,7 @@ def _of_run(folder: Path, where: options.Profiles, output: Path) -> tuple[str, d
         after = inputs.measured(files.measured) if files.measured.exists() else None
         choice = read_document(LayoutChoice, files.layouts) if files.layouts.exists() else None
         part = RanksPart(
-            as_cluster(inputs.schedule), as_cluster_timeline(inputs.timeline()), inputs.machine,
-            None if after is None else as_cluster_timeline(after), choice, inputs.told,
+            inputs.schedule, inputs.timeline(), inputs.machine, after, choice, inputs.told
         )  # fmt: skip
         return run_html(run, ranks=part), figures | _figures(inputs, part.predicted, after)
     refuse_cluster_options(folder, where)

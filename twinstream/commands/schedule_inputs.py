@@ -1,38 +1,23 @@
 """Schedules that commands are given, and the profiles of what they are predicted on."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from twinstream.clusters.running.places import machine_for, place_of
 from twinstream.clusters.shared_machine import Place
-from twinstream.commands.arguments.inputs import (
-    checked_schedule,
-    read_as,
-    read_timelines,
-    top_level_keys,
-)
+from twinstream.commands.arguments.inputs import checked_schedule, read_timeline
 from twinstream.commands.arguments.options import Profiles
-from twinstream.documents import machine_for, place_of, require_sound
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.schedule.analysis.comparison import by_rank
-from twinstream.schedule.analysis.idle import AnySchedule, AnyTimeline
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import (
-    ClusterTimeline,
-    require_timeline_of_cluster,
-)
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.files import DocumentError, read_bytes
-from twinstream.simulator.replay import simulate, simulate_cluster
+from twinstream.schedule.timeline import Timeline, require_timeline_of
+from twinstream.simulator.replay import simulate
 from twinstream.simulator.stragglers import with_stragglers
-
-_KEYS = {"mesh", "classes", "schedules"}
-_AS_WRITTEN = re.compile(rb'\s*\{[^{}\[\]]*"mesh"\s*:\s*\{\s*"axes"')  # without reading all of it
 
 
 class ScheduleInputError(TwinstreamError):
@@ -48,7 +33,7 @@ class ScheduleInputs:
     one device.
     """
 
-    schedule: AnySchedule
+    schedule: Schedule
     given: str | None
     place: Place | None = None
     stragglers: Mapping[str, float] = field(default_factory=dict)
@@ -63,37 +48,31 @@ class ScheduleInputs:
         """
         if self.place is not None:
             return self.place.machine
-        assert isinstance(self.schedule, Schedule)
         return machine_for(self.schedule, self.given)
 
-    def timeline(self, predicted: Path | None = None) -> AnyTimeline:
-        """The timeline in a file, simulated if there is no file.
+    def timeline(self, predicted: Path | None = None) -> Timeline:
+        """Return the timeline in a file, simulated if there is no file.
 
         Raises:
             DocumentError, TimelineMismatch: there is none of this schedule in it.
             ScheduleInputError: stragglers were given, and the timeline is what it is.
         """
-        schedule, place = self.schedule, self.place
-        if isinstance(schedule, Schedule):
-            return read_timelines(predicted, None)[0] or simulate(schedule, self.machine)
-        assert place is not None
         if predicted is None:
-            return simulate_cluster(schedule, place.cluster, place.machine, self.slow)
+            cluster = None if self.place is None else self.place.cluster
+            return simulate(self.schedule, self.machine, cluster, self.slow)
         if self.stragglers:
             raise ScheduleInputError("--straggler is simulated: leave it or --predicted out")
-        found = read_as(ClusterTimeline, predicted)
-        require_timeline_of_cluster(schedule, found)
+        found = read_timeline(predicted, "simulated")
+        require_timeline_of(self.schedule, found, "predicted")
         return found
 
-    def measured(self, path: Path | None) -> AnyTimeline | None:
-        """What was measured, by a file; None if there is none.
+    def measured(self, path: Path | None) -> Timeline | None:
+        """Return what was measured, by a file; None if there is none.
 
         Raises:
             DocumentError, TimelineMismatch: it holds something else, or is of another schedule.
             ScheduleInputError: a single rank is a straggler: classes are not those measured.
         """
-        if isinstance(self.schedule, Schedule):
-            return read_timelines(None, path)[1]
         if path is None:
             return None
         if self._has_more_classes:
@@ -101,9 +80,11 @@ class ScheduleInputs:
                 "with a single rank as straggler the schedule has more classes than were "
                 "measured: leave --straggler or --measured out"
             )
-        return measured_of_cluster(self.schedule, path)
+        found = read_timeline(path, "measured")
+        require_timeline_of(self.schedule, found, "measured")
+        return found
 
-    def summary(self, timeline: AnyTimeline) -> Summary:
+    def summary(self, timeline: Timeline) -> Summary:
         """Headline figures of a timeline; what ranks measured has a class for each."""
         return summarize(*by_rank(self.schedule, timeline), self.machine)
 
@@ -132,50 +113,20 @@ class ScheduleInputs:
         return [*found, f"Assumed: {assumed}."] if assumed else found
 
 
-def holds_cluster(path: Path) -> bool:
-    """Whether a file has a mesh's schedule, be it damaged; one that cannot be read has not."""
-    try:
-        text = read_bytes(path)
-    except OSError:
-        return False
-    if _AS_WRITTEN.match(text):
-        return True
-    return b'"mesh"' in text and len(_KEYS & top_level_keys(path)) > 1
-
-
-def read_any_schedule(path: Path) -> AnySchedule:
-    """The schedule in a file, of a device or a mesh, as it is.
-
-    Raises:
-        DocumentError: there is none; says what is wrong and where.
-    """
-    return read_cluster(path) if holds_cluster(path) else read_as(Schedule, path)
-
-
-def read_cluster(path: Path) -> ClusterSchedule:
-    """The mesh's schedule in a file, as it is.
-
-    Raises:
-        DocumentError: there is none; says what is wrong and where.
-    """
-    return read_as(ClusterSchedule, path)
-
-
 def inputs_of(path: Path, where: Profiles) -> ScheduleInputs:
-    """A schedule that is safe, and on what: a machine, or of a mesh by default as `place_of`.
+    """Read a schedule that is safe, and on what: a machine, or of ranks by default as `place_of`.
 
     Raises:
         DocumentError: there is no schedule in the file.
         UnsafeSchedule: it is damaged in its meaning.
-        UnknownMachineError: of a mesh no cluster was given, and none is known.
+        UnknownMachineError: of ranks no cluster was given, and none is known.
         StragglerError: there is no such straggler.
-        ScheduleInputError: an option is of meshes, and the schedule is of a device.
+        ScheduleInputError: an option is of ranks, and the schedule is of one device.
     """
-    if not holds_cluster(path):
+    schedule = checked_schedule(path)
+    if schedule.is_one_device:
         refuse_cluster_options(path, where)
-        return ScheduleInputs(checked_schedule(path), where.machine)
-    schedule = read_cluster(path)
-    require_sound(schedule)
+        return ScheduleInputs(schedule, where.machine)
     place = place_of(schedule, where.cluster, where.machine, path)
     factors = stragglers_of(where.straggler)
     cut, slow = with_stragglers(schedule, place.machine, factors)
@@ -193,20 +144,6 @@ def refuse_cluster_options(path: Path, where: Profiles) -> None:
             raise ScheduleInputError(
                 f"{path} is no cluster's schedule, and --{name} is of clusters: leave it out"
             )
-
-
-def measured_of_cluster(schedule: ClusterSchedule, path: Path) -> ClusterTimeline:
-    """What ranks of a schedule measured.
-
-    Raises:
-        DocumentError: the file holds no measured timeline of a cluster.
-        TimelineMismatch: it is of another schedule.
-    """
-    found = read_as(ClusterTimeline, path)
-    if found.provenance.kind != "measured":
-        raise DocumentError(f"{path} is {found.provenance.kind}: give what `run -o` wrote")
-    require_timeline_of_cluster(schedule, found)
-    return found
 
 
 def stragglers_of(texts: Sequence[str] | None) -> dict[str, float]:

@@ -18,7 +18,6 @@ from twinstream.measures.expert_load import UNIFORM, LoadError, read_load, with_
 from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import prediction_notes
 from twinstream.planner.planner import gc_paused
-from twinstream.schedule.analysis.idle import AnyTimeline
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
 from twinstream.schedule.sizes import gib
@@ -66,13 +65,13 @@ def _with_load(inputs: ScheduleInputs, load: str) -> ScheduleInputs:
     if load == UNIFORM:
         return inputs
     schedule, found = inputs.schedule, read_load(Path(load))
-    if not isinstance(schedule, Schedule):
+    if not schedule.is_one_device:
         raise LoadError("--load is of one device's schedule, and this is of several")
-    return replace(inputs, schedule=with_load(schedule, found))
+    return replace(inputs, schedule=Schedule.of_rank(with_load(schedule.only, found)))
 
 
 def about_prediction(
-    inputs: ScheduleInputs, timeline: AnyTimeline, summary: Summary
+    inputs: ScheduleInputs, timeline: Timeline, summary: Summary
 ) -> dict[str, object]:
     """What JSON has of a prediction beside its summary."""
     found: dict[str, object] = {
@@ -80,25 +79,20 @@ def about_prediction(
         "device_memory_missing_bytes": summary.missing_bytes,
     }
     schedule = inputs.schedule
-    if isinstance(schedule, Schedule):
-        assert isinstance(timeline, Timeline)
+    if inputs.place is None:
         notes = prediction_notes(schedule, inputs.machine, timeline)
         return found | describe(schedule) | {"utilization": timeline.utilization, "notes": notes}
-    assert inputs.place is not None
     return found | {
         "stragglers": inputs.stragglers,
         "assumed": inputs.place.assumed or None,
-        "num_ops": sum(len(schedule.of(one).ops) for one in schedule.classes),
+        "num_ops": schedule.num_ops,
     }
 
 
-def _screen(
-    inputs: ScheduleInputs, timeline: AnyTimeline, summary: Summary
-) -> list[RenderableType]:
+def _screen(inputs: ScheduleInputs, timeline: Timeline, summary: Summary) -> list[RenderableType]:
     schedule, profile = inputs.schedule, inputs.machine
-    if not isinstance(schedule, Schedule):
+    if not schedule.is_one_device:
         return [mesh_screen(schedule, summary, timeline.provenance.where)]
-    assert isinstance(timeline, Timeline)
     return [
         f"Simulated on {profile.name}:",
         *_told(summary.missing_bytes, profile),

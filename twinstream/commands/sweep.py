@@ -85,7 +85,7 @@ def sweep(
 
 def _require_plans(swept: "Swept", count: Mapping[str, int]) -> None:
     """End as a bug where a cell fell over, and with the reason where none has a plan."""
-    from twinstream.study.query import StudyError
+    from twinstream.study.answer import StudyError
     from twinstream.study.sweep.cells import BUG, OK
 
     if count[BUG]:

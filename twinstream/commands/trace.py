@@ -10,12 +10,12 @@ import typer
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.outputs import output_option
-from twinstream.commands.arguments.requests import require_known
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.schedule_inputs import inputs_of
 from twinstream.models.hf.config import DTYPES
 from twinstream.models.model import length_refusal
 from twinstream.models.traced import TracedModel
+from twinstream.planner.choices import require_known
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.analysis.comparison import by_rank
 from twinstream.schedule.errors import ArgumentError

@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twinstream.commands.arguments import options
-from twinstream.commands.arguments.cluster_options import ClusterOptions
 from twinstream.commands.arguments.grouped import grouped
 from twinstream.commands.arguments.outputs import output_option
-from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.commands.arguments.price_options import RunOptions
-from twinstream.commands.arguments.queries import charged_at, query_of
-from twinstream.commands.arguments.requests import notes_of
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.loader import load_cluster, place_names
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.options.plan_options import ClusterOptions, PlanOptions
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
-from twinstream.study.query import Query, StudyError
+from twinstream.study.answer import StudyError
+from twinstream.study.query import Query
+from twinstream.study.questions import asked_by, notes_of
 from twinstream.study.whatif.target import check_target
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class ChangesError(TwinstreamError):
 
 @dataclass(frozen=True)
 class WhatIfOptions:
-    """What to change, and by how much."""
+    """Changes to make, and by how much."""
 
     changes: Annotated[
         str | None,
@@ -116,9 +115,9 @@ def whatif(
     how.require_one_question(charged, output)
     factors = [1 + change for change in changes_of(how.changes)] if how.changes else []
     charged.require_possible()
-    query = query_of(wanted, asked)
+    query = asked_by(wanted, asked)
     if how.target is None:
-        prices, charged = charged, charged_at(charged, wanted, asked)
+        prices, charged = charged, charged.on(wanted.machine, asked.cluster)
     if not as_json:
         print_report(*notes_of(wanted))
     if how.target is not None:

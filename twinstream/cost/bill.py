@@ -66,15 +66,18 @@ def _read_prices(given: object) -> object:
     return given
 
 
+GpuHourPrice = Annotated[
+    float | dict[str, float] | None,
+    BeforeValidator(_read_prices),
+    option("Price of an hour of one GPU, in any currency; or of each machine or cluster, as "
+           "h100=2.5,b200=6.", unit="[NAME=]PRICE,..."),
+]  # fmt: skip
+
+
 class Prices(Node, title="Money and goodput"):
     """What time is charged by, and what keeps a run from training; None where not given."""
 
-    price_per_gpu_hour: Annotated[
-        float | dict[str, float] | None,
-        BeforeValidator(_read_prices),
-        option("Price of an hour of one GPU, in any currency; or of each machine or cluster, as "
-               "h100=2.5,b200=6.", unit="[NAME=]PRICE,..."),
-    ] = None  # fmt: skip
+    price_per_gpu_hour: GpuHourPrice = None
     checkpoint_s: Annotated[
         float | None, quantity("How long the run stands still for a checkpoint.", "SECONDS")
     ] = None

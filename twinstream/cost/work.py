@@ -1,313 +1,416 @@
-"""What a run must compute and move, whatever the machine, and its time at a given rate."""
+"""What a run computes and moves on a mesh of devices, as davidsj/ml_par_sim counts it.
 
+Arrays go by the letters of their indices: the queries are BLETHK, the weights that make them LEDHK.
+
+B sequences of a batch      L layers                  E experts
+T tokens at an expert       D width between layers    F inner width of the feed-forward network
+H query heads               G key and value heads     K width of a head
+S tokens attended to        R experts of these        J all of H and F, for one sum over both
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import prod
 from typing import Annotated, Any
 
-from twinstream.cost.bill import Bill, CostError, Prices, bill_of
-from twinstream.cost.mesh_work import (
-    Batches,
-    BatchWork,
-    Decoder,
-    PassWork,
-    WorkAxis,
-    WorkMesh,
-    parts_of,
-)
-from twinstream.models.flops import model_flops_per_sequence
+from twinstream.cost.bill import CostError
 from twinstream.models.presets import load_model
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.node import Node, flags_of, from_options, option, quantity, size
+from twinstream.schedule.node import Node, quantity, size
 
 _MOST_TOKENS_PER_EXPERT = 4096 * 2048
 _LEAST_MICRO_BATCHES_PER_STAGE = 4
 _LEAST_MATMUL_SIZE = 1024
 
 
-class ModelOptions(Node, title="Model"):
-    """A model by its name; the other fields of a class of this are sizes, where 0 is not given."""
+class WorkAxis(StrEnum):
+    """An axis of the mesh, outermost (over the slowest links) first."""
 
-    model: Annotated[
-        str | None,
-        option("A preset or a config.json, in place of the sizes below.", unit="NAME|FILE"),
-    ] = None
-
-    def named(self, seq_len: int, *needed: str) -> ModelSpec | None:
-        """The model of the name; None where sizes are given.
-
-        Args:
-            needed: sizes without which there is no model.
-
-        Raises:
-            CostError: both or neither is given, or the model has experts, which here are layers.
-            TwinstreamError: there is none of the name, or it is not supported.
-        """
-        flags = {name: flags_of(type(self), name)[0] for name in type(self).model_fields}
-        if self.model is None:
-            if not all(getattr(self, name) for name in needed):
-                sizes = " and ".join(flags[name] for name in needed)
-                raise CostError(f"say which model: --model NAME, or {sizes}")
-            return None
-        given = [f for name, f in flags.items() if name in self.model_fields_set - {"model"}]
-        if given:
-            raise CostError(f"--model {self.model} has its own sizes: leave out {', '.join(given)}")
-        spec = load_model(self.model, longest=seq_len)
-        if spec.experts is not None:
-            raise CostError(
-                f"the {spec.experts.count} experts of {spec.name} share attention, and here an "
-                "expert is a whole layer: twinstream plan --cluster knows them"
-            )
-        return spec
+    PIPE = "pipe"
+    EXPERT = "exp"
+    DATA = "data"
+    SEQUENCE = "seq"
+    TENSOR_EXTERNAL = "tensor_ext"
+    TENSOR_INTERNAL = "tensor_int"
 
 
-class DecoderOptions(ModelOptions, title="Model"):
-    """The options that say which decoder is counted."""
+class CountedRun(Node):
+    """A decoder, the tokens that it is trained on, and the devices along each axis of a mesh.
 
-    num_layers: Annotated[int, size("Layers.")] = 0
-    d_model: Annotated[int, size("Width between layers.")] = 0
-    d_ffn: Annotated[
-        int | None, size("Inner width of the feed-forward network; by default 4 times --d-model.")
-    ] = None
-    d_ffn_ratio: Annotated[int | None, size("The same, over --d-model.")] = None
-    d_head: Annotated[int, size("Width of a head.")] = 64
-    num_heads: Annotated[int | None, size("Query heads; by default --d-model / --d-head.")] = None
-    total_attn_width_ratio: Annotated[
-        float | None, quantity("Width of all heads together over --d-model.", "RATIO")
-    ] = None
-    num_experts: Annotated[int, size("Experts, attention included; a token passes one.")] = 1
-    use_glu: Annotated[bool, option("Gated feed-forward: three matrices, not two.")] = False
-    no_multi_query_attn: Annotated[bool, option("As many key heads as query heads.")] = False
-    consecutive_attn_and_ffn: Annotated[
-        bool,
-        option("The feed-forward network takes what attention gives, as with --model, instead of "
-               "the same input."),
-    ] = False  # fmt: skip
+    Each expert is a whole layer, attention and feed-forward network. Every token is at one expert
+    at a time, and attends to all tokens of its sequence, at whatever expert they are. Embedding,
+    head, norms, biases and router are not counted. With `attention_first` the feed-forward network
+    takes the output of attention, which has then to be complete; otherwise both take the same
+    input, and their outputs are added up as one. Replicas (`data`) keep weights in
+    parts, as ZeRO-3.
+    """
 
-    def decoder(self, seq_len: int) -> Decoder:
-        """
-        Raises:
-            CostError: the widths contradict each other.
-        """
-        if (named := self.named(seq_len, "num_layers", "d_model")) is not None:
-            return Decoder(spec=named, attention_first=True)
-        heads = self._num_heads()
-        if self.d_ffn is not None and self.d_ffn_ratio is not None:
-            raise CostError(
-                f"--d-ffn {self.d_ffn:,} and --d-ffn-ratio {self.d_ffn_ratio:,} both say how wide "
-                "the feed-forward network is: give one"
-            )
-        sizes = {
-            "name": "by its sizes",
-            "num_layers": self.num_layers,
-            "d_model": self.d_model,
-            "num_heads": heads,
-            "num_kv_heads": heads if self.no_multi_query_attn else 1,
-            "head_dim": self.d_head,
-            "d_ff": self.d_ffn or (self.d_ffn_ratio or 4) * self.d_model,
-            "mlp": "swiglu" if self.use_glu else "gelu",
-            **{"vocab_size": 1, "positions": "learned", "max_positions": 1},  # count nothing
-        }
-        called = {"d_ff": "--d-ffn, or its ratio times --d-model,", "head_dim": "--d-head"}
-        return Decoder(
-            spec=from_options(ModelSpec, sizes, called),
-            num_experts=self.num_experts,
-            attention_first=self.consecutive_attn_and_ffn,
+    num_layers: Annotated[int, size("Layers.")]
+    d_model: Annotated[int, size("Width between layers.")]
+    d_ff: Annotated[int, size("Inner width of the feed-forward network.")]
+    num_heads: Annotated[int, size("Query heads.")]
+    num_kv_heads: Annotated[int, size("Key and value heads.")] = 1
+    head_dim: Annotated[int, size("Width of a head.")] = 64
+    gated: bool = False
+    num_experts: Annotated[int, size("Experts of every layer.")] = 1
+    attention_first: bool = False
+    dataset_tokens: Annotated[float, quantity("Tokens of the run.", "TOKENS")]
+    batch_size: Annotated[int, size("Sequences of an optimizer step.")] = 2048
+    seq_len: Annotated[int, size("Tokens of a sequence.")] = 2048
+    recompute: bool = False
+    pipe: Annotated[int, size("Pipeline stages.")] = 1
+    exp: Annotated[int, size("Groups of experts.")] = 1
+    data: Annotated[int, size("Replicas.")] = 1
+    seq: Annotated[int, size("Slices of a sequence.")] = 1
+    tensor_ext: Annotated[int, size("Parts of the width between layers.")] = 1
+    tensor_int: Annotated[int, size("Parts of heads and inner width.")] = 1
+
+    def degree(self, axis: WorkAxis) -> int:
+        """Devices along an axis."""
+        degree: int = getattr(self, axis.value)
+        return degree
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the whole mesh."""
+        return prod(self.degree(axis) for axis in WorkAxis)
+
+    @property
+    def num_params(self) -> int:
+        """Weights of all matrices of all experts."""
+        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        inner = (3 if self.gated else 2) * self.d_ff
+        return self.num_layers * self.num_experts * self.d_model * (attention + inner)
+
+    @property
+    def num_batches(self) -> int:
+        """Optimizer steps: the whole number nearest to the dataset, to even at a half."""
+        return round(self.dataset_tokens / (self.batch_size * self.seq_len))
+
+
+def model_of_layers(name: str, seq_len: int) -> ModelSpec:
+    """Return a model by name whose experts, if it has any, are none beside attention.
+
+    Raises:
+        CostError: the model has experts, which here are whole layers.
+        TwinstreamError: there is none of the name, or it is not supported.
+    """
+    spec = load_model(name, longest=seq_len)
+    if spec.experts is not None:
+        raise CostError(
+            f"the {spec.experts.count} experts of {spec.name} share attention, and here an "
+            "expert is a whole layer: twinstream plan --cluster knows them"
         )
-
-    def _num_heads(self) -> int:
-        """As given, or those that are together as wide as d_model, or a ratio of it."""
-        ratio, d_model, d_head = self.total_attn_width_ratio, self.d_model, self.d_head
-        if self.num_heads is not None and ratio is not None:
-            raise CostError(
-                f"--num-heads {self.num_heads:,} and --total-attn-width-ratio {ratio:g} both say "
-                "how wide attention is: give one"
-            )
-        if self.num_heads is not None:
-            return self.num_heads
-        if ratio is None:
-            return parts_of(d_model, d_head, what="channels of --d-model", by="--d-head")
-        width = d_model * ratio
-        if width % d_head or not width >= d_head:
-            raise CostError(
-                f"attention would be {width:g} channels wide, which is no whole number of heads of "
-                f"{d_head:,}: change --total-attn-width-ratio or --d-head, or give --num-heads"
-            )
-        return int(width // d_head)
+    return spec
 
 
-class Counting(Node, title="How it is counted", populate_by_name=True):
-    """How a run is counted and timed."""
-
-    device_flop_per_s: Annotated[
-        float | None,
-        quantity("What one device of the mesh (a GPU, or a cluster of them) reaches: for rates, "
-                 "days, money.", "FLOP/S", "cluster_flop_rate", gt=0),
-    ] = None  # fmt: skip
-    gpus_per_device: Annotated[
-        int, size("GPUs of a device of the mesh, for GPU-hours and money.", "gpus_per_cluster")
-    ] = 1
-    recompute: Annotated[
-        bool, option("Backward does the forward once more.", "activation_checkpointing")
-    ] = False
-    forward_only: Annotated[bool, option("Rates and days of the forward.", "fwd_only")] = False
-    bytes_per_value: Annotated[
-        int, option("Bytes of a value that travels.", "net_precision_bytes", gt=0, le=64)
-    ] = 2
-    checks: Annotated[
-        bool, option("Count runs that a rule of thumb forbids, too.", "skip_efficiency_check")
-    ] = True
+def counted_sizes(spec: ModelSpec) -> dict[str, Any]:
+    """Return the sizes of a model as `CountedRun` has them."""
+    names = ("num_layers", "d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim", "gated")
+    return {name: getattr(spec, name) for name in names} | {"attention_first": True}
 
 
-def limits_of(
-    decoder: Decoder, batches: Batches, mesh: WorkMesh
-) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
-    """Rules of thumb for a run whose sizes come apart evenly on its mesh, in the order of asking.
+def micro_batch_sizes(run: CountedRun) -> tuple[int, ...]:
+    """Return the sequences of a micro-batch, over all replicas, that keep devices busy, ascending.
 
-    They keep gradient noise and the pipeline's bubble small, and matmuls large.
-
-    Returns:
-        What each keeps in bounds, a value of something, its bound, and what to change where it
-        does not hold; and sequences of a micro-batch over all replicas that they leave, ascending.
+    Raises:
+        CostError: a rule of thumb forbids the run: it keeps gradient noise and the pipeline's
+            bubble small, and matmuls large.
 
     Source: the bounds are those of davidsj/ml_par_sim, transformer.py.
     """
-    spec, batch, tokens = decoder.spec, batches.batch_size, batches.seq_len // decoder.num_experts
-    smallest = mesh.data * -(-_LEAST_MATMUL_SIZE * mesh.seq // tokens)
-    least_of_pipe = _LEAST_MICRO_BATCHES_PER_STAGE * mesh.pipe if mesh.pipe > 1 else 1
-    largest, of_a_replica = batch // least_of_pipe, batch // mesh.data
-    possible = (mesh.data * divisor for divisor in _divisors(of_a_replica))
+    batch, tokens = run.batch_size, run.seq_len // run.num_experts
+    smallest = run.data * -(-_LEAST_MATMUL_SIZE * run.seq // tokens)
+    least_of_pipe = _LEAST_MICRO_BATCHES_PER_STAGE * run.pipe if run.pipe > 1 else 1
+    largest, of_a_replica = batch // least_of_pipe, batch // run.data
+    possible = (run.data * n for n in range(1, of_a_replica + 1) if of_a_replica % n == 0)
     sizes = tuple(one for one in possible if smallest <= one <= largest)
-    tensor_int, tensor_ext = WorkAxis.TENSOR_INTERNAL, WorkAxis.TENSOR_EXTERNAL
-    found = [
-        ("gradient noise", "tokens of a batch at an expert", batch * tokens, "at most",
-         _MOST_TOKENS_PER_EXPERT, "lower --batch-size"),
-        ("pipeline bubble", "micro-batches that a replica has at most", of_a_replica, "at least",
-         least_of_pipe, "raise --batch-size, or lower --p-pipe or --p-data"),
-        ("arithmetic intensity",
-         f"sequences of the least micro-batch whose matmuls have {_LEAST_MATMUL_SIZE:,} tokens",
-         smallest, "at most", largest,
-         "raise --batch-size, or lower --p-data, --p-seq or --p-pipe"),
-        ("arithmetic intensity",
-         f"sizes from {smallest:,} to {largest:,} that divide a batch of {batch:,} and are a "
-         f"multiple of --p-data {mesh.data:,}", len(sizes), "at least", 1,
-         "choose a --batch-size with more divisors"),
-        *(("arithmetic intensity", f"{axis.flag} over the {width:,} channels of {of}",
-           mesh.degree(axis), "at most", width // _LEAST_MATMUL_SIZE,
-           f"lower {axis.flag}, so that each device has {_LEAST_MATMUL_SIZE:,} of them")
-          for axis, of, width in (
-              (tensor_int, "the feed-forward network", spec.d_ff),
-              (tensor_int, "the heads", spec.d_q),
-              (tensor_ext, "--d-model", spec.d_model))),
+    widths = (
+        ("tensor_int", "d_ff", run.d_ff),
+        ("tensor_int", "heads", run.num_heads * run.head_dim),
+        ("tensor_ext", "d_model", run.d_model),
+    )
+    at_most = [
+        ("gradient noise: tokens of a batch at an expert", batch * tokens,
+         _MOST_TOKENS_PER_EXPERT, "lower batch_size"),
+        ("pipeline bubble: micro-batches a replica for 4 a stage", least_of_pipe, of_a_replica,
+         "raise batch_size, or lower pipe or data"),
+        (f"arithmetic intensity: sequences for matmuls of {_LEAST_MATMUL_SIZE:,} tokens", smallest,
+         largest, "raise batch_size, or lower data, seq or pipe"),
+        *((f"arithmetic intensity: {axis} over the {width:,} channels of {what}",
+           getattr(run, axis), width // _LEAST_MATMUL_SIZE, f"lower {axis}")
+          for axis, what, width in widths),
     ]  # fmt: skip
-    names = ("kind", "of", "value", "relation", "bound", "advice")
-    rules: list[dict[str, Any]] = [dict(zip(names, one, strict=True)) for one in found]
-    for rule in rules:
-        over = rule["value"] - rule["bound"]
-        rule["holds"] = over <= 0 if rule["relation"] == "at most" else over >= 0
-    return [one for one in rules if mesh.pipe > 1 or one["kind"] != "pipeline bubble"], sizes
+    for what, value, bound, advice in at_most:
+        if value > bound:
+            raise CostError(f"{what} would be {value:,}, and should be at most {bound:,}: {advice}")
+    if not sizes:
+        raise CostError(
+            f"arithmetic intensity: no size from {smallest:,} to {largest:,} divides a batch of "
+            f"{batch:,} and is a multiple of data {run.data:,}: choose a batch_size with more "
+            "divisors"
+        )
+    return sizes
 
 
-def _divisors(number: int) -> list[int]:
-    """
-    >>> _divisors(12)
-    [1, 2, 3, 4, 6, 12]
-    """
-    low = [one for one in range(1, int(number**0.5) + 1) if number % one == 0]
-    return sorted({*low, *(number // one for one in low)})
+_AXIS_OF = {
+    "B": WorkAxis.DATA, "L": WorkAxis.PIPE, "E": WorkAxis.EXPERT, "T": WorkAxis.SEQUENCE,
+    "S": WorkAxis.TENSOR_EXTERNAL, "D": WorkAxis.TENSOR_EXTERNAL, "F": WorkAxis.TENSOR_INTERNAL,
+    "H": WorkAxis.TENSOR_INTERNAL, "G": WorkAxis.TENSOR_INTERNAL, "J": WorkAxis.TENSOR_INTERNAL,
+}  # fmt: skip
+_ONE_AT_A_TIME = "BL"  # a device works on one sequence and one layer at a time
+_NAMES = {
+    "B": "sequences of a batch", "L": "layers", "E": "experts", "T": "tokens at an expert",
+    "S": "tokens at an expert", "D": "channels of d_model", "F": "channels of d_ff",
+    "H": "heads", "G": "key and value heads", "J": "heads and channels of d_ff together",
+}  # fmt: skip
+_KEEP_PARTS = (WorkAxis.DATA, WorkAxis.SEQUENCE)  # of the weights, along these axes
 
 
-def work_document(
-    decoder: Decoder, batches: Batches, mesh: WorkMesh, counting: Counting, prices: Prices
-) -> dict[str, Any]:
-    """Count a run: all figures in full, under the names of davidsj/ml_par_sim, too.
-
-    Its Tx and Rx count values, not bytes, and net is both together. Counts are of both passes even
-    where only the forward is timed; backward has recompute if that is on. Times are FLOPs by the
-    rate of all devices: communication is taken to overlap. None is not asked for.
+def parts_of(whole: int, parts: int, *, what: str, by: str) -> int:
+    """The size of one part.
 
     Raises:
-        CostError: the sizes do not fit together, or a rule of thumb forbids it.
+        CostError: the whole does not come apart evenly.
+
+    >>> parts_of(96, 8, what="layers", by="pipe")
+    12
     """
-    batch = BatchWork(decoder, batches, mesh)
-    limits, sizes = limits_of(decoder, batches, mesh)
-    broken = [one for one in limits if not one["holds"]]
-    if counting.checks and broken:
+    if whole % parts:
         raise CostError(
-            "{kind}: {of} would be {value:,}, and should be {relation} {bound:,}: {advice}, or "
-            "count it all the same with --skip-efficiency-check".format(**broken[0])
+            f"{whole:,} {what} do not come apart in {parts:,} equal parts: {by} needs to be a "
+            f"divisor of {whole:,}"
         )
-    num_batches, num_devices = batches.num_batches, mesh.num_devices
+    return whole // parts
+
+
+def _none() -> dict[WorkAxis, float]:
+    return dict.fromkeys(WorkAxis, 0.0)
+
+
+@dataclass
+class PassWork:
+    """FLOPs of one pass, and values (not bytes) by the axis that they cross, of all devices."""
+
+    flop: float = 0.0
+    sent: dict[WorkAxis, float] = field(default_factory=_none)
+    received: dict[WorkAxis, float] = field(default_factory=_none)
+
+    def add(self, other: "PassWork", times: float = 1) -> None:
+        """Count another pass, so often."""
+        self.flop += times * other.flop
+        for axis in WorkAxis:
+            self.sent[axis] += times * other.sent[axis]
+            self.received[axis] += times * other.received[axis]
+
+
+class BatchWork:
+    """Forward and backward of one batch: weights gathered, then every layer for every token.
+
+    Raises:
+        CostError: an index or an array does not come apart evenly along its axes.
+    """
+
+    def __init__(self, run: CountedRun) -> None:
+        self._run = run
+        self.forward, self.backward = PassWork(), PassWork()
+        tokens = parts_of(run.seq_len, run.num_experts, what="tokens", by="num_experts")
+        self._size = {
+            "B": run.batch_size, "L": run.num_layers, "E": run.num_experts, "T": tokens,
+            "S": tokens, "D": run.d_model, "F": run.d_ff, "H": run.num_heads,
+            "G": run.num_kv_heads, "J": run.num_heads + run.d_ff, "R": run.num_experts,
+            "K": run.head_dim,
+        }  # fmt: skip
+        self._local = dict(self._size)
+        # One key head is there for all query heads; several lie with theirs.
+        self._kv_heads = "G" if run.num_kv_heads > 1 else ""
+        for index, axis in _AXIS_OF.items():
+            if index != "G" or self._kv_heads:
+                degree = run.degree(axis)
+                part = parts_of(self._size[index], degree, what=_NAMES[index], by=axis.value)
+                self._local[index] = 1 if index in _ONE_AT_A_TIME else part
+        self._weights(run.gated)
+        self._attention()
+        if run.attention_first:
+            self._all_reduce("BLETDH", "H")
+        self._feed_forward(run.gated)
+        # Two sums into one output are one sum over both: heads and inner width, end to end.
+        last = ("BLETDF", "F") if run.attention_first else ("BLETDJ", "J")
+        # Into the first stage and out of the last nothing is counted. Each layer routes anew, and
+        # a token is as likely to go to one group of experts as to any other.
+        to_next = (run.pipe - 1) / run.num_layers
+        elsewhere = (1 - to_next) * (1 - 1 / run.exp)
+        self._all_reduce(*last, crossings={WorkAxis.PIPE: to_next, WorkAxis.EXPERT: elsewhere})
+
+    def _weights(self, gated: bool) -> None:
+        """Weights are kept in parts; each device gathers those it works with, once a batch."""
+        for _ in ("query", "output"):
+            self.spread("LEDHK", *_KEEP_PARTS)
+        for _ in ("key", "value"):
+            if self._kv_heads:
+                self.spread("LEDGK", *_KEEP_PARTS)
+            else:
+                self.spread("LEDK", *_KEEP_PARTS, WorkAxis.TENSOR_INTERNAL)
+        for _ in range(3 if gated else 2):
+            self.spread("LEDF", *_KEEP_PARTS)
+
+    def _attention(self) -> None:
+        """Up to the products with the output projection, which are not yet summed over the heads.
+
+        Every query meets every key, later ones too: no half of the scores is left out.
+        """
+        self._matmul("BLETDHK", "D")  # queries
+        for _ in ("key", "value"):
+            self.multiply(f"BLETDK{self._kv_heads}")
+            self.add_up(f"BLETDK{self._kv_heads}", "D")
+            # Tokens go where the summed width was; from there to all that attend to them.
+            self.spread(f"BLRSK{self._kv_heads}", WorkAxis.EXPERT, WorkAxis.SEQUENCE)
+        scores = "BLETHRS"
+        self._matmul(f"{scores}K", "K")
+        self.add_up(scores, "R")  # of the softmax
+        self._all_reduce("BLETHS", "S")
+        self.multiply(scores)
+        self.multiply(f"{scores}K")  # values, weighted
+        self.add_up(f"{scores}K", "R")
+        self._all_reduce("BLETHSK", "S")
+        self._matmul("BLETDHK", "K")
+
+    def _feed_forward(self, gated: bool) -> None:
+        """Up to the products with the second matrix, not yet summed over the inner width."""
+        for _ in range(2 if gated else 1):
+            self._matmul("BLETDF", "D")
+        if gated:
+            self.multiply("BLETF")
+        self.multiply("BLETDF")
+
+    def _matmul(self, indices: str, summed: str) -> None:
+        self.multiply(indices)
+        self._all_reduce(indices, summed)
+
+    def _all_reduce(
+        self, indices: str, summed: str, crossings: Mapping[WorkAxis, float] | None = None
+    ) -> None:
+        """Sum an index out, and give the sums to all along its axis."""
+        self.add_up(indices, summed)
+        over = (_AXIS_OF[summed],) if summed in _AXIS_OF else ()
+        self.spread(indices.replace(summed, ""), *over, crossings=crossings)
+
+    def multiply(self, indices: str) -> None:
+        """Multiply two arrays that have these indices between them, on every device with both.
+
+        Backward makes the gradients of both factors, and adds each to what others contribute to
+        it: four FLOPs for one.
+        """
+        products = self._count(indices) * self._copies(indices)
+        self.forward.flop += products
+        self.backward.flop += 4 * products
+
+    def add_up(self, indices: str, summed: str) -> None:
+        """Sum an index out; each device ends with a part of the sums.
+
+        Every device along its axis but the one that keeps a sum sends its partial sum of it. A
+        gradient of a sum is that of its terms: sent once, received by the others.
+        """
+        sums = self._count(indices.replace(summed, "")) * self._copies(indices)
+        self.forward.flop += sums * (self._size[summed] - 1)
+        if (axis := _AXIS_OF.get(summed)) is not None:
+            degree = self._run.degree(axis)
+            self.forward.sent[axis] += sums * (degree - 1)
+            self.backward.sent[axis] += sums if degree > 1 else 0
+            for one in (self.forward, self.backward):
+                one.received[axis] += sums * (degree - 1)
+
+    def spread(
+        self, indices: str, *over: WorkAxis, crossings: Mapping[WorkAxis, float] | None = None
+    ) -> None:
+        """Give all devices along some axes all values of an array that lies in parts along them.
+
+        Forward, a value is sent once, to all, and every device receives what it lacks. Backward,
+        the gradients of all copies differ: each is sent, received and added. What crosses several
+        axes is charged to the outermost first, to the next what it adds to it.
+
+        Args:
+            crossings: share of the values that change their place on an axis for good on the way,
+                to the next stage or another expert; what moves in one go with another axis is
+                charged once.
+
+        Raises:
+            CostError: the array does not come apart evenly.
+        """
+        along = {axis: self._run.degree(axis) for axis in WorkAxis if axis in over}
+        here, parts = prod(self._local[index] for index in indices), prod(along.values())
+        if here % parts:
+            flags = " x ".join(axis.value for axis, degree in along.items() if degree > 1)
+            raise CostError(
+                f"{here:,} values that a device has of an array of a layer do not come apart in "
+                f"{parts:,} equal parts ({flags}): lower these, or choose other divisors"
+            )
+        crossings = crossings or {}
+        values = self._count(indices)
+        held = values * self._copies(indices, along)
+        reached = {axis: held * share for axis, share in crossings.items()}
+        for axis, share in crossings.items():
+            self.forward.sent[axis] += values * share
+        outermost = next((axis for axis, degree in along.items() if degree > 1), None)
+        if outermost is not None:
+            self.forward.sent[outermost] += values * (1 - sum(crossings.values()))
+        holders = 1
+        for axis, degree in along.items():
+            reached[axis] = reached.get(axis, 0) + held * holders * (degree - 1)
+            holders *= degree
+        for axis, arrived in reached.items():
+            self.forward.received[axis] += arrived
+            self.backward.sent[axis] += arrived
+            self.backward.received[axis] += arrived
+            self.backward.flop += arrived
+
+    def _count(self, indices: str) -> int:
+        """Values of an array, each counted once."""
+        return prod(self._size[index] for index in indices)
+
+    def _copies(self, indices: str, also: Mapping[WorkAxis, int] | None = None) -> int:
+        """Devices that hold the same values: along axes of none of its indices, nor of `also`."""
+        axes = {_AXIS_OF[index] for index in indices if index in _AXIS_OF} | {*(also or {})}
+        return prod(self._run.degree(axis) for axis in WorkAxis if axis not in axes)
+
+
+@dataclass(frozen=True)
+class RunWork:
+    """What all devices compute and move in a whole run: both passes, recompute in backward."""
+
+    num_params: int
+    num_batches: int
+    num_tokens: int
+    num_devices: int
+    forward: PassWork
+    backward: PassWork
+
+    @property
+    def total(self) -> PassWork:
+        """Both passes together."""
+        both = PassWork()
+        both.add(self.forward)
+        both.add(self.backward)
+        return both
+
+
+def work_of(run: CountedRun) -> RunWork:
+    """Count a run.
+
+    Raises:
+        CostError: the sizes do not fit together.
+    """
+    batch, num_batches = BatchWork(run), run.num_batches
     if num_batches == 0:
         raise CostError(
-            f"--dataset-size {batches.dataset_tokens:g} is no more than half a batch of "
-            f"{batches.batch_size * batches.seq_len:,} tokens: raise it, or lower --batch-size"
+            f"dataset_tokens {run.dataset_tokens:g} is no more than half a batch of "
+            f"{run.batch_size * run.seq_len:,} tokens: raise it, or lower batch_size"
         )
     forward, backward = PassWork(), PassWork()
     forward.add(batch.forward, num_batches)
     backward.add(batch.backward, num_batches)
-    if counting.recompute:
+    if run.recompute:
         backward.add(forward)
-    both = PassWork()
-    both.add(forward)
-    both.add(backward)
-    passes, per_value = {"fwd": forward, "bwd": backward, "total": both}, counting.bytes_per_value
-    figures: dict[str, Any] = {}
-    for which, work in passes.items():
-        sent, received = sum(work.sent.values()), sum(work.received.values())
-        figures |= {f"FLOP_{which}": work.flop, f"flop_{which}": work.flop, f"Tx_{which}": sent,
-                    f"Rx_{which}": received, f"net_{which}": sent + received,
-                    f"sent_bytes_{which}": sent * per_value,
-                    f"received_bytes_{which}": received * per_value}  # fmt: skip
-    axes = [
-        {"axis": axis.value, "degree": mesh.degree(axis)}
-        | {f"{way}_bytes_{which}": getattr(passes[which], way)[axis] * per_value
-           for way in ("sent", "received") for which in ("fwd", "bwd")}
-        for axis in WorkAxis
-    ]  # fmt: skip
-    model, spec = None, decoder.spec
-    if spec.vocab_size > 1:
-        per_sequence = model_flops_per_sequence(spec, batches.seq_len)
-        flop = num_batches * batches.batch_size * per_sequence
-        model = {"name": spec.name, "num_params": spec.num_parameters, "flop_total": flop}
-    return {
-        **dict.fromkeys(("N", "params", "num_params"), decoder.num_params),
-        **dict.fromkeys(("N_effective", "num_params_per_token"), decoder.num_params_per_token),
-        **dict.fromkeys(("D", "num_tokens"), batches.num_tokens),
-        **dict.fromkeys(("P", "p", "num_devices"), num_devices),
-        **dict.fromkeys(("n_batches", "num_batches"), num_batches),
-        "allowed_microbatch_sizes": list(sizes) if counting.checks else None,
-        "model": model,
-        **figures,
-        "axes": axes,
-        "limits": limits,
-        **_timed(forward if counting.forward_only else both, mesh, counting, prices),
-        "asked": {
-            "model": decoder.asked,
-            "batches": batches.model_dump(),
-            "mesh": mesh.model_dump(),
-            "counting": counting.model_dump(),
-        },
-    }  # fmt: skip
-
-
-def _timed(timed: PassWork, mesh: WorkMesh, counting: Counting, prices: Prices) -> dict[str, Any]:
-    """What a device and all of them do a second, in the time that the flop rate gives; the bill."""
-    each, num_devices = counting.device_flop_per_s, mesh.num_devices
-    if each is None:
-        if prices != Prices():
-            raise CostError("goodput and money are of time, which needs --cluster-flop-rate")
-        names = ("cluster_flop_per_sec", "cluster_bytes_per_sec", "total_flop_per_sec",
-                 "total_bytes_per_sec", "runtime_sec", "rates", *Bill.model_fields)  # fmt: skip
-        return dict.fromkeys(names)
-    per_flop = counting.bytes_per_value / timed.flop
-    sent, received = (sum(one.values()) * per_flop * each for one in (timed.sent, timed.received))
-    rates = {"flop_per_s": each, "sent_bytes_per_s": sent, "received_bytes_per_s": received}
-    totals = {f"total_{name}": rate * num_devices for name, rate in rates.items()}
-    run_s = timed.flop / each / num_devices
-    return {
-        "cluster_flop_per_sec": each,
-        "cluster_bytes_per_sec": [sent + received, sent, received],
-        "total_flop_per_sec": each * num_devices,
-        "total_bytes_per_sec": [num_devices * one for one in (sent + received, sent, received)],
-        "runtime_sec": run_s,
-        "rates": {**rates, **totals, "run_s": run_s},
-        **bill_of(run_s, num_devices * counting.gpus_per_device, prices).model_dump(),
-    }
+    num_tokens = num_batches * run.batch_size * run.seq_len
+    return RunWork(run.num_params, num_batches, num_tokens, run.num_devices, forward, backward)

@@ -131,6 +131,11 @@ class TrainingData:
         return self.sample.lengths
 
     @property
+    def sides(self) -> int:
+        """Documents of a row: one, or the two of a pair."""
+        return 2 if self.options.pairs else 1
+
+    @property
     def epoch_tokens(self) -> int:
         """Tokens of an epoch, with the weights: an estimate by the sample, without padding."""
         return self.sample.epoch_tokens
@@ -204,8 +209,7 @@ class TrainingData:
         Raises:
             DataError: the shape is impossible, or the position is of other data or arguments.
         """
-        sides = 2 if self.options.pairs else 1
-        shape = ChunkShape(chunk_tokens, self.longest, most_documents, alone, sides)
+        shape = ChunkShape(chunk_tokens, self.longest, most_documents, alone, self.sides)
         decides = [value for name, value in asdict(shape).items() if name != "sides"]
         name = combined_hash((self.fingerprint, seed, *decides))[:16]
         if start.order not in ("", name):
@@ -217,7 +221,7 @@ class TrainingData:
         order = self._order(chunk_tokens, seed)
         refuse_long = self.options.long_documents == "refuse"
         skipped = SkippedRows(self.options.skip_bad_rows)
-        maker = ChunkMaker(order, shape, self._feed(), refuse_long, name, skipped)
+        maker = ChunkMaker(order, shape, self.feed(), refuse_long, name, skipped)
         return ChunkStream(maker, start, ahead=self.options.workers > 0)
 
     def _order(self, chunk_tokens: int, seed: int) -> Order:
@@ -245,7 +249,8 @@ class TrainingData:
                 "has not come to, let bad rows be skipped (skip_bad_rows), or start a new run"
             )
 
-    def _feed(self) -> TokenFeed:
+    def feed(self) -> TokenFeed:
+        """Return what makes the tokens of blocks; it is to be closed."""
         if self.options.workers > 0:
             return ProcessTokenFeed(self.encoding, self.cache, self.options.workers)
         return InlineTokenFeed(BlockTokeniser(self.encoding, self.cache))

@@ -1,10 +1,10 @@
-"""What a calibration found, as JSON, as tables and as the profile's provenance."""
+"""A calibration's result, as JSON, as tables and as the profile's provenance."""
 
 from datetime import date
 
-from rich import box
 from rich.console import Group
 
+from twinstream.fidelity.scoring import table_of
 from twinstream.hardware_profiles.calibration.fitting import Fit, FittedParameter
 from twinstream.hardware_profiles.calibration.search import FAR
 from twinstream.screens.fitted_table import FittedTable
@@ -31,17 +31,9 @@ def fit_json(fit: Fit) -> dict[str, object]:
         "unexplained": [found.observation.name for found in fit.unexplained()],
         "parameters": [_parameter_json(found) for found in fit.parameters],
         "observations": [
-            {
-                "name": found.observation.name,
-                "group": found.observation.group,
-                "measured_s": found.observation.measured_s,
-                "before_s": found.before_s,
-                "predicted_s": found.predicted_s,
-                "left_out_s": found.left_out_s,
-                "before_error": found.before_error,
-                "error": found.error,
-                "left_out_error": found.left_out_error,
-            }
+            _told(found.observation, "name", "group", "measured_s")
+            | _told(found, "before_s", "predicted_s", "left_out_s")
+            | _told(found, "before_error", "error", "left_out_error")
             for found in fit.observations
         ],
     }
@@ -50,23 +42,17 @@ def fit_json(fit: Fit) -> dict[str, object]:
 def parameter_table(fit: Fit) -> Group:
     """The constants that the data tell: prior, fitted value with its spread, bounds; then the names
     of those that stayed at their prior."""
-    table = FittedTable(
-        title=f"Parameters, from {fit.base.name}", title_justify="left", box=box.SIMPLE_HEAD
-    )
-    for column in ("parameter", "prior", "fitted", "+/-", "rows", "bounds"):
-        table.add_column(column, justify="left" if column == "parameter" else "right")
-    for found in fit.parameters:
-        low, high = found.parameter.low, found.parameter.high
+    table = table_of(["parameter"], ["prior", "fitted", "+/-", "rows", "bounds"])
+    table.title, table.title_justify = f"Parameters, from {fit.base.name}", "left"
+    for found in filter(lambda one: one.identified, fit.parameters):
         at_bound = ", at one" if found.at_bound else ""
-        if not found.identified:
-            continue
         table.add_row(
             found.parameter.name,
             f"{found.prior_value:.4g}",
             f"{found.value:.4g}",
             f"{found.posterior_width:.1%}",
             str(found.num_rows),
-            f"{low:g} to {high:g}{at_bound}",
+            f"{found.parameter.low:g} to {found.parameter.high:g}{at_bound}",
         )
     kept = [found.parameter.name for found in fit.parameters if not found.identified]
     told = f"The data say too little of {', '.join(kept)}: each is near its prior." if kept else ""
@@ -75,22 +61,22 @@ def parameter_table(fit: Fit) -> Group:
 
 def observation_table(fit: Fit) -> FittedTable:
     """Each measured time: the base's error, the fit's, and without having seen it."""
-    table = FittedTable(title="Measured times", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("what")
-    for column in ("measured s", "base", "fitted", "left out"):
-        table.add_column(column, justify="right")
-    for found in fit.observations:
-        table.add_row(
+    lines = [
+        (
             found.observation.name,
             f"{found.observation.measured_s:.4g}",
             f"{found.before_error:+.1%}",
             f"{found.error:+.2%}",
             f"{found.left_out_error:+.2%}",
         )
+        for found in fit.observations
+    ]
+    table = table_of(["what"], ["measured s", "base", "fitted", "left out"], lines)
+    table.title, table.title_justify = "Measured times", "left"
     errors = fit.summary()
     table.add_section()
-    table.add_row("mean of absolute", "", "", f"{errors.mean_error:.2%}",
-                  f"{errors.left_out_mean_error:.2%}")  # fmt: skip
+    means = (f"{errors.mean_error:.2%}", f"{errors.left_out_mean_error:.2%}")
+    table.add_row("mean of absolute", "", "", *means)
     table.add_row("largest", "", "", f"{errors.max_error:.2%}", f"{errors.left_out_max_error:.2%}")
     return table
 
@@ -115,15 +101,15 @@ def ending(fit: Fit) -> str:
 
 def _parameter_json(found: FittedParameter) -> dict[str, object]:
     return {
-        "name": found.parameter.name,
-        "meaning": found.parameter.meaning,
+        **_told(found.parameter, "name", "meaning"),
         "prior": found.prior_value,
         "prior_width": found.parameter.width,
-        "value": found.value,
-        "posterior_width": found.posterior_width,
+        **_told(found, "value", "posterior_width"),
         "rows": found.num_rows,
-        "low": found.parameter.low,
-        "high": found.parameter.high,
-        "identified": found.identified,
-        "at_bound": found.at_bound,
+        **_told(found.parameter, "low", "high"),
+        **_told(found, "identified", "at_bound"),
     }
+
+
+def _told(found: object, *names: str) -> dict[str, object]:
+    return {name: getattr(found, name) for name in names}

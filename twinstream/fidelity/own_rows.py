@@ -3,17 +3,20 @@
 from dataclasses import dataclass
 from functools import cache
 
+from twinstream.fidelity.seed_system.cells import TimedCell
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.presets import is_preset
 from twinstream.planner.infeasible import InfeasiblePlan
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.python_file import split_name
 from twinstream.schedule.sizes import parse_number
-from twinstream.study.one_device import DeviceQuery
-from twinstream.study.query import STEP_COUNTS, Loader, Value
+from twinstream.simulator.replay import steady_state
+from twinstream.study.query import Loader
+from twinstream.study.questions import device_query
+from twinstream.study.values import NAMES, STEP_COUNTS, Value, fault_of
 
 _GIB = 2**30
 _OWN_FIELDS = ("policy", "machine", "model", "seq_len", "device_mem", "host_mem")
@@ -31,42 +34,42 @@ class OwnKey:
 
     @property
     def plan(self) -> "OwnKey":
-        """What distinct schedules are told apart by."""
+        """Return what distinct schedules are told apart by."""
         return self
 
 
 @dataclass(frozen=True)
-class OwnCell:
+class OwnCell(TimedCell):
     """The schedule of a row, planned for one profile and timed on any."""
 
     key: OwnKey
-    schedule: Schedule
+    schedule: RankSchedule
+    tokens_per_step: int
 
     @property
-    def timed(self) -> Schedule:
-        """The schedule with the kernels that ran, which are those of the plan."""
+    def timed(self) -> RankSchedule:
+        """Return the schedule with the kernels that ran, which are those of the plan."""
         return self.schedule
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of an optimizer step."""
-        return self.schedule.workload.tokens_per_step
+    def step_s(self, machine: Machine) -> float:
+        """Return the seconds of a step in the steady state."""
+        return steady_state(self.schedule, machine).step_ns / 1e9
 
 
 def own_key(row: MeasuredRow) -> OwnKey:
-    """What the row's schedule is decided by, beside the profile.
+    """Return what decides the row's schedule, beside the profile.
 
     Raises:
         UnknownModelError: there is no such model.
         CalibrationError: a column says what `plan` does not know.
     """
     values, columns = _values(row), _columns(row)
-    _loader().any_model(str(values["model"]), row.seq_len)
+    _loader().model(str(values["model"]), row.seq_len)
     return OwnKey(row.machine.lower(), columns.get(_PLANNED_FOR), tuple(sorted(values.items())))
 
 
 def own_cell(row: MeasuredRow, machine: Machine) -> OwnCell:
-    """The row's schedule, as `plan` makes it for this profile, or for the one that the row says.
+    """Plan the row's schedule as `plan` does, for this profile or for the one that the row says.
 
     Raises:
         InfeasiblePlan: it does not fit the row's caps.
@@ -75,12 +78,13 @@ def own_cell(row: MeasuredRow, machine: Machine) -> OwnCell:
     values, named = _values(row), _columns(row).get(_PLANNED_FOR)
     try:
         profile = machine if named is None else _loader().machine(named)
-        schedule = DeviceQuery.on(profile, values, _loader()).planned(advises=False)
+        named_machine = {**values, "machine": profile.name}
+        schedule = device_query(named_machine, _loader().on(profile)).planned(advises=False)
     except InfeasiblePlan:
         raise
     except TwinstreamError as error:
         raise _at(row, str(error)) from None
-    return OwnCell(own_key(row), schedule)
+    return OwnCell(own_key(row), schedule.only, schedule.workload.tokens_per_step)
 
 
 @cache
@@ -107,12 +111,12 @@ def _values(row: MeasuredRow) -> dict[str, Value]:
         sequences = max(1, round(row.tokens_per_s * row.step_time_s / row.seq_len))
         found["tokens_per_step"] = sequences * row.seq_len
     for name, text in _columns(row).items():
-        if name in DeviceQuery.names and name not in _OWN_FIELDS:
+        if name in NAMES["device"] and name not in _OWN_FIELDS:
             found[name] = _value(name, text)
     for name, value in found.items():
         if isinstance(value, str) and split_name(value) is not None:
             raise _at(row, f"{name} '{value}' is of a Python file, and a table runs none")
-        if (fault := DeviceQuery.fault(name, value)) is not None:
+        if (fault := fault_of("device", name, value)) is not None:
             raise _at(row, f"{name} {fault}")
     return found
 

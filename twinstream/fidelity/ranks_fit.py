@@ -12,23 +12,19 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.schema import Machine, Number
 from twinstream.schedule.analysis.comparison import by_rank
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankClass, RankSchedule, Schedule
 from twinstream.schedule.ops import Communicate, Compute
-from twinstream.schedule.timeline import PassSpans, Timeline
-from twinstream.simulator.replay import simulate
+from twinstream.schedule.timeline import PassSpans, RankTimeline, Timeline
+from twinstream.simulator.replay import simulate_rank
 
-_RATES = (
-    "peak_bf16_flop_per_s", "peak_fp32_flop_per_s", "hbm_bytes_per_s", "launch_latency_ns",
-)  # fmt: skip
-MeasuredRanks = tuple[ClusterSchedule, ClusterTimeline]
+_RATES = ("peak_bf16_flop_per_s", "peak_fp32_flop_per_s", "hbm_bytes_per_s", "launch_latency_ns")
+MeasuredRanks = tuple[Schedule, Timeline]
 _Series = tuple[Collective, int]  # what is said, among how many ranks
 
 
 @dataclass(frozen=True)
 class RanksFit:
-    """How the kernels were fitted, the node's profile with them, and the cluster of such nodes."""
+    """The fit of the kernels, the node's profile with them, and the cluster of such nodes."""
 
     kernels: Fit
     machine: Machine
@@ -92,10 +88,10 @@ def fit_ranks(base: Machine, runs: Sequence[MeasuredRanks], name: str, told: str
 
 
 def _share_of_cores(base: Machine, runs: Sequence[MeasuredRun]) -> float:
-    """How many times as long all kernels together took as the profile says."""
+    """Return how many times as long all kernels together took as the profile says."""
     took = alone = 0.0
     for schedule, timeline in runs:
-        predicted = simulate(schedule, base).passes[-1]
+        predicted = simulate_rank(schedule, base).passes[-1]
         for at, op in enumerate(schedule.ops):
             if isinstance(op, Compute):
                 alone += predicted.end_ns[at] - predicted.start_ns[at]
@@ -119,7 +115,7 @@ def _slowed(machine: Machine, factor: float, source: str) -> Machine:
 
 
 def _node(machine: Machine, num_ranks: int) -> Machine:
-    """As the ranks' machine saw it, one of them has; a node, of which each has its share, more."""
+    """Return the node: host DRAM as one of the ranks saw it, times their number."""
     number = machine.host_dram_bytes_per_s
     if number is None or number.value is None:
         return machine
@@ -132,7 +128,7 @@ def _node(machine: Machine, num_ranks: int) -> Machine:
     return machine.model_copy(update={"host_dram_bytes_per_s": whole})
 
 
-def _silent(schedule: Schedule, timeline: Timeline) -> tuple[Schedule, Timeline]:
+def _silent(schedule: RankSchedule, timeline: RankTimeline) -> tuple[RankSchedule, RankTimeline]:
     """Both without what is said to other ranks."""
     kept = [at for at, op in enumerate(schedule.ops) if not isinstance(op, Communicate)]
     names = {schedule.ops[at].op_id for at in kept}
@@ -189,13 +185,13 @@ def _points(runs: Sequence[MeasuredRanks]) -> dict[_Series, dict[int, float]]:
     return curves
 
 
-def _op(schedule: ClusterSchedule, one: RankClass, op_id: str) -> Communicate:
+def _op(schedule: Schedule, one: RankClass, op_id: str) -> Communicate:
     (found,) = (op for op in schedule.of(one).ops if op.op_id == op_id)
     assert isinstance(found, Communicate), "an exchange's side says something"
     return found
 
 
-def _size_bytes(schedule: Schedule, op: Communicate) -> int:
+def _size_bytes(schedule: RankSchedule, op: Communicate) -> int:
     """The larger of what is given and what is received, as nccl-tests counts."""
     sizes = {tensor.tensor_id: tensor.size_bytes for tensor in schedule.tensors}
     given = sum(sizes[o.tensor] for o in op.operands if o.mode != "write")

@@ -1,11 +1,15 @@
-"""Which rows of a measured table are meant, and which of them can be predicted at all."""
+"""Lines of a table of measured speeds as rows, and the choice of them: by machine, by conditions,
+by a list of cells.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinstream.fidelity.predict import RowKey, key_of_row
+from twinstream.fidelity.measured import Predicted
+from twinstream.fidelity.own_rows import OwnCell, OwnKey, own_cell, own_key
+from twinstream.fidelity.seed_system.cells import Cell, CellKey, cell_of, key_of
 from twinstream.fidelity.seed_system.classes import UnknownMachineClass, machine_class
 from twinstream.fidelity.seed_system.sizing import SizingRefused, UnsuitableModel
 from twinstream.hardware_profiles.calibration.cells import candidate_cells
@@ -14,6 +18,80 @@ from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.measured_table import MeasuredRow, read_cells
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.presets import UnknownModelError
+from twinstream.planner.infeasible import InfeasiblePlan
+from twinstream.schedule.errors import TwinstreamError
+
+RowKey = CellKey | OwnKey
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A line of a table of measured speeds, predicted on the profile of its machine."""
+
+    line: MeasuredRow
+
+    @property
+    def identity(self) -> int:
+        return id(self.line)
+
+    @property
+    def measured(self) -> float | None:
+        """Return the measured tokens/s; None where the run failed."""
+        return self.line.tokens_per_s if self.line.status == "ok" else None
+
+    @property
+    def effort(self) -> float:
+        """Return the length of a sequence: chunks, and so ops, grow with it."""
+        return self.line.seq_len
+
+    def value_in(self, predicted: Predicted) -> float | None:
+        return predicted.tokens_per_s
+
+    def key(self) -> RowKey:
+        """Return what decides the schedule; raises as `key_of` and `own_key`."""
+        return own_key(self.line) if self.line.is_ours else key_of(self.line)
+
+    def ready(self, profile: Machine) -> Cell | OwnCell:
+        """Make the schedule; one of ours is planned for the machine. Raises as they do."""
+        return own_cell(self.line, profile) if self.line.is_ours else cell_of(self.line)
+
+    def refusal(self, error: TwinstreamError) -> str | None:
+        """Return the cap that a plan of ours exceeds, as the tables call it."""
+        if not isinstance(error, InfeasiblePlan):
+            return None
+        return "failed_dev_mem" if error.shortage.cap == "device" else "failed_host_mem"
+
+
+def known_of(
+    rows: Iterable[MeasuredRow], on_row: Callable[[], None] = lambda: None
+) -> list[RowKey | Predicted]:
+    """Find what decides each row's schedule, or why none is made: refused or beyond what is known.
+
+    Whether our planner refuses a row is only known by planning. `on_row` is called after each.
+    """
+    found: list[RowKey | Predicted] = []
+    for row in rows:
+        try:
+            found.append(TableRow(row).key())
+        except SizingRefused as error:
+            found.append(Predicted(refused=error.reason))
+        except (UnknownModelError, UnsuitableModel) as error:
+            found.append(Predicted(unknown=str(error)))
+        on_row()
+    return found
+
+
+def unknown_of(found: Iterable[object]) -> dict[str, int]:
+    """Count the rows that are beyond what is known, by the reason."""
+    predicted = (each for each in found if isinstance(each, Predicted))
+    return dict(Counter(each.unknown for each in predicted if each.unknown))
+
+
+def nothing_left(known: Iterable[object]) -> str:
+    """Say that no row is left to predict, and why."""
+    why = "".join(f"; {count} rows: {reason}" for reason, count in unknown_of(known).items())
+    return f"no row of the table both ran and can be planned, so there is nothing to compare{why}"
+
 
 _COLUMNS: Mapping[str, Callable[[MeasuredRow], str | float]] = {
     "machine": lambda row: row.machine.lower(),
@@ -85,11 +163,11 @@ def candidate_rows(
     Raises:
         CalibrationError: no row both ran and can be planned.
     """
-    known = planned(rows, on_row)
+    known = known_of(rows, on_row)
     first: dict[RowKey, MeasuredRow] = {}
-    for row in rows:
-        if row.status == "ok" and row.line in known.keys:
-            first.setdefault(known.keys[row.line], row)
+    for row, key in zip(rows, known, strict=True):
+        if row.status == "ok" and not isinstance(key, Predicted):
+            first.setdefault(key, row)
     if not first:
         raise CalibrationError(nothing_left(known))
     return candidate_cells(first.values())
@@ -140,43 +218,6 @@ def _value(column: str, text: str, where: str) -> str | float:
         raise CalibrationError(f"{where}: {column} needs a number, got '{text}'") from None
 
 
-@dataclass(frozen=True)
-class Known:
-    """What would be made of rows, by their lines, and what is beyond what is known.
-
-    `unknown` counts the rows whose model nobody here knows, by the reason.
-    """
-
-    keys: Mapping[int, RowKey]
-    refused: Mapping[int, str]
-    unknown: Mapping[str, int]
-
-
-def planned(rows: Iterable[MeasuredRow], on_row: Callable[[], None] = lambda: None) -> Known:
-    """By line: what decides the schedule, or why the seed system refuses the row.
-
-    Whether our planner would is only known by planning. `on_row` is called after each.
-    """
-    keys: dict[int, RowKey] = {}
-    refused: dict[int, str] = {}
-    unknown: Counter[str] = Counter()
-    for row in rows:
-        try:
-            keys[row.line] = key_of_row(row)
-        except SizingRefused as error:
-            refused[row.line] = error.reason
-        except (UnknownModelError, UnsuitableModel) as error:
-            unknown[str(error)] += 1
-        on_row()
-    return Known(keys, refused, unknown)
-
-
-def nothing_left(known: Known) -> str:
-    """What to say where no row is left to predict."""
-    why = "".join(f"; {count} rows: {reason}" for reason, count in known.unknown.items())
-    return f"no row of the table both ran and can be planned, so there is nothing to compare{why}"
-
-
 def profiles_of(names: Sequence[str], machines: Sequence[Machine]) -> dict[str, Machine]:
     """The profile of each machine of a table that has one, by the machine's name in the table.
 
@@ -190,7 +231,7 @@ def profiles_of(names: Sequence[str], machines: Sequence[Machine]) -> dict[str, 
 
 
 def is_called(machine: Machine, name: str) -> bool:
-    """Whether a table's name is of a profile's machine; see `profiles_of`."""
+    """Return whether a table's name is of a profile's machine; see `profiles_of`."""
     if _plain(name) == _plain(machine.name):
         return True
     found = class_named(name)

@@ -5,15 +5,15 @@ a plan hangs on the profile, and what ran was planned before there were measurem
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
-from twinstream.fidelity.cell_workers import CellWorkers, held_cells
+from twinstream.fidelity.measured import PredictableRow, Predictors, Ready, seconds
+from twinstream.fidelity.own_rows import OwnCell
+from twinstream.fidelity.rows import TableRow
+from twinstream.fidelity.seed_system.cells import Cell
 from twinstream.fidelity.timeline_fit import start_of
-from twinstream.hardware_profiles.calibration.cells import (
-    MOST_CELLS,
-    informative_cells,
-    sweep_of,
-)
+from twinstream.hardware_profiles.calibration.cells import MOST_CELLS, informative_cells, sweep_of
 from twinstream.hardware_profiles.calibration.fitting import (
     Fit,
     Observation,
@@ -26,10 +26,52 @@ from twinstream.hardware_profiles.calibration.parameters import (
     prepared,
 )
 from twinstream.hardware_profiles.calibration.search import Problem
+from twinstream.hardware_profiles.calibration.timelines import works_of
+from twinstream.hardware_profiles.calibration.trials import Predictor, TimeQuery
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.measured_table import MeasuredRow
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.schedule.cost import Work
+
+
+class Facts(NamedTuple):
+    """A row's schedule as a fit knows it: equal `schedule` for equal ones, and its kernels."""
+
+    schedule: str
+    tokens_per_step: int
+    works: list[Work]
+
+
+def facts(
+    row: PredictableRow[Machine], ready: Callable[[], Ready[Machine]], base: Machine
+) -> Facts:
+    """Make a row's schedule for the base.
+
+    Raises:
+        CalibrationError: it ran, and no plan of ours fits its caps.
+        SizingRefused: the seed system refuses the row.
+    """
+    assert isinstance(row, TableRow)
+    try:
+        cell = ready()
+    except InfeasiblePlan as error:
+        raise CalibrationError(
+            f"line {row.line.line} of the table ran, and policy '{row.line.policy}' has no plan "
+            f"for it on {base.name}: {error}"
+        ) from None
+    assert isinstance(cell, Cell | OwnCell)
+    return Facts(repr(cell.key.plan), cell.tokens_per_step, works_of(cell.timed))
+
+
+def hold(
+    predictors: Predictors,
+    base: Machine,
+    rows: Sequence[MeasuredRow],
+    on_row: Callable[[], None] = lambda: None,
+) -> list[Facts]:
+    """Have the processes make the rows' schedules for the base, unless they hold them already."""
+    return predictors.ask(facts, [(TableRow(row), base) for row in rows], on_row)
 
 
 def informative_rows(
@@ -37,20 +79,20 @@ def informative_rows(
     candidates: Sequence[MeasuredRow],
     on_prediction: Callable[[], None] = lambda: None,
     most: int = MOST_CELLS,
-    workers: CellWorkers | None = None,
+    predictors: Predictors | None = None,
 ) -> tuple[MeasuredRow, ...]:
-    """The candidates that tell most of the base's parameters, by predictions alone.
+    """Choose the candidates that tell most of the base's parameters, by predictions alone.
 
     Raises:
         MissingNumberError: the base lacks a number that a schedule needs.
     """
     if len(candidates) <= most:
         return tuple(candidates)
-    with held_cells(base, candidates, workers) as held:
-        start, parameters = _start(base, candidates, held.works)
-        predict = partial(held.seconds, on_prediction=on_prediction)
+    with _holding(predictors) as held:
+        start, parameters = _start(base, candidates, hold(held, base, candidates))
         ones = [1.0] * len(candidates)  # nothing measured
-        problem = Problem(start, parameters, predict, ones, ones, ("",) * len(ones))
+        ask = _predictor(held, candidates, on_prediction)
+        problem = Problem(start, parameters, ask, ones, ones, ("",) * len(ones))
         return informative_cells(candidates, problem.effects_of_priors(), most)
 
 
@@ -58,14 +100,14 @@ def fit_table(
     base: Machine,
     rows: Sequence[MeasuredRow],
     on_prediction: Callable[[], None] = lambda: None,
-    workers: CellWorkers | None = None,
+    predictors: Predictors | None = None,
 ) -> Fit:
     """Fit a profile to the measured step times of these rows, all of one machine.
 
-    The rows are spread over the CPU cores; each worker makes the schedules of its own once.
+    The rows are spread over the CPU cores; each process makes the schedules of its own once.
 
     Args:
-        workers: that hold rows already; by default some of its own.
+        predictors: that hold rows already; by default some of its own.
 
     Raises:
         CalibrationError: rows are of several machines, one did not succeed or cannot be planned, or
@@ -79,33 +121,45 @@ def fit_table(
             f"the rows are of {len(machines)} machines ({', '.join(machines)}); calibrate one"
         )
     speeds = [_tokens_per_s(row) for row in rows]
-    with held_cells(base, rows, workers) as held:
+    with _holding(predictors) as held:
+        known = hold(held, base, rows)
         observations = [
             Observation(
-                name_of(row),
-                held.keys[i],
-                held.tokens_per_step[i] / speeds[i],
-                sweep=sweep_of(row),
+                name_of(row), each.schedule, each.tokens_per_step / speed, sweep=sweep_of(row)
             )
-            for i, row in enumerate(rows)
+            for row, each, speed in zip(rows, known, speeds, strict=True)
         ]
-        start, parameters = _start(base, rows, held.works)
-        predict = partial(held.seconds, on_prediction=on_prediction)
-        found = fit(start, parameters, observations, predict)
+        start, parameters = _start(base, rows, known)
+        found = fit(start, parameters, observations, _predictor(held, rows, on_prediction))
     require_same_machine(found, "the table's machine")
     return found
 
 
 def name_of(row: MeasuredRow) -> str:
-    """What a person calls a row: `8B seq 4096, 100/24 GiB` (host/device)."""
+    """Return what a person calls a row: `8B seq 4096, 100/24 GiB` (host/device)."""
     policy = f", {row.policy}" if row.is_ours else ""
     return f"{row.model} seq {row.seq_len}, {row.host_mem_gib:g}/{row.dev_mem_gib:g} GiB{policy}"
 
 
+def _holding(predictors: Predictors | None) -> Any:
+    return nullcontext(predictors) if predictors is not None else Predictors(hold=True)
+
+
+def _predictor(
+    predictors: Predictors, rows: Sequence[MeasuredRow], on_prediction: Callable[[], None]
+) -> Predictor[Machine]:
+    def predict(trials: Sequence[TimeQuery[Machine]]) -> list[float]:
+        asked = [(TableRow(rows[trial.index]), trial.profile) for trial in trials]
+        return predictors.ask(seconds, asked, on_prediction)
+
+    return predict
+
+
 def _start(
-    base: Machine, rows: Sequence[MeasuredRow], works: Sequence[Work]
+    base: Machine, rows: Sequence[MeasuredRow], known: Sequence[Facts]
 ) -> tuple[Machine, tuple[Parameter, ...]]:
     """The profile to vary and its parameters; the seed system's attention is never another's."""
+    works = [work for each in known for work in each.works]
     if any(row.is_ours for row in rows):
         return start_of(base, works)
     start = prepared(base)

@@ -15,21 +15,21 @@ from twinstream.hardware_profiles.calibration.parameters import (
     declared_parameters,
     prepared,
 )
-from twinstream.hardware_profiles.calibration.search import TimeQuery
 from twinstream.hardware_profiles.calibration.timelines import (
     OpClasses,
     mean_seconds,
     timeline_observations,
     works_of,
 )
+from twinstream.hardware_profiles.calibration.trials import TimeQuery
 from twinstream.hardware_profiles.curve_choice import with_own_rates
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cost import Work
-from twinstream.schedule.document import Schedule
-from twinstream.schedule.timeline import Timeline
-from twinstream.simulator.replay import simulate
+from twinstream.schedule.document import RankSchedule
+from twinstream.schedule.timeline import RankTimeline
+from twinstream.simulator.replay import simulate_rank
 
-MeasuredRun = tuple[Schedule, Timeline]
+MeasuredRun = tuple[RankSchedule, RankTimeline]
 
 
 def fit_timelines(
@@ -53,11 +53,11 @@ def fit_timelines(
         places += [(replays, index) for index in range(len(found))]
         works += works_of(schedule)
 
-    def seconds(trials: Sequence[TimeQuery]) -> list[float]:
+    def seconds(trials: Sequence[TimeQuery[Machine]]) -> list[float]:
         found = []
         for trial in trials:
             replays, index = places[trial.index]
-            found.append(replays.seconds(trial.machine)[index])
+            found.append(replays.seconds(trial.profile)[index])
         return found
 
     start, parameters = start_of(base, works)
@@ -67,7 +67,7 @@ def fit_timelines(
 
 
 def start_of(base: Machine, works: Sequence[Work]) -> tuple[Machine, tuple[Parameter, ...]]:
-    """The profile that a fit to runs of ours varies, and its parameters."""
+    """Return the profile that a fit to runs of ours varies, and its parameters."""
     base = with_own_rates(base, works)
     if base.device == "cpu":
         return base, cpu_parameters(base, works)
@@ -79,7 +79,7 @@ def start_of(base: Machine, works: Sequence[Work]) -> tuple[Machine, tuple[Param
 class _Replays:
     """Replays the schedule once for each machine that is asked for."""
 
-    schedule: Schedule
+    schedule: RankSchedule
     classes: OpClasses
     on_prediction: Callable[[], None]
     known: dict[str, list[float]] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class _Replays:
         """Mean durations of the classes."""
         key = machine.content_hash
         if key not in self.known:
-            timeline = simulate(self.schedule, machine)
+            timeline = simulate_rank(self.schedule, machine)
             self.known[key] = mean_seconds(self.classes, timeline)
             self.on_prediction()
         return self.known[key]

@@ -1,6 +1,5 @@
 """A step of a layered model on two streams: compute, and one collective at a time beside it."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
@@ -19,6 +18,7 @@ from twinstream.models.layered.model import LayeredModel
 TaskName = Literal["pretrain", "finetune", "inference"]
 Kind = Literal["products", "lookup", "all_to_all", "all_reduce", "all_gather", "reduce_scatter"]
 COLLECTIVES: tuple[Kind, ...] = ("all_to_all", "all_reduce", "all_gather", "reduce_scatter")
+_KINDS: tuple[Kind, ...] = ("products", "lookup", *COLLECTIVES)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class _Streams:
 
     compute_ns: float = 0.0
     communication_ns: float = 0.0
-    by_kind: Counter[str] = field(default_factory=Counter)
+    by_kind: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0.0))
 
     def compute(self, kind: Kind, time_ns: float, after: Sequence[float] = ()) -> float:
         self.by_kind[kind] += time_ns
@@ -275,11 +275,11 @@ def step_time(
     chain = model.chain
     if task.name != "inference" and not any(map(task.trains, (*chain.embeddings, *chain.parts))):
         raise StrategyError("everything is frozen, and nothing would be trained")
-    spread = [
-        tuple((part, spread_of(part, strategy, mesh, task.batch)) for part in parts)
-        for parts in (chain.embeddings, chain.parts)
-    ]
-    step = _Step(prices, task, *spread, chain.join)
+    embeddings, parts = (
+        tuple((part, spread_of(part, strategy, mesh, task.batch)) for part in group)
+        for group in (chain.embeddings, chain.parts)
+    )
+    step = _Step(prices, task, embeddings, parts, chain.join)
     step.forward()
     if task.name != "inference":
         step.streams.meet()

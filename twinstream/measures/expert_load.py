@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from twinstream.schedule.cost import GROUPED_TILE_ROWS, Work
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import read_text, reason_of
 
@@ -38,7 +38,7 @@ def read_load(path: Path) -> tuple[float, ...]:
     return found
 
 
-def with_load(schedule: Schedule, load: tuple[float, ...]) -> Schedule:
+def with_load(schedule: RankSchedule, load: tuple[float, ...]) -> RankSchedule:
     """The same schedule where experts get so many rows, in these shares, in every layer.
 
     Bytes and FLOPs stay; an expert's rows fill whole tiles.

@@ -6,7 +6,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import copied_bytes, executed_flops
 from twinstream.measures.residence import Residence, residence
 from twinstream.schedule.analysis.idle import exposed_times, idle_by_queue, idle_intervals
-from twinstream.schedule.document import Schedule, StepBound
+from twinstream.schedule.document import RankSchedule, Schedule, StepBound
 from twinstream.schedule.errors import require
 from twinstream.schedule.node import Node
 from twinstream.schedule.timeline import Timeline
@@ -57,11 +57,17 @@ class Explanation(Node):
 
 
 def explain(schedule: Schedule, timeline: Timeline, machine: Machine) -> Explanation:
-    """Return what limits the schedule, what it moves, recomputes and keeps where, and prices."""
+    """Say what limits one device's schedule, what it moves, recomputes and keeps where, the prices.
+
+    Raises:
+        ArgumentError: the schedule is of ranks of a layout.
+        TimelineMismatch: the timeline is of another schedule.
+    """
     require("schedule", schedule, Schedule)
     require("timeline", timeline, Timeline)
     require("machine", machine, Machine)
-    bound = schedule.bound if schedule.machine.content_hash == machine.content_hash else None
+    own, line = schedule.only, timeline.only
+    bound = own.bound if schedule.machine.content_hash == machine.content_hash else None
     idle = idle_by_queue(idle_intervals(schedule, timeline))
     (exposed,) = exposed_times(schedule, timeline)
     last_ns = max(1, exposed.step_ns)
@@ -69,10 +75,10 @@ def explain(schedule: Schedule, timeline: Timeline, machine: Machine) -> Explana
         limits=limits_of(bound) if bound else (),
         compute_idle_fraction={cause: ns / last_ns for cause, ns in sorted(idle.items())},
         step_fractions=exposed.fractions,
-        copied_bytes=copied_bytes(schedule),
-        recomputed=_recomputed(schedule),
-        residence=residence(schedule, timeline),
-        prices=_prices(bound, schedule, timeline.step_ns / 1e9) if bound else (),
+        copied_bytes=copied_bytes(own),
+        recomputed=_recomputed(own),
+        residence=residence(own, line),
+        prices=_prices(bound, own, line.step_ns / 1e9) if bound else (),
     )
 
 
@@ -82,7 +88,7 @@ def limits_of(bound: StepBound) -> tuple[str, ...]:
     return (*bound.limits, *(name for name, price in priced.items() if price > 0))
 
 
-def _recomputed(schedule: Schedule) -> Recomputed:
+def _recomputed(schedule: RankSchedule) -> Recomputed:
     levels: dict[str, int] = {}
     num_blocks = 0
     for op in schedule.ops:
@@ -100,7 +106,7 @@ def _recomputed(schedule: Schedule) -> Recomputed:
     )
 
 
-def _prices(bound: StepBound, schedule: Schedule, step_s: float) -> tuple[Price, ...]:
+def _prices(bound: StepBound, schedule: RankSchedule, step_s: float) -> tuple[Price, ...]:
     saved_s = {
         f"GiB of {DEVICE_MEMORY}": bound.device_s_per_gib,
         f"GiB of {HOST_MEMORY}": bound.host_s_per_gib,

@@ -1,4 +1,4 @@
-"""Headline figures of a schedule and a timeline: of one device, or of all ranks of a mesh."""
+"""Headline figures of a schedule and a timeline of all ranks of a mesh, or of one device."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -6,23 +6,14 @@ from typing import Literal
 from pydantic import NonNegativeInt
 
 from twinstream.clusters.conforms import is_executable
-from twinstream.clusters.predict import memory_of
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Machine, is_compute_unit
 from twinstream.measures.residence import copied_sizes, moved_bytes
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
 from twinstream.schedule.analysis.comparison import core_share_of
-from twinstream.schedule.analysis.idle import (
-    AnySchedule,
-    AnyTimeline,
-    ExposedTime,
-    exposed_times,
-    mean_fractions,
-)
-from twinstream.schedule.analysis.occupancy import memory_over_time
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, as_cluster
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline, as_cluster_timeline
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.analysis.idle import ExposedTime, exposed_times, mean_fractions
+from twinstream.schedule.analysis.occupancy import memory_over_time, slot_bytes_by_role
+from twinstream.schedule.document import RankSchedule, Schedule
 from twinstream.schedule.errors import require
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Compute
@@ -107,8 +98,8 @@ class Summary(Node):
 
 
 def summarize(
-    schedule: AnySchedule,
-    timeline: AnyTimeline,
+    schedule: Schedule,
+    timeline: Timeline,
     machine: Machine,
     plan_seconds: float | None = None,
 ) -> Summary:
@@ -122,55 +113,50 @@ def summarize(
         TimelineMismatch: the timeline is not of this schedule.
         MissingNumberError: the machine's profile lacks the peak of the model's dtype.
     """
-    if not isinstance(schedule, ClusterSchedule):
-        require("schedule", schedule, Schedule)
-        require("timeline", timeline, Timeline)
+    require("schedule", schedule, Schedule)
+    require("timeline", timeline, Timeline)
     require("machine", machine, Machine)
-    mesh, line = as_cluster(schedule), as_cluster_timeline(timeline)
-    exposed = exposed_times(mesh, line)
-    step_s = line.step_ns / 1e9
-    peak = mesh.mesh.size * step_s * machine.number(PEAK_OF_DTYPE[matmul_dtype(mesh)])
-    executed, recomputed = _executed_flops(mesh)
-    memory = _memory_bytes(mesh, line, machine)
-    host = {one.name: arena_bytes(mesh.of(one), HOST) for one in mesh.classes}
-    moved = [moved_bytes(part) for part in mesh.schedules.values()]
+    exposed = exposed_times(schedule, timeline)
+    step_s, tokens = timeline.step_ns / 1e9, schedule.tokens_per_step
+    peak = schedule.mesh.size * step_s * machine.number(PEAK_OF_DTYPE[matmul_dtype(schedule)])
+    executed, recomputed = _executed_flops(schedule)
+    memory = _memory_bytes(schedule, timeline, machine)
+    host = {one.name: arena_bytes(schedule.of(one), HOST) for one in schedule.classes}
+    moved = [moved_bytes(part) for part in schedule.schedules.values()]
     same = schedule.machine.content_hash == machine.content_hash
-    bound = schedule.bound if isinstance(schedule, Schedule) and same else None
-    tokens = schedule.workload.tokens_per_step if isinstance(schedule, Schedule) else (
-        mesh.tokens_per_step
-    )  # fmt: skip
+    bound = schedule.bound if same and schedule.is_one_device else None
     return Summary(
         step_time_s=step_s,
-        cold_step_time_s=line.cold_ns / 1e9,
+        cold_step_time_s=timeline.cold_ns / 1e9,
         tokens_per_s=tokens / step_s,
-        mfu=mesh.model_flops / peak,
+        mfu=schedule.model_flops / peak,
         hfu=executed / peak,
         device_peak_bytes=max(sum(sizes.values()) for sizes in memory.values()),
         host_peak_bytes=max(host.values()),
         h2d_bytes=max(_of_direction(sizes, "h2d") for sizes in moved),
         d2h_bytes=max(_of_direction(sizes, "d2h") for sizes in moved),
         recompute_fraction=recomputed / executed,
-        num_gpus=mesh.mesh.size,
+        num_gpus=schedule.mesh.size,
         device=machine.device,
         tokens_per_step=tokens,
         memory_bytes=memory,
         host_bytes=host,
-        device_bytes=_device_bytes(mesh, machine),
+        device_bytes=_device_bytes(schedule, machine),
         exposed=exposed,
         mean_fraction=mean_fractions(exposed),
         uncertainty=uncertainty_of(machine, schedule)
-        if line.provenance.kind == "simulated"
+        if timeline.provenance.kind == "simulated"
         else None,
         lower_bound_s=bound.step_s if bound else None,
         gap=step_s / bound.step_s - 1.0 if bound and bound.step_s else None,
         gap_family=step_s / bound.family_step_s - 1.0 if bound and bound.family_step_s else None,
         plan_seconds=plan_seconds,
-        core_share=core_share_of(timeline),
+        core_share=core_share_of(timeline.provenance),
     )
 
 
 def _memory_bytes(
-    schedule: ClusterSchedule, timeline: ClusterTimeline, machine: Machine
+    schedule: Schedule, timeline: Timeline, machine: Machine
 ) -> dict[str, dict[str, int]]:
     """By class; classes may share a schedule."""
     known = {
@@ -187,7 +173,7 @@ def _memory_bytes(
     return found
 
 
-def _device_bytes(schedule: ClusterSchedule, machine: Machine) -> int | None:
+def _device_bytes(schedule: Schedule, machine: Machine) -> int | None:
     """What a device has; where every class is planned within a cap, the largest of these."""
     has = _stated(machine, "device_memory_bytes")
     caps = [schedule.of(one).caps.device_bytes for one in schedule.classes]
@@ -197,14 +183,14 @@ def _device_bytes(schedule: ClusterSchedule, machine: Machine) -> int | None:
     return max(known) if has is None else min(has, max(known))
 
 
-def device_memory(schedule: Schedule, spans: PassSpans) -> dict[str, int]:
+def device_memory(schedule: RankSchedule, spans: PassSpans) -> dict[str, int]:
     """Bytes of a class's device arena by role of tensor.
 
     Of slots that do not overlap it is what they are for; else what is alive at the fullest moment
     of a pass, and `arena` is the rest of the arena.
     """
     slots = tuple(slot for slot in schedule.slots if slot.tier == DEVICE)
-    found = memory_of(schedule.model_copy(update={"slots": slots}))
+    found = slot_bytes_by_role(schedule.model_copy(update={"slots": slots}))
     arena = arena_bytes(schedule, DEVICE)
     rest = arena - sum(found.values())
     if rest >= 0:
@@ -217,7 +203,7 @@ def device_memory(schedule: Schedule, spans: PassSpans) -> dict[str, int]:
     return alive | {ARENA: max(0, arena - fullest.total_bytes)}
 
 
-def matmul_dtype(schedule: ClusterSchedule) -> str:
+def matmul_dtype(schedule: Schedule) -> str:
     """The narrowest dtype of matrix products; without any the model's, else bfloat16."""
     found = {
         work.dtype
@@ -241,14 +227,14 @@ def _of_direction(moved: Mapping[tuple[Role, str], int], direction: str) -> int:
     return sum(size for (_, way), size in moved.items() if way == direction)
 
 
-def _executed_flops(schedule: ClusterSchedule) -> tuple[int, int]:
+def _executed_flops(schedule: Schedule) -> tuple[int, int]:
     """As `executed_flops`, of all ranks."""
     known = {name: executed_flops(part) for name, part in schedule.schedules.items()}
     found = [(schedule.num_ranks(one), known[one.schedule]) for one in schedule.classes]
     return sum(n * flops for n, (flops, _) in found), sum(n * again for n, (_, again) in found)
 
 
-def executed_flops(schedule: Schedule) -> tuple[int, int]:
+def executed_flops(schedule: RankSchedule) -> tuple[int, int]:
     """(matmul and attention FLOPs of one step, those of them in recompute tasks)."""
     per_call = {
         name: sum(work.flops for work in call.cost if is_compute_unit(work.unit))
@@ -259,7 +245,7 @@ def executed_flops(schedule: Schedule) -> tuple[int, int]:
     return sum(per_call[op.call] for op in computes), again
 
 
-def copied_bytes(schedule: Schedule) -> dict[str, int]:
+def copied_bytes(schedule: RankSchedule) -> dict[str, int]:
     """Bytes that copies move in one step, by queue."""
     moved: dict[str, int] = {}
     for op, size_bytes in copied_sizes(schedule):

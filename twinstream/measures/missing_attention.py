@@ -7,11 +7,11 @@ from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.planner.kernel_choice import faster_attention
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute
 
 
-def missing_attention_notes(schedule: Schedule, machine: Machine) -> tuple[str, ...]:
+def missing_attention_notes(schedule: RankSchedule, machine: Machine) -> tuple[str, ...]:
     """Name a faster attention that is not installed here, and the share of compute that it costs.
 
     Nothing where nothing faster is usual on such GPUs, or it is not known how much faster it is.
@@ -35,7 +35,7 @@ def missing_attention_notes(schedule: Schedule, machine: Machine) -> tuple[str, 
     )
 
 
-def _lost_share(schedule: Schedule, machine: Machine, faster: str) -> tuple[float, str | None]:
+def _lost_share(schedule: RankSchedule, machine: Machine, faster: str) -> tuple[float, str | None]:
     """How much longer compute takes, as a share of what it would; and what says so."""
     times = Counter(op.call for op in schedule.ops if isinstance(op, Compute))
     total_ns = saved_ns = 0.0

@@ -14,7 +14,7 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.parallel.job import Job
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.document import Schedule
 
 COLUMNS = (
     *("machine", "gpu", "experts", "precision", "parameters", "gpus", "axes", "zero3"),
@@ -48,7 +48,7 @@ class StepKind(NamedTuple):
         return cls._of(job.shape, job.layout.model_dump(), job.precision)
 
     @classmethod
-    def in_document(cls, schedule: ClusterSchedule) -> Self | None:
+    def in_document(cls, schedule: Schedule) -> Self | None:
         """Return the kind of a schedule; None if it does not say its model and layout."""
         try:
             spec = ModelSpec.model_validate_json(to_json(schedule.model))

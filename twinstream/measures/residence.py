@@ -7,14 +7,14 @@ from pydantic import NonNegativeInt
 
 from twinstream.models.layout import ADAPTERS
 from twinstream.schedule.analysis.occupancy import memory_over_time
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Copy
 from twinstream.schedule.proof.accesses import AccessMap
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST, Role, Tier
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import RankTimeline
 
 ROLES: tuple[Role, ...] = get_args(Role)
 STATE: tuple[Role, ...] = ("parameter", "gradient", "optimizer_state")
@@ -53,7 +53,7 @@ class Residence(Node):
     device_reserve_bytes: NonNegativeInt
 
 
-def residence(schedule: Schedule, timeline: Timeline) -> Residence:
+def residence(schedule: RankSchedule, timeline: RankTimeline) -> Residence:
     """Return where the schedule keeps its tensors, by role; peaks are at the timeline's times.
 
     Raises:
@@ -83,12 +83,12 @@ def residence(schedule: Schedule, timeline: Timeline) -> Residence:
     )
 
 
-def _at_peak(schedule: Schedule, timeline: Timeline, tier: Tier) -> dict[Role, int]:
+def _at_peak(schedule: RankSchedule, timeline: RankTimeline, tier: Tier) -> dict[Role, int]:
     samples = memory_over_time(schedule, timeline.passes[-1], tier)
     return max((sample.bytes_by_role for sample in samples), key=_total, default={})
 
 
-def _unused_bytes(schedule: Schedule, tier: Tier, peak: dict[Role, int]) -> int:
+def _unused_bytes(schedule: RankSchedule, tier: Tier, peak: dict[Role, int]) -> int:
     arena, alive = arena_bytes(schedule, tier), _total(peak)
     if alive > arena:
         raise TwinstreamError(
@@ -103,7 +103,7 @@ def _total(bytes_by_role: dict[Role, int]) -> int:
     return sum(bytes_by_role.values())
 
 
-def _homes(schedule: Schedule) -> dict[tuple[Role, str], int]:
+def _homes(schedule: RankSchedule) -> dict[tuple[Role, str], int]:
     """Bytes of the state, by role and home."""
     access_map = AccessMap(schedule.tensors, schedule.slots)
     kinds = [tier.kind for tier in access_map.tiers]
@@ -129,7 +129,7 @@ def _homes(schedule: Schedule) -> dict[tuple[Role, str], int]:
     return found
 
 
-def copied_sizes(schedule: Schedule) -> Iterator[tuple[Copy, int]]:
+def copied_sizes(schedule: RankSchedule) -> Iterator[tuple[Copy, int]]:
     """Every copy of one step, with the bytes it moves."""
     access_map = AccessMap(schedule.tensors, schedule.slots)
     for op in schedule.ops:
@@ -138,7 +138,7 @@ def copied_sizes(schedule: Schedule) -> Iterator[tuple[Copy, int]]:
             yield op, high - low
 
 
-def moved_bytes(schedule: Schedule) -> dict[tuple[Role, str], int]:
+def moved_bytes(schedule: RankSchedule) -> dict[tuple[Role, str], int]:
     """Bytes that copies move in one step, by role and direction."""
     roles = {tensor.tensor_id: tensor.role for tensor in schedule.tensors}
     kinds = {slot.slot_id: slot.tier.kind for slot in schedule.slots}
@@ -151,7 +151,7 @@ def moved_bytes(schedule: Schedule) -> dict[tuple[Role, str], int]:
     return moved
 
 
-def checkpoint_bytes(schedule: Schedule) -> int:
+def checkpoint_bytes(schedule: RankSchedule) -> int:
     """Weights and optimizer state on the disk; with adapters theirs alone."""
     roles = ("parameter", "optimizer_state")
     whole = [t for t in schedule.tensors if t.parent is None and t.role in roles]

@@ -12,19 +12,19 @@ from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
 from twinstream.measures.published_steps import StepKind, nearest
 from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.lowering.lower import lower
-from twinstream.models.model import is_traced_ref
+from twinstream.models.model import provider_named
 from twinstream.models.parallel.job import Job
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
+from twinstream.models.spec import ModelSpec
 from twinstream.planner.kernel_choice import usual_kernels
 from twinstream.schedule.analysis.periodic import LAST_PASSES, MAX_PASSES
 from twinstream.schedule.chain import Chain, Task
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule, Schedule
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.sizes import rate_text
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import RankTimeline, Timeline
 from twinstream.schedule.workload import Workload
 
 _OF_ASSUMED_RATIO, _OF_NO_RATIO = 0.25, 1.0
@@ -124,8 +124,8 @@ def order_note(speeds: Mapping[str, Speed]) -> str | None:
 
 
 def prediction_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list[str]:
-    """Return notes on the numbers of a timeline that is predicted for a schedule on a machine."""
-    rates, steady = rate_notes(schedule, machine), steady_notes(timeline)
+    """Return what to know of every number that is predicted of one device's schedule."""
+    rates, steady = rate_notes(schedule.only, machine), steady_notes(timeline.only)
     return [uncertainty_of(machine, schedule).sentence, *rates, *steady]
 
 
@@ -135,22 +135,25 @@ def usual_uncertainties(machines: Sequence[Machine]) -> list[Uncertainty]:
     kernels = [usual_kernels(machine, spec) for machine in machines]
     chains = {one: lower(spec, _USUAL_STEP, Recipe(kernels=one)) for one in set(kernels)}
     pairs = zip(machines, kernels, strict=True)
-    return [uncertainty_of(machine, chains[one]) for machine, one in pairs]
+    return [uncertainty_of_work(machine, chains[one]) for machine, one in pairs]
 
 
-def uncertainty_of(
-    machine: Machine, schedule: Schedule | ClusterSchedule | Chain | None = None
-) -> Uncertainty:
-    """Return how far predictions with this profile are off, for one schedule if it is given.
+def uncertainty_of(machine: Machine, schedule: Schedule | None = None) -> Uncertainty:
+    """Return how far predictions with a profile may be off, those of a schedule above all."""
+    if schedule is None or schedule.is_one_device:
+        return uncertainty_of_work(machine, None if schedule is None else schedule.only)
+    return _of_mesh(machine, schedule)
+
+
+def uncertainty_of_work(machine: Machine, work: RankSchedule | Chain | None) -> Uncertainty:
+    """Return how far predictions of one device's work may be off.
 
     A ratio of rates that is assumed counts with a quarter of what attention takes, one that nobody
     knows with all of it: that is how far apart implementations are on one machine.
     """
-    if isinstance(schedule, ClusterSchedule):
-        return _of_mesh(machine, schedule)
     hypothetical = _hypothetical(machine)
     found = machine.expected_error
-    if schedule is not None and is_traced_ref(schedule.model):
+    if work is not None and provider_named(work.model) != ModelSpec.provider:
         return Uncertainty(
             mean=None, worst=None, kind="unknown", source="", hypothetical=hypothetical,
             note="the profile was measured with twinstream's own kernels, and this model is a "
@@ -160,16 +163,14 @@ def uncertainty_of(
         return Uncertainty(
             mean=None, worst=None, kind="unknown", source="", hypothetical=hypothetical
         )
-    more = 0.0 if schedule is None else _of_attention(schedule, machine)
+    more = 0.0 if work is None else _of_attention(work, machine)
     return Uncertainty(
         mean=found.mean + more, worst=None if found.worst is None else found.worst + more,
         kind=found.kind, source=found.source, hypothetical=hypothetical, of_attention=more,
     )  # fmt: skip
 
 
-def uncertainty_of_job(
-    job: Job, machine: Machine, document: Callable[[], ClusterSchedule]
-) -> Uncertainty:
+def uncertainty_of_job(job: Job, machine: Machine, document: Callable[[], Schedule]) -> Uncertainty:
     """Return how far predictions of a job on many GPUs are off.
 
     Args:
@@ -180,7 +181,7 @@ def uncertainty_of_job(
     return _of_many(machine, kind, document)
 
 
-def _of_mesh(machine: Machine, schedule: ClusterSchedule) -> Uncertainty:
+def _of_mesh(machine: Machine, schedule: Schedule) -> Uncertainty:
     """Of a schedule whose kernels are ours it is what is known of the machine's profile: published
     steps were computed by other kernels.
     """
@@ -192,12 +193,12 @@ def _of_mesh(machine: Machine, schedule: ClusterSchedule) -> Uncertainty:
 
 
 def _of_many(
-    machine: Machine, kind: StepKind | None, document: Callable[[], ClusterSchedule]
+    machine: Machine, kind: StepKind | None, document: Callable[[], Schedule]
 ) -> Uncertainty:
     near = nearest(kind, machine) if kind is not None and kind.gpus > 1 else None
     if near is None:
         schedule = document()
-        alone = uncertainty_of(machine, schedule.of(schedule.classes[0]))
+        alone = uncertainty_of_work(machine, schedule.of(schedule.classes[0]))
         if schedule.mesh.size == 1:
             return alone
         gpus = f"several GPUs of {machine.name.removesuffix('-node')}"
@@ -209,7 +210,7 @@ def _of_many(
     )  # fmt: skip
 
 
-def _of_attention(schedule: Schedule | Chain, machine: Machine) -> float:
+def _of_attention(schedule: RankSchedule | Chain, machine: Machine) -> float:
     """What attention that is priced by another's rate may add, as a share of all compute alone."""
     ops = schedule.tasks if isinstance(schedule, Chain) else schedule.ops
     times = Counter(op.call for op in ops if isinstance(op, Compute | Task))
@@ -227,7 +228,7 @@ def _of_attention(schedule: Schedule | Chain, machine: Machine) -> float:
     return unsure_ns / total_ns if total_ns else 0.0
 
 
-def steady_notes(timeline: Timeline) -> tuple[str, ...]:
+def steady_notes(timeline: RankTimeline) -> tuple[str, ...]:
     """Return a note on a predicted step that no period proves; nothing if one does."""
     if not timeline.is_unproven:
         return ()
@@ -238,7 +239,7 @@ def steady_notes(timeline: Timeline) -> tuple[str, ...]:
     )
 
 
-def rate_notes(schedule: Schedule, machine: Machine) -> list[str]:
+def rate_notes(schedule: RankSchedule, machine: Machine) -> list[str]:
     """Return notes on a profile's rates: which steps they are of, which attention is assumed of
     a machine elsewhere, and whose rate prices it if the profile has none.
     """
@@ -280,7 +281,7 @@ def _memory_note(machine: Machine) -> list[str]:
     ]
 
 
-def _usual_note(schedule: Schedule, machine: Machine) -> list[str]:
+def _usual_note(schedule: RankSchedule, machine: Machine) -> list[str]:
     usual = machine.attention
     names = {call.attributes.get("attention") for call in schedule.calls.values()}
     if usual is None or usual.kind != "assumed" or usual.name not in names:

@@ -38,6 +38,17 @@ def flag(
     return Field(default, description=what, title=unit, json_schema_extra=extra, **limits)
 
 
+def same_flag(
+    group: type["OptionGroup"], name: str, default: Any = None, **limits: Any
+) -> Any:  # fmt: skip
+    """Declare the option of another group here, too, perhaps with another default."""
+    field = group.model_fields[name]
+    return Field(
+        default, description=field.description, title=field.title,
+        json_schema_extra=field.json_schema_extra, **limits,
+    )  # fmt: skip
+
+
 class OptionGroup(Node):
     """Options, None where one is open; texts are read as numbers where a number is asked for.
 

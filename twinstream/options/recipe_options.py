@@ -6,8 +6,14 @@ from typing import Any
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.adapters.quantized_base import BaseFormat
 from twinstream.models.hf.config import Dtype
+from twinstream.models.loss import loss_of
 from twinstream.models.model import AnyModel
-from twinstream.models.recipe import GradientDtype, OptimizerState, dpo_of
+from twinstream.models.recipe import (
+    GradientDtype,
+    OptimizerState,
+    Recipe,
+    recipe_of_fields,
+)
 from twinstream.models.trained import require_few_bits, trained_of
 from twinstream.models.update_rules import BETAS, RULES, OwnRule, update_rule
 from twinstream.options.option_group import OPTIMIZER, TRAINED, OptionGroup, flag
@@ -17,7 +23,7 @@ _DECIDES: Mapping[str, tuple[str, ...]] = {
     "lora": ("lora", "frozen"),
     "freeze": ("lora", "frozen"),
     "base": ("base",),
-    "loss": ("dpo",),
+    "loss": ("loss",),
     "optim": ("update", "beta1", "beta2"),
     "gradients": ("gradients",),
     "optimizer_state": ("optimizer_state",),
@@ -25,7 +31,7 @@ _DECIDES: Mapping[str, tuple[str, ...]] = {
 
 
 class RecipeOptions(OptionGroup):
-    """What decides the numbers of a step, beside its data and kernels."""
+    """The recipe of a step, as far as neither data nor kernels decide it."""
 
     lora: str | None = flag(
         TRAINED,
@@ -114,7 +120,7 @@ class RecipeOptions(OptionGroup):
             "lora": trained.lora,
             "frozen": trained.frozen,
             "base": trained.base,
-            "dpo": dpo_of(self.loss),
+            "loss": loss_of(self.loss),
             "update": rule,
             "beta1": beta1,
             "beta2": beta2,
@@ -122,8 +128,30 @@ class RecipeOptions(OptionGroup):
             "optimizer_state": self.optimizer_state,
         }
 
+    def recipe(self, model: AnyModel, adapters: Lora | None = None, **others: object) -> Recipe:
+        """The recipe that these options decide.
+
+        Args:
+            adapters: those that are there already.
+            others: fields of the recipe that are no options of a recipe; kernels, say.
+
+        Raises:
+            TwinstreamError: as `recipe_fields`, or fields do not go together.
+        """
+        return recipe_of_fields(self.recipe_fields(model, adapters) | others)
+
+    def changed(self, was: Recipe, model: AnyModel, **others: object) -> Recipe:
+        """A recipe of this model with the options that were given in place of its own.
+
+        Raises:
+            TwinstreamError: as `recipe`.
+        """
+        given = self.given_recipe_fields(model) if self.model_fields_set else {}
+        changes = given | others
+        return recipe_of_fields({**dict(was), **changes}) if changes else was
+
     def given_recipe_fields(self, model: AnyModel) -> dict[str, Any]:
-        """Of these the fields that options decide which were given; others are as they were.
+        """Return the fields that options decide which were given; others are as they were.
 
         Raises:
             TwinstreamError: as `recipe_fields`.

@@ -86,7 +86,7 @@ class StepOptions(OptionGroup):
 
 
 class RankOptions(OptionGroup):
-    """How ranks that run are laid out; None where it is left open."""
+    """The layout of ranks that run; None where it is left open."""
 
     pp: int | None = flag(
         SEVERAL,

@@ -16,9 +16,9 @@ from twinstream.report.page import Card, Section, Table, Text
 from twinstream.report.share_figures import MEAN, device_memory_figure, exposed_figure
 from twinstream.report.view import MeshView, Span, shown_classes
 from twinstream.schedule.analysis.comparison import GroupComparison, by_rank, compare
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.sizes import gib
+from twinstream.schedule.timeline import Timeline
 from twinstream.screens.ranks_screen import MOST_CLASSES, causes_shown, layout_line, mesh_text
 from twinstream.screens.tables import cause_name, pair_ns, readable, seconds
 
@@ -33,10 +33,10 @@ class RanksPart:
         notes: sentences about the prediction.
     """
 
-    schedule: ClusterSchedule
-    predicted: ClusterTimeline
+    schedule: Schedule
+    predicted: Timeline
     machine: Machine
-    measured: ClusterTimeline | None = None
+    measured: Timeline | None = None
     choice: LayoutChoice | None = None
     notes: Sequence[str] = ()
 

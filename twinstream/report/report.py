@@ -21,8 +21,7 @@ from twinstream.report.share_figures import (
 from twinstream.report.timeline_figure import Shown, timeline_figure
 from twinstream.report.view import View, round_name, view_of
 from twinstream.schedule.analysis.comparison import Comparison, compare
-from twinstream.schedule.analysis.idle import BUBBLE, AnySchedule, AnyTimeline, IdleInterval
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.analysis.idle import BUBBLE, IdleInterval
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.sizes import gib, rate_text
 from twinstream.schedule.timeline import Timeline
@@ -38,11 +37,11 @@ _WORTH_NAMING = 0.05  # tokens/s
 
 
 def report_html(
-    schedule: AnySchedule,
+    schedule: Schedule,
     machine: Machine,
     *,
-    predicted: AnyTimeline | None = None,
-    measured: AnyTimeline | None = None,
+    predicted: Timeline | None = None,
+    measured: Timeline | None = None,
     notes: Sequence[str] = (),
 ) -> str:
     """One self-contained page about a schedule and its timelines.
@@ -56,12 +55,9 @@ def report_html(
         TimelineMismatch: a timeline is not of this schedule.
         MissingNumberError: the machine lacks a number that a figure needs.
     """
-    if isinstance(schedule, Schedule):
-        assert not isinstance(predicted, ClusterTimeline)
-        assert not isinstance(measured, ClusterTimeline)
+    if schedule.is_one_device:
         return html_of(_page_of_device(schedule, machine, predicted, measured, notes))
-    assert isinstance(predicted, ClusterTimeline)
-    assert not isinstance(measured, Timeline)
+    assert predicted is not None, "a page of ranks has the prediction"
     part = RanksPart(schedule, predicted, machine, measured, notes=notes)
     return html_of(_page_of_ranks(part))
 
@@ -78,16 +74,16 @@ def _page_of_device(
     assert lines, "a report needs a timeline"
     views = [view_of(name, schedule, line) for name, line in lines.items()]
     summaries = {name: summarize(schedule, line, machine) for name, line in lines.items()}
-    explanation = explain(schedule, views[0].timeline, machine)
+    explanation = explain(schedule, next(iter(lines.values())), machine)
     both = compare(schedule, predicted, measured) if predicted and measured else None
     told = [] if predicted is None else prediction_notes(schedule, machine, predicted)
-    work = schedule.workload
+    work, model = schedule.workload, schedule.only.model
     return Page(
-        title=f"{schedule.model.name} on {machine.name}",
+        title=f"{model.name} on {machine.name}",
         subtitle=f"{work.tokens_per_step:,} tokens a step: {workload_line(work)}. "
         f"Policy {schedule.policy}. {' '.join((_provenance(lines), *notes, *told))}",
         cards=[
-            *_headlines(summaries, f"the {schedule.model.spec['dtype']} peak"),
+            *_headlines(summaries, f"the {model.spec['dtype']} peak"),
             *_cards(schedule, next(iter(summaries)), summaries, explanation),
         ],
         sections=_sections(views, machine, explanation, both),
@@ -119,13 +115,13 @@ def _page_of_ranks(part: RanksPart) -> Page:
     )
 
 
-def _provenance(lines: Mapping[str, AnyTimeline]) -> str:
+def _provenance(lines: Mapping[str, Timeline]) -> str:
     return " ".join(
         f"{name.capitalize()}: {line.provenance.description}." for name, line in lines.items()
     )
 
 
-def _details(lines: Mapping[str, AnyTimeline]) -> str:
+def _details(lines: Mapping[str, Timeline]) -> str:
     return "; ".join(f"{name}: {line.provenance.detail}" for name, line in lines.items())
 
 

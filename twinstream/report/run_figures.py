@@ -16,7 +16,7 @@ from twinstream.report.palette import (
     lighter,
 )
 from twinstream.report.view import size_unit
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.screens.tables import readable
 
 MOST_POINTS = 2000
@@ -106,7 +106,7 @@ def speed_figure(steps: Sequence[StepMetrics]) -> go.Figure:
     return _laid_out(figure, "tokens/s", _HALF_PX)
 
 
-def memory_figure(schedule: Schedule, found: Residence) -> go.Figure:
+def memory_figure(schedule: RankSchedule, found: Residence) -> go.Figure:
     """Draw the bytes of both memories at the fullest moment of a step, by role."""
     unit_bytes, unit = size_unit(schedule)
     parts = [

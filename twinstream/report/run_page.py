@@ -22,10 +22,10 @@ from twinstream.report.run_figures import (
 from twinstream.report.run_folder import RunFolder, RunSummary, run_summary
 from twinstream.report.share_figures import traffic_figure
 from twinstream.schedule.analysis.comparison import Comparison, Pair
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule, Schedule
 from twinstream.schedule.files import real_path
 from twinstream.schedule.sizes import gib
-from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
+from twinstream.schedule.timeline import PassSpans, Provenance, RankTimeline, Timeline
 from twinstream.screens.live import duration
 from twinstream.screens.tables import readable, seconds, workload_line
 
@@ -54,13 +54,14 @@ def run_html(
     if ranks is not None:
         sections += ranks.run_sections()
     if schedule is not None:
-        sections += _memory(schedule, predicted)
+        line = None if predicted is None else predicted.only
+        sections += _memory(schedule.only, line)
     sections.append(_checkpoints(run))
     if run.comparison is not None:
         sections.append(_compared(run.comparison))
     if run.options is not None:
         sections.append(Section("Options", f"As {OPTIONS} has them.", Text(run.options)))
-    name, model = real_path(run.path).name, schedule.model.name if schedule else None
+    name, model = real_path(run.path).name, schedule.only.model.name if schedule else None
     if ranks is not None:
         model = str(ranks.schedule.model["name"])
     return html_of(
@@ -119,7 +120,7 @@ def _cards(run: RunFolder, summary: RunSummary, schedule: Schedule | None) -> li
             ("device", schedule.caps.device_bytes),
             ("host", schedule.caps.host_bytes),
         ):
-            taken = _taken_bytes(schedule, tier)
+            taken = _taken_bytes(schedule.only, tier)
             note = "no cap" if cap is None else f"cap {gib(cap)}"
             cards.append(Card(f"{tier} memory", gib(taken), f"planned; {note}"))
     if run.checkpoints:
@@ -147,7 +148,7 @@ def _beside(run: RunFolder) -> str:
     return f"evaluations took {duration(evals)}, checkpoints held the device {duration(held)}"
 
 
-def _taken_bytes(schedule: Schedule, tier: str) -> int:
+def _taken_bytes(schedule: RankSchedule, tier: str) -> int:
     ends = [s.offset_bytes + s.size_bytes for s in schedule.slots if s.tier.kind == tier]
     return max(ends, default=0) + (schedule.caps.outside_arena_bytes if tier == "device" else 0)
 
@@ -196,7 +197,7 @@ def _of_steps(run: RunFolder) -> list[Section]:
     return [*found, Section("Speed", text, speed_figure(run.steps))]
 
 
-def _memory(schedule: Schedule, predicted: Timeline | None) -> list[Section]:
+def _memory(schedule: RankSchedule, predicted: RankTimeline | None) -> list[Section]:
     found = residence(schedule, predicted or _one_by_one(schedule))
     caps = (("device", schedule.caps.device_bytes), ("host", schedule.caps.host_bytes))
     told = ", ".join(
@@ -216,11 +217,11 @@ def _memory(schedule: Schedule, predicted: Timeline | None) -> list[Section]:
     ]
 
 
-def _one_by_one(schedule: Schedule) -> Timeline:
+def _one_by_one(schedule: RankSchedule) -> RankTimeline:
     """Every op after the one issued before it, which each schedule allows; a ns each."""
     count = len(schedule.ops)
     spans = PassSpans(start_ns=tuple(range(count)), end_ns=tuple(range(1, count + 1)))
-    return Timeline(
+    return RankTimeline(
         op_ids=tuple(op.op_id for op in schedule.ops),
         passes=(spans,),
         cold=spans,

@@ -18,8 +18,8 @@ from twinstream.report.palette import (
 from twinstream.report.view import View, size_unit, time_unit
 from twinstream.schedule.analysis.comparison import Comparison, kind_of
 from twinstream.schedule.analysis.critical_path import critical_path
-from twinstream.schedule.analysis.idle import CAUSES, idle_by_queue, idle_intervals
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.analysis.idle import CAUSES, idle_by_queue
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.sizes import gib
 from twinstream.screens.tables import cause_name, readable, seconds
@@ -36,9 +36,7 @@ LEVEL_COLOURS = {"INPUT": "#D55E00", "ATTENTION": "#E69F00", "EXPERTS": "#F0E442
 
 def idle_figure(views: Sequence[View]) -> go.Figure:
     """Share of a step in which the compute stream waited, by the queue of what it waited for."""
-    return _shares_figure(
-        views, [idle_by_queue(idle_intervals(view.schedule, view.timeline)) for view in views]
-    )
+    return _shares_figure(views, [idle_by_queue(view.compute_gaps) for view in views])
 
 
 def critical_path_figure(views: Sequence[View]) -> go.Figure:
@@ -126,7 +124,7 @@ def device_memory_figure(summary: Summary, names: Sequence[str]) -> go.Figure:
     return figure
 
 
-def traffic_figure(schedule: Schedule, residence: Residence) -> go.Figure:
+def traffic_figure(schedule: RankSchedule, residence: Residence) -> go.Figure:
     """Bytes copied in one step, by direction and role."""
     unit_bytes, unit = size_unit(schedule)
     moved: dict[str, dict[str, float]] = {
@@ -166,7 +164,7 @@ def _stacked(
     return figure
 
 
-def recompute_figure(schedule: Schedule) -> go.Figure:
+def recompute_figure(schedule: RankSchedule) -> go.Figure:
     """Share of each layer's blocks (a block is a layer of one chunk) recomputed, by level."""
     blocks: dict[int, int] = {}
     again: dict[tuple[str, int], int] = {}

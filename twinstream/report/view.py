@@ -11,22 +11,19 @@ from twinstream.report.palette import TASK_COLOURS
 from twinstream.schedule.analysis.idle import (
     ALL_RANKS,
     AXES,
+    COMPUTE_STREAM,
     TRANSFER,
-    AnySchedule,
-    AnyTimeline,
     ExchangeTimes,
     IdleInterval,
     cause_of,
 )
 from twinstream.schedule.analysis.occupancy import MemorySample, memory_over_time
 from twinstream.schedule.analysis.resource_use import bytes_by_op
-from twinstream.schedule.cluster.cluster_schedule import THE_DEVICE, as_cluster
-from twinstream.schedule.cluster.cluster_timeline import as_cluster_timeline
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import THE_DEVICE, RankSchedule, Schedule
 from twinstream.schedule.ops import Communicate, Compute, Op
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import RankTimeline, Timeline
 
 Times = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -75,13 +72,13 @@ class View:
     """
 
     def __init__(
-        self, world: str, exchanges: ExchangeTimes, timeline: Timeline, number: int
+        self, world: str, exchanges: ExchangeTimes, timeline: RankTimeline, number: int
     ) -> None:
         self.world, self._meetings, self._number = world, exchanges, number
         self.timeline = timeline
         self.rank_class = exchanges.schedule.classes[number]
         self.num_ranks = exchanges.schedule.num_ranks(self.rank_class)
-        self.schedule: Schedule = exchanges.schedule.of(self.rank_class)
+        self.schedule: RankSchedule = exchanges.schedule.of(self.rank_class)
         self.is_device = self.rank_class.name == THE_DEVICE
         self.name = world if self.is_device else self.rank_class.name
         spans, last = exchanges.passes[number][-1], len(exchanges.passes[number]) - 1
@@ -146,6 +143,11 @@ class View:
         return [int(i) for i in np.flatnonzero(touching)]
 
     @cached_property
+    def compute_gaps(self) -> list[IdleInterval]:
+        """When the compute stream had nothing to run, in order."""
+        return list(self._meetings.gaps(self._number).of(COMPUTE_STREAM))
+
+    @cached_property
     def idle(self) -> dict[str, IdleInterval]:
         """Return, by op, the idle interval of its stream before it, with what it waited for."""
         streams = {str(op.stream): op.stream for op in self.ops}
@@ -185,9 +187,9 @@ class View:
 class MeshView:
     """The last pass of all classes of ranks; one device is a class of its own."""
 
-    def __init__(self, world: str, schedule: AnySchedule, timeline: AnyTimeline) -> None:
+    def __init__(self, world: str, schedule: Schedule, timeline: Timeline) -> None:
         self.world = world
-        self.schedule, self.timeline = as_cluster(schedule), as_cluster_timeline(timeline)
+        self.schedule, self.timeline = schedule, timeline
         exchanges = ExchangeTimes(self.schedule, self.timeline)
         self.classes = [
             View(world, exchanges, self.timeline.classes[one.name], number)
@@ -274,7 +276,7 @@ def time_unit(lasting_ns: float) -> tuple[int, str]:
     return (10**9, "s") if lasting_ns > _LONG_NS else (10**6, "ms")
 
 
-def size_unit(schedule: Schedule) -> tuple[int, str]:
+def size_unit(schedule: RankSchedule) -> tuple[int, str]:
     """Return bytes and name of the unit of sizes: GiB, or MiB if the arenas are small."""
     largest = max(arena_bytes(schedule, tier) for tier in (DEVICE, HOST))
     return (2**30, "GiB") if largest >= 2**30 else (2**20, "MiB")

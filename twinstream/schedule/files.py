@@ -150,12 +150,12 @@ def read_document(kind: type[Document], path: Path) -> Document:
 
 
 def called(kind: type[Node]) -> str:
-    """Return what people call a kind of document.
+    """Return what people call a kind of document; a rank's is one device's alone.
 
-    >>> called(type("ClusterSchedule", (Node,), {}))
-    'cluster schedule'
+    >>> called(type("RankSchedule", (Node,), {})), called(type("StepBound", (Node,), {}))
+    ('schedule', 'step bound')
     """
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__).lower()
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.__name__).lower().removeprefix("rank ")
 
 
 def _require_version(kind: type[Document], text: bytes, path: Path) -> None:
@@ -185,6 +185,11 @@ def write_text(text: str, path: str | Path) -> None:
     write_bytes(text.encode("utf-8", errors="replace"), path)
 
 
+def write_lines(lines: Iterable[str], path: str | Path) -> None:
+    """Write lines of UTF-8 as they come; as `write_bytes`."""
+    _write((line.encode("utf-8", errors="replace") + b"\n" for line in lines), path)
+
+
 def write_bytes(content: bytes, path: str | Path) -> None:
     """Write a whole file: what was there stays as it is until all of the new is on the disk.
 
@@ -195,6 +200,10 @@ def write_bytes(content: bytes, path: str | Path) -> None:
     Raises:
         DocumentError: it cannot be written.
     """
+    _write([content], path)
+
+
+def _write(pieces: Iterable[bytes], path: str | Path) -> None:
     try:
         target = Path(os.path.realpath(path))
         partial = neighbour(target, "partial")
@@ -202,7 +211,7 @@ def write_bytes(content: bytes, path: str | Path) -> None:
             with open(partial, "xb") as file:  # noqa: PTH123 - the one place that writes files
                 if target.exists():
                     os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
-                file.write(content)
+                file.writelines(pieces)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(target)

@@ -7,10 +7,12 @@ from html import escape
 from typing import Any, ClassVar, Self, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import SchemaValidator, core_schema
 
 from twinstream.schedule.errors import ArgumentError
 
 _MOST_ROWS = 30
+_FEWEST_OF_A_MESH = 2  # fields by which a file, be it damaged, is a mesh's
 _STYLE = "text-align:left;padding:2px 12px 2px 0"
 _set_fields, _set_names, _set_extra, _set_private = (
     BaseModel.__dict__[slot].__set__
@@ -56,6 +58,67 @@ class Node(BaseModel):
         _set_extra(node, None)
         _set_private(node, None)
         return node
+
+
+class MeshDocument(Node):
+    """A document about all ranks of a mesh; in files one device's is that of its rank alone."""
+
+    rank_kind: ClassVar[type[Node]] = Node
+    _mesh_fields: ClassVar[SchemaValidator]
+
+    @classmethod
+    def of_rank(cls, rank: Any) -> Self:
+        """Return the document of one device from what its rank has."""
+        raise NotImplementedError
+
+    @property
+    def is_one_device(self) -> bool:
+        """Whether it is one device's alone."""
+        raise NotImplementedError
+
+    @property
+    def only(self) -> Node:
+        """What the one device has."""
+        raise NotImplementedError
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other fields; of one device those that its rank's document has."""
+        if update and self.is_one_device and update.keys() <= self.rank_kind.model_fields.keys():
+            return self.of_rank(self.only.model_copy(update=update, deep=deep))
+        return super().model_copy(update=update, deep=deep)
+
+    def model_dump_json(self, **settings: Any) -> str:
+        """Return the text of its file."""
+        if self.is_one_device:
+            return self.only.model_dump_json(**settings)
+        return super().model_dump_json(**settings)
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **settings: Any) -> Self:
+        """Read one device's file, or that of a mesh, which has fields that no rank's has.
+
+        Raises:
+            ValidationError: what is wrong with it.
+        """
+        try:
+            found: dict[str, Any] = cls._mesh_fields.validate_json(json_data)
+        except ValidationError:  # it is no object at all: the reader below says so
+            found = {}
+        if len(found) >= _FEWEST_OF_A_MESH:
+            return super().model_validate_json(json_data, **settings)
+        return cls.of_rank(cls.rank_kind.model_validate_json(json_data, **settings))
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        # which fields there are, without making anything of them: objects are read as empty ones
+        empty = core_schema.typed_dict_schema({})
+        kinds = [empty, core_schema.list_schema(empty), core_schema.str_schema()]
+        some = core_schema.union_schema([*kinds, core_schema.float_schema()])
+        field = core_schema.with_default_schema(some, on_error="omit")
+        names = cls.model_fields.keys() - cls.rank_kind.model_fields.keys()
+        fields = {name: core_schema.typed_dict_field(field, required=False) for name in names}
+        cls._mesh_fields = SchemaValidator(core_schema.typed_dict_schema(fields))
 
 
 _Kind = TypeVar("_Kind", bound=Node)

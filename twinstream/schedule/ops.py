@@ -12,12 +12,13 @@ from twinstream.schedule.numbers import Count, Index, PositiveCount
 Attribute = bool | int | float | str | tuple[int, ...]
 Mode = Literal["read", "write", "update", "scratch"]
 Processor = Literal["device", "host"]
+HOST_COMPUTE = "host_compute"  # the queue of what the host's cores compute
 
 
 class Stream(Node):
     """An in-order queue. By convention `compute`, `h2d`, `d2h`, `host`; names are open.
 
-    What the host CPU computes has the queue `host_compute`.
+    What the host CPU computes has the queue `host_compute` (`HOST_COMPUTE`).
     """
 
     device: Index = 0

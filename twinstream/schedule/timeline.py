@@ -1,13 +1,14 @@
 """Timelines, which both worlds return: when every op ran."""
 
-from typing import Literal, Self
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import TwinstreamError, did_you_mean
-from twinstream.schedule.node import Node, facts_html
+from twinstream.schedule.document import THE_DEVICE, RankSchedule, Schedule
+from twinstream.schedule.errors import ArgumentError, TwinstreamError, did_you_mean
+from twinstream.schedule.node import MeshDocument, Node, facts_html
 from twinstream.schedule.numbers import (
     Count,
     Finite,
@@ -123,7 +124,7 @@ class PassSpans(Node):
         return self
 
 
-class Timeline(Node):
+class RankTimeline(Node):
     """Spans of one or more consecutive passes, and the step time they give.
 
     `passes` are the last ones run, the steady state if there is one; `cold` is one pass from
@@ -210,11 +211,124 @@ class Timeline(Node):
         return max(self.cold.end_ns, default=0) - min(self.cold.start_ns, default=0)
 
 
+class Timeline(MeshDocument):
+    """When every op of every rank ran: a timeline for each class, on one clock.
+
+    The step is that of all ranks together; one device is a class of its own. All classes have the
+    same passes. `step_ns`, `spread_ns` and `period_passes` are as in a `RankTimeline`, over the ops
+    of all classes. `cold_ns` is one step from idle streams to idle streams.
+
+    Measured, a class has the timeline of its first rank; where a class has several, `ranks` has
+    those of all, by the names of `expanded`'s classes. Clocks of ranks are right within
+    `clock_error_ns` of each other's.
+    """
+
+    rank_kind: ClassVar[type[Node]] = RankTimeline
+
+    schema_version: Literal[1] = 1
+    classes: Annotated[dict[str, RankTimeline], Field(min_length=1)]
+    step_ns: PositiveMeanNs
+    spread_ns: MeanNs = 0.0
+    period_passes: PositiveCount | None = None
+    cold_ns: TimeNs
+    ranks: dict[str, RankTimeline] = Field(default_factory=dict)
+    clock_error_ns: TimeNs = 0
+    provenance: Provenance
+
+    @model_validator(mode="after")
+    def _passes_are_the_same(self) -> Self:
+        counts = {name: len(line.passes) for name, line in self.classes.items()}
+        if len(set(counts.values())) > 1:
+            raise PydanticCustomError(
+                "pass_count", "classes have different numbers of passes: {counts}",
+                {"counts": str(counts)},
+            )  # fmt: skip
+        return self
+
+    @classmethod
+    def of_rank(cls, rank: RankTimeline) -> Self:
+        """Return the timeline of one device."""
+        return cls(
+            classes={THE_DEVICE: rank},
+            step_ns=rank.step_ns,
+            spread_ns=rank.spread_ns,
+            period_passes=rank.period_passes,
+            cold_ns=rank.cold_ns,
+            provenance=rank.provenance,
+        )
+
+    @property
+    def is_one_device(self) -> bool:
+        """Whether it is one device's alone."""
+        return list(self.classes) == [THE_DEVICE]
+
+    @property
+    def only(self) -> RankTimeline:
+        """When the ops of the one device ran.
+
+        Raises:
+            ArgumentError: the timeline is of ranks of a layout.
+        """
+        if not self.is_one_device:
+            raise ArgumentError(
+                "this is asked of one device's timeline, and the one given is of "
+                f"{len(self.classes)} classes of ranks"
+            )
+        return self.classes[THE_DEVICE]
+
+    @property
+    def op_ids(self) -> tuple[str, ...]:
+        """Ops of the one device, in issue order."""
+        return self.only.op_ids
+
+    @property
+    def passes(self) -> tuple[PassSpans, ...]:
+        """The last passes of the one device, ns."""
+        return self.only.passes
+
+    @property
+    def cold(self) -> PassSpans:
+        """One pass of the one device from empty streams, ns."""
+        return self.only.cold
+
+    @property
+    def utilization(self) -> dict[str, float]:
+        """Share of each resource that is used, of the one device."""
+        return self.only.utilization
+
+    def records(self) -> list[dict[str, object]]:
+        """A row for each op of one device; see `RankTimeline.records`."""
+        return self.only.records()
+
+    def span_ns(self, op_id: str) -> tuple[int, int]:
+        """Return start and end of an op of one device in the last pass.
+
+        Raises:
+            TimelineMismatch: there is no such op.
+        """
+        return self.only.span_ns(op_id)
+
+    def __repr__(self) -> str:
+        if self.is_one_device:
+            return repr(self.only)
+        ops = sum(len(line.op_ids) for line in self.classes.values())
+        where = f"{self.provenance.kind} on {self.provenance.where}"
+        return (
+            f"<Timeline {where}: {len(self.classes)} classes, {ops:,} ops, "
+            f"{self.step_ns / 1e9:.6g} s a step>"
+        )
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return self.only._repr_html_() if self.is_one_device else facts_html(repr(self), {})
+
+
 class TimelineMismatch(TwinstreamError):
     """A timeline is not of this schedule."""
 
 
-def require_timeline_of(schedule: Schedule, timeline: Timeline, which: str) -> None:
+def require_timeline_of_rank(schedule: RankSchedule, timeline: RankTimeline, which: str) -> None:
     """
     Raises:
         TimelineMismatch: the timeline, called `which`, has other ops than the schedule.
@@ -224,3 +338,24 @@ def require_timeline_of(schedule: Schedule, timeline: Timeline, which: str) -> N
             f"the {which} timeline has {len(timeline.op_ids)} ops that are not the schedule's "
             f"{len(schedule.ops)} in its order; make it from this schedule"
         )
+
+
+def require_timeline_of(schedule: Schedule, timeline: Timeline, which: str = "given") -> None:
+    """Refuse a timeline of another schedule.
+
+    Raises:
+        TimelineMismatch: says which class, and how it differs.
+    """
+    names = [one.name for one in schedule.classes]
+    if set(names) != set(timeline.classes):
+        raise TimelineMismatch(
+            f"the timeline is of {_whose(timeline.classes)}, and the schedule of {_whose(names)}"
+        )
+    for one in schedule.classes:
+        told = which if schedule.is_one_device else f"class '{one.name}'"
+        require_timeline_of_rank(schedule.of(one), timeline.classes[one.name], told)
+
+
+def _whose(names: Iterable[str]) -> str:
+    known = ", ".join(sorted(names))
+    return "one device" if known == THE_DEVICE else f"the classes {known}"

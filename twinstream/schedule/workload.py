@@ -1,6 +1,6 @@
 """The workload of one training step, and the model and machine that a document is about."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -12,7 +12,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from twinstream.schedule.node import Node
-from twinstream.schedule.numbers import PositiveCount
+from twinstream.schedule.numbers import Count, PositiveCount
 
 PADDING_LABEL = -101  # of a token that fills up a chunk; of one that has no target it is -100
 
@@ -60,6 +60,21 @@ class Packing(Node):
         return cls(most_sequences=max(1, len(lengths)), expected_lengths=lengths)
 
 
+Result = Literal["loss", "log_probs", "logits"]
+
+
+class Cache(Node):
+    """The keys and values that generating text keeps of each sequence, from step to step.
+
+    Attributes:
+        room: tokens of a sequence that there is room for.
+        filled: tokens that are there before the step; the step adds `seq_len` more.
+    """
+
+    room: PositiveCount
+    filled: Count = 0
+
+
 class Workload(Node):
     """A step is `rounds_per_step` rounds of `chunks_per_round` chunks of `chunk_tokens` tokens.
 
@@ -68,7 +83,10 @@ class Workload(Node):
     `packing` a chunk packs whole sequences of any lengths, `seq_len` at most.
 
     A step that is `forward_only`, of an evaluation, is the forward of one round and its loss:
-    nothing is updated.
+    nothing is updated. With a `cache` it is one of generating text: of each sequence `seq_len`
+    tokens are computed, after those that the cache has, and the logits of the last one. Without
+    one its `result` may be log_probs, of the label of each token, or the logits of all of them,
+    beside the loss.
     """
 
     seq_len: PositiveCount
@@ -77,6 +95,37 @@ class Workload(Node):
     rounds_per_step: PositiveCount
     packing: Packing | None = None
     forward_only: bool = False
+    cache: Cache | None = None
+    result: Result = "loss"
+
+    @model_validator(mode="after")
+    def _results_are_of_forward(self) -> Self:
+        if self.result != "loss" and (not self.forward_only or self.cache is not None):
+            raise PydanticCustomError(
+                "result_of_training",
+                "{result} of every token are what a step hands out that is forward_only, without "
+                "a cache",
+                {"result": self.result},
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _cache_has_room(self) -> Self:
+        if self.cache is None:
+            return self
+        if not self.forward_only or self.packing is not None or self.sliced:
+            raise PydanticCustomError(
+                "cache_of_training",
+                "a cache of keys and values is of whole sequences of one length that are only "
+                "computed forward",
+            )
+        if self.cache.filled + self.seq_len > self.cache.room:
+            raise PydanticCustomError(
+                "cache_too_small",
+                "a cache of {room} tokens has no room for {seq_len} more behind {filled}",
+                {"room": self.cache.room, "seq_len": self.seq_len, "filled": self.cache.filled},
+            )
+        return self
 
     @model_validator(mode="after")
     def _forward_is_one_round(self) -> Self:
@@ -135,6 +184,10 @@ class Workload(Node):
             written.pop("packing", None)  # which is not there without what is None
         if not self.forward_only:
             written.pop("forward_only", None)
+        if self.cache is None:
+            written.pop("cache", None)
+        if self.result == "loss":
+            written.pop("result", None)
         return written
 
     @property

@@ -13,9 +13,8 @@ from twinstream.measures.residence import STATE, Residence, RoleResidence
 from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.models.layout import EXPERTS, ROUTER_BIAS, layer_of
-from twinstream.models.model import is_traced_ref, model_of
+from twinstream.models.model import AnyModel, model_of
 from twinstream.models.recipe import Recipe
-from twinstream.models.traced import TracedModel
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.sizes import brief, gib
@@ -46,7 +45,7 @@ def plan_screen(
     explanation = explain(schedule, timeline, machine)
     work = schedule.workload
     parts: list[RenderableType] = [
-        f"{schedule.model.name} planned for {schedule.machine.name}, policy {schedule.policy}",
+        f"{schedule.only.model.name} planned for {schedule.machine.name}, policy {schedule.policy}",
         f"{work.tokens_per_step:,} tokens a step: {workload_line(work)}",
         _headlines(schedule, summary, explanation, machine),
         residence_table(explanation.residence, schedule.caps),
@@ -58,24 +57,25 @@ def plan_screen(
 
 def plan_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list[str]:
     """What to know before a plan is relied on."""
-    found = [_recipe_line(schedule), *prediction_notes(schedule, machine, timeline)]
-    host, taken = machine.host_memory_bytes, arena_bytes(schedule, HOST)
+    own, recipe = schedule.only, Recipe.model_validate(schedule.recipe)
+    found = [
+        recipe_line(model_of(own.model), recipe, why_schedule_not_here(own)),
+        *prediction_notes(schedule, machine, timeline),
+    ]
+    host, taken = machine.host_memory_bytes, arena_bytes(own, HOST)
     if host is not None and host.value is not None and taken > _MOST_OF_HOST * host.value:
         found.append(
             f"{gib(taken)} of the host's {gib(round(host.value))} are pinned, which leaves little "
             "for anything else: give a lower --host-mem."
         )
-    found += nondeterminism_notes(schedule)
+    found += nondeterminism_notes(schedule.only)
     return found
 
 
-def _recipe_line(schedule: Schedule) -> str:
-    """How the model is computed, and whether that runs on this machine or why not."""
-    spec = model_of(schedule.model)
-    text = recipe_text(spec, Recipe.model_validate(schedule.recipe))
-    why = why_schedule_not_here(schedule)
-    runs = "Runs here" if why is None else f"Does not run here: {why}"
-    return f"Recipe: {text}. {runs}."
+def recipe_line(model: AnyModel, recipe: Recipe, why_not_here: str | None) -> str:
+    """Say how a model is computed, and whether that runs on this machine or why not."""
+    runs = "Runs here" if why_not_here is None else f"Does not run here: {why_not_here}"
+    return f"Recipe: {recipe_text(model, recipe)}. {runs}."
 
 
 def _headlines(
@@ -84,10 +84,10 @@ def _headlines(
     table = FittedTable(box=None, show_header=False, width=WIDTH, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    cold = seconds(summary.cold_step_time_s)
+    cold, own = seconds(summary.cold_step_time_s), schedule.only
     table.add_row("step time", f"{seconds(summary.step_time_s)} ({cold} from a cold start)")
     table.add_row("throughput", speed_text(summary, uncertainty_of(machine, schedule)))
-    peak = f"of the {schedule.model.spec['dtype']} peak of {machine.name}"
+    peak = f"of the {own.model.spec['dtype']} peak of {machine.name}"
     table.add_row("MFU, HFU", f"{summary.mfu:.1%}, {summary.hfu:.1%} {peak}")
     bound = schedule.bound
     if bound is not None and summary.gap is not None:
@@ -107,16 +107,16 @@ def _headlines(
     )
     table.add_row("copied per step", moved or "nothing")
     table.add_row("recomputed", _recomputed(explanation.recomputed))
-    kernels = schedule.recipe.get("kernels")
+    kernels, model = schedule.recipe.get("kernels"), model_of(own.model)
     if isinstance(kernels, dict):  # schedules of before name none
-        bits = " (not deterministic)" if nondeterministic_kernels(schedule) else ""
-        attention, own = kernels["attention"], ""
-        if is_traced_ref(schedule.model):
-            attention, own = schedule.model.spec["attention"], "the module's own; of updates "
-        table.add_row("kernels", f"{own}{kernels['vector']}, attention {attention}{bits}")
-    if told := trained_text(schedule.recipe | _adapters(schedule.model)):
+        bits = " (not deterministic)" if nondeterministic_kernels(own) else ""
+        attention, whose = kernels["attention"], ""
+        if model.attention is not None:
+            attention, whose = model.attention, "the module's own; of updates "
+        table.add_row("kernels", f"{whose}{kernels['vector']}, attention {attention}{bits}")
+    if told := trained_text(schedule.recipe | _adapters(own.model)):
         table.add_row("trains", told)
-    if isinstance(model := model_of(schedule.model), TracedModel) and model.unread_told:
+    if model.unread_told is not None:
         table.add_row("not trained", model.unread_told)
     if summary.plan_seconds is not None:
         table.add_row("planned in", seconds(summary.plan_seconds))

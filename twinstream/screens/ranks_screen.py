@@ -6,7 +6,7 @@ from rich.console import Group
 
 from twinstream.measures.metrics import Summary
 from twinstream.schedule.analysis.idle import CAUSES, ExposedTime
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Copy
 from twinstream.schedule.proof.verify_layout import arena_bytes
@@ -25,13 +25,13 @@ MOST_CLASSES = 16
 _SHORT = {"all_ranks": "all", "late_ranks": "late", "transfer": "message"}
 
 
-def mesh_screen(schedule: ClusterSchedule, summary: Summary, where: str) -> Group:
+def mesh_screen(schedule: Schedule, summary: Summary, where: str) -> Group:
     """A step of a mesh: how fast, which memory, what compute waited for."""
     error = [] if summary.uncertainty is None else [summary.uncertainty.sentence]
     return Group(*mesh_lines(schedule, summary, where), "", exposed_table(summary), *error)
 
 
-def mesh_lines(schedule: ClusterSchedule, summary: Summary, where: str) -> list[str]:
+def mesh_lines(schedule: Schedule, summary: Summary, where: str) -> list[str]:
     """Headlines, one a line."""
     name = schedule.model.get("name", "a model")
     fullest, error = summary.fullest, summary.uncertainty
@@ -94,7 +94,7 @@ class StageFigures(Node):
     recomputes: int
 
 
-def stages_figures(schedule: ClusterSchedule) -> list[StageFigures]:
+def stages_figures(schedule: Schedule) -> list[StageFigures]:
     """Of every class of ranks."""
     found = []
     for one in schedule.classes:
@@ -115,7 +115,7 @@ def stages_figures(schedule: ClusterSchedule) -> list[StageFigures]:
     return found
 
 
-def stages_table(schedule: ClusterSchedule) -> FittedTable:
+def stages_table(schedule: Schedule) -> FittedTable:
     """A row for each stage: what a rank of it takes, and what it copies."""
     table = listing_table(
         ("class",), ("ranks", "ops", "device", "cap", "host", "copied a step", "recomputed")
@@ -129,19 +129,19 @@ def stages_table(schedule: ClusterSchedule) -> FittedTable:
     return table
 
 
-def mesh_text(schedule: ClusterSchedule) -> str:
+def mesh_text(schedule: Schedule) -> str:
     """The axes and their sizes: `pp 2 x dp 4`."""
     return " x ".join(f"{axis.name} {axis.size}" for axis in schedule.mesh.axes)
 
 
-def layout_line(schedule: ClusterSchedule) -> str:
+def layout_line(schedule: Schedule) -> str:
     """Model, ranks, mesh and pipeline."""
     name, pipeline = schedule.model["name"], schedule.layout["pipeline"]
     return f"{name} on {schedule.mesh.size} ranks: {mesh_text(schedule)}, {pipeline}"
 
 
 def ranks_screen(
-    schedule: ClusterSchedule,
+    schedule: Schedule,
     workload: Workload,
     summary: Summary,
     where: str,

@@ -39,10 +39,14 @@ def run_table(
         peak_of: the machine whose profile predicts, and whose peak counts.
     """
     speeds = headline_table(predicted, measured, (*SPEEDS, *(SHARES if peak_of else ())))
-    what = f"{schedule.model.name} planned for {schedule.machine.name}, policy {schedule.policy}"
+    what = (
+        f"{schedule.only.model.name} planned for {schedule.machine.name}, policy {schedule.policy}"
+    )
     notes = [] if uncertainty is None else [uncertainty.sentence]
     if peak_of is not None:
-        notes.append(f"MFU and HFU are of the {schedule.model.spec['dtype']} peak of {peak_of}.")
+        notes.append(
+            f"MFU and HFU are of the {schedule.only.model.spec['dtype']} peak of {peak_of}."
+        )
     return Group(f"{what}: {workload_line(schedule.workload)}", speeds, *notes,
                  "Planned:", _planned_table(schedule, measured))  # fmt: skip
 

@@ -17,7 +17,7 @@ from twinstream.measures.uncertainty import Uncertainty
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.models.kernel_costs.attention_shape import lengths_text
 from twinstream.schedule.analysis.comparison import Comparison, GroupComparison, Pair
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule, Schedule
 from twinstream.schedule.sizes import gib, rate_text
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
@@ -198,7 +198,7 @@ def _ranks_table(found: Comparison) -> Group:
     return Group("Time of each rank in a step", table, clocks)
 
 
-def nondeterminism_notes(schedule: Schedule) -> list[str]:
+def nondeterminism_notes(schedule: RankSchedule) -> list[str]:
     """What to know of a schedule whose runs do not repeat to the bit; mostly nothing."""
     return [
         f"{name.capitalize()} does not give the same bits from run to run."

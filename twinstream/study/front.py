@@ -4,19 +4,24 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from twinstream.cost.bill import Bill, Prices, bill_of
-from twinstream.cost.mesh_work import Batches, WorkMesh
-from twinstream.cost.time import ChipOptions, Cut, Layout, Stack, time_document
-from twinstream.cost.work import Counting, DecoderOptions, work_document
+from twinstream.cost.time import RunTime, TimedRun, rates_of, time_of, timed_sizes
+from twinstream.cost.work import CountedRun, RunWork, counted_sizes, model_of_layers, work_of
+from twinstream.hardware_profiles.clusters.loader import load_cluster
+from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.errors import ArgumentError, did_you_mean
 from twinstream.schedule.node import Node, from_options
+from twinstream.study.answer import Answer
 from twinstream.study.explore.answers import ExploreError
-from twinstream.study.query import Answer, Query, Value
+from twinstream.study.query import Query
+from twinstream.study.questions import query_of
 from twinstream.study.sweep.config import config_of, load_config
 from twinstream.study.sweep.sweep import SweepSettings, Swept, run_sweep
-from twinstream.study.values import query_of
+from twinstream.study.values import Value
+
+_Run = TypeVar("_Run", bound=Node)
 
 
 def query(**values: Value) -> Query:
@@ -122,42 +127,50 @@ def cost_of_run(
     return bill_of(num_tokens / answer.tokens_per_s, answer.num_gpus, charged, answer.place_names)
 
 
-def cost_work(**options: Any) -> dict[str, Any]:
-    """What a run computes and moves on a mesh: `twinstream cost work`, by arithmetic alone.
+def cost_work(model: str | None = None, **sizes: Any) -> RunWork:
+    """Return what a run computes and moves on a mesh, by arithmetic alone.
 
     Args:
-        options: the command's, as `num_layers=80, d_model=8192, dataset_tokens=15e12`.
+        model: a preset or a config.json, in place of the sizes of layers.
+        sizes: fields of `CountedRun`, as `num_layers=80, d_model=8192, dataset_tokens=15e12`.
 
     Raises:
-        TwinstreamError: an option is unknown or wrong.
+        TwinstreamError: a size is unknown or wrong, or they do not fit together.
     """
-    model, batches, mesh, counting, prices = _groups(
-        options, DecoderOptions, Batches, WorkMesh, Counting, Prices
-    )
-    return work_document(model.decoder(batches.seq_len), batches, mesh, counting, prices)
+    if model is not None:
+        sizes = counted_sizes(model_of_layers(model, sizes.get("seq_len", 1))) | sizes
+    return work_of(_run_of(CountedRun, sizes))
 
 
-def cost_time(**options: Any) -> dict[str, Any]:
-    """How long a run takes on given chips: `twinstream cost time`, by arithmetic alone.
+def cost_time(
+    model: str | None = None,
+    machine: str | None = None,
+    cluster: str | None = None,
+    **sizes: Any,
+) -> RunTime:
+    """Return how long a run takes: what `twinstream cost` shows, by arithmetic alone.
 
     Args:
-        options: the command's, as `num_layers=80, d_model=8192`.
+        model: a preset or a config.json, in place of the sizes of layers.
+        machine, cluster: a profile, in place of rates; of several GPUs a cluster.
+        sizes: fields of `TimedRun`, as `dataset_tokens=15e12, pp=8, dp=256, tp=8`.
 
     Raises:
-        TwinstreamError: an option is unknown or wrong.
+        TwinstreamError: a size is unknown or wrong, or they do not fit together.
     """
-    stack, cut, chips, layout, prices = _groups(options, Stack, Cut, ChipOptions, Layout, Prices)
-    setting = chips.setting(stack.complete(cut.seq_len), cut, layout)
-    return time_document(setting, prices)
+    if model is not None:
+        seq_len = sizes.setdefault("seq_len", TimedRun.model_fields["seq_len"].default)
+        sizes = timed_sizes(model_of_layers(model, seq_len), seq_len) | sizes
+    if machine is not None:
+        sizes = rates_of(load_machine(machine)) | sizes
+    if cluster is not None:
+        sizes = rates_of(load_cluster(cluster)) | sizes
+    return time_of(_run_of(TimedRun, sizes))
 
 
-def _groups(options: Mapping[str, Any], *kinds: type[Node]) -> list[Any]:
-    """A node of each kind, of the options that it has."""
-    known = [name for kind in kinds for name in kind.model_fields]
-    for name in options:
-        if name not in known:
-            raise ArgumentError(f"unknown option '{name}': {did_you_mean(name, known)}")
-    return [
-        from_options(kind, {name: options[name] for name in kind.model_fields if name in options})
-        for kind in kinds
-    ]
+def _run_of(kind: type[_Run], sizes: Mapping[str, Any]) -> _Run:
+    for name in sizes:
+        if name not in kind.model_fields:
+            near = did_you_mean(name, kind.model_fields)
+            raise ArgumentError(f"unknown size '{name}': {near}")
+    return from_options(kind, sizes)

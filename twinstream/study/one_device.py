@@ -1,25 +1,20 @@
 """A training step on one device as a query, whose answer is a plan."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isinf
-from typing import Any, get_args
+from typing import Any, ClassVar
 
-from twinstream.clusters.search.question import value_fault
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.link import D2H, DUPLEX, H2D, LINK_FIELDS
-from twinstream.hardware_profiles.overrides import override
-from twinstream.hardware_profiles.profile_files import nearest
-from twinstream.hardware_profiles.schema import NUMBER_FIELDS, Machine
-from twinstream.models.kernel_costs.attention_limits import attention_names
+from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.model import AnyModel
-from twinstream.models.recipe import Recipe, is_dpo, recipe_of_fields
+from twinstream.models.recipe import Recipe
 from twinstream.options.recipe_options import RecipeOptions
-from twinstream.planner.choices import EFFORTS
-from twinstream.planner.kernel_choice import KernelsOption, kernels_named
+from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.planner import Planner
-from twinstream.planner.policies import ON_DEVICE, optimizer_places, policy_names
-from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, TrainingStep, caps_of
+from twinstream.planner.policies import ON_DEVICE, optimizer_places
+from twinstream.planner.request import DEFAULT_POLICY, PlanRequest, caps_of
 from twinstream.planner.warm_start import fits
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
@@ -27,37 +22,26 @@ from twinstream.schedule.python_file import digest_of, split_name
 from twinstream.schedule.sizes import gib, parse_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.simulator.replay import steady_state
-from twinstream.study.planned_step import PlannedStep
-from twinstream.study.query import (
+from twinstream.study.answer import Answer, StudyError
+from twinstream.study.query import Loader, Property, Query, Subject, with_machine_numbers
+from twinstream.study.values import (
     MACHINE_NUMBER,
     MEMORY_CAPS,
     STEP_COUNTS,
-    Answer,
-    Loader,
-    Property,
-    Query,
-    StudyError,
-    Subject,
+    Kind,
     Value,
     Values,
-    size_fault,
+    numbers_among,
+    written_options,
 )
 
 
 def _policy_content(name: str) -> str:
-    """What plans follow from: of one's own policy the file's content, too."""
+    """Return the name of a policy, of one's own with a digest of its file: plans follow from it."""
     own = split_name(name)
     return name if own is None else f"{own[1]} {digest_of(own[0])}"
 
 
-_CHOSEN = ("optimizer_state", "gradients", "base")
-_OF_RECIPE = (*_CHOSEN, "lora", "freeze", "optim", "loss")
-KNOWN: Mapping[str, tuple[str, ...]] = {
-    "policy": (*policy_names(),), "effort": EFFORTS,
-    **{name: get_args(RecipeOptions.model_fields[name].annotation) for name in _CHOSEN},
-    "kernels": get_args(KernelsOption), "attention": ("auto", *attention_names()),
-}  # fmt: skip
-_NOT_ASKED = "none"
 _GIB, _GB = 2**30, 1e9
 _FACTORS = (0.5, 0.9, 1.1, 2.0)
 
@@ -68,63 +52,7 @@ class DeviceQuery(Query):
 
     request: PlanRequest
 
-    names = ("model", "machine", *STEP_COUNTS, *MEMORY_CAPS, *KNOWN, *_OF_RECIPE[len(_CHOSEN) :])
-    required = ("model", "machine", "seq_len")
-    columns = (
-        "tokens_per_s", "model_tflop_per_s", "mfu", "hfu", "step_time_s", "lower_bound_s", "gap",
-        "gap_family", "limits", "idle_fraction", "recompute_fraction", "device_peak_bytes",
-        "host_peak_bytes", "h2d_bytes", "d2h_bytes", "rounds_per_step", "chunks_per_round",
-        "planned_chunk_tokens", "expected_error_mean", "expected_error_kind",
-    )  # fmt: skip
-    resources = (*MEMORY_CAPS, *(f"{MACHINE_NUMBER}{field}" for field in LINK_FIELDS))
-
-    @classmethod
-    def of(cls, values: Values, load: Loader) -> "DeviceQuery":
-        return cls.on(load.machine(str(values["machine"])), values, load)
-
-    @classmethod
-    def on(cls, machine: Machine, values: Values, load: Loader) -> "DeviceQuery":
-        """As `of`, on a machine that is no file; what the values call it does not matter."""
-        seq_len = int(values["seq_len"])
-        lora = str(values.get("lora", _NOT_ASKED))
-        loss = None if "loss" not in values else str(values["loss"])
-        spec = load.any_model(
-            str(values["model"]), seq_len, None if lora == _NOT_ASKED else lora, loss
-        )
-        base = PlanRequest.of(spec, machine, step=TrainingStep(seq_len))
-        rest = {name: value for name, value in values.items() if name not in ("model", "machine")}
-        asked = cls(base)._with(rest, load)
-        caps = [str(values[name]) if name in values else None for name in MEMORY_CAPS]
-        return cls(replace(asked, caps=caps_of(asked.machine, *caps)))
-
-    @classmethod
-    def full_name(cls, name: str) -> str:
-        if name in cls.names or name.startswith(MACHINE_NUMBER):
-            return name
-        if name in NUMBER_FIELDS or name.startswith("efficiency."):
-            return MACHINE_NUMBER + name
-        hint = nearest(name, [*cls.names, *NUMBER_FIELDS])
-        raise StudyError(f"'{name}' is nothing of a plan or a machine: {hint}")
-
-    @classmethod
-    def fault(cls, name: str, value: object) -> str | None:
-        if name in STEP_COUNTS:
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            return None if whole else f"needs a positive whole number, got {value!r}"
-        if name in MEMORY_CAPS:
-            return size_fault(value)
-        if name.startswith(MACHINE_NUMBER):
-            return value_fault(name, value)
-        if not isinstance(value, str):
-            return f"needs a text in quotes, got {value!r}"
-        if name == "loss" and not is_dpo(value):
-            return f"needs 'dpo', perhaps with options, got '{value}'"
-        known = KNOWN.get(name)
-        is_own = name == "policy" and split_name(value) is not None
-        if known is None or value in known or is_own:
-            return None
-        own = ", or FILE.py:NAME of your own" if name == "policy" else ""
-        return f"'{value}' is unknown; known: {', '.join(known)}{own}"
+    kind: ClassVar[Kind] = "device"
 
     @property
     def subject(self) -> Subject:
@@ -202,44 +130,26 @@ class DeviceQuery(Query):
         return DeviceQuery(self.request.with_effort("quick"))
 
     def changed(self, values: Values) -> "DeviceQuery":
-        return DeviceQuery(self._with(values, Loader()))
-
-    def _with(self, values: Values, load: Loader) -> PlanRequest:
-        was = self.request
-        counts: dict[str, Any] = {name: values[name] for name in STEP_COUNTS if name in values}
-        longest = int(values.get("seq_len", was.step.seq_len))
-        spec = load.any_model(str(values["model"]), longest) if "model" in values else was.spec
-        machine = load.machine(str(values["machine"])) if "machine" in values else was.machine
-        numbers = {
-            name.removeprefix(MACHINE_NUMBER): float(
-                parse_bytes(value) if isinstance(value, str) else value
-            )
-            for name, value in values.items()
-            if name.startswith(MACHINE_NUMBER)
-        }
-        machine = override(machine, numbers) if numbers else machine
-        recipe = _recipe(was.step.recipe, spec, machine, values)
-        of_pairs = was.step.recipe.dpo is not None and "seq_len" in values
-        packing = None if of_pairs else was.step.packing  # of pairs it is of that length
-        step = replace(was.step, recipe=recipe, packing=packing, **counts)
-        caps = _caps(was, machine, values)
-        policy = load.policy(str(values.get("policy", was.policy)))
-        request = replace(was, spec=spec, machine=machine, step=step, caps=caps, policy=policy)
-        effort: Any = values.get("effort")
-        return request if effort is None else request.with_effort(effort)
+        return DeviceQuery(changed_request(self.request, values, Loader()))
 
     def following(self, answer: Answer) -> "DeviceQuery":
-        assert isinstance(answer, PlannedStep)
-        return DeviceQuery(self.request.with_tokens(answer.schedule.workload.tokens_per_step))
+        schedule = answer.schedule
+        return DeviceQuery(self.request.with_tokens(schedule.workload.tokens_per_step))
 
     def answer(
         self, known: Sequence[Answer] = (), planner: Planner | None = None, *,
         enough_tokens_per_s: float = inf, advises: bool = True,
-    ) -> PlannedStep:  # fmt: skip
-        plans = [one.schedule for one in known if isinstance(one, PlannedStep) and self._is_of(one)]
-        schedule = self.planned(plans, planner, advises=advises)
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> Answer:  # fmt: skip
+        plans = [one.schedule for one in known if self._is_of(one)]
+        return self._of(self.planned(plans, planner, advises=advises), plans)
+
+    def begun_from(self, plans: Sequence[Schedule]) -> Answer:
+        return self._of(self.planned(plans), plans)
+
+    def _of(self, schedule: Schedule, plans: Sequence[Schedule]) -> Answer:
         is_known = any(schedule.ops is plan.ops for plan in plans)
-        return PlannedStep.predicted(schedule, self.request, is_known=is_known)
+        return Answer.of_plan(schedule, self.request, is_known=is_known)
 
     def planned(
         self, known: Sequence[Schedule] = (), planner: Planner | None = None, *,
@@ -253,37 +163,38 @@ class DeviceQuery(Query):
         """
         return (planner or Planner(steady_state)).plan(self.request, known, name_caps=advises)
 
-    def kept(self, answer: Answer) -> PlannedStep:
-        if not isinstance(answer, PlannedStep) or not self._is_of(answer):
+    def kept(self, answer: Answer) -> Answer:
+        if not self._is_of(answer):
             raise StudyError("the plan from before is of another step, model or recipe")
         schedule, caps = answer.schedule, self.request.caps
-        if not fits(schedule, caps):
-            needs = [gib(arena_bytes(schedule, tier)) for tier in (DEVICE, HOST)]
+        if not fits(schedule.only, caps):
+            needs = [gib(arena_bytes(schedule.only, tier)) for tier in (DEVICE, HOST)]
             raise StudyError(
                 f"the plan from before needs {needs[0]} of device memory, and "
                 f"{needs[1]} of host memory, beside what the device keeps back"
             )
-        return PlannedStep.predicted(schedule, self.request, is_known=True)
+        return Answer.of_plan(schedule, self.request, is_known=True)
 
-    def adopted(self, answer: Answer) -> PlannedStep:
-        assert isinstance(answer, PlannedStep)
-        schedule = Planner(steady_state).fastest_of(None, [answer.schedule], self.request)
-        return PlannedStep.predicted(schedule, self.request, is_known=True)
+    def adopted(self, answer: Answer) -> Answer:
+        known = [answer.schedule.only]
+        fastest = Schedule.of_rank(Planner(steady_state).fastest_of(None, known, self.request))
+        return Answer.of_plan(fastest, self.request, is_known=True)
 
-    def _is_of(self, answer: PlannedStep) -> bool:
-        """Whether the answer's plan is of this step, so that it could be this query's, too."""
-        mine, other = self.request, answer.asked
+    def _is_of(self, answer: Answer) -> bool:
+        """Return whether the answer's plan is of this step, and could be this query's, too."""
+        if answer.layout is not None:
+            return False
+        schedule, mine, other = answer.schedule, self.request, answer.asked
         tokens = mine.step.tokens_per_step
         return (
             mine.choices.prefetch_blocks is None  # a plan does not tell how early it loads
-            and tokens in (None, answer.schedule.workload.tokens_per_step)
+            and tokens in (None, schedule.workload.tokens_per_step)
             and (mine.spec, mine.policy, mine.recipe) == (other.spec, other.policy, other.recipe)
             and _cut(mine) == _cut(other)
         )
 
     def saved_s(self, answer: Answer, one: Property) -> float | None:
-        """By the bound's prices; those of links are for what they reach, numbers are nominal."""
-        assert isinstance(answer, PlannedStep)
+        """Return the bound's price; those of links are for what they reach, numbers are nominal."""
         bound = answer.schedule.bound
         if bound is None or one.price_of is None:
             return None
@@ -296,40 +207,78 @@ class DeviceQuery(Query):
 
 
 def _cut(request: PlanRequest) -> tuple[object, ...]:
-    """What is fixed of the step, but for its tokens, and of the plan."""
+    """Return what is fixed of the step, but for its tokens, and of the plan."""
     step, choices = request.step, request.choices
     given = (step.seq_len, step.chunk_tokens, step.chunks_per_round, step.packing)
     return (*given, dict(choices.homes), choices.recompute, choices.prefetch_blocks)
 
 
-def _caps(was: PlanRequest, machine: Machine, values: Values) -> Caps:
+_CHANGES = frozenset(
+    (
+        "model", "machine", "policy", "effort", "kernels", "attention", *STEP_COUNTS, *MEMORY_CAPS,
+        "lora", "loss", "freeze", "base", "optim", "optimizer_state", "gradients",
+    )
+)  # fmt: skip
+
+
+def changed_request(
+    was: PlanRequest, values: Values, load: Loader, ranks: tuple[int, int] = (1, 1)
+) -> PlanRequest:
+    """The request with other values, which were checked by `fault_of`.
+
+    Args:
+        ranks: so many shared the host's memory, and share it now.
+
+    Raises:
+        TwinstreamError: a value cannot be, or is of what only a query from the start has.
+    """
+    for name in values:
+        if name not in _CHANGES and not name.startswith(MACHINE_NUMBER):
+            raise StudyError(f"{name} cannot be changed of a query: ask another from the start")
+    counts: dict[str, Any] = {name: values[name] for name in STEP_COUNTS if name in values}
+    longest = int(values.get("seq_len", was.step.seq_len))
+    spec = load.model(str(values["model"]), longest) if "model" in values else was.spec
+    machine = load.machine(str(values["machine"])) if "machine" in values else was.machine
+    machine = with_machine_numbers(machine, numbers_among(values))
+    recipe = changed_recipe(was.step.recipe, spec, machine, values)
+    of_pairs = was.step.recipe.loss.sides > 1 and "seq_len" in values
+    packing = None if of_pairs else was.step.packing  # of pairs it is of that length
+    step = replace(was.step, recipe=recipe, packing=packing, **counts)
+    caps = changed_caps(was, machine, values, ranks)
+    policy = load.policy(str(values.get("policy", was.policy)))
+    request = replace(was, spec=spec, machine=machine, step=step, caps=caps, policy=policy)
+    effort: Any = values.get("effort")
+    return request if effort is None else request.with_effort(effort)
+
+
+def changed_caps(
+    was: PlanRequest, machine: Machine, values: Values, ranks: tuple[int, int] = (1, 1)
+) -> Caps:
     """Caps that are given, else as they were; where they were all of a memory, all of it still."""
-    before, now = caps_of(was.machine, None, None), caps_of(machine, None, None)
+    before = caps_of(was.machine, None, None, ranks[0])
+    now = caps_of(machine, None, None, ranks[1])
     found: dict[str, int | None] = {}
     for name in MEMORY_CAPS:
         field = name.replace("mem", "bytes")
         if name in values:
-            whole = getattr(now, field)
             given: Value = values[name]
             text = given if isinstance(given, str) else str(round(given))
-            found[field] = parse_bytes(text, whole_bytes=whole)
+            found[field] = parse_bytes(text, whole_bytes=getattr(now, field))
         elif getattr(was.caps, field) == getattr(before, field):
             found[field] = getattr(now, field)
     reserve = now.device_reserve_bytes
     return was.caps.model_copy(update={**found, "device_reserve_bytes": reserve})
 
 
-def _recipe(was: Recipe, spec: AnyModel, machine: Machine, values: Values) -> Recipe:
-    """The recipe with what is given of it; patterns have commas in between, or are `none`."""
-    given: dict[str, Any] = {name: values[name] for name in _OF_RECIPE if name in values}
-    if given.get("lora") == _NOT_ASKED:
-        given["lora"] = None
-    if "freeze" in given:
-        given["freeze"] = () if given["freeze"] == _NOT_ASKED else given["freeze"].split(",")
-    changes = RecipeOptions.model_validate(given).given_recipe_fields(spec) if given else {}
+def changed_recipe(was: Recipe, spec: AnyModel, machine: Machine, values: Values) -> Recipe:
+    """The recipe with what is given of it."""
+    given = written_options(
+        {name: value for name, value in values.items() if name in RecipeOptions.model_fields}
+    )
+    others: dict[str, object] = {}
     if "kernels" in values or "attention" in values:
         kernels, attention = (
             str(values[n]) if n in values else None for n in ("kernels", "attention")
         )
-        changes["kernels"] = kernels_named(machine, spec, kernels, attention)
-    return recipe_of_fields({**dict(was), **changes}) if changes else was
+        others["kernels"] = kernels_named(machine, spec, kernels, attention)
+    return RecipeOptions.model_validate(given).changed(was, spec, **others)

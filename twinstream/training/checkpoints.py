@@ -14,7 +14,6 @@ from twinstream.executor.weights.durable_files import sync, whole_folder, writin
 from twinstream.models.lowering.optimizer_tasks import state_parts
 from twinstream.models.model import AnyModel
 from twinstream.models.recipe import Recipe
-from twinstream.models.traced import TracedModel
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import (
     digests_of,
@@ -151,18 +150,13 @@ class Checkpoint:
         Raises:
             CheckpointError: the model is another than the one that was trained.
         """
-        if isinstance(spec, TracedModel) or isinstance(self.state.spec, TracedModel):
-            if spec.ref().content_hash != self.state.spec.ref().content_hash:
+        now = spec.identity
+        for name, then in self.state.spec.identity.items():
+            if (found := now.get(name)) != then:
                 raise CheckpointError(
-                    f"the model is not the one that {self.path.name} was trained with: put its "
-                    "config and this version of its code back, or start a new run"
-                )
-            return
-        for name, then in self.state.spec:
-            if name != "name" and getattr(spec, name) != then:
-                raise CheckpointError(
-                    f"the model's {name} is {getattr(spec, name)!r:.80}, and {self.path.name} was "
-                    f"trained with {then!r:.80}: put its config.json back, or start a new run"
+                    f"the model's {name} is {found!r:.80}, and {self.path.name} was trained with "
+                    f"{then!r:.80}: put its config.json, and the version of its code if that is "
+                    "not ours, back, or start a new run"
                 )
 
     def require_parts(self, spec: AnyModel) -> None:

@@ -20,10 +20,9 @@ from twinstream.executor.program.options import BackendName
 from twinstream.log.metrics import AnyEvent, StepMetrics
 from twinstream.measures.residence import written_names
 from twinstream.models.trained import trained_groups
-from twinstream.schedule.analysis.idle import AnyTimeline
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.timeline import Timeline
 from twinstream.training.machine import Tell
 from twinstream.training.preparing import Prepared
 from twinstream.training.run.evaluating import Evaluator, passes_over
@@ -42,7 +41,8 @@ from twinstream.training.run.stopping import Stop
 from twinstream.training.server import TrainerServer
 
 if TYPE_CHECKING:
-    from twinstream.executor.state.sources import Optimizer, Weights
+    from twinstream.executor.providers.provider import Weights
+    from twinstream.executor.state.sources import Optimizer
 
 _LEAST_TIMEOUT_S, _TIMEOUT_STEPS = 60.0, 20.0
 
@@ -87,7 +87,7 @@ class TrainingLoop:
         ends = self._stop.asked or self.hooks.failure is not None
         return ends and self.step < self._prepared.num_steps
 
-    def train(self) -> AnyTimeline:
+    def train(self) -> Timeline:
         """All steps that are left, until stopped.
 
         Returns:
@@ -114,7 +114,7 @@ class TrainingLoop:
         if self.stream is not None:
             self.stream.close()
 
-    def _train(self) -> AnyTimeline:
+    def _train(self) -> Timeline:
         prepared, plan, hooks = self._prepared, self._prepared.plan, self.hooks
         state = starting_state(
             prepared.model, prepared.options, plan.recipe, hooks.checkpoint, self._tell
@@ -123,7 +123,7 @@ class TrainingLoop:
         evaluated: list[StepData] = []
         if prepared.eval_data is not None:
             evaluated = passes_over(prepared.eval_data, plan, prepared.options.eval_tokens)
-        reference = None if plan.recipe.dpo is None else reference_of(prepared)
+        reference = reference_of(prepared) if plan.recipe.loss.has_reference else None
         compared = None if reference is None else reference.of
         recorder = self._recorder_of(batches, compared)
         progress = RunProgress(plan.recipe, plan.workload, batches, recorder)
@@ -260,7 +260,7 @@ class TrainingLoop:
             on_step=on_step,
         )
 
-    def _task(self, evaluation: Schedule | ClusterSchedule | None) -> TrainTask:
+    def _task(self, evaluation: Schedule | None) -> TrainTask:
         prepared = self._prepared
         return TrainTask(
             first=self._first,
@@ -287,7 +287,7 @@ class TrainingLoop:
 
         names = written_names(server.names)
         needed_bytes, outline = self._prepared.plan.checkpoint_bytes, self._prepared.outline
-        write_tensors(folder, outline, names, server.read, server.pieces, needed_bytes)
+        write_tensors(folder, outline.write, names, server.read, server.pieces, needed_bytes)
 
 
 def _until_bad_data(stream: ChunkStream, bad_data: list[DataError]) -> Iterator[Chunk]:

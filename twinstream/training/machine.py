@@ -19,7 +19,7 @@ from twinstream.hardware_profiles.loader import (
     save_machine,
 )
 from twinstream.hardware_profiles.profile_files import profile_toml
-from twinstream.hardware_profiles.schema import DEVICE_SHARE, Machine
+from twinstream.hardware_profiles.schema import DEVICE_SHARE, FEED_BYTES, Machine
 from twinstream.log.run_files import MACHINE
 from twinstream.models.kernel_costs.attention_limits import attention_limits, attention_names
 from twinstream.planner.request import HOST_SHARE
@@ -68,7 +68,7 @@ class LocalMachine:
 
 
 def detect_machine(
-    options: TrainOptions, folder: Path, backend: str, dtype: str, tell: Tell,
+    options: TrainOptions, folder: Path | None, backend: str, dtype: str, tell: Tell,
     head_dim: int | None = None,
 ) -> LocalMachine:  # fmt: skip
     """The profile named, else that of an earlier start of the run, a shipped one, or a new one.
@@ -79,7 +79,7 @@ def detect_machine(
     takes some 3 s at every run's beginning: its links are its host's.
 
     Args:
-        folder: of the run, which may have the profile that was measured when it began.
+        folder: of the run, which may have the profile that was measured when it began; if any.
         tell: takes a line on what is being measured.
         head_dim: of the model, whose attention is checked; None leaves attention out.
 
@@ -119,12 +119,12 @@ def shipped_for(device_name: str) -> str | None:
 
 
 def _machine(
-    options: TrainOptions, folder: Path, backend: str, dtype: str, tell: Tell,
+    options: TrainOptions, folder: Path | None, backend: str, dtype: str, tell: Tell,
     head_dim: int | None = None,
 ) -> Machine:  # fmt: skip
     if options.machine is not None:
         return load_machine(options.machine)
-    if (folder / MACHINE).exists():
+    if folder is not None and (folder / MACHINE).exists():
         return load_machine(folder / MACHINE)
     if backend == "cpu":
         return _of_this_cpu(dtype, tell)
@@ -249,13 +249,17 @@ def _free(
     known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
     beside = _beside_caps(options.ranks or 1) if backend == "cpu" else 0
     free_host = int(HOST_SHARE * max(0, min(known) - beside)) if known else None
-    if backend == "cuda" and machine.unified_memory_bytes is None:
+    if backend == "cuda" and machine.pool_bytes is None:
         free_device: int | None = _free_on_gpu() if gpus is None else gpus.free_bytes
     else:  # both are the host's
-        free_device = None if free_host is None else int(DEVICE_SHARE * free_host)
-        free_host = None if free_host is None or free_device is None else free_host - free_device
+        free_device = None
+        if free_host is not None:
+            feed = min(FEED_BYTES, free_host // 2)
+            free_device = int(DEVICE_SHARE * free_host) if backend == "cpu" else free_host - feed
+            free_host -= free_device
+    capacity = "device_memory_bytes" if machine.pool_bytes is None else "unified_memory_bytes"
     return (
-        _least(options.device_mem, free_device, machine, "device_memory_bytes"),
+        _least(options.device_mem, free_device, machine, capacity),
         _least(options.host_mem, free_host, machine, "host_memory_bytes"),
     )
 

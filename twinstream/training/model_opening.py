@@ -3,23 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from twinstream.models.executable import require_executable
-from twinstream.models.model import AnyModel, length_refusal, position_limit, with_aux_loss
+from twinstream.models.model import AnyModel, length_refusal, require_executable, with_aux_loss
 from twinstream.models.presets import is_preset, require_weights
 from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
-from twinstream.models.traced import TracedModel
 from twinstream.schedule.files import real_path
 from twinstream.tracing import find_model
 from twinstream.training.machine import Tell
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.trusted_code import require_trusted
-
-# Families by their own code of which PEFT 0.21 had the loss of the run, with all targets.
-TRIED_IN_PEFT = frozenset({
-    "afmoe", "cohere2_moe", "deepseek_v3", "ernie4_5_moe", "exaone_moe", "gemma3_text", "glm4_moe",
-    "hunyuan_v1_moe", "minimax_m2", "phi3", "qwen3_next",
-})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,12 +31,9 @@ class OpenedModel:
     @property
     def in_peft(self) -> str:
         """What is known of PEFT and an adapter of this model."""
-        spec = self.spec
-        if isinstance(spec, ModelSpec) or (
-            spec.source.kind == "transformers" and spec.model_type in TRIED_IN_PEFT
-        ):
+        if self.spec.is_tried_in_peft:
             return "PEFT loads it as it is"
-        return f"its files are PEFT's, though of '{spec.model_type}' it was not tried there"
+        return f"its files are PEFT's, though of '{self.spec.own_code}' it was not tried there"
 
 
 def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
@@ -65,30 +53,27 @@ def open_model(options: TrainOptions, *, weights: bool) -> OpenedModel:
     )  # fmt: skip
     require_trusted(options.model, spec, Recipe(), trusts=options.trust_remote_code)
     spec = with_aux_loss(spec, options.aux_loss)
-    if isinstance(spec, ModelSpec):
-        require_executable(spec)
+    require_executable(spec)
     path = Path(options.model)
     if weights:
         require_weights(options.model)
     if is_preset(options.model):
         return OpenedModel(spec)
-    if isinstance(spec, TracedModel) and weights and not path.is_dir():
-        from twinstream.executor.modules.building import require_own_class
-
-        require_own_class(spec.source)
     if not path.is_dir():
+        if weights:
+            from twinstream.executor.providers.registry import provider_of
+
+            provider_of(spec).require_savable(spec)
         return OpenedModel(spec, files=path.parent if path.name == "config.json" else None)
     from twinstream.api import require_torch
 
     require_torch()
+    from twinstream.executor.providers.registry import provider_of
     from twinstream.executor.weights.hf_files import has_weights
-    from twinstream.executor.weights.hf_folder import HfFolder, stored_tensors
 
     is_there = has_weights(path)
-    if isinstance(spec, ModelSpec) and (weights or is_there):
-        HfFolder.open(path, spec)
-    elif is_there:
-        stored_tensors(path)
+    if weights or is_there:
+        provider_of(spec).check(path, spec, has_weights=is_there)
     return OpenedModel(spec, folder=path, files=path, has_weights=is_there)
 
 
@@ -98,7 +83,7 @@ def within_positions(options: TrainOptions, spec: AnyModel, tell: Tell) -> Train
     Raises:
         OptionsError: one is given that is longer.
     """
-    why, limit = length_refusal(spec, options.seq_len), position_limit(spec)
+    why, limit = length_refusal(spec, options.seq_len), spec.position_limit
     if why is None or limit is None:
         return options
     if "seq_len" in options.model_fields_set:
@@ -133,7 +118,7 @@ def _lora_of_adapter(options: TrainOptions) -> str | None:
 
 def lora_text(spec: AnyModel, recipe: Recipe, options: TrainOptions) -> str | None:
     """What --lora would say of the adapter that is gone on from."""
-    lora = spec.source.lora if isinstance(spec, TracedModel) else recipe.lora
+    lora = spec.own_lora or recipe.lora
     return None if lora is None or options.adapter is None else lora.text
 
 

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from twinstream.data.data_error import DataError
 from twinstream.data.shapes import columns_of
 from twinstream.log.run_files import OPTIONS
-from twinstream.models.recipe import is_dpo
+from twinstream.models.loss import kind_of_loss
 from twinstream.options.option_group import (
     DATA,
     OPTIMIZER,
@@ -215,7 +215,7 @@ class TrainOptions(RecipeOptions, StepOptions, RankOptions):
         """A batch size as tokens per step."""
         if self.batch_size is None:
             return self
-        tokens = self.batch_size * self.seq_len * (2 if is_dpo(self.loss) else 1)
+        tokens = self.batch_size * self.seq_len * kind_of_loss(self.loss).sides
         if self.tokens_per_step not in (None, tokens):
             raise OptionsError(
                 f"{where}batch_size {self.batch_size} is {tokens:,} tokens a step, and "

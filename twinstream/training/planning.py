@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,10 @@ from twinstream.measures.missing_attention import missing_attention_notes
 from twinstream.measures.residence import checkpoint_bytes
 from twinstream.models.adapters.adapter_layout import lora_there
 from twinstream.models.adapters.lora import Lora, lora_of
-from twinstream.models.lowering.settled import require_packs
+from twinstream.models.loss import kind_of_loss
+from twinstream.models.lowering.lower import require_packs
 from twinstream.models.model import AnyModel, require_decoder
-from twinstream.models.recipe import KernelChoice, Recipe, is_dpo, recipe_of_fields
-from twinstream.models.traced import TracedModel
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.update_rules import OwnRule
 from twinstream.planner.choices import Choices, recompute_level
 from twinstream.planner.evaluate.evaluation import evaluation_of
@@ -33,13 +33,11 @@ from twinstream.planner.kernel_choice import Packed, attention_for, kernels_for,
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.analysis.comparison import compare
-from twinstream.schedule.analysis.idle import AnyTimeline
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import Timeline
-from twinstream.schedule.workload import Packing, Workload
+from twinstream.schedule.workload import Packing, Result, Workload
 from twinstream.simulator.replay import simulate, steady_state
 from twinstream.training.machine import LocalMachine, Tell
 from twinstream.training.options import OptionsError, TrainOptions
@@ -51,6 +49,25 @@ FEW_STEPS = 20  # where tokens per step are open, so many steps at least
 START_S = 600.0  # for ranks to be warm; who dies meanwhile is noticed at once
 _MOST_EXPECTED = 1024
 _ROOM, _MORE_ROOM = 4, 8  # a chunk has room for so many times what is expected, and some more
+
+
+class Documents(Protocol):
+    """Documents as far as a plan asks: how long they are."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest that is computed whole."""
+
+    @property
+    def sides(self) -> int:
+        """Documents of a row: one, or the two of a pair."""
+
+    @property
+    def epoch_tokens(self) -> int:
+        """Tokens of all of them."""
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Return the tokens of each of a sample."""
 
 
 class StepPlan(ABC):
@@ -98,13 +115,11 @@ class StepPlan(ABC):
     def chunks_of_a_replica(self) -> int:
         return self.chunks_per_step // self.num_replicas
 
-    def shape(self, data: TrainingData) -> ChunkShape:
+    def shape(self, data: Documents) -> ChunkShape:
         """Of the chunks of the data; one that is computed in slices has a document of its own."""
         packing, tokens = self.workload.packing, self.workload.chunk_tokens * self.pieces
         most = 1 + -(-tokens // data.longest) if packing is None else packing.most_sequences
-        return ChunkShape(
-            tokens, data.longest, most, packing is None, 2 if data.options.pairs else 1
-        )
+        return ChunkShape(tokens, data.longest, most, packing is None, data.sides)
 
     def chunks(self, data: TrainingData, seed: int, start: Position = Position()) -> ChunkStream:  # noqa: B008 - frozen
         """The data in such chunks, from a position on."""
@@ -129,7 +144,7 @@ class DevicePlan(StepPlan):
     def notes(self) -> tuple[str, ...]:
         """What an attention library that is not installed here costs."""
         return tuple(
-            f"note: {told}" for told in missing_attention_notes(self.schedule, self.machine)
+            f"note: {told}" for told in missing_attention_notes(self.schedule.only, self.machine)
         )
 
     @property
@@ -152,12 +167,12 @@ class DevicePlan(StepPlan):
     @property
     def checkpoint_bytes(self) -> int:
         """Of its weights and optimizer state on the disk."""
-        return checkpoint_bytes(self.schedule)
+        return checkpoint_bytes(self.schedule.only)
 
     @property
     def parts(self) -> list[RankPart]:
         """What each rank does."""
-        return [RankPart.alone(self.schedule)]
+        return [RankPart.alone(self.schedule.only)]
 
     def evaluation(self) -> Schedule:
         """The forward of the schedule by itself, in the same arenas.
@@ -165,7 +180,7 @@ class DevicePlan(StepPlan):
         Raises:
             TwinstreamError: it has no forward of its own.
         """
-        return evaluation_of(self.schedule)
+        return Schedule.of_rank(evaluation_of(self.schedule.only))
 
     def started(self, task: TrainTask, backend: BackendName, tell: Tell, timeout_s: float) -> Ranks:
         """The ranks, which begin to train.
@@ -178,15 +193,14 @@ class DevicePlan(StepPlan):
         # of the last two passes the last is never begun: one is timed, and runs without graphs
         modules = ModulePrograms(task.buffers)
         options = RunOptions(backend, task.num_passes, timed_passes=2, tell=tell, modules=modules)
-        return LocalRank(self.schedule, task, options)
+        return LocalRank(self.schedule.only, task, options)
 
     def measured(self, outcomes: "list[RankOutcome]", num_steps: int) -> Timeline:
         """The timeline of what the ranks did."""
-        return outcomes[0].timeline
+        return Timeline.of_rank(outcomes[0].timeline)
 
-    def summary(self, timeline: AnyTimeline | None = None) -> Summary:
+    def summary(self, timeline: Timeline | None = None) -> Summary:
         """Headline figures of a timeline, by default the predicted one."""
-        assert not isinstance(timeline, ClusterTimeline), "it is of one device"
         return summarize(self.schedule, timeline or self.predicted, self.machine)
 
     def write(self, files: RunFiles) -> None:
@@ -194,13 +208,12 @@ class DevicePlan(StepPlan):
         files.forget_ranks()
         write_document(self.schedule, files.plan)
 
-    def write_comparison(self, files: RunFiles, measured: AnyTimeline) -> str | None:
+    def write_comparison(self, files: RunFiles, measured: Timeline) -> str | None:
         """Write predicted beside measured, op by op.
 
         Returns:
             A sentence if other programs had the cores while it was measured.
         """
-        assert isinstance(measured, Timeline), "it is of one device"
         write_document(self.schedule, files.plan)
         comparison = compare(self.schedule, self.predicted, measured)
         write_document(comparison, files.comparison)
@@ -238,25 +251,24 @@ def recipe_without_kernels(options: TrainOptions, spec: AnyModel) -> Recipe:
     Raises:
         TwinstreamError: the optimizer, adapters or what is frozen are none of this model.
     """
-    fields = options.recipe_fields(spec, adapter_of(options, spec))
-    if is_dpo(options.loss):
+    betas = {"beta1": options.beta1, "beta2": options.beta2}
+    given = {name: beta for name, beta in betas.items() if beta is not None}
+    recipe = options.recipe(
+        spec, adapter_of(options, spec), eps=options.eps, weight_decay=options.weight_decay,
+        clips=options.max_grad_norm > 0, **given,
+    )  # fmt: skip
+    if kind_of_loss(options.loss).sides > 1:
         require_packs(spec)
-    if options.base != "model" and fields["lora"] is None:
+    if options.base != "model" and recipe.lora is None:
         raise OptionsError(
             f"base: one in {options.base} is only read, and a run without adapters writes all "
             "weights: train adapters beside it, --lora r=16, or leave out --base"
         )
-    if isinstance(fields["update"], OwnRule):
+    if isinstance(recipe.update, OwnRule):
         from twinstream.executor.kernels.updates.element_step import check_own_rule
 
-        check_own_rule(fields["update"])
-    betas = {"beta1": options.beta1, "beta2": options.beta2}
-    given = {name: beta for name, beta in betas.items() if beta is not None}
-    own = {
-        "eps": options.eps, "weight_decay": options.weight_decay,
-        "clips": options.max_grad_norm > 0,
-    }  # fmt: skip
-    return recipe_of_fields(fields | given | own)
+        check_own_rule(recipe.update)
+    return recipe
 
 
 def adapter_of(options: TrainOptions, spec: AnyModel) -> Lora | None:
@@ -266,23 +278,29 @@ def adapter_of(options: TrainOptions, spec: AnyModel) -> Lora | None:
     Raises:
         TwinstreamError: it is none of this model, or not what --lora says.
     """
-    if options.adapter is None or isinstance(spec, TracedModel):
+    if options.adapter is None:
         return None
-    from twinstream.executor.weights.peft.peft_folder import PeftFolder
+    from twinstream.executor.providers.registry import provider_of
 
-    found = PeftFolder.open(options.adapter, require_decoder(spec)).lora
-    if options.lora is not None and lora_there(spec, lora_of(options.lora)) != found:
+    found = provider_of(spec).lora_in(options.adapter, spec)
+    if found is None or options.lora is None:
+        return found
+    if lora_there(require_decoder(spec), lora_of(options.lora)) != found:
         raise OptionsError(f"lora: {options.adapter} has {found.text}: leave out --lora")
     return found
 
 
 def plan_of(
-    options: TrainOptions, here: LocalMachine, spec: AnyModel, recipe: Recipe, data: TrainingData
-) -> DevicePlan:
+    options: TrainOptions, here: LocalMachine, spec: AnyModel, recipe: Recipe, data: Documents,
+    result: Result | None = None,
+) -> DevicePlan:  # fmt: skip
     """Plan with documents packed side by side; where no chunk holds the longest, in slices of one.
 
     In slices each document is a sequence of its own, filled up with padding; so it is for a traced
     module that does not keep packed documents apart, a document a chunk unless more are asked for.
+
+    Args:
+        result: of a plan of forward passes alone, what they hand out; None is a plan of training.
 
     Raises:
         InfeasiblePlan: nothing fits the caps; it says what would do.
@@ -290,21 +308,27 @@ def plan_of(
     longest = packed_length(options)
     lengths = data.lengths()
     slices_only = options.chunk_tokens is not None and options.chunk_tokens < longest
-    slices_only = slices_only and recipe.dpo is None
-    alone = isinstance(spec, TracedModel) and not spec.is_packed
+    slices_only = slices_only and recipe.loss.sides == 1
+    alone = not spec.is_packed
     step = TrainingStep(
         longest, options.tokens_per_step, options.chunk_tokens or (longest if alone else None),
         options.chunks_per_round, recipe=recipe,
         packing=None if slices_only or alone else expected_packing(lengths, longest),
+        forward_only=result is not None, result=result or "loss",
     )  # fmt: skip
     try:
         plan = planned(options, here, spec, step)
     except InfeasiblePlan:
-        if slices_only or recipe.dpo or not spec.slices_sequences:
+        if slices_only or recipe.loss.sides > 1 or not spec.slices_sequences:
             raise
         step = replace(step, packing=None)
         plan = planned(options, here, spec, step)
     wanted = (options.epochs or 1.0) * data.epoch_tokens
+    if result is not None:
+        most = -(-data.epoch_tokens // longest) * longest
+        if options.tokens_per_step or plan.tokens_per_step <= most:
+            return plan
+        return planned(options, here, spec, replace(step, tokens_per_step=most))
     if options.steps or options.tokens_per_step or wanted >= FEW_STEPS * plan.tokens_per_step:
         return plan
     tokens = max(1, int(wanted / FEW_STEPS / longest)) * longest  # few data: smaller steps
@@ -313,7 +337,7 @@ def plan_of(
 
 def packed_length(options: TrainOptions) -> int:
     """Tokens of the longest that has to be in one chunk: of a document, or both of a pair."""
-    return options.seq_len * (2 if is_dpo(options.loss) else 1)
+    return options.seq_len * kind_of_loss(options.loss).sides
 
 
 def plan_again(

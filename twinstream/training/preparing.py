@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,12 @@ from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary
 from twinstream.models.adapters.lora import has_dropout
 from twinstream.models.kernel_costs.attention_limits import attention_limits
+from twinstream.models.loss import has_function, kind_of_loss
 from twinstream.models.model import require_decoder
 from twinstream.models.presets import model_notes
-from twinstream.models.recipe import Recipe, is_dpo
-from twinstream.models.traced import TracedModel
+from twinstream.models.recipe import Recipe
 from twinstream.models.trained import adapter_groups
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.sizes import brief
 from twinstream.tracing import path_notes
@@ -44,11 +45,9 @@ from twinstream.training.ranks.planning import Plan, plan_ranks
 from twinstream.training.rates import LearningRate
 
 if TYPE_CHECKING:
+    from twinstream.executor.providers.provider import Outline
     from twinstream.executor.weights.carried_tensors.carried import CarriedTensors
-    from twinstream.executor.weights.checkpoint_files import Outline
 
-_FRESH_RATE, _GIVEN_RATE, _LORA_RATE = 3e-4, 2e-5, 2e-4
-_DPO_RATE, _DPO_LORA_RATE = 1e-6, 1e-5  # TRL's default, and ten times it
 _MANY_EPOCHS = 20
 _CARRIED = ("parameter", "optimizer_state")
 
@@ -82,17 +81,15 @@ class Prepared:
     @property
     def is_cross_entropy(self) -> bool:
         """Whether the loss is, of each label: neither one of pairs nor one's own."""
-        model = self.model.spec
-        if not isinstance(model, TracedModel):
-            return self.recipe.dpo is None
-        from twinstream.executor.modules.building import has_own_loss
+        from twinstream.executor.providers.registry import provider_of
 
-        return self.recipe.dpo is None and not has_own_loss(model.source)
+        own = provider_of(self.model.spec).has_own_loss(self.model.spec)
+        return self.recipe.loss.has_perplexity and not own
 
     @cached_property
     def reference_s(self) -> float | None:
-        """Time before the first step of a run for the reference of DPO, as predicted."""
-        if self.recipe.dpo is None:
+        """Time before the first step of a run for the loss's reference, as predicted."""
+        if not self.recipe.loss.has_reference:
             return None
         tokens = min(self.data.epoch_tokens, self.num_steps * self.tokens_per_step)
         if self.eval_data is not None:
@@ -108,9 +105,7 @@ class Prepared:
 
     @property
     def _carried(self) -> "CarriedTensors | None":
-        from twinstream.executor.weights.checkpoint_files import AdapterOutline
-
-        return None if isinstance(self.outline, AdapterOutline) else self.outline.carried
+        return self.outline.carried
 
     @cached_property
     def process_memory(self) -> "ProcessMemory | None":
@@ -120,7 +115,7 @@ class Prepared:
         is_here = self.here.backend == "cpu" and self.here.is_here
         if now is None or not is_here or not isinstance(self.plan, DevicePlan):
             return None
-        return ProcessMemory.of(self.plan.schedule, self.summary, now)
+        return ProcessMemory.of(self.plan.schedule.only, self.summary, now)
 
     @property
     def what(self) -> str:
@@ -144,7 +139,7 @@ class Prepared:
     def _model_notes(self) -> list[str]:
         wanted = self.options
         notes = model_notes(wanted.model, wanted.dtype)
-        if (wanted.loss is not None and not is_dpo(wanted.loss)) or wanted.trust_remote_code:
+        if has_function(wanted.loss) or wanted.trust_remote_code:
             return notes
         return notes + path_notes(wanted.model, wanted.dtype, wanted.seq_len, wanted.lora)
 
@@ -181,13 +176,13 @@ class Prepared:
                 f"note: attention {name} is called for one document after the other, about "
                 f"{len(packing.expected_lengths)} a chunk"
             )
-        if self.here.backend == "cuda" and isinstance(model, TracedModel):
+        if self.here.backend == "cuda" and model.own_code is not None:
             found.append("note: other people's modules have not yet been run on a GPU")
-        if isinstance(model, TracedModel) and model.unread_told is not None:
+        if model.unread_told is not None:
             found.append(f"note: {model.unread_told}")
-        if isinstance(model, TracedModel) and not model.is_packed:
+        if not model.is_packed:
             found.append(
-                f"note: {model.model_type} does not keep packed documents apart, so each has a "
+                f"note: {model.own_code} does not keep packed documents apart, so each has a "
                 "sequence of its own, filled up with padding"
             )
         return [*found, *self.plan.notes]
@@ -208,7 +203,7 @@ class ProcessMemory:
     working_bytes: int
 
     @classmethod
-    def of(cls, schedule: Schedule, summary: Summary, before_bytes: int) -> "ProcessMemory":
+    def of(cls, schedule: RankSchedule, summary: Summary, before_bytes: int) -> "ProcessMemory":
         """
         Args:
             before_bytes: what the process takes already.
@@ -293,11 +288,11 @@ def outline_for(
         TwinstreamError: they could not be written, or MODEL has other tensors than the checkpoint
             where both have what is not trained.
     """
-    from twinstream.executor.weights.checkpoint_files import AdapterOutline, outline_of
+    from twinstream.executor.providers.registry import provider_of
     from twinstream.executor.weights.hf_folder import stored_tensors
 
-    outline = outline_of(model.spec, model.files, recipe.lora, base_name(model), recipe.base)
-    carried = None if isinstance(outline, AdapterOutline) else outline.carried
+    outline = provider_of(model.spec).outline(model.spec, model.files, recipe, base_name(model))
+    carried = outline.carried
     if checkpoint is not None and carried is not None and carried.stored:
         carried.require_same(stored_tensors(checkpoint.path))
     return outline
@@ -336,11 +331,9 @@ def resolved(
     """The options with what was chosen of them, so that they alone say what the run is."""
     rate = options.learning_rate
     if rate is None:
-        rate = _FRESH_RATE if model.folder is None else _GIVEN_RATE
-        has_adapters = bool(adapter_groups(model.spec, plan.recipe))
-        rate = _LORA_RATE if has_adapters else rate
-        if plan.recipe.dpo is not None and (has_adapters or model.folder is not None):
-            rate = _DPO_LORA_RATE if has_adapters else _DPO_RATE
+        loss = plan.recipe.loss
+        rate = loss.fresh_rate if model.folder is None else loss.given_rate
+        rate = loss.adapter_rate if adapter_groups(model.spec, plan.recipe) else rate
     return options.model_copy(
         update={
             "steps": num_steps,
@@ -375,9 +368,12 @@ def rate_of(options: TrainOptions, num_steps: int) -> LearningRate:
 
 
 def open_data(
-    options: TrainOptions, model: OpenedModel
+    options: TrainOptions, model: OpenedModel, cache: Path | None
 ) -> tuple[TrainingData, TrainingData | None]:
     """What is trained on and, if asked for, evaluated on.
+
+    Args:
+        cache: a folder that keeps tokens.
 
     Raises:
         DataError: a file, a row, the tokenizer or its template cannot be used.
@@ -389,14 +385,14 @@ def open_data(
     rows = DataOptions(
         loss_on=options.loss_on, long_documents=options.long_documents,
         chat_template=options.chat_template, workers=options.data_workers,
-        skip_bad_rows=options.skip_bad_rows, pairs=is_dpo(options.loss),
+        skip_bad_rows=options.skip_bad_rows, pairs=kind_of_loss(options.loss).sides > 1,
         columns=columns_of(options.columns) if options.columns else (),
     )  # fmt: skip
 
     def of(names: tuple[str, ...], rows: DataOptions) -> TrainingData:
         return opened(
             names, tokenizer, rows, longest=options.seq_len,
-            cache=RunFiles(options.output).tokens, vocab_size=model.spec.vocab_size,
+            cache=cache, vocab_size=model.spec.vocab_size,
         )  # fmt: skip
 
     data = of(options.data, rows)

@@ -8,9 +8,8 @@ from typing import Any
 
 from twinstream.api import require_torch
 from twinstream.log.tensorboard import require_tensorboard
-from twinstream.models.recipe import dpo_of
-from twinstream.models.spec import ModelSpec
-from twinstream.schedule.analysis.idle import AnyTimeline
+from twinstream.models.loss import loss_of
+from twinstream.schedule.timeline import Timeline
 from twinstream.training.amounts import every
 from twinstream.training.callbacks import Callback, RunLog
 from twinstream.training.loop import TrainingLoop
@@ -55,7 +54,7 @@ class Trainer:
         self._timeout_s = timeout_s
         self.stop = Stop(tell)
         every("save_every", options.save_every)  # raises before any work, as do the next lines
-        dpo_of(options.loss)
+        loss_of(options.loss)
         if options.tensorboard:
             require_tensorboard()
         self._folder = TrainingFolder(options, resume=resume)
@@ -92,13 +91,12 @@ class Trainer:
             if backend == "cuda" and num_ranks > 1:
                 require_gpus(num_ranks)
             self._tell("reading the data")
-            data = open_data(options, model)
+            data = open_data(options, model, self._folder.files.tokens)
             if self._folder.checkpoint is None:
                 recipe_without_kernels(options, model.spec)  # raises before anything is measured
             self._tell("looking at this machine")
-            heads = model.spec.head_dim if isinstance(model.spec, ModelSpec) else None
             here = detect_machine(
-                options, options.output, backend, model.spec.dtype, self._tell, heads
+                options, options.output, backend, model.spec.dtype, self._tell, model.spec.head_dim
             )
             if weights:
                 here.require_own_profile()
@@ -138,7 +136,7 @@ class Trainer:
                 raise self._folder.ended(loop.hooks.failure, result)
             return result
 
-    def _result(self, loop: TrainingLoop, timeline: AnyTimeline | None) -> TrainResult:
+    def _result(self, loop: TrainingLoop, timeline: Timeline | None) -> TrainResult:
         """What it came to; the comparison with what was predicted is written beside the log."""
         prepared, stream, rates = self.prepare(), loop.stream, loop.tokens_per_s[1:]
         step, model = self._folder.reached(loop.hooks.checkpoint, prepared.num_steps)

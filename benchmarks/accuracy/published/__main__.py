@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.accuracy.published.reading import read_cluster_tables
-from twinstream.fidelity.clusters.measured_steps import measured_steps_csv, read_measured_steps
+from benchmarks.accuracy.published.writing import measured_steps_csv
+from twinstream.fidelity.cluster_rows import read_measured_steps
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,7 +11,7 @@ seen. The rule reads a row's own cells only, so that it says the same of a table
 from collections.abc import Mapping
 from zlib import crc32
 
-from twinstream.fidelity.clusters.measured_steps import ClusterRow
+from twinstream.fidelity.cluster_rows import ClusterRow
 
 FITTED_SERIES: Mapping[str, tuple[str, ...]] = {
     "A100": (

@@ -10,8 +10,8 @@ from benchmarks.accuracy.published.published_models import (
     published_shape,
     weighted_stages,
 )
-from twinstream.fidelity.clusters.cells import Cells
-from twinstream.fidelity.clusters.measured_steps import ClusterRow, Compared
+from twinstream.fidelity.cluster_rows import ClusterRow, Compared
+from twinstream.hardware_profiles.csv_table import Cells
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout, Recompute
 from twinstream.models.recipe import megatron_recipe

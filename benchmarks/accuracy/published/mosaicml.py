@@ -7,8 +7,8 @@ flash attention (flash-attn 2: the tables are of 2023 and 2024).
 from typing import Literal
 
 from benchmarks.accuracy.published.published_models import published_shape
-from twinstream.fidelity.clusters.cells import Cells
-from twinstream.fidelity.clusters.measured_steps import ClusterRow
+from twinstream.fidelity.cluster_rows import ClusterRow
+from twinstream.hardware_profiles.csv_table import Cells
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import megatron_recipe

@@ -21,8 +21,8 @@ Each paper leaves something open; what is taken is said here, once:
 from typing import Any, Literal
 
 from benchmarks.accuracy.published.published_models import gpt_shape, published_shape
-from twinstream.fidelity.clusters.cells import Cells
-from twinstream.fidelity.clusters.measured_steps import ClusterRow, Compared
+from twinstream.fidelity.cluster_rows import ClusterRow, Compared
+from twinstream.hardware_profiles.csv_table import Cells
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout, Recompute
 from twinstream.models.recipe import megatron_recipe

@@ -11,8 +11,8 @@ from benchmarks.accuracy.published.activation_bytes import (
     published_activation_bytes,
 )
 from benchmarks.accuracy.published.blind_test import is_calibration
-from twinstream.fidelity.clusters.cells import Cells, ClusterTableError, read_lines
-from twinstream.fidelity.clusters.measured_steps import ClusterRow
+from twinstream.fidelity.cluster_rows import ClusterRow
+from twinstream.hardware_profiles.csv_table import Cells, ClusterTableError, read_lines
 
 _KINDS: dict[str, tuple[Sequence[str], Callable[[Cells], ClusterRow]]] = {
     "vTrain's measured steps": (vtrain.COLUMNS, vtrain.row_of),

@@ -13,7 +13,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from twinstream.fidelity.clusters.measured_steps import read_measured_steps
+from twinstream.fidelity.cluster_rows import read_measured_steps
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.measures.published_steps import COLUMNS, StepKind
 

@@ -5,8 +5,8 @@ reduced in 16 bits when all are there, no sequence parallelism, unfused attentio
 """
 
 from benchmarks.accuracy.published.published_models import gpt_shape
-from twinstream.fidelity.clusters.cells import Cells
-from twinstream.fidelity.clusters.measured_steps import ClusterRow
+from twinstream.fidelity.cluster_rows import ClusterRow
+from twinstream.hardware_profiles.csv_table import Cells
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import megatron_recipe

@@ -1,12 +1,12 @@
 """A pass as a few lists of small integers, so that many timelines fit one file."""
 
 from twinstream.schedule.analysis.comparison import kind_of
-from twinstream.schedule.document import Schedule
-from twinstream.schedule.timeline import PassSpans, Timeline
+from twinstream.schedule.document import RankSchedule
+from twinstream.schedule.timeline import PassSpans, RankTimeline
 
 
 def compact_timelines(
-    schedule: Schedule, predicted: Timeline, measured: Timeline
+    schedule: RankSchedule, predicted: RankTimeline, measured: RankTimeline
 ) -> dict[str, object]:
     """The last pass of both, in whole microseconds.
 

@@ -4,15 +4,15 @@ from benchmarks.gpu.jobs.results import KindTime
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Machine, is_compute_unit
 from twinstream.measures.residence import copied_sizes
-from twinstream.schedule.analysis.comparison import compare, kind_of
+from twinstream.schedule.analysis.comparison import compare_rank, kind_of
 from twinstream.schedule.cost import Work
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import RankTimeline
 
 
 def kind_times(
-    schedule: Schedule, machine: Machine, predicted: Timeline, measured: Timeline
+    schedule: RankSchedule, machine: Machine, predicted: RankTimeline, measured: RankTimeline
 ) -> tuple[KindTime, ...]:
     """Busy time by kind of op, longest first; what the host feeds and takes is left out."""
     floors = _floors_ns(schedule, machine)
@@ -24,13 +24,13 @@ def kind_times(
             measured_ns=group.busy_ns.measured,
             floor_ns=floors[group.name],
         )
-        for group in compare(schedule, predicted, measured).kinds
+        for group in compare_rank(schedule, predicted, measured).kinds
         if group.name in floors
     ]
     return tuple(sorted(kinds, key=lambda kind: -kind.measured_ns))
 
 
-def _floors_ns(schedule: Schedule, machine: Machine) -> dict[str, float]:
+def _floors_ns(schedule: RankSchedule, machine: Machine) -> dict[str, float]:
     per_call = {
         name: sum(work_floor_ns(work, machine) for work in call.cost)
         for name, call in schedule.calls.items()

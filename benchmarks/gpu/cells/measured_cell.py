@@ -10,9 +10,9 @@ from benchmarks.gpu.jobs.results import CellFound, WholeFound
 from twinstream.executor.probe.process import JobFailed
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.files import read_document
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import RankTimeline
 
 _MOST_PASSES, _FEWEST_PASSES = 5, 2
 _LONG_S = 30.0  # of all passes of both schedules
@@ -78,8 +78,8 @@ def cell_found(
     spreads = few.timeline.spread_ns / 1e9, more.timeline.spread_ns / 1e9
     whole_rounds = planned.workload.rounds_per_step
     measured_s = extended_s(whole_rounds, rounds, seconds) if seconds[1] > seconds[0] else None
-    schedule = read_document(Schedule, second.schedule)
-    predicted = read_document(Timeline, second.predicted)
+    schedule = read_document(RankSchedule, second.schedule)
+    predicted = read_document(RankTimeline, second.predicted)
     memory = [run.timeline.provenance.device_memory for run in ran.runs]
     used = [found.peak_bytes for found in memory if found is not None]
     host_cost = more.timeline.provenance.host_cost

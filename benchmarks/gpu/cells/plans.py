@@ -135,9 +135,9 @@ def _plan_cell(request: PlanRequest, start_s: float) -> PlannedCell:
         predicted_step_s=predicted.step_ns / 1e9,
         bound_step_s=whole.bound.step_s,
         model_flops=whole.model_flops,
-        executed_flops=executed_flops(whole)[0],
+        executed_flops=executed_flops(whole.only)[0],
         device_cap_bytes=whole.caps.device_bytes,
-        host_arena_bytes=max(arena_bytes(whole, HOST), 0),
+        host_arena_bytes=max(arena_bytes(whole.only, HOST), 0),
         shorts=(first, second),
         whole=_written(request, whole, predicted) if cell.whole else None,
         plan_s=time.perf_counter() - start_s,
@@ -146,13 +146,12 @@ def _plan_cell(request: PlanRequest, start_s: float) -> PlannedCell:
 
 def _planned(request: PlanRequest, cell: Cell) -> tuple[Schedule, Timeline]:
     from twinstream import api
-    from twinstream.documents import simulate
 
     schedule = api.plan(
         cell.spec, request.machine, step=cell.step(request.recipe),
         device_mem=cell.device_bytes, host_mem=cell.host_bytes, policy=cell.policy,
     )  # fmt: skip
-    return schedule, simulate(schedule, request.machine)
+    return schedule, api.simulate(schedule, request.machine)
 
 
 def _written(request: PlanRequest, schedule: Schedule, predicted: Timeline) -> Short:

@@ -20,7 +20,7 @@ from twinstream.executor.probe.cuda import matmul_load
 from twinstream.executor.probe.tasks.attention import reference_error
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
 from twinstream.executor.probe.timing.fit import UnsteadyLinkError
-from twinstream.models.kernel_costs.attention_limits import DeviceName
+from twinstream.models.kernel_costs.attention_libraries import DeviceName
 from twinstream.models.kernel_costs.attention_shape import AttentionShape
 
 _NAMES: Mapping[Backend, tuple[str, ...]] = {

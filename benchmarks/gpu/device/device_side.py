@@ -11,7 +11,7 @@ from benchmarks.gpu.device.facts import driver_version, facts_of
 from benchmarks.gpu.device.requests import Answer, Request
 from benchmarks.gpu.jobs.campaign import Backend, Peer
 from benchmarks.gpu.jobs.results import SampleRatio
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.files import read_document
 
 if TYPE_CHECKING:
@@ -63,7 +63,9 @@ class DeviceSide:
 
     def _run(self, request: requests.RunSchedules) -> requests.RanSchedules:
         session = self._opened(request.host_bytes)
-        measured = (session.measure(read_document(Schedule, path), n) for path, n in request.runs)
+        measured = (
+            session.measure(read_document(RankSchedule, path), n) for path, n in request.runs
+        )
         runs = tuple(requests.ScheduleRun(m.timeline, m.losses, m.states) for m in measured)
         return requests.RanSchedules(runs)
 

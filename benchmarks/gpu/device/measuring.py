@@ -44,10 +44,10 @@ from twinstream.executor.run.training import Training
 from twinstream.executor.state.random_weights import RandomWeights
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Fetch
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import RankTimeline
 
 _SEED = 17
 _LEARNING_RATE = 1e-5
@@ -64,7 +64,7 @@ class Measured:
     `states` has the device's clock and power of each pass, from the loss before it to its own.
     """
 
-    timeline: Timeline
+    timeline: RankTimeline
     losses: tuple[float, ...]
     prepared_s: float
     run_s: float
@@ -92,7 +92,7 @@ class MeasuringSession:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def measure(self, schedule: Schedule, num_passes: int) -> Measured:
+    def measure(self, schedule: RankSchedule, num_passes: int) -> Measured:
         """Run so many steps, the first of them cold, on random tokens.
 
         Raises:
@@ -151,7 +151,7 @@ class MeasuringSession:
         self._pinned.close()
 
     def _measure(
-        self, schedule: Schedule, memory: Mapping[Tier, ArenaMemory], num_passes: int
+        self, schedule: RankSchedule, memory: Mapping[Tier, ArenaMemory], num_passes: int
     ) -> Measured:
         spec = ModelSpec.model_validate(schedule.model.spec)
         tokens = random_tokens(spec.vocab_size, schedule.workload.chunk_tokens)
@@ -178,7 +178,7 @@ class MeasuringSession:
             states=tuple(watch.between(ends_ns)),
         )
 
-    def _host_arena(self, schedule: Schedule) -> ArenaMemory:
+    def _host_arena(self, schedule: RankSchedule) -> ArenaMemory:
         """The arena there is, seen as the schedule cuts it; a larger one where it does not fit."""
         size_bytes = Arenas.sizes(schedule).get(HOST, 0)
         found = self._cut(schedule, size_bytes)
@@ -204,7 +204,7 @@ class MeasuringSession:
                 return
         self.take_host_anyway(size_bytes)
 
-    def _cut(self, schedule: Schedule, size_bytes: int) -> ArenaMemory | None:
+    def _cut(self, schedule: RankSchedule, size_bytes: int) -> ArenaMemory | None:
         """The pieces there are as the schedule's arena; None where they are too small for it."""
         held = [piece.numel() for piece in self._pieces]
         if len(held) == 1 and size_bytes <= held[0]:
@@ -254,7 +254,7 @@ def _noting(work: HostWork, ends_ns: list[int]) -> HostWork:
     return HostWork(work.feed, fetch)
 
 
-def fill_random(schedule: Schedule, arenas: Arenas, spec: ModelSpec) -> None:
+def fill_random(schedule: RankSchedule, arenas: Arenas, spec: ModelSpec) -> None:
     """Random parameters and a zero optimizer state in every carried slot."""
     weights = RandomWeights(spec, _SEED, recipe=Recipe.model_validate(schedule.recipe))
     tensors = {tensor.tensor_id: tensor for tensor in schedule.tensors}

@@ -13,7 +13,7 @@ from twinstream.executor.run.device_state import DeviceState
 from twinstream.hardware_profiles.schema import Machine
 
 if TYPE_CHECKING:
-    from twinstream.schedule.timeline import Timeline
+    from twinstream.schedule.timeline import RankTimeline
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class RunSchedules:
 class ScheduleRun:
     """What one schedule's run measured."""
 
-    timeline: Timeline
+    timeline: RankTimeline
     losses: tuple[float, ...]
     states: tuple[DeviceState | None, ...] = ()
 

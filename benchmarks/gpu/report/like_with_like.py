@@ -19,7 +19,7 @@ from benchmarks.gpu.jobs.campaign import Cell, campaign_of
 from benchmarks.gpu.jobs.results import CellFound, KernelsFound, Results
 from benchmarks.gpu.jobs.store import CampaignError
 from twinstream import api
-from twinstream.documents import simulate
+from twinstream.api import simulate
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.recipe import KernelChoice, Recipe

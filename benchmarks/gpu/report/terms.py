@@ -22,7 +22,7 @@ from benchmarks.gpu.jobs.results import Results
 from benchmarks.gpu.report.like_with_like import measured_cells, plan_of
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Compute, Copy, Op
 from twinstream.schedule.proof.accesses import AccessMap
 from twinstream.schedule.sizes import parse_bytes
@@ -47,7 +47,7 @@ class Ran:
     """A cell's plan, when its ops started and for how long they ran, and its step."""
 
     key: str
-    schedule: Schedule
+    schedule: RankSchedule
     starts_ns: Array
     durations_ns: Array
     step_s: float
@@ -69,7 +69,7 @@ def ran_cells(
         schedule, told = plan_of(short, recipe, planned_on), timelines[cell.key]["measured"]
         if len(told["starts_us"]) == len(schedule.ops):
             starts, took = (np.array(told[k]) * 1e3 for k in ("starts_us", "durations_us"))
-            found.append(Ran(cell.key, schedule, starts, took, measured.short_steps_s[-1]))
+            found.append(Ran(cell.key, schedule.only, starts, took, measured.short_steps_s[-1]))
     return found
 
 

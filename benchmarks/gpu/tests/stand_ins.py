@@ -13,9 +13,9 @@ from benchmarks.gpu.run.engine import Engine
 from benchmarks.gpu.run.settings import Settings
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.files import read_document
-from twinstream.schedule.timeline import DeviceMemory, HostCost, PassSpans, Provenance, Timeline
+from twinstream.schedule.timeline import DeviceMemory, HostCost, PassSpans, Provenance, RankTimeline
 
 _AnswerT = TypeVar("_AnswerT")
 WHERE = Where(
@@ -75,7 +75,7 @@ class FakeDevice:
                 return CheckFound(attention=(checked,))
             case requests.RunSchedules():
                 return requests.RanSchedules(
-                    tuple(_run_of(read_document(Schedule, path)) for path, _ in request.runs)
+                    tuple(_run_of(read_document(RankSchedule, path)) for path, _ in request.runs)
                 )
             case requests.RunPeer():
                 return requests.RanPeer(0.5, 0.25, 5.5, None)
@@ -83,7 +83,7 @@ class FakeDevice:
                 raise AssertionError(f"nobody asks a stand-in for {request}")
 
 
-def _run_of(schedule: Schedule) -> requests.ScheduleRun:
+def _run_of(schedule: RankSchedule) -> requests.ScheduleRun:
     """A step takes 10 ms and 1 ms a round; every op a microsecond, one after the other."""
     rounds = schedule.workload.rounds_per_step
     count = len(schedule.ops)
@@ -103,7 +103,7 @@ def _run_of(schedule: Schedule) -> requests.ScheduleRun:
             peak_bytes=2**30, libraries_bytes=0,
         ),
     )  # fmt: skip
-    timeline = Timeline(
+    timeline = RankTimeline(
         op_ids=tuple(op.op_id for op in schedule.ops), passes=(spans,), cold=spans,
         step_ns=1e7 + 1e6 * rounds, provenance=provenance,
     )  # fmt: skip

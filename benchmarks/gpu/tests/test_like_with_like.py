@@ -13,7 +13,7 @@ from benchmarks.gpu.report.like_with_like import Compared, compared, plan_of, ta
 from benchmarks.gpu.report.terms import Ran, error_of, given_back, rates_at_once
 from benchmarks.gpu.tests.stand_ins import WHERE
 from benchmarks.gpu.tests.test_table import CELL
-from twinstream.documents import simulate
+from twinstream.api import simulate
 from twinstream.hardware_profiles.loader import load_machine, override
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.schedule.ops import Compute

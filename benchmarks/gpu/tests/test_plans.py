@@ -11,9 +11,9 @@ from benchmarks.gpu.device.measuring import MeasuringSession
 from benchmarks.gpu.jobs.campaign import campaign_of
 from benchmarks.gpu.tests.stand_ins import MACHINE
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.files import read_document
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import RankTimeline
 
 CELL = campaign_of("tiny", None).cells[0]
 
@@ -34,8 +34,8 @@ def test_short_plans_are_cut_as_the_whole_step(planned):
     whole = planned.workload
     assert whole.tokens_per_step == CELL.tokens_per_step
     for short, rounds in zip(planned.shorts, CELL.short_rounds, strict=True):
-        schedule = read_document(Schedule, short.schedule)
-        predicted = read_document(Timeline, short.predicted)
+        schedule = read_document(RankSchedule, short.schedule)
+        predicted = read_document(RankTimeline, short.predicted)
         assert schedule.workload == whole.model_copy(update={"rounds_per_step": rounds})
         assert schedule.caps.device_bytes == CELL.device_bytes
         assert predicted.step_ns / 1e9 == short.step_s
@@ -65,7 +65,7 @@ def test_the_recipe_with_its_kernels_is_planned_for(tmp_path):
     cell = replace(CELL, key="other kernels")
     planned = plans.plan_cell(PlanRequest(cell, MACHINE, recipe, tmp_path))
     assert isinstance(planned, PlannedCell)
-    schedule = read_document(Schedule, planned.shorts[0].schedule)
+    schedule = read_document(RankSchedule, planned.shorts[0].schedule)
     attention = {
         c.attributes["attention"] for c in schedule.calls.values() if "attention" in c.attributes
     }
@@ -146,7 +146,7 @@ def test_adapters_on_a_frozen_base_are_planned_filled_and_run(request_of, base):
     cell = replace(CELL, key=f"lora {base}", lora="r=4", base=base, device_bytes=None, whole=False)
     planned = plans.plan_cell(replace(request_of(cell), recipe=cell.recipe(KernelChoice())))
     assert isinstance(planned, PlannedCell), planned
-    schedule = read_document(Schedule, planned.shorts[0].schedule)
+    schedule = read_document(RankSchedule, planned.shorts[0].schedule)
     with MeasuringSession("cpu") as session:
         losses = session.measure(schedule, 2).losses
     assert len(losses) == 2 and all(4.0 < loss < 7.0 for loss in losses)  # ln 256 = 5.5

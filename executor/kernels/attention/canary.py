@@ -12,11 +12,11 @@ from twinstream.executor.kernels.attention.registry import (
     require_attention,
 )
 from twinstream.executor.kernels.attention.trial import AttentionTrial
-from twinstream.models.kernel_costs.attention_limits import DeviceName
+from twinstream.models.kernel_costs.attention_libraries import DeviceName
 from twinstream.models.kernel_costs.attention_shape import AttentionShape
 from twinstream.models.kernel_costs.attributes import typed_attribute
 from twinstream.models.kernel_costs.workspace import attention_shape
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 
 # The oracle of the others needs no canary.
@@ -27,7 +27,7 @@ class AttentionCanaryError(TwinstreamError):
     """An attention implementation gives NaN or infinity on a shape of the schedule."""
 
 
-def require_runnable_attention(schedule: Schedule, device: DeviceName) -> None:
+def require_runnable_attention(schedule: RankSchedule, device: DeviceName) -> None:
     """
     Raises:
         AttentionNotAvailable: an attention of the schedule cannot run here; what to install, and
@@ -37,7 +37,7 @@ def require_runnable_attention(schedule: Schedule, device: DeviceName) -> None:
         require_attention(name, device, shape)
 
 
-def check_attention(schedule: Schedule, device: DeviceName) -> None:
+def check_attention(schedule: RankSchedule, device: DeviceName) -> None:
     """Run each attention of a schedule once, forward and backward; takes memory for one call.
 
     Raises:
@@ -70,7 +70,7 @@ def check_shape(name: str, shape: AttentionShape, device: DeviceName) -> None:
         )
 
 
-def _attention_of(schedule: Schedule) -> Iterator[tuple[str, AttentionShape]]:
+def _attention_of(schedule: RankSchedule) -> Iterator[tuple[str, AttentionShape]]:
     """Each name and shape once, in a fixed order."""
     found: dict[tuple[str, AttentionShape], None] = {}
     for call in schedule.calls.values():

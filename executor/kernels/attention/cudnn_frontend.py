@@ -18,7 +18,7 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionGradients,
     AttentionImplementation,
 )
-from twinstream.models.kernel_costs.attention_limits import cudnn_key_heads
+from twinstream.models.kernel_costs.attention_shape import cudnn_key_heads
 from twinstream.schedule.errors import TwinstreamError
 
 _Tensors = dict[str, torch.Tensor]

@@ -19,7 +19,7 @@ from twinstream.executor.kernels.attention.implementation import (
 )
 from twinstream.executor.kernels.attention.tiles import Sequence, key_tile, rounded, shaped
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.kernel_costs.attention_scratch import KEY_TILE, QUERY_TILE
+from twinstream.models.kernel_costs.attention_libraries import KEY_TILE, QUERY_TILE
 
 _Buffers = dict[str, torch.Tensor]
 """Flat temporaries of the largest tile by name; `low` only where inputs are not float32."""

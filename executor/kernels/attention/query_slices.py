@@ -17,7 +17,7 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionResult,
 )
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.kernel_costs.attention_limits import query_slices
+from twinstream.models.kernel_costs.attention_shape import query_slices
 
 
 class SlicedQueries(AttentionImplementation):

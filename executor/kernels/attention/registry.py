@@ -8,7 +8,8 @@ from twinstream.executor.kernels.attention.flash import Flash2, Flash3, Flash4
 from twinstream.executor.kernels.attention.implementation import AttentionImplementation
 from twinstream.executor.kernels.attention.query_slices import CudnnSliced
 from twinstream.executor.kernels.attention.sdpa import SdpaCpu, SdpaCudnn, SdpaFlash
-from twinstream.models.kernel_costs.attention_limits import DeviceName, attention_limits
+from twinstream.models.kernel_costs.attention_libraries import DeviceName
+from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.kernel_costs.attention_shape import MOST_MULTIPROCESSORS, AttentionShape
 from twinstream.schedule.errors import TwinstreamError
 

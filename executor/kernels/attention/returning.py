@@ -25,7 +25,7 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionResult,
 )
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.kernel_costs.attention_scratch import MERGE_BLOCK_ELEMENTS
+from twinstream.models.kernel_costs.attention_memory import MERGE_BLOCK_ELEMENTS
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from math import prod
 import torch
 
 from twinstream.executor.kernels.attention.implementation import AttentionInputs
-from twinstream.models.kernel_costs.attention_scratch import KEY_TILE, QUERY_TILE
+from twinstream.models.kernel_costs.attention_libraries import KEY_TILE, QUERY_TILE
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from twinstream.executor.kernels.attention.implementation import (
 )
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.kernel_costs.attention_scratch import attention_scratch_bytes
+from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.kernel_costs.attention_shape import AttentionPass, AttentionShape
 
 # Scores this far below zero have shown padding that is scored 0: exp(0 - lse) overflows float32.
@@ -108,7 +108,7 @@ class AttentionTrial:
         return made.to(DTYPES[self._shape.dtype])
 
     def _workspace(self, of_pass: AttentionPass) -> Workspace:
-        size_bytes = attention_scratch_bytes(self._implementation.name, of_pass, self._shape)
+        size_bytes = attention_limits(self._implementation.name).scratch(of_pass, self._shape)
         return Workspace(torch.empty(size_bytes, dtype=torch.uint8, device=self._device))
 
 

@@ -11,7 +11,7 @@ from twinstream.executor.kernels.triton_kernels.codes import encoded, load_decod
 from twinstream.executor.kernels.triton_kernels.launch import device_function, launch
 from twinstream.executor.kernels.triton_kernels.rounding import rounded
 from twinstream.executor.kernels.vector.rounding import CLIP_EPS
-from twinstream.executor.kernels.vector.vector_ops import AdamwConstants, AdamwState, Scales
+from twinstream.executor.kernels.vector.updates import AdamwConstants, FlatUpdate
 from twinstream.models.kernel_costs.scratch_sizes import CODE_BLOCK_ELEMENTS
 
 # 8 elements a thread: one load of 16 bytes of each of four bf16 operands.
@@ -22,24 +22,23 @@ _PROGRAMS = 660
 _MOST_UNDECAYED = 3  # ranges: attention's norm, what lies behind qkv_proj, the FFN's norm
 
 
-def adamw(state: AdamwState, constants: AdamwConstants) -> None:
-    num_elements = state.parameter.numel()
-    master = state.parameter if state.master is None else state.master
-    norm = state.step.max_norm if state.norm is None else state.norm
-    scales = state.scales or Scales(state.m, state.v)
-    skips = state.step.skips if state.skips is None else state.skips
-    assert len(constants.undecayed) <= _MOST_UNDECAYED, "a block has no more such ranges"
-    ranges = [*constants.undecayed, *((0, 0) for _ in range(_MOST_UNDECAYED))][:_MOST_UNDECAYED]
+def adamw(flat: FlatUpdate, constants: AdamwConstants) -> None:
+    num_elements, (m, v) = flat.parameter.numel(), flat.states
+    master = flat.parameter if flat.master is None else flat.master
+    norm = flat.step.max_norm if flat.norm is None else flat.norm
+    m_scales, v_scales = flat.scales or flat.states
+    skips = flat.step.skips if flat.skips is None else flat.skips
+    assert len(flat.undecayed) <= _MOST_UNDECAYED, "a block has no more such ranges"
+    ranges = [*flat.undecayed, *((0, 0) for _ in range(_MOST_UNDECAYED))][:_MOST_UNDECAYED]
     launch(
-        _adamw_kernel, (min(_PROGRAMS, triton.cdiv(num_elements, _BLOCK)),), state.parameter,
-        state.gradient, state.m, state.v, master, state.step.floats, state.step.integers,
-        state.step.max_norm, norm, skips, scales.m, scales.v, num_elements,
-        constants.element_offset, constants.stream or 0, constants.beta1,
-        1.0 - constants.beta1, constants.beta2, 1.0 - constants.beta2, constants.eps,
-        *(end for pair in ranges for end in pair),
-        HAS_CODES=state.scales is not None, CODE_BLOCK=CODE_BLOCK_ELEMENTS,
-        HAS_MASTER=state.master is not None, CLIPS=state.norm is not None, CLIP_EPS=CLIP_EPS,
-        STOCHASTIC=constants.stream is not None, MAY_SKIP=state.skips is not None,
+        _adamw_kernel, (min(_PROGRAMS, triton.cdiv(num_elements, _BLOCK)),), flat.parameter,
+        flat.gradient, m, v, master, flat.step.floats, flat.step.integers, flat.step.max_norm,
+        norm, skips, m_scales, v_scales, num_elements, flat.element_offset, flat.stream or 0,
+        constants.beta1, 1.0 - constants.beta1, constants.beta2, 1.0 - constants.beta2,
+        constants.eps, *(end for pair in ranges for end in pair),
+        HAS_CODES=flat.scales is not None, CODE_BLOCK=CODE_BLOCK_ELEMENTS,
+        HAS_MASTER=flat.master is not None, CLIPS=flat.norm is not None, CLIP_EPS=CLIP_EPS,
+        STOCHASTIC=flat.stream is not None, MAY_SKIP=flat.skips is not None,
         BLOCK=_BLOCK, num_warps=_WARPS,
         enable_fp_fusion=False,
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from twinstream.executor.kernels import base_codes
 from twinstream.executor.kernels.vector import (
-    adamw,
     cross_entropy,
     experts,
     gradients,
@@ -11,6 +10,7 @@ from twinstream.executor.kernels.vector import (
     rms_norm,
     swiglu,
     token_gradients,
+    updates,
 )
 
 
@@ -37,4 +37,4 @@ class EagerVector:
     add_grouped_gradient = staticmethod(experts.add_grouped_gradient)
     add_rows = staticmethod(experts.add_rows)
     weigh_rows = staticmethod(experts.weigh_rows)
-    adamw = staticmethod(adamw.update_adamw)
+    adamw = staticmethod(updates.update_adamw)

@@ -43,23 +43,25 @@ def outside(ranges: Sequence[tuple[int, int]], block: slice) -> Iterator[slice]:
         at = max(at, end)
 
 
+Keys = tuple[torch.Tensor, torch.Tensor]
+
+
 def random_16(
-    step_state: StepState, stream: int | None, start: int, like: torch.Tensor, num_states: int = 2
+    keys: Keys | None, start: int, like: torch.Tensor, num_states: int = 2
 ) -> tuple[torch.Tensor | None, ...]:
-    """16 random bits, int32, for each element of a parameter and of up to three numbers of its
-    state.
+    """Return 16 random bits, int32, for each element of a parameter and of up to three numbers of
+    its state.
 
     They follow from the place of the element; None where nothing is rounded by chance.
     """
-    if stream is None:
+    if keys is None:
         return (None,) * (1 + num_states)
-    step, seed = step_state.integers.unbind()
-    first, second = stream_keys(seed, step, stream)
-    words = random_words((first, second), start, like)
+    words = random_words(keys, start, like)
     low, high = words & 0xFFFF, words.bitwise_right_shift_(16).bitwise_and_(0xFFFF)
     if num_states < 3:
         return low, high, low ^ high
-    return low, high, low ^ high, random_words((second, first), start, like).bitwise_and_(0xFFFF)
+    fourth = random_words((keys[1], keys[0]), start, like).bitwise_and_(0xFFFF)
+    return low, high, low ^ high, fourth
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype, random_16: torch.Tensor | None) -> torch.Tensor:
@@ -84,15 +86,15 @@ def _rounded_down_or_up(x: torch.Tensor, random_16: torch.Tensor) -> torch.Tenso
     return torch.where(x.isfinite(), bits.view(torch.float32), x)
 
 
-def stream_keys(
-    seed: torch.Tensor, step: torch.Tensor, stream: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two keys of the random numbers of (seed, step, stream), made where seed and step are.
+def stream_keys(step_state: StepState, stream: int | None) -> Keys | None:
+    """Return two keys of the random numbers of (seed, step, stream), made where seed and step are.
 
     Args:
-        seed, step: int64 tensors without dimensions.
-        stream: any integer; its low 64 bits count.
+        stream: any integer, of which the low 64 bits count; None has no keys.
     """
+    if stream is None:
+        return None
+    step, seed = step_state.integers.unbind()
     words = [seed & _MASK, (seed >> 32) & _MASK, step & _MASK, (step >> 32) & _MASK]
     words += [torch.full_like(seed, (stream >> shift) & _MASK) for shift in (0, 32)]
     keys = []
@@ -104,10 +106,9 @@ def stream_keys(
     return keys[0], keys[1]
 
 
-def random_words(
-    keys: tuple[torch.Tensor, torch.Tensor], start: int, like: torch.Tensor
-) -> torch.Tensor:
-    """32 random bits, int32, for each index from `start`; a function of keys and index alone."""
+def random_words(keys: Keys, start: int, like: torch.Tensor) -> torch.Tensor:
+    """Return 32 random bits, int32, for each index from `start`, which follow from keys and index
+    alone."""
     count, until = like.numel(), -start % 2**32 or 2**32
     if until < count:  # the upper half of the index changes
         before = random_words(keys, start, like.flatten()[:until])

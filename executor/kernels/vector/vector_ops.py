@@ -10,8 +10,8 @@ from typing import Protocol
 
 import torch
 
-from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.rope import Rope
+from twinstream.executor.kernels.vector.updates import AdamwConstants, FlatUpdate
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.schedule.ops import Mode
 
@@ -83,49 +83,6 @@ class SortedTokens:
     ids: torch.Tensor  # [T], int64
     order: torch.Tensor  # [T], int64
     last: torch.Tensor  # [T], int64
-
-
-@dataclass(frozen=True)
-class AdamwState:
-    """What an update reads and writes, flat; `master` is float32, or None without one.
-
-    With scales m and v are 8-bit codes (`kernels.codes`).
-    With a `norm`, [1] float32, of all gradients they are scaled by min(1, max_norm / (norm + 1e-6))
-    of the step. With `skips`, [1] float32, nothing changes where that is not 0.
-    """
-
-    parameter: torch.Tensor
-    gradient: torch.Tensor
-    m: torch.Tensor
-    v: torch.Tensor
-    master: torch.Tensor | None
-    step: StepState
-    norm: torch.Tensor | None = None
-    scales: "Scales | None" = None
-    skips: torch.Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Scales:
-    """Float32, one for every block of 8-bit codes."""
-
-    m: torch.Tensor
-    v: torch.Tensor
-
-
-@dataclass(frozen=True)
-class AdamwConstants:
-    """`stream` is of the random numbers, or None to round to nearest.
-
-    Elements of the `undecayed` ranges have no weight decay.
-    """
-
-    beta1: float
-    beta2: float
-    eps: float
-    element_offset: int
-    undecayed: tuple[tuple[int, int], ...]
-    stream: int | None
 
 
 class VectorOps(Protocol):
@@ -258,6 +215,6 @@ class VectorOps(Protocol):
         """out, [1], is the square root of the sum of float32 values, in such an order."""
         ...
 
-    def adamw(self, state: AdamwState, constants: AdamwConstants) -> None:
+    def adamw(self, flat: FlatUpdate, constants: AdamwConstants) -> None:
         """Update parameter, m and v, and the master if there is one."""
         ...

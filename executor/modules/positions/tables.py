@@ -23,8 +23,8 @@ from twinstream.executor.modules.calling import (
     module_inputs,
     run_module,
 )
+from twinstream.models.options import PositionLimit
 from twinstream.models.traced import ModuleSource
-from twinstream.models.traced_parts import PositionLimit
 from twinstream.schedule.errors import TwinstreamError
 
 _LENGTHS = 16, 32  # of a sequence, to see which numbers grow with it

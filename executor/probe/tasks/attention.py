@@ -18,8 +18,8 @@ from twinstream.executor.kernels.attention.registry import (
 )
 from twinstream.executor.kernels.attention.trial import AttentionTrial, Results
 from twinstream.executor.probe.timing.device_timing import DeviceTimer
-from twinstream.models.kernel_costs.attention_library import attention_library_bytes
-from twinstream.models.kernel_costs.attention_limits import DeviceName
+from twinstream.models.kernel_costs.attention_libraries import DeviceName
+from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.kernel_costs.attention_shape import AttentionPass, AttentionShape
 from twinstream.models.kernel_costs.work import ChunkWork
 from twinstream.models.spec import ModelSpec
@@ -130,7 +130,7 @@ def _excess_bytes(name: str, trial: AttentionTrial, shape: AttentionShape) -> in
         "forward": trial.forward, "backward": trial.backward,
     }  # fmt: skip
     over = [
-        taken_bytes(call) - attention_library_bytes(name, of_pass, shape)
+        taken_bytes(call) - attention_limits(name).allocates(of_pass, shape)
         for of_pass, call in calls.items()
     ]
     return max(over) if max(over) > _ROUNDING_BYTES else 0

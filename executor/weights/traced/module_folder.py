@@ -99,6 +99,37 @@ class ModuleOutline:
         names = ModuleNames.of(model, like, stored)
         return cls(model, files, base, names, names.carried_of(model, stored))
 
+    def write(self, destination: Path, read_group: Callable[[str], torch.Tensor]) -> None:
+        """Write weights, config and tokenizer as a folder that transformers loads unedited.
+
+        Of a model with adapters these alone, as PEFT has them. Everything is on the disk when this
+        returns. A group is held at a time, and what transformers stores as other tensors than the
+        module has twice; adapters, and models by a folder's own code or with buffers, whole.
+
+        Args:
+            read_group: gives the flat parameters of a group, 1-D uint8 on the host.
+
+        Raises:
+            WeightsError: the folder has weights already or cannot be written.
+        """
+        model = self.model
+        with writing(destination, 0):
+            if model.source.lora is not None:
+                groups = [group for group in model.parameter_groups if group.startswith(ADAPTERS)]
+                found, layers = _parameters(model, groups, read_group), layers_in_whole(model)
+                parameters = {renamed(name, layers): tensor for name, tensor in found.items()}
+                write_module_adapters(destination, model, parameters, self.base)
+            elif model.source.kind == "python":
+                weights = [w for group in model.parameter_groups for w in _weights_of(model, group)]
+                _write_divided(destination, self, weights, read_group)
+            else:
+                _write_pretrained(destination, self, read_group)
+            write_files(destination, self.files)
+            for path in destination.iterdir():
+                sync(path)
+            sync(destination)
+            sync(destination.parent)
+
 
 def read_module_parameters(
     folder: Path, model: TracedModel
@@ -272,40 +303,6 @@ def _loaded_from_codes(
     values = lazy_tensors(stored, dtype)
     found: tuple[Any, Any] = kind.from_pretrained(None, config=config, state_dict=values, **told)
     return found
-
-
-def write_module_folder(
-    destination: Path, outline: ModuleOutline, read_group: Callable[[str], torch.Tensor]
-) -> None:
-    """Write weights, config and tokenizer as a folder that transformers loads unedited.
-
-    Of a model with adapters these alone, as PEFT has them. Everything is on the disk when this
-    returns. A group is held at a time, and what transformers stores as other tensors than the
-    module has twice; adapters, and models by a folder's own code or with buffers, whole.
-
-    Args:
-        read_group: gives the flat parameters of a group, 1-D uint8 on the host.
-
-    Raises:
-        WeightsError: the folder has weights already or cannot be written.
-    """
-    model = outline.model
-    with writing(destination, 0):
-        if model.source.lora is not None:
-            groups = [group for group in model.parameter_groups if group.startswith(ADAPTERS)]
-            found, layers = _parameters(model, groups, read_group), layers_in_whole(model)
-            parameters = {renamed(name, layers): tensor for name, tensor in found.items()}
-            write_module_adapters(destination, model, parameters, outline.base)
-        elif model.source.kind == "python":
-            weights = [w for group in model.parameter_groups for w in _weights_of(model, group)]
-            _write_divided(destination, outline, weights, read_group)
-        else:
-            _write_pretrained(destination, outline, read_group)
-        write_files(destination, outline.files)
-        for path in destination.iterdir():
-            sync(path)
-        sync(destination)
-        sync(destination.parent)
 
 
 def _write_divided(

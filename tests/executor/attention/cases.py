@@ -17,7 +17,7 @@ from twinstream.executor.kernels.attention.implementation import (
 from twinstream.executor.kernels.attention.registry import attention_implementation
 from twinstream.executor.kernels.attention.trial import mixed_lengths, starts_of
 from twinstream.executor.kernels.workspace import Workspace
-from twinstream.models.kernel_costs.attention_scratch import attention_scratch_bytes
+from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.kernel_costs.attention_shape import AttentionShape
 
 # Largest difference over largest value. float32: rounding of sums over a few hundred keys. bf16:
@@ -148,11 +148,11 @@ def call(name: str, of: AttentionShape, data: Data, d_kv_before: float = 1.0) ->
 
 def declared_bytes(name: str, of: AttentionShape) -> tuple[int, ...]:
     """Of scratch, forward and backward."""
-    return tuple(attention_scratch_bytes(name, p, of) for p in ("forward", "backward"))
+    return tuple(attention_limits(name).scratch(p, of) for p in ("forward", "backward"))
 
 
 def scratch(name: str, of_pass: str, of: AttentionShape, device: torch.device) -> Workspace:
-    size_bytes = attention_scratch_bytes(name, of_pass, of)
+    size_bytes = attention_limits(name).scratch(of_pass, of)
     return Workspace(buffer(size_bytes).to(device) if size_bytes else torch.empty(0).byte())
 
 

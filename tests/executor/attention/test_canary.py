@@ -19,15 +19,15 @@ from twinstream.executor.kernels.attention.registry import (
     available_attention,
     require_attention,
 )
-from twinstream.models.kernel_costs import attention_limits
+from twinstream.models.kernel_costs import attention_libraries
 from twinstream.models.kernel_costs.attention_shape import AttentionShape
 from twinstream.models.recipe import KernelChoice, Recipe
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 
 HEADS_OF_300 = AttentionShape(1, 8, 8, 2, 2, 300, "bfloat16", sliced=False)
 
 
-def schedule_with(attention: str, workload: str = "sliced") -> Schedule:
+def schedule_with(attention: str, workload: str = "sliced") -> RankSchedule:
     recipe = Recipe(kernels=KernelChoice(attention=attention))
     return planned(tiny_chain(workload, recipe=recipe), MACHINE, Caps(), "resident")
 
@@ -80,11 +80,11 @@ def test_a_library_that_is_not_installed_is_told_how_to_install(monkeypatch, nam
 
 def test_a_library_that_is_too_old_is_told_so(monkeypatch):
     monkeypatch.setattr(registry, "_cuda_reason", lambda implementation: None)
-    monkeypatch.setattr(attention_limits, "version", lambda name: "2.6.3.post1")
+    monkeypatch.setattr(attention_libraries, "version", lambda name: "2.6.3.post1")
     assert attention_reason("flash2", "cuda") == (
         "flash-attn is 2.6.3.post1, and 2.7 or newer is needed (pip install flash-attn)"
     )
-    monkeypatch.setattr(attention_limits, "version", lambda name: "2.7.4.post1")
+    monkeypatch.setattr(attention_libraries, "version", lambda name: "2.7.4.post1")
     assert attention_reason("flash2", "cuda") is None
 
 

@@ -12,8 +12,7 @@ from twinstream.executor.kernels.attention.registry import (
 )
 from twinstream.executor.kernels.attention.trial import AttentionTrial
 from twinstream.executor.probe.tasks.attention import attention_cases, taken_bytes, try_attention
-from twinstream.models.kernel_costs.attention_library import attention_library_bytes
-from twinstream.models.kernel_costs.attention_limits import attention_names
+from twinstream.models.kernel_costs.attention_limits import attention_limits, attention_names
 from twinstream.models.kernel_costs.attention_shape import AttentionShape
 from twinstream.models.presets import load_preset
 from twinstream.schedule.workload import Workload
@@ -105,7 +104,7 @@ def test_a_library_takes_at_most_the_memory_declared(name, heads, lengths):
     with torch.no_grad():
         trial.results()
         taken = [taken_bytes(trial.forward), taken_bytes(trial.backward)]
-    declared = [attention_library_bytes(name, p, shape) for p in ("forward", "backward")]
+    declared = [attention_limits(name).allocates(p, shape) for p in ("forward", "backward")]
     assert taken[0] <= declared[0] and taken[1] <= declared[1], (taken, declared)
 
 

@@ -7,7 +7,7 @@ from tests.executor.attention import cases
 from tests.executor.attention.cases import PACKED, SLICED, TOLERANCES, UNEQUAL
 from twinstream.executor.kernels.attention import returning
 from twinstream.executor.kernels.attention.registry import attention_implementation
-from twinstream.models.kernel_costs import attention_scratch
+from twinstream.models.kernel_costs import attention_memory
 
 ON_CPU = ("eager", "sdpa_cpu")
 ALL = PACKED + SLICED + UNEQUAL
@@ -63,7 +63,7 @@ def test_parts_merged_block_by_block_are_those_merged_at_once(monkeypatch):
     data = cases.random_data(shape)
     at_once = cases.call("sdpa_cpu", shape, data)
     monkeypatch.setattr(returning, "MERGE_BLOCK_ELEMENTS", 5 * 32)
-    monkeypatch.setattr(attention_scratch, "MERGE_BLOCK_ELEMENTS", 5 * 32)
+    monkeypatch.setattr(attention_memory, "MERGE_BLOCK_ELEMENTS", 5 * 32)
     by_block = cases.call("sdpa_cpu", shape, data)
     assert by_block.scratch_bytes[0] < at_once.scratch_bytes[0]
     assert torch.equal(by_block.out, at_once.out)

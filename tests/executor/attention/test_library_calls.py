@@ -14,7 +14,7 @@ from twinstream.executor.kernels.attention.cudnn_frontend import CudnnFrontend, 
 from twinstream.executor.kernels.attention.implementation import Starts
 from twinstream.executor.kernels.attention.query_slices import CudnnSliced
 from twinstream.executor.kernels.operand import Pack
-from twinstream.models.kernel_costs import attention_limits
+from twinstream.models.kernel_costs import attention_shape
 
 LIBRARIES = (
     "sdpa_flash",
@@ -130,7 +130,7 @@ def test_cudnns_backward_is_called_for_as_many_key_heads_as_its_workspace_allows
     seen, monkeypatch, most_bytes, calls, sequences
 ):
     most_bytes = most_bytes * sequences // 2
-    monkeypatch.setattr(attention_limits, "_MOST_PROBABILITIES_BYTES", most_bytes)
+    monkeypatch.setattr(attention_shape, "_MOST_PROBABILITIES_BYTES", most_bytes)
     shape = cases.shape(sequences, 64, 64, 8, 4, 16, "bfloat16")
     data = cases.random_data(shape)
     found = cases.call("cudnn_frontend", shape, data)

@@ -18,8 +18,9 @@ from twinstream.executor.kernels.attention.implementation import (
     AttentionResult,
 )
 from twinstream.executor.kernels.attention.query_slices import CudnnSliced, SlicedQueries
-from twinstream.models.kernel_costs import attention_limits, attention_scratch
-from twinstream.models.kernel_costs.attention_limits import query_slices
+from twinstream.models.kernel_costs import attention_memory, attention_shape
+from twinstream.models.kernel_costs.attention_libraries import ATTENTIONS, EagerFacts
+from twinstream.models.kernel_costs.attention_shape import query_slices
 
 SIZES = [
     (1, 64, 64, 4, 2, 8),
@@ -35,25 +36,24 @@ class EagerSliced(SlicedQueries):
     kind = EagerAttention
 
 
-def eager_sliced_scratch(shape):
+class EagerSlicedMemory(EagerFacts):
     """Sums of dK and dV, and the most that eager attention takes of a slice."""
-    whole = attention_scratch._FORMULAS["eager"]["backward"]
-    slices = shape.slices()
-    if shape.most_packed or len(slices) == 1:
-        return whole(shape)
-    sums = 0 if shape.sliced else attention_scratch._float32(shape.num_kv_elements)
-    return sums + max(map(whole, slices))
+
+    def backward_scratch(self, shape):
+        slices = shape.slices()
+        if shape.most_packed or len(slices) == 1:
+            return super().backward_scratch(shape)
+        sums = 0 if shape.sliced else attention_memory.aligned_float32(shape.num_kv_elements)
+        return sums + max(map(super().backward_scratch, slices))
 
 
 @pytest.fixture
 def eager(monkeypatch):
     """Slices of 16 queries, of eager attention, by the name of cuDNN's."""
-    monkeypatch.setattr(attention_limits, "_SLICE_QUERIES", 16)
+    monkeypatch.setattr(attention_shape, "_SLICE_QUERIES", 16)
     known = registry._IMPLEMENTATIONS | {"cudnn_sliced": EagerSliced()}
     monkeypatch.setattr(registry, "_IMPLEMENTATIONS", known)
-    formulas = {"forward": attention_scratch._FORMULAS["eager"]["forward"],
-                "backward": eager_sliced_scratch}  # fmt: skip
-    monkeypatch.setitem(attention_scratch._FORMULAS, "cudnn_sliced", formulas)
+    monkeypatch.setitem(ATTENTIONS, "cudnn_sliced", EagerSlicedMemory())
 
 
 def by_hand(data, shape, found):
@@ -81,7 +81,7 @@ def test_slices_have_the_bits_of_slices_done_by_hand(eager, sizes, dtype):
     data = cases.random_data(shape)
     found = cases.call("cudnn_sliced", shape, data, d_kv_before=0.0)
     cases.assert_close(found, cases.oracle(data), cases.TOLERANCES[dtype])
-    assert found.scratch_bytes[1] == eager_sliced_scratch(shape)
+    assert found.scratch_bytes[1] == EagerSlicedMemory().backward_scratch(shape)
     d_q, d_kv = by_hand(data, shape, found)
     assert len(shape.slices()) > 1
     assert torch.equal(found.d_q, d_q)
@@ -113,7 +113,7 @@ def test_unequal_lengths_are_called_whole(eager):
 
 
 def test_cudnn_gets_each_slice_with_the_keys_up_to_its_end(seen, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(attention_limits, "_SLICE_QUERIES", 16)
+    monkeypatch.setattr(attention_shape, "_SLICE_QUERIES", 16)
     shape = cases.shape(1, 64, 96, 8, 4, 16, "bfloat16")
     data = cases.random_data(shape)
     found = cases.call("cudnn_sliced", shape, data)

@@ -21,15 +21,13 @@ from tests.executor.kernels.sass import disassembled, loop_count
 from twinstream.executor.kernels.registry import vector_ops
 from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.rope import Rope
+from twinstream.executor.kernels.vector.updates import AdamwConstants, FlatUpdate
 from twinstream.executor.kernels.vector.vector_ops import (
-    AdamwConstants,
-    AdamwState,
     HeadNorm,
     HeadNormBackward,
     LogitRows,
     NormGradients,
     RmsNorm,
-    Scales,
     SortedTokens,
     VectorGradient,
 )
@@ -163,18 +161,18 @@ def launch_all(ops) -> None:
     ops.sum_squares(meta(V * D), norm, room)
     ops.root_of_sum(meta(80, dtype=f32), norm)  # of a few numbers loads may be narrow
     n, step = 2**24, StepState(meta(64, dtype=torch.uint8))
+    hyper = AdamwConstants(0.9, 0.999, 1e-8)
     half, whole = meta(n), meta(n, dtype=f32)
     for state, stream in (
-        (AdamwState(half, half, half, half, None, step), 6),
-        (AdamwState(half, whole, whole, whole, whole, step), None),
+        (FlatUpdate(half, half, (half, half), step), 6),
+        (FlatUpdate(half, whole, (whole, whole), step, whole), None),
     ):
-        hyper = AdamwConstants(0.9, 0.999, 1e-8, 0, (), stream)
-        ops.adamw(state, hyper)
-        ops.adamw(replace(state, norm=norm), hyper)
+        ops.adamw(replace(state, stream=stream), hyper)
+        ops.adamw(replace(state, stream=stream, norm=norm), hyper)
     codes, scale = meta(n, dtype=torch.uint8), meta(n // 256, dtype=f32)
-    coded = AdamwState(half, half, codes, codes, None, step, norm, Scales(scale, scale))
+    coded = FlatUpdate(half, half, (codes, codes), step, scales=(scale, scale), norm=norm)
     for stream in (6, None):
-        ops.adamw(coded, AdamwConstants(0.9, 0.999, 1e-8, 0, (), stream))
+        ops.adamw(replace(coded, stream=stream), hyper)
 
 
 def main() -> None:

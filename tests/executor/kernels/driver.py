@@ -16,9 +16,10 @@ from twinstream.executor.kernels.step_state import packed_step_state
 from twinstream.executor.run.training import sequences_tensor
 from twinstream.models.adapters.lora import Lora
 from twinstream.models.kernel_costs.workspace import workspace_bytes
+from twinstream.models.loss import CrossEntropy, Dpo
 from twinstream.models.lowering.lower import lower
 from twinstream.models.options import ROPE_SCALING, RopeScaling
-from twinstream.models.recipe import Dpo, KernelChoice, Recipe
+from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Task
 from twinstream.schedule.ops import TaskOperand
@@ -112,7 +113,7 @@ class Step:
         )  # fmt: skip
         recipe = Recipe(
             kernels=KernelChoice(vector=self.vector), gradients=self.gradients_in, lora=self.lora,
-            frozen=self.frozen, dpo=self.dpo,
+            frozen=self.frozen, loss=self.dpo or CrossEntropy(),
         )  # fmt: skip
         self.chain = lower(self.spec, work, recipe)
         self.layouts = flat_layouts(self.spec)

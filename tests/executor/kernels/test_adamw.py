@@ -6,7 +6,7 @@ import torch
 
 from tests.executor.kernels.driver import run
 from twinstream.executor.kernels.step_state import StepState, packed_step_state
-from twinstream.executor.kernels.vector.rounding import random_16, random_words
+from twinstream.executor.kernels.vector.rounding import random_16, random_words, stream_keys
 from twinstream.models.kernel_costs import scratch_sizes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -186,7 +186,7 @@ def test_random_streams_are_independent_of_each_other():
 def test_the_bits_of_three_roundings_are_uniform_and_pairwise_independent(seed):
     """Chi square of 256 cells, 255 +- 22.6; of pairs, of the cells of both; correlations."""
     count, like = 2**18, torch.empty(2**18)
-    fields = random_16(StepState(step_state(seed=seed)), 3, 5, like)
+    fields = random_16(stream_keys(StepState(step_state(seed=seed)), 3), 5, like)
     cells = [(field >> 8) for field in fields] + [field & 0xFF for field in fields]
     for one, other in ((0, 1), (0, 2), (1, 2)):
         cells.append((fields[one] >> 12) * 16 + (fields[other] >> 12))
@@ -252,3 +252,39 @@ def test_an_update_that_is_skipped_changes_no_bit_whatever_the_gradients_are(dty
         run("adamw_step", attributes, operands)
         same = torch.equal(parameter, before[0]), torch.equal(state, before[1])
         assert same == ((True, True) if skips else (False, False))
+
+
+def updated(rule, gradient, norm=None, **told):
+    """Parameter and state after a step of another rule, in float32."""
+    count, of_matrix = gradient.numel(), 16 * 12
+    attributes = {
+        "dtype": "float32", "num_elements": count, "element_offset": 0, "tensor_seed": 3,
+        "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "stochastic_rounding": False, "may_skip": True,
+        "rule": rule, "num_states": 1, "matrices": (5, 16, 12),
+    }  # fmt: skip
+    size = 2 * count - of_matrix if rule == "muon" else count
+    parameter, state = randn(count, seed=1), randn(size, seed=2).abs()
+    operands = {
+        "parameters": (parameter.view(torch.uint8), "update"),
+        "gradients": (gradient.clone().view(torch.uint8), "read"),
+        "state": (state.view(torch.uint8), "update"),
+        "step_state": (step_state(lr=0.05, **told), "read"),
+    }
+    if norm is not None:
+        operands["norm"] = (torch.tensor([norm]).view(torch.uint8), "read")
+    run("muon_step" if rule == "muon" else "element_step", attributes, operands)
+    return torch.cat([parameter, state])
+
+
+@pytest.mark.parametrize("rule", ["sgd", "lion", "muon"])
+def test_other_rules_clip_and_skip_as_adamw_does(rule):
+    gradient = randn(5 + 16 * 12 + 40, seed=3)
+    scaled = gradient * (torch.tensor(1.0) / (torch.tensor(4.0) + 1e-6))
+    clipped = updated(rule, gradient, norm=4.0, max_norm=1.0)
+    assert torch.equal(clipped, updated(rule, scaled))
+    if rule != "lion":  # which takes signs alone
+        assert not torch.equal(clipped, updated(rule, gradient))
+    skipped = updated(rule, torch.full_like(gradient, math.nan), skips=True)
+    count = gradient.numel()
+    before = [randn(count, seed=1), randn(skipped.numel() - count, seed=2).abs()]
+    assert torch.equal(skipped, torch.cat(before))

@@ -26,6 +26,8 @@ def on(device: str, operand):
     if is_dataclass(operand) and not isinstance(operand, type):
         names = [field.name for field in fields(operand)]
         return replace(operand, **{name: on(device, getattr(operand, name)) for name in names})
+    if isinstance(operand, tuple):
+        return tuple(on(device, one) for one in operand)
     return copy.copy(operand)
 
 

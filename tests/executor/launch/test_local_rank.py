@@ -31,17 +31,17 @@ from twinstream.executor.ranks.rank_run import RankOutcome
 from twinstream.executor.state.training_state import initial_state
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 
 STEPS = 3
 
 
 @pytest.fixture(scope="module")
-def schedule() -> Schedule:
+def schedule() -> RankSchedule:
     return planned(tiny_chain("packed"), MACHINE, Caps(), "streaming")
 
 
-def started(schedule: Schedule) -> LocalRank:
+def started(schedule: RankSchedule) -> LocalRank:
     """A rank that has its state, and waits before its first step."""
     task = TrainTask(1, STEPS, lambda step: 1e-2, seed=3, max_norm=0.0, evaluation=None)
     rank = LocalRank(schedule, task, RunOptions(num_passes=task.num_passes))
@@ -54,7 +54,7 @@ def started(schedule: Schedule) -> LocalRank:
     return rank
 
 
-def served(rank: LocalRank, schedule: Schedule) -> Iterator[Any]:
+def served(rank: LocalRank, schedule: RankSchedule) -> Iterator[Any]:
     """What a rank says beside asking for data, which it gets."""
     work, spec = schedule.workload, ModelSpec.model_validate(schedule.model.spec)
     tokens = random_tokens(schedule, spec.vocab_size).numpy()
@@ -69,7 +69,7 @@ def served(rank: LocalRank, schedule: Schedule) -> Iterator[Any]:
 
 
 def test_a_rank_trains_to_the_bits_of_a_run_and_pauses_where_it_is_told_to(
-    schedule: Schedule,
+    schedule: RankSchedule,
 ) -> None:
     expected = bits_of(schedule, STEPS)
     rank, losses = started(schedule), {}
@@ -94,7 +94,7 @@ def test_a_rank_trains_to_the_bits_of_a_run_and_pauses_where_it_is_told_to(
 
 
 def test_a_rank_that_is_closed_within_a_step_ends_after_the_op_that_runs(
-    schedule: Schedule, monkeypatch: pytest.MonkeyPatch
+    schedule: RankSchedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     reached, closed = threading.Event(), threading.Event()
@@ -113,7 +113,7 @@ def test_a_rank_that_is_closed_within_a_step_ends_after_the_op_that_runs(
         return run
 
     monkeypatch.setattr(
-        "twinstream.executor.run.work.registered_kernel",
+        "twinstream.executor.providers.provider.registered_kernel",
         lambda key: slow if key == "block_backward/eager" else registered_kernel(key),
     )
     threads = threading.active_count()
@@ -144,7 +144,7 @@ class StopServing(Exception):
     """Ends the server of the tests."""
 
 
-def test_what_ends_a_rank_is_raised_to_whoever_hears_of_it(schedule: Schedule) -> None:
+def test_what_ends_a_rank_is_raised_to_whoever_hears_of_it(schedule: RankSchedule) -> None:
     rank = started(schedule)
     rank.send(0, Continue(True))
     with pytest.raises(ZeroDivisionError):

@@ -11,7 +11,7 @@ from twinstream.executor.kernels.attention.registry import attention_implementat
 from twinstream.executor.kernels.attention.trial import mixed_lengths
 from twinstream.executor.probe.tasks import attention as probe
 from twinstream.executor.probe.tasks.attention import attention_cases, reduced, try_attention
-from twinstream.models.kernel_costs.attention_library import attention_library_bytes
+from twinstream.models.kernel_costs.attention_libraries import SdpaCpuFacts
 from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.presets import load_preset
 from twinstream.schedule.workload import Packing, Workload
@@ -87,7 +87,8 @@ def test_one_that_differs_from_run_to_run_is_right_only_if_it_says_so(monkeypatc
 
     broken(monkeypatch, "sdpa_cpu", forward=jitter)
     assert "differ from run to run" in tried(PACKED).refused
-    not_so = replace(attention_limits("sdpa_cpu"), deterministic=False)
+    not_so = SdpaCpuFacts()
+    not_so.deterministic = False
     limits = {"sdpa_cpu": not_so, "eager": attention_limits("eager")}
     monkeypatch.setattr(implementation, "attention_limits", limits.__getitem__)
     found = tried(PACKED)
@@ -110,7 +111,9 @@ def test_one_that_leaves_nan_at_the_size_asked_for_is_refused(monkeypatch):
 def test_memory_beyond_what_is_declared_is_told_of_the_worst_pass_and_rounding_is_not(monkeypatch):
     shape = attention_cases(SPEC, PACKED)[0].shape
     trial = SimpleNamespace(forward="forward", backward="backward")
-    declared = {p: attention_library_bytes("sdpa_flash", p, shape) for p in ("forward", "backward")}
+    declared = {
+        p: attention_limits("sdpa_flash").allocates(p, shape) for p in ("forward", "backward")
+    }
     over = {"forward": 2**20, "backward": 2**24}
     monkeypatch.setattr(probe, "taken_bytes", lambda call: declared[call] + over[call])
     assert probe._excess_bytes("sdpa_flash", trial, shape) == 0

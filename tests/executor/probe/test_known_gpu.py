@@ -8,7 +8,7 @@ from twinstream.executor.probe.process import JobFailed
 from twinstream.executor.probe.tasks.attention import AttentionCandidate
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.loader import load_machine
-from twinstream.models.kernel_costs import attention_limits
+from twinstream.models.kernel_costs import attention_libraries
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import KernelChoice
 from twinstream.planner.kernel_choice import attention_for
@@ -21,7 +21,7 @@ RATES = {  # FLOP/s, of the stand-in
 
 def test_only_what_is_installed_made_for_the_gpu_and_deterministic_is_tried(monkeypatch):
     assert candidates(H100) == ("sdpa_flash",)
-    monkeypatch.setattr(attention_limits, "version", lambda name: "9.9")
+    monkeypatch.setattr(attention_libraries, "version", lambda name: "9.9")
     assert candidates(H100) == (
         "sdpa_flash",
         "flash2",
@@ -75,7 +75,7 @@ class Device:
 
 def test_the_profile_names_the_fastest_that_is_right_and_has_rates_of_each(monkeypatch):
     monkeypatch.setattr(known_gpu, "DeviceProcess", Device)
-    monkeypatch.setattr(attention_limits, "version", lambda name: "9.9")
+    monkeypatch.setattr(attention_libraries, "version", lambda name: "9.9")
     told: list[str] = []
     machine = with_attention(H100, told.append)
     assert (machine.attention.name, machine.attention.kind) == ("flash4", "measured")

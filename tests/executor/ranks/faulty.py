@@ -12,15 +12,15 @@ import torch
 from tests.executor.ranks.talks import Talk, among_equals, fed
 from tests.schedule.cluster.small_clusters import mesh_of
 from twinstream.executor.ranks.rank_run import RankInputs
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import RankPart
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Feed
 
 RANK, PASS = 1, 2
 
 
-def summing(num_ranks: int, count: int = 1000) -> ClusterSchedule:
+def summing(num_ranks: int, count: int = 1000) -> Schedule:
     talk = Talk()
     talk.feed("x", count)
     talk.say("all_reduce", ["dp"], "x")

@@ -22,9 +22,8 @@ from twinstream.executor.program.options import RunOptions
 from twinstream.executor.run.cuda_run import CudaJob, run_on_gpu
 from twinstream.executor.run.work import bind_works
 from twinstream.executor.state.training_state import State, fill_carried, read_carried
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import Channel, RankPart, rank_part
-from twinstream.schedule.document import Caps
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Communicate
 
 LIMIT_S = 30
@@ -86,9 +85,7 @@ class Ran:
     graphs: str
 
 
-def train_on_gpus(
-    schedule: ClusterSchedule, state: State, options: RunOptions, seed: int
-) -> list[Ran]:
+def train_on_gpus(schedule: Schedule, state: State, options: RunOptions, seed: int) -> list[Ran]:
     """A pipeline's ranks, by rank."""
     link = Link()
     parts = [rank_part(schedule, rank) for rank in range(schedule.mesh.size)]

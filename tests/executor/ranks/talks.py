@@ -8,11 +8,9 @@ import torch
 from tests.helpers.sketches import sketch
 from tests.schedule.cluster.small_clusters import cluster_of
 from twinstream.executor.ranks.rank_run import RankInputs, RankOutcome
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
-from twinstream.schedule.cluster.mesh import Mesh
 from twinstream.schedule.cluster.projecting import RankPart
 from twinstream.schedule.derived.waits import derive_waits
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import Mesh, RankClass, RankSchedule, Schedule
 from twinstream.schedule.ops import Communicate, Copy, Feed, Fetch, Label, Op, Operand, Stream
 from twinstream.schedule.tensors import DEVICE, HOST, Slot, Tensor, Tier
 
@@ -124,13 +122,13 @@ class Talk:
     def _version(self, name: str) -> int:
         return self._versions[self._tensor_of[name]]
 
-    def schedule(self) -> Schedule:
+    def schedule(self) -> RankSchedule:
         tensors, slots = tuple(self._tensors.values()), tuple(self._slots)
         ops = derive_waits(tuple(self.ops), tensors, slots)
         return sketch(ops, tensors=tensors, slots=slots, calls={})
 
 
-def among_equals(mesh: Mesh, talk: Talk) -> ClusterSchedule:
+def among_equals(mesh: Mesh, talk: Talk) -> Schedule:
     """One class of all ranks, whose messages go round in rings."""
     order, sends = [], {}
     for op in talk.ops:

@@ -11,7 +11,7 @@ from tests.schedule.cluster.small_clusters import mesh_of
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.rank_run import RankOutcome
-from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
+from twinstream.schedule.cluster.verify import require_safe
 from twinstream.schedule.ops import Communicate
 
 NUM_PASSES = 3
@@ -68,7 +68,7 @@ def one_of_each() -> Talk:
 @pytest.fixture(scope="module")
 def outcomes(four: RankProcesses) -> Outcomes:
     schedule = among_equals(mesh_of(dp=4), one_of_each())
-    require_safe_cluster(schedule)
+    require_safe(schedule)
     return four.execute(schedule, fed, RunOptions(num_passes=NUM_PASSES, poison=True))
 
 
@@ -175,7 +175,7 @@ def test_large_sums_are_made_in_stretches_and_have_the_same_bits(four):
     talk.say("reduce_scatter", ["dp"], "to", "shard")
     talk.fetch("all", "in", "shard")
     schedule = among_equals(mesh_of(dp=4), talk)
-    require_safe_cluster(schedule)
+    require_safe(schedule)
     outcomes = four.execute(schedule, fed, RunOptions(num_passes=1))
     parts = {k: [value(r, k, 0, 4 * shard, "float32") for r in RANKS] for k in ("in", "to")}
     sums = {kind: rank_order(of_ranks) for kind, of_ranks in parts.items()}

@@ -6,8 +6,8 @@ from tests.executor.ranks.talks import Talk, among_equals, fed, taken, value
 from tests.schedule.cluster.small_clusters import cluster_of, mesh_of
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
-from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
+from twinstream.schedule.cluster.verify import require_safe
+from twinstream.schedule.document import RankClass, Schedule
 
 MICROBATCHES = 3
 
@@ -24,7 +24,7 @@ def test_groups_are_the_ranks_that_differ_along_the_axes_alone(four: RankProcess
     talk.say("all_gather", ["dp", "pp"], "x", "all")
     talk.fetch("outer", "inner", "both", "all")
     schedule = among_equals(mesh_of(pp=2, dp=2), talk)
-    require_safe_cluster(schedule)
+    require_safe(schedule)
     outcomes = four.execute(schedule, fed, RunOptions(num_passes=1))
     groups = {
         "outer": {0: (0, 2), 1: (1, 3), 2: (0, 2), 3: (1, 3)},
@@ -42,7 +42,7 @@ def test_groups_are_the_ranks_that_differ_along_the_axes_alone(four: RankProcess
         assert torch.equal(taken(outcome, "all", 0), torch.cat(parts))
 
 
-def there_and_back() -> ClusterSchedule:
+def there_and_back() -> Schedule:
     """Two stages: the first sends all its messages before it takes any; two replicas sum."""
     first, second = Talk(), Talk()
     order = []
@@ -75,7 +75,7 @@ def there_and_back() -> ClusterSchedule:
 
 def test_messages_in_flight_both_ways_between_stages_arrive_in_order(four: RankProcesses):
     schedule = there_and_back()
-    require_safe_cluster(schedule)
+    require_safe(schedule)
     outcomes = four.execute(schedule, fed, RunOptions(num_passes=4))
     assert [outcome.class_name for outcome in outcomes] == ["first", "first", "second", "second"]
     for outcome in outcomes:
@@ -98,7 +98,7 @@ def test_a_pairs_messages_may_go_through_two_streams(four: RankProcesses):
         back.append(f"y{i}")
     talk.fetch(*back)
     schedule = among_equals(mesh_of(dp=4), talk)
-    require_safe_cluster(schedule)
+    require_safe(schedule)
     for outcome in four.execute(schedule, fed, RunOptions(num_passes=3)):
         for number in range(3):
             for i in range(6):

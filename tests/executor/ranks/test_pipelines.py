@@ -17,10 +17,9 @@ from twinstream.models.lowering.lower import lower
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import RankPart
-from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
-from twinstream.schedule.document import Caps
+from twinstream.schedule.cluster.verify import require_safe
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Compute, Copy
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
@@ -37,8 +36,8 @@ def given(part: RankPart) -> RankInputs:
     return RankInputs(host_work, initial_state(spec, seed=1, recipe=recipe))
 
 
-def assert_one_device_s_bits(four: RankProcesses, schedule: ClusterSchedule) -> None:
-    require_safe_cluster(schedule)
+def assert_one_device_s_bits(four: RankProcesses, schedule: Schedule) -> None:
+    require_safe(schedule)
     outcomes = four.execute(schedule, partial(given), RunOptions(num_passes=3))
     expected = bits_of(planned(lower(SPEC, WORKLOAD), MACHINE, Caps(), "resident"))
     fetched = [one for outcome in outcomes for one in outcome.fetched]
@@ -50,7 +49,7 @@ def assert_one_device_s_bits(four: RankProcesses, schedule: ClusterSchedule) -> 
         assert torch.equal(found[name], flat), name
 
 
-def num_ops(schedule: ClusterSchedule, kind: type) -> int:
+def num_ops(schedule: Schedule, kind: type) -> int:
     return sum(isinstance(op, kind) for part in schedule.schedules.values() for op in part.ops)
 
 

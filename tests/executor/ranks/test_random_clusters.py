@@ -12,18 +12,17 @@ from twinstream.executor.kernels.registry import kernel_keys, registered_kernel
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.host_work import HostWork
 from twinstream.executor.program.options import RunOptions
+from twinstream.executor.providers import provider
 from twinstream.executor.ranks.rank_run import RankInputs
-from twinstream.executor.run import work
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import RankPart
-from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.cluster.verify import require_safe
+from twinstream.schedule.document import RankSchedule, Schedule
 from twinstream.schedule.ops import Communicate
 
 NUM_RANKS = 4
 
 
-def of_numbers(schedule: Schedule, reduction: str) -> Schedule:
+def of_numbers(schedule: RankSchedule, reduction: str) -> RankSchedule:
     """The bytes are float32, which can be added up."""
     tensors = [
         one.model_copy(update={"dtype": "float32", "shape": (one.size_bytes // 4,)})
@@ -36,8 +35,8 @@ def of_numbers(schedule: Schedule, reduction: str) -> Schedule:
     return schedule.model_copy(update={"tensors": tuple(tensors), "ops": tuple(ops)})
 
 
-def documents(count: int) -> list[ClusterSchedule]:
-    found: list[ClusterSchedule] = []
+def documents(count: int) -> list[Schedule]:
+    found: list[Schedule] = []
     seed = 0
     while len(found) < count:
         schedule = build(Random(seed), most_ranks=NUM_RANKS)
@@ -55,7 +54,7 @@ def does_nothing(operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> 
 
 def with_a_kernel(part: RankPart) -> RankInputs:
     # in the rank's process, which runs other tests' schedules, too
-    work.registered_kernel = lambda key: (
+    provider.registered_kernel = lambda key: (
         registered_kernel(key) if key in kernel_keys() else does_nothing
     )
     return RankInputs(HostWork(lambda op, number: None, lambda op, number, taken: None))
@@ -64,7 +63,7 @@ def with_a_kernel(part: RankPart) -> RankInputs:
 @pytest.mark.parametrize("number", range(30))
 def test_a_proven_document_comes_to_its_end(four: RankProcesses, number):
     schedule = documents(number + 1)[-1]
-    require_safe_cluster(schedule)
+    require_safe(schedule)
     outcomes = four.execute(schedule, with_a_kernel, RunOptions(num_passes=4))
     assert [outcome.rank for outcome in outcomes] == list(range(NUM_RANKS))
     for outcome in outcomes:

@@ -36,15 +36,14 @@ from twinstream.models.lowering.lower import lower
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.run_settings import RunSettings
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import RankPart, rank_part
-from twinstream.schedule.document import Caps
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.ops import Communicate
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
 
 
-def pipeline(order: str, virtual: int, share: float = 1.0) -> ClusterSchedule:
+def pipeline(order: str, virtual: int, share: float = 1.0) -> Schedule:
     """Of four stages, each in a share of the memory that it would use."""
     layout = Layout(pp=4, pipeline=order, virtual_stages=virtual)
     stages = Stages(SPEC, WORKLOAD, Recipe(), layout)

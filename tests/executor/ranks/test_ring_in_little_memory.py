@@ -14,8 +14,8 @@ from twinstream.models.lowering.lower import lower
 from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
-from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.cluster.verify import require_safe
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE
 from twinstream.schedule.workload import Workload
@@ -25,7 +25,7 @@ WORKLOAD = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=1, rounds_per_
 CAP_BYTES = 4 * 2**20
 
 
-def state_bytes(part: Schedule) -> int:
+def state_bytes(part: RankSchedule) -> int:
     return sum(
         tensor.size_bytes
         for tensor in part.tensors
@@ -37,7 +37,7 @@ def test_a_ring_trains_what_none_of_its_ranks_and_not_all_of_them_hold(four: Ran
     layout = Layout(pp=4, virtual_stages=2, pipeline="ring")
     caps = Caps(device_bytes=CAP_BYTES)
     schedule = plan_pipeline(Stages(SPEC, WORKLOAD, Recipe(), layout), MACHINE, caps)
-    require_safe_cluster(schedule)
+    require_safe(schedule)
     parts = list(schedule.schedules.values())
     assert all(arena_bytes(part, DEVICE) <= CAP_BYTES < state_bytes(part) for part in parts)
     assert sum(map(state_bytes, parts)) > 4 * CAP_BYTES

@@ -13,12 +13,11 @@ from tests.clusters.random_jobs import DENSE, job_of, lowered
 from tests.helpers.fixed_costs import FixedCosts
 from tests.helpers.virtual_ranks import run_virtual_ranks
 from tests.schedule.cluster.small_clusters import build
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import rank_part
 from twinstream.schedule.cluster.splitting import expanded
+from twinstream.schedule.document import Exchange, RankClass, Schedule
 from twinstream.schedule.ops import Communicate, Compute, Op
-from twinstream.schedule.timeline import PassSpans
+from twinstream.schedule.timeline import PassSpans, Timeline
 from twinstream.simulator.network_costs import ExchangeCost
 from twinstream.simulator.replay import replay_cluster
 
@@ -40,7 +39,7 @@ def alike_ns(rank: int, op: Op) -> int:
 class GivenTimes:
     """The same as costs of a cluster with a class for each rank."""
 
-    def __init__(self, schedule: ClusterSchedule, duration_ns: object, wait_ns: int) -> None:
+    def __init__(self, schedule: Schedule, duration_ns: object, wait_ns: int) -> None:
         self._schedule, self._wait_ns = schedule, wait_ns
         self._duration_ns = duration_ns
         self._ops = {
@@ -55,7 +54,7 @@ class GivenTimes:
         return ExchangeCost(self._duration_ns(0, self._ops[exchange.sides[0]]), 0.0)
 
 
-def first_rank(schedule: ClusterSchedule, one: RankClass) -> int:
+def first_rank(schedule: Schedule, one: RankClass) -> int:
     mesh = schedule.mesh
     return mesh.rank({axis.name: one.cell(axis.name, axis.size)[0] for axis in mesh.axes})
 
@@ -65,8 +64,8 @@ def by_op(op_ids: tuple[str, ...], spans: PassSpans) -> dict[str, tuple[int, int
 
 
 def assert_equal(
-    schedule: ClusterSchedule, executed: dict[int, list[PassSpans]], simulated: ClusterTimeline,
-    documented: ClusterSchedule,
+    schedule: Schedule, executed: dict[int, list[PassSpans]], simulated: Timeline,
+    documented: Schedule,
 ) -> None:  # fmt: skip
     """The first pass, and the two that the simulator ended with, when passes began to repeat.
 
@@ -83,7 +82,7 @@ def assert_equal(
         assert ended, "of all ranks, the same passes"
 
 
-def has_ring(schedule: ClusterSchedule) -> bool:
+def has_ring(schedule: Schedule) -> bool:
     return any(len({name for name, _ in one.sides}) < len(one.sides) for one in schedule.order)
 
 

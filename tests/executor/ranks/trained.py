@@ -22,10 +22,9 @@ from twinstream.models.parallel.layout import Layout
 from twinstream.models.presets import load_preset
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.projecting import RankPart
-from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
-from twinstream.schedule.document import Caps
+from twinstream.schedule.cluster.verify import require_safe
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.workload import Workload
 
 WORKLOAD = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=2, rounds_per_step=4)
@@ -92,11 +91,11 @@ def inputs(case: Case, part: RankPart) -> RankInputs:
     return RankInputs(work, state)
 
 
-def planned_ranks(case: Case) -> ClusterSchedule:
+def planned_ranks(case: Case) -> Schedule:
     """Proven safe."""
     stages = Stages(case.spec, WORKLOAD, case.recipe, case.layout)
     schedule = plan_pipeline(stages, load_machine("cpu"), case.caps)
-    require_safe_cluster(schedule)
+    require_safe(schedule)
     return schedule
 
 

@@ -25,7 +25,7 @@ from twinstream.executor.state.training_state import initial_state
 from twinstream.executor.weights import durable_files
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
-from twinstream.executor.weights.hf_writer import HfOutline, write_hf_folder
+from twinstream.executor.weights.hf_writer import HfOutline
 from twinstream.models.presets import load_preset
 from twinstream.models.spec import ModelSpec
 
@@ -57,7 +57,7 @@ def weight_bytes(folder):
 @pytest.mark.parametrize("name", MODELS)
 def test_what_was_read_is_written_as_it_was(models, name, max_shard_size, tmp_path):
     saved, spec, written, flats = again(models[name], tmp_path, max_shard_size)
-    write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
+    HfOutline.of(spec, saved).write(written, flats.__getitem__)
     assert {path.name for path in written.iterdir()} == {path.name for path in saved.iterdir()}
     assert weight_bytes(written) == weight_bytes(saved)
     assert (written / "config.json").read_bytes() == (saved / "config.json").read_bytes()
@@ -73,7 +73,7 @@ def test_without_a_folder_to_be_like_transformers_loads_the_same_model(
 ):
     _, spec, written, flats = again(models[name], tmp_path)
     max_shard_bytes = 10**9 if max_shard_size == "1GB" else 30_000
-    write_hf_folder(written, HfOutline.of(spec, None, max_shard_bytes), flats.__getitem__)
+    HfOutline.of(spec, None, max_shard_bytes).write(written, flats.__getitem__)
     files = sorted(weight_bytes(written))
     if max_shard_size == "1GB":
         assert files == ["model.safetensors"]
@@ -92,7 +92,7 @@ def test_without_a_folder_to_be_like_transformers_loads_the_same_model(
 
 def test_the_bytes_are_those_of_the_safetensors_library(models, tmp_path):
     _, spec, written, flats = again(models["qwen2"], tmp_path)
-    write_hf_folder(written, HfOutline.of(spec), flats.__getitem__)
+    HfOutline.of(spec).write(written, flats.__getitem__)
     theirs = tmp_path / "theirs.safetensors"
     state = {name: t.contiguous() for name, t in models["qwen2"].state_dict().items()}
     save_file(state, theirs, metadata={"format": "pt"})
@@ -103,7 +103,7 @@ def test_shards_of_another_dtype_keep_names_and_division(models, tmp_path):
     saved, spec, written, _ = again(models["llama"], tmp_path, "30KB")
     spec = spec.model_copy(update={"dtype": "bfloat16"})
     flats = read_flats(HfFolder.open(saved, spec))
-    write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
+    HfOutline.of(spec, saved).write(written, flats.__getitem__)
     theirs, ours = (json.loads((path / INDEX).read_text()) for path in (saved, written))
     assert ours["weight_map"] == theirs["weight_map"]
     assert ours["metadata"]["total_size"] == theirs["metadata"]["total_size"] // 2
@@ -130,7 +130,7 @@ def test_only_the_dtype_of_a_config_changes(models, said, written, tmp_path):
     (saved / "config.json").write_text(json.dumps(config | said | {"zebra": "é"}))
     spec = spec.model_copy(update={"dtype": "bfloat16"})
     flats = read_flats(HfFolder.open(saved, spec))
-    write_hf_folder(folder, HfOutline.of(spec, saved), flats.__getitem__)
+    HfOutline.of(spec, saved).write(folder, flats.__getitem__)
     content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert content == config | written | {"zebra": "é"}
 
@@ -142,7 +142,7 @@ def test_the_head_of_tied_embeddings_is_left_out_and_with_it_an_empty_shard(mode
     mapped = dict.fromkeys(names, "one.safetensors") | {"lm_head.weight": "two.safetensors"}
     (saved / INDEX).write_text(json.dumps({"weight_map": mapped}))
     save_file({"lm_head.weight": torch.zeros(97, 48)}, saved / "two.safetensors")
-    write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
+    HfOutline.of(spec, saved).write(written, flats.__getitem__)
     assert weight_bytes(written).keys() == {"one.safetensors"}
     assert json.loads((written / INDEX).read_text())["weight_map"].keys() == names
     assert torch.equal(logits(load(written)), logits(models["llama_tied"]))
@@ -160,7 +160,7 @@ def test_files_that_belong_to_a_model_are_copied_and_nothing_else(models, tmp_pa
     for name, content in (copied | left).items():
         (saved / name).parent.mkdir(exist_ok=True)
         (saved / name).write_bytes(content)
-    write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
+    HfOutline.of(spec, saved).write(written, flats.__getitem__)
     for name, content in copied.items():
         assert (written / name).read_bytes() == content
     assert not [name for name in left if (written / name).exists()]
@@ -181,7 +181,7 @@ def test_layers_for_a_token_further_on_are_written_back_as_they_were(
         told["weight_map"] |= dict.fromkeys(more, path.name)
         (saved / INDEX).write_text(json.dumps(told))
     flats = read_flats(HfFolder.open(saved, ModelSpec.from_hf_config(saved)))
-    write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
+    HfOutline.of(spec, saved).write(written, flats.__getitem__)
     assert weight_bytes(written) == weight_bytes(saved)
     (saved / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
     with pytest.raises(WeightsError, match=r"not part of it: model\.layers\.2\.eh_proj"):
@@ -199,7 +199,7 @@ def test_layers_for_a_token_further_on_that_are_codes_are_written_as_values(mode
     encode(saved, tmp_path / "values", kind, lambda one: one == name)
     spec = ModelSpec.from_hf_config(saved)
     flats = read_flats(HfFolder.open(saved, spec))
-    write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
+    HfOutline.of(spec, saved).write(written, flats.__getitem__)
     expected = load_file(tmp_path / "values" / "model.safetensors")
     found = load_file(written / "model.safetensors")
     assert found.keys() == expected.keys()
@@ -210,7 +210,7 @@ def test_layers_for_a_token_further_on_that_are_codes_are_written_as_values(mode
 def test_like_a_folder_without_weights_takes_its_config_and_own_shards(models, tmp_path):
     saved, spec, written, flats = again(models["llama"], tmp_path)
     (saved / "model.safetensors").unlink()
-    write_hf_folder(written, HfOutline.of(spec, saved, 40_000), flats.__getitem__)
+    HfOutline.of(spec, saved, 40_000).write(written, flats.__getitem__)
     assert len(weight_bytes(written)) > 1
     assert (written / "config.json").read_bytes() == (saved / "config.json").read_bytes()
     assert torch.equal(logits(load(written)), logits(models["llama"]))
@@ -219,7 +219,7 @@ def test_like_a_folder_without_weights_takes_its_config_and_own_shards(models, t
 def test_random_weights_of_a_preset_are_loaded_by_transformers(tmp_path):
     spec = load_preset("tiny")
     state = initial_state(spec, seed=0)
-    write_hf_folder(tmp_path / "tiny", HfOutline.of(spec), lambda group: state[f"param.{group}"])
+    HfOutline.of(spec).write(tmp_path / "tiny", lambda group: state[f"param.{group}"])
     assert load(tmp_path / "tiny").num_parameters() == spec.num_parameters
     assert ModelSpec.from_hf_config(tmp_path / "tiny") == spec
 
@@ -232,7 +232,7 @@ def test_groups_are_asked_for_once_in_order(models, tmp_path):
         asked.append(group)
         return flats[group]
 
-    write_hf_folder(written, HfOutline.of(spec, saved), read_group)
+    HfOutline.of(spec, saved).write(written, read_group)
     assert asked == ["embedding", "0", "1", "head"]
 
 
@@ -247,7 +247,7 @@ def test_every_file_and_the_folder_are_synced(models, tmp_path, monkeypatch):
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", record)
-    write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
+    HfOutline.of(spec, saved).write(written, flats.__getitem__)
     assert synced >= {path.name for path in saved.iterdir()} | {"written", tmp_path.name}
 
 
@@ -255,7 +255,7 @@ def test_a_folder_that_has_weights_is_left_alone(models, tmp_path):
     saved, spec, _, flats = again(models["llama"], tmp_path)
     before = weight_bytes(saved)
     with pytest.raises(WeightsError, match="has weights already"):
-        write_hf_folder(saved, HfOutline.of(spec, saved), flats.__getitem__)
+        HfOutline.of(spec, saved).write(saved, flats.__getitem__)
     assert weight_bytes(saved) == before
 
 
@@ -265,7 +265,7 @@ def test_an_index_that_does_not_say_where_a_tensor_is(models, tmp_path):
     del index["weight_map"]["model.norm.weight"]
     (saved / INDEX).write_text(json.dumps(index))
     with pytest.raises(WeightsError, match=r"index\.json: does not say .* model\.norm\.weight"):
-        write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
+        HfOutline.of(spec, saved).write(written, flats.__getitem__)
 
 
 def test_too_little_room_is_said_before_anything_is_written(models, tmp_path, monkeypatch):
@@ -274,7 +274,7 @@ def test_too_little_room_is_said_before_anything_is_written(models, tmp_path, mo
     monkeypatch.setattr(durable_files.shutil, "disk_usage", lambda path: usage)
     num_bytes = (saved / "model.safetensors").stat().st_size
     with pytest.raises(WeightsError, match=f"written: .*needs {num_bytes} bytes.* 1234 are free"):
-        write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
+        HfOutline.of(spec, saved).write(written, flats.__getitem__)
     assert list(written.iterdir()) == []
 
 
@@ -286,7 +286,7 @@ def test_a_disk_that_fills_up_names_the_file_and_its_bytes(models, tmp_path, mon
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(WeightsError, match=r"config\.json: .*No space left on device; it needs"):
-        write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
+        HfOutline.of(spec, saved).write(written, flats.__getitem__)
     monkeypatch.undo()
     monkeypatch.setattr("twinstream.executor.weights.hf_writer.sync", full)
     num_bytes = (saved / "model.safetensors").stat().st_size
@@ -294,14 +294,14 @@ def test_a_disk_that_fills_up_names_the_file_and_its_bytes(models, tmp_path, mon
         rf"model\.safetensors: .*No space left on device; it needs {num_bytes} bytes, and \d+ are"
     )
     with pytest.raises(WeightsError, match=said):
-        write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
+        HfOutline.of(spec, saved).write(written, flats.__getitem__)
 
 
 def test_a_folder_that_cannot_be_made(models, tmp_path):
     saved, spec, _, flats = again(models["llama"], tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(WeightsError, match=r"file/under: cannot be written: Not a directory"):
-        write_hf_folder(tmp_path / "file" / "under", HfOutline.of(spec, saved), flats.__getitem__)
+        HfOutline.of(spec, saved).write(tmp_path / "file" / "under", flats.__getitem__)
 
 
 @pytest.mark.parametrize("name", WITH_EXPERTS)
@@ -319,5 +319,5 @@ def test_experts_that_are_one_tensor_are_read_and_written_so(models, name, tmp_p
     expected = read_flats(HfFolder.open(one_by_one, spec))
     assert all(torch.equal(flats[group], flat) for group, flat in expected.items())
     written = tmp_path / "written"
-    write_hf_folder(written, HfOutline.of(spec, saved), flats.__getitem__)
+    HfOutline.of(spec, saved).write(written, flats.__getitem__)
     assert weight_bytes(written) == weight_bytes(saved)

@@ -17,12 +17,12 @@ from tests.helpers.hf_weights import unpack_hf_state
 from tests.traced.test_trained import write_model
 from twinstream.executor.modules.module_weights import flat_groups
 from twinstream.executor.modules.tracing import trace
-from twinstream.executor.state.sources import read_parameters
+from twinstream.executor.providers.decoders import Decoders
 from twinstream.executor.weights.codes import scaled
 from twinstream.executor.weights.codes.coded_tensor import CodedTensor
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_files import as_values
-from twinstream.executor.weights.hf_folder import HfFolder, stored_tensors
+from twinstream.executor.weights.hf_folder import stored_tensors
 from twinstream.executor.weights.safetensors_header import StoredTensor, read_header
 from twinstream.executor.weights.traced.module_folder import loaded_module, read_module_parameters
 from twinstream.models.adapters.lora import lora_of
@@ -190,8 +190,8 @@ def test_our_kernels_have_the_same_of_codes_as_of_their_values(
     by.encode(folder, tmp_path / "values", kind, is_linear)
     assert ModelSpec.from_hf_config(folder).model_copy(update={"name": spec.name}) == spec
     recipe = Recipe(lora=lora_of("r=4"), base=base)
-    read = dict(read_parameters(HfFolder.open(folder, spec), recipe))
-    for group, flat in read_parameters(HfFolder.open(tmp_path / "values", spec), recipe):
+    read = dict(Decoders().parameters(folder, spec, recipe))
+    for group, flat in Decoders().parameters(tmp_path / "values", spec, recipe):
         if kind == "int8":  # within a unit in the last place: see above
             assert base == "nf4" or torch.allclose(
                 read[group].view(torch.float32), flat.view(torch.float32), rtol=2e-7
@@ -205,13 +205,13 @@ def test_routers_that_are_coded_are_read_as_values(tmp_path: Path) -> None:
     spec = save(random_model("qwen2_moe", torch.float32), folder)
     by.encode(folder, tmp_path / "values", "nf4", lambda name: ".layers." in name)
     recipe = Recipe(lora=lora_of("r=4"), base="nf4")
-    read = dict(read_parameters(HfFolder.open(folder, spec), recipe))
-    for group, flat in read_parameters(HfFolder.open(tmp_path / "values", spec), recipe):
+    read = dict(Decoders().parameters(folder, spec, recipe))
+    for group, flat in Decoders().parameters(tmp_path / "values", spec, recipe):
         assert torch.equal(read[group], flat), group
 
 
 def flats_of(folder: Path, spec: ModelSpec) -> dict[str, torch.Tensor]:
-    flats = dict(read_parameters(HfFolder.open(folder, spec), Recipe()))
+    flats = dict(Decoders().parameters(folder, spec, Recipe()))
     ends = ("embedding", "head")
     return {name if name in ends else f"layer.{name}": flat for name, flat in flats.items()}
 

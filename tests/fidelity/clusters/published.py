@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.accuracy.published.reading import read_cluster_table
-from twinstream.fidelity.clusters.measured_steps import ClusterRow
-from twinstream.fidelity.clusters.scoring import Predicted
+from twinstream.fidelity.cluster_rows import ClusterRow
+from twinstream.fidelity.measured import Predicted
 
 FEW = Path(__file__).parents[2] / "data" / "clusters"
 TABLES = sorted(FEW.glob("*_few.csv"))

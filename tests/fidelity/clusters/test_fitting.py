@@ -3,8 +3,8 @@
 import pytest
 
 from tests.fidelity.clusters.published import predicted_from_flops, rows_of
-from twinstream.fidelity.clusters.constants import CONSTANTS, with_constants
-from twinstream.fidelity.clusters.fitting import fit_constants
+from twinstream.fidelity.constants import CONSTANTS, with_constants
+from twinstream.fidelity.constants_fit import fit_constants
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.errors import CalibrationError
 

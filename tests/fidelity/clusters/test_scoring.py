@@ -9,10 +9,16 @@ from benchmarks.accuracy.published.blind_test import (
 )
 from benchmarks.accuracy.published.reading import read_cluster_tables
 from tests.fidelity.clusters.published import TABLES, rows_of
-from twinstream.fidelity.clusters.comparing import comparisons
-from twinstream.fidelity.clusters.fitting import fitted_rows
-from twinstream.fidelity.clusters.report import rows_csv, validation_json
-from twinstream.fidelity.clusters.scoring import NothingScoredError, Predicted, score
+from twinstream.fidelity.cluster_report import (
+    ClusterReport,
+    NothingScoredError,
+    comparisons,
+    required,
+    series_errors,
+)
+from twinstream.fidelity.constants_fit import fitted_rows
+from twinstream.fidelity.measured import Predicted
+from twinstream.fidelity.scoring import ScoredRow
 
 
 def off_by(rows, factors):
@@ -27,51 +33,52 @@ def off_by(rows, factors):
 
 def scored(rows, factors, is_seen=lambda row: False):
     told = [row.model_copy(update={"calibrates": is_seen(row)}) for row in rows]
-    return score(told, off_by(rows, factors))
+    found = off_by(rows, factors)
+    return required(tuple(map(ScoredRow, told, found, map(id, told))))
 
 
 def test_errors_are_of_rows_that_no_constant_was_fitted_to():
     rows = list(rows_of("vtrain").values())
     found = scored(rows, [1.1, 0.8, 1.5, None], lambda row: row is rows[2])
-    (series,) = found.series
-    assert (series.rows, series.all_rows, series.not_modelled) == (2, 3, 1)
-    assert series.mean_error == pytest.approx(0.15)
-    assert series.bias == pytest.approx(-0.05)
-    assert series.worst == pytest.approx(-0.2)
-    assert series.all_mean_error == pytest.approx(0.8 / 3)
-    assert [each.split for each in found.rows] == ["scored", "scored", "calibration", "scored"]
+    (series,) = series_errors(found)
+    assert (series["rows"], series["all_rows"], series["not_modelled"]) == (2, 3, 1)
+    assert series["mean_error"] == pytest.approx(0.15)
+    assert series["bias"] == pytest.approx(-0.05)
+    assert series["worst"] == pytest.approx(-0.2)
+    assert series["all_mean_error"] == pytest.approx(0.8 / 3)
+    assert [each.row.split for each in found] == ["scored", "scored", "calibration", "scored"]
 
 
 def test_drift_is_the_largest_runs_error_less_the_smallest():
     rows = [row for row in rows_of("dgxc").values() if "llama3.1-8b" in row.row_id]
-    (series,) = scored(rows, [1.02, 0.97]).series
+    (series,) = series_errors(scored(rows, [1.02, 0.97]))
     assert rows[0].num_gpus < rows[1].num_gpus
-    assert series.families == 1
-    assert series.worst_drift == pytest.approx(-0.05)
-    assert series.mean_drift == pytest.approx(0.05)
+    assert series["families"] == 1
+    assert series["worst_drift"] == pytest.approx(-0.05)
+    assert series["mean_drift"] == pytest.approx(0.05)
 
 
 def test_what_is_suspect_or_not_modelled_is_in_no_error():
     rows = list(rows_of("dgxc").values())
     found = scored(rows, [1.0] * len(rows))
-    assert sum(series.all_rows for series in found.series) == sum(row.scored for row in rows)
-    assert {each.split for each in found.rows if each.row.suspect} == {"not scored"}
+    assert sum(one["all_rows"] for one in series_errors(found)) == sum(row.scored for row in rows)
+    assert {each.row.split for each in found if each.row.suspect} == {"not scored"}
 
 
 def test_scaling_is_speed_per_gpu_against_the_fewest():
     rows = list(rows_of("mlperf_gpt3").values())
-    exact = [one for one in comparisons(scored(rows, [1.0] * 3).rows) if one.num_gpus == 10752]
+    exact = [one for one in comparisons(scored(rows, [1.0] * 3)) if one.num_gpus == 10752]
     # tokens/s per GPU as the table prints them: 541.863 of 741.097
     assert exact[0].measured == pytest.approx(541.863 / 741.097, rel=1e-4)
     assert exact[0].points == pytest.approx(0)
     slower = [1.0, 2.0, 1.0] if rows[1].num_gpus == 10752 else [1.0, 1.0, 2.0]
-    half = [one for one in comparisons(scored(rows, slower).rows) if one.num_gpus == 10752]
+    half = [one for one in comparisons(scored(rows, slower)) if one.num_gpus == 10752]
     assert half[0].ratio_error == pytest.approx(-0.5)
 
 
 def test_zero_3_is_held_against_ptd_and_fsdp_against_fewer_gpus():
     rows = list(rows_of("papers").values())
-    found = {one.kind: one for one in comparisons(scored(rows, [1.0] * len(rows)).rows)}
+    found = {one.kind: one for one in comparisons(scored(rows, [1.0] * len(rows)))}
     assert found["zero3"].measured == pytest.approx(144 / 153, rel=1e-3)  # TFLOP/s as printed
     assert found["ratio"].measured == pytest.approx(5605 / 5762, rel=1e-3)  # tokens/s as printed
 
@@ -85,10 +92,10 @@ def test_nothing_predicted_is_one_sentence():
 def test_the_csv_has_every_row_and_the_json_every_series():
     rows = read_cluster_tables(TABLES)
     found = scored(rows, [1.25] * len(rows))
-    lines = rows_csv(found).splitlines()
+    lines = ClusterReport(found).csv().splitlines()
     assert len(lines) == len(rows) + 1
     assert lines[0].startswith("series,row,split")
-    told = validation_json(found)
+    told = ClusterReport(found).json()
     assert {one["series"] for one in told["series"]} == {row.series for row in rows}
 
 

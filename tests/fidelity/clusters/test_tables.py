@@ -7,10 +7,10 @@ import pytest
 
 from benchmarks.accuracy.published.published_models import published_shape, weighted_stages
 from benchmarks.accuracy.published.reading import read_cluster_table, read_cluster_tables
+from benchmarks.accuracy.published.writing import measured_steps_csv
 from tests.models.published_configs import META_LLAMA_3_8B
-from twinstream.fidelity.clusters.measured_steps import (
+from twinstream.fidelity.cluster_rows import (
     ClusterTableError,
-    measured_steps_csv,
     read_measured_steps,
 )
 from twinstream.hardware_profiles.clusters.loader import cluster_names

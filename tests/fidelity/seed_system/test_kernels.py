@@ -6,14 +6,14 @@ from tests.helpers.seed_sizings import SIZINGS
 from twinstream.fidelity.seed_system.kernels import with_its_kernels
 from twinstream.fidelity.seed_system.policy import emit_seed, seed_chain
 from twinstream.models.presets import load_preset
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import KernelCall
 from twinstream.schedule.workload import MachineRef
 
 TINY = load_preset("tiny")
 
 
-def both(name: str) -> tuple[Schedule, Schedule]:
+def both(name: str) -> tuple[RankSchedule, RankSchedule]:
     plan = SIZINGS[name]
     chain = seed_chain(TINY, plan.workload)
     schedule = emit_seed(TINY, chain, plan, MachineRef(name="h100", content_hash="0"))

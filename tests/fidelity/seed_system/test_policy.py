@@ -13,10 +13,10 @@ from twinstream.fidelity.seed_system.sizing import Sizing
 from twinstream.models.lowering import declarations
 from twinstream.models.presets import load_preset
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Copy, Op
 from twinstream.schedule.proof.conforms import conforms
-from twinstream.schedule.proof.verify import verify
+from twinstream.schedule.proof.verify import verify_rank
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
 from twinstream.schedule.timeline import PassSpans
@@ -28,32 +28,32 @@ MACHINE = MachineRef(name="h100", content_hash="0")
 
 
 @cache
-def planned(plan: Sizing) -> tuple[Chain, Schedule]:
+def planned(plan: Sizing) -> tuple[Chain, RankSchedule]:
     chain = seed_chain(TINY, plan.workload)
     return chain, emit_seed(TINY, chain, plan, MACHINE)
 
 
-def scheduled(plan: Sizing) -> Schedule:
+def scheduled(plan: Sizing) -> RankSchedule:
     return planned(plan)[1]
 
 
-def copies(schedule: Schedule, queue: str) -> list[Copy]:
+def copies(schedule: RankSchedule, queue: str) -> list[Copy]:
     return [op for op in schedule.ops if isinstance(op, Copy) and op.stream.queue == queue]
 
 
-def between_tasks(schedule: Schedule, first: str, past: str) -> list[Op]:
+def between_tasks(schedule: RankSchedule, first: str, past: str) -> list[Op]:
     ids = [op.op_id for op in schedule.ops]
     return list(schedule.ops[ids.index(first) : ids.index(past)])
 
 
-def by_id(schedule: Schedule) -> dict[str, Op]:
+def by_id(schedule: RankSchedule) -> dict[str, Op]:
     return {op.op_id: op for op in schedule.ops}
 
 
 @pytest.mark.parametrize("name", SIZINGS)
 def test_the_schedule_is_safe_and_computes_the_chain(name):
     chain, schedule = planned(SIZINGS[name])
-    assert verify(schedule) == []
+    assert verify_rank(schedule) == []
     assert conforms(schedule, chain) == []
 
 
@@ -63,7 +63,7 @@ def test_layers_in_parts_are_updated_part_after_part(monkeypatch):
     chain = seed_chain(TINY, plan.workload)
     assert any(".part" in t.task_id for t in chain.tasks if t.label.layer is not None)
     schedule = emit_seed(TINY, chain, plan, MACHINE)
-    assert verify(schedule) == [] == conforms(schedule, chain)
+    assert verify_rank(schedule) == [] == conforms(schedule, chain)
 
 
 @pytest.mark.parametrize("name", SIZINGS)
@@ -194,4 +194,4 @@ def test_memory_that_no_op_uses_is_reserved():
     assert arena_bytes(schedule, DEVICE) == ends[DEVICE] + 5000
     assert arena_bytes(schedule, HOST) == ends[HOST] + 7000
     assert schedule.ops == bare.ops
-    assert verify(schedule) == []
+    assert verify_rank(schedule) == []

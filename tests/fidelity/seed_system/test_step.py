@@ -9,7 +9,7 @@ from twinstream.fidelity.seed_system.step import OtherCutError
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.presets import load_preset
 from twinstream.planner.request import TrainingStep
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 
 GIB = 2**30
@@ -19,7 +19,7 @@ ONE_ROUND = TrainingStep(seq_len=8192, tokens_per_step=16384)
 
 def planned(
     step: TrainingStep = ONE_ROUND, caps: Caps = CAPS, machine: str = "h100", model: str = "8b"
-) -> Schedule:
+) -> RankSchedule:
     return plan_step(load_preset(model), step, load_machine(machine), caps, "ml_dataflow")
 
 

@@ -12,7 +12,7 @@ from twinstream.hardware_profiles.calibration.parameters import (
     declared_parameters,
     prepared,
 )
-from twinstream.hardware_profiles.calibration.search import TimeQuery
+from twinstream.hardware_profiles.calibration.trials import TimeQuery
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.cost import Work
@@ -45,7 +45,7 @@ def seconds(machine: Machine, index: int) -> float:
 
 
 def predict(trials: list[TimeQuery]) -> list[float]:
-    return [seconds(trial.machine, trial.index) for trial in trials]
+    return [seconds(trial.profile, trial.index) for trial in trials]
 
 
 def measured_and_truth(drawn: np.random.Generator, misfit: float) -> tuple[list[float], np.ndarray]:

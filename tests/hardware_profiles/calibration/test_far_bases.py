@@ -17,7 +17,7 @@ from twinstream.hardware_profiles.calibration.parameters import (
     declared_parameters,
     prepared,
 )
-from twinstream.hardware_profiles.calibration.search import TimeQuery
+from twinstream.hardware_profiles.calibration.trials import TimeQuery
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
@@ -57,7 +57,7 @@ def fitted(
     works = [step(length, share) for length, share in steps]
 
     def predict(trials: list[TimeQuery]) -> list[float]:
-        return [cost_alone_ns(works[trial.index], trial.machine) / 1e9 for trial in trials]
+        return [cost_alone_ns(works[trial.index], trial.profile) / 1e9 for trial in trials]
 
     observations = [
         Observation(str(i), str(i), seconds * PACES[length], sweep=str(length))

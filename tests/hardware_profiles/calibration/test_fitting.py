@@ -13,7 +13,7 @@ from twinstream.hardware_profiles.calibration.parameters import (
     declared_parameters,
     prepared,
 )
-from twinstream.hardware_profiles.calibration.search import TimeQuery
+from twinstream.hardware_profiles.calibration.trials import TimeQuery
 from twinstream.hardware_profiles.cost import copy_alone_ns, work_time
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.schema import Machine
@@ -47,7 +47,7 @@ def seconds(machine: Machine, index: int) -> float:
 
 
 def predict(trials: list[TimeQuery]) -> list[float]:
-    return [seconds(trial.machine, trial.index) for trial in trials]
+    return [seconds(trial.profile, trial.index) for trial in trials]
 
 
 def parameters() -> tuple[Parameter, ...]:
@@ -122,7 +122,7 @@ def test_the_left_out_error_is_what_a_fit_without_the_group_predicts():
             BASE,
             parameters(),
             [observations[i] for i in kept],
-            lambda trials, kept=kept: [seconds(t.machine, kept[t.index]) for t in trials],
+            lambda trials, kept=kept: [seconds(t.profile, kept[t.index]) for t in trials],
         )
         by_itself = seconds(again.machine("again", "test"), index)
         one = found.observations[index]

@@ -5,17 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.accuracy.withheld import errors_of, mean_by_gpu
 from twinstream.hardware_profiles.collectives.fitting import (
     arrays,
     by_series,
     fit_curves,
     fit_form,
+    fit_lines,
     form_of,
+    least_of,
 )
-from twinstream.hardware_profiles.collectives.line_fit import fit_lines, least_of
-from twinstream.hardware_profiles.collectives.points import CollectivePoint, chosen
-from twinstream.hardware_profiles.collectives.reading import read_points
-from twinstream.hardware_profiles.collectives.withheld import errors_of, mean_by_gpu
+from twinstream.hardware_profiles.collectives.reading import CollectivePoint, chosen, read_points
 from twinstream.hardware_profiles.errors import CollectiveTableError
 
 EIGHT_GPUS = Path(__file__).with_name("nccl_eight_gpus.csv")

@@ -24,19 +24,18 @@ from tests.schedule.cluster.document_damages import (
     take_anothers_schedule,
     with_fields,
 )
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.derived.waits import derive_waits
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule, Schedule
 from twinstream.schedule.ops import Communicate, Compute, Op, Operand, Stream
 
-Damage = Callable[[ClusterSchedule, Random], ClusterSchedule | None]
-OfSchedule = Callable[[Schedule, Random], Schedule | None]
+Damage = Callable[[Schedule, Random], Schedule | None]
+OfSchedule = Callable[[RankSchedule, Random], RankSchedule | None]
 
 
 def _to_a_class(damage: OfSchedule) -> Damage:
     """To the schedule of one class, or of all that share it."""
 
-    def damaged(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | None:
+    def damaged(cluster: Schedule, rng: Random) -> Schedule | None:
         one = rng.choice(cluster.classes)
         made = damage(cluster.of(one), rng)
         if made is None:
@@ -50,13 +49,13 @@ def _to_a_class(damage: OfSchedule) -> Damage:
     return damaged
 
 
-def _talk(schedule: Schedule) -> list[int]:
+def _talk(schedule: RankSchedule) -> list[int]:
     return [i for i, op in enumerate(schedule.ops) if isinstance(op, Communicate)]
 
 
 def _with_ops(
-    schedule: Schedule, ops: Iterable[Op], *, count: bool = True, wait: bool = True
-) -> Schedule:
+    schedule: RankSchedule, ops: Iterable[Op], *, count: bool = True, wait: bool = True
+) -> RankSchedule:
     """The ops, counted and with waits derived anew if so asked; never for ops that are gone."""
     made = list(ops)
     left = {op.op_id for op in made}
@@ -76,13 +75,13 @@ def _with_ops(
     return schedule.model_copy(update={"ops": derived})
 
 
-def _change(schedule: Schedule, index: int, **update: Any) -> Schedule:
+def _change(schedule: RankSchedule, index: int, **update: Any) -> RankSchedule:
     ops = list(schedule.ops)
     ops[index] = ops[index].model_copy(update=update)
     return schedule.model_copy(update={"ops": tuple(ops)})
 
 
-def _one(schedule: Schedule, rng: Random) -> tuple[int, Communicate] | None:
+def _one(schedule: RankSchedule, rng: Random) -> tuple[int, Communicate] | None:
     found = _talk(schedule)
     if not found:
         return None
@@ -95,14 +94,14 @@ def _one(schedule: Schedule, rng: Random) -> tuple[int, Communicate] | None:
 # --- what a class says
 
 
-def change_sequence(schedule: Schedule, rng: Random) -> Schedule | None:
+def change_sequence(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     if (found := _one(schedule, rng)) is None:
         return None
     other = rng.choice([0, 1, found[1].sequence + 1])
     return _change(schedule, found[0], sequence=other)
 
 
-def swap_collectives(schedule: Schedule, rng: Random) -> Schedule | None:
+def swap_collectives(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     places = _talk(schedule)
     if len(places) < 2:
         return None
@@ -113,7 +112,7 @@ def swap_collectives(schedule: Schedule, rng: Random) -> Schedule | None:
     return _with_ops(schedule, ops, count=rng.random() < 0.8)
 
 
-def move_collective(schedule: Schedule, rng: Random) -> Schedule | None:
+def move_collective(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     if (found := _one(schedule, rng)) is None:
         return None
     ops = list(schedule.ops)
@@ -122,14 +121,14 @@ def move_collective(schedule: Schedule, rng: Random) -> Schedule | None:
     return _with_ops(schedule, ops)
 
 
-def drop_side(schedule: Schedule, rng: Random) -> Schedule | None:
+def drop_side(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     if (found := _one(schedule, rng)) is None:
         return None
     ops = [op for i, op in enumerate(schedule.ops) if i != found[0]]
     return _with_ops(schedule, ops, count=rng.random() < 0.8, wait=rng.random() < 0.5)
 
 
-def double_side(schedule: Schedule, rng: Random) -> Schedule | None:
+def double_side(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     if (found := _one(schedule, rng)) is None:
         return None
     ops = list(schedule.ops)
@@ -137,7 +136,7 @@ def double_side(schedule: Schedule, rng: Random) -> Schedule | None:
     return _with_ops(schedule, ops)
 
 
-def change_queue(schedule: Schedule, rng: Random) -> Schedule | None:
+def change_queue(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     """Of one op, or of all that are in the queue."""
     if (found := _one(schedule, rng)) is None:
         return None
@@ -152,7 +151,7 @@ def change_queue(schedule: Schedule, rng: Random) -> Schedule | None:
     return _with_ops(schedule, ops)
 
 
-def to_one_queue(schedule: Schedule, _: Random) -> Schedule:
+def to_one_queue(schedule: RankSchedule, _: Random) -> RankSchedule:
     """All that is said in one queue, so that sends and receives stand in each other's way."""
     ops = [
         op.model_copy(update={"stream": Stream(queue="comm")})
@@ -162,13 +161,13 @@ def to_one_queue(schedule: Schedule, _: Random) -> Schedule:
     return _with_ops(schedule, ops)
 
 
-def cross_sends(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | None:
+def cross_sends(cluster: Schedule, rng: Random) -> Schedule | None:
     """All that a class says is in one queue, and one class says two things the other way round."""
     schedules = {name: to_one_queue(one, rng) for name, one in cluster.schedules.items()}
     return _to_a_class(swap_collectives)(with_fields(cluster, schedules=schedules), rng)
 
 
-def add_wait(schedule: Schedule, rng: Random, field: str = "waits") -> Schedule | None:
+def add_wait(schedule: RankSchedule, rng: Random, field: str = "waits") -> RankSchedule | None:
     """A communication waits for another op, most often one that communicates, if it can itself."""
     if (found := _one(schedule, rng)) is None:
         return None
@@ -187,11 +186,11 @@ def add_wait(schedule: Schedule, rng: Random, field: str = "waits") -> Schedule 
     return _change(schedule, index, **{field: waits})
 
 
-def add_wait_previous(schedule: Schedule, rng: Random) -> Schedule | None:
+def add_wait_previous(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     return add_wait(schedule, rng, "waits_previous")
 
 
-def wait_on_the_wrong_pass(schedule: Schedule, rng: Random) -> Schedule | None:
+def wait_on_the_wrong_pass(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     """The same pass instead of the one before, or the other way round."""
     source, target = rng.sample(["waits", "waits_previous"], 2)
     waiting = [i for i, op in enumerate(schedule.ops) if getattr(op, source)]
@@ -204,7 +203,7 @@ def wait_on_the_wrong_pass(schedule: Schedule, rng: Random) -> Schedule | None:
     return _change(schedule, index, **{source: tuple(waits), target: others})
 
 
-def drop_wait(schedule: Schedule, rng: Random) -> Schedule | None:
+def drop_wait(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     field = rng.choice(["waits", "waits_previous"])
     waiting = [i for i, op in enumerate(schedule.ops) if getattr(op, field)]
     if not waiting:
@@ -215,7 +214,7 @@ def drop_wait(schedule: Schedule, rng: Random) -> Schedule | None:
     return _change(schedule, index, **{field: tuple(waits)})
 
 
-def change_bytes(schedule: Schedule, rng: Random) -> Schedule | None:
+def change_bytes(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     """Another size or type of a tensor that is said, in this class only."""
     if (found := _one(schedule, rng)) is None:
         return None
@@ -228,7 +227,7 @@ def change_bytes(schedule: Schedule, rng: Random) -> Schedule | None:
     return schedule.model_copy(update={"tensors": tensors})
 
 
-def change_version(schedule: Schedule, rng: Random) -> Schedule | None:
+def change_version(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     """Of all uses from one on, so that the class itself stays safe."""
     if (found := _one(schedule, rng)) is None:
         return None
@@ -243,7 +242,7 @@ def change_version(schedule: Schedule, rng: Random) -> Schedule | None:
     return _map_operands(schedule, change, start)
 
 
-def rename_tensor(schedule: Schedule, rng: Random) -> Schedule | None:
+def rename_tensor(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     """Two tensors of one size change places everywhere in the class."""
     if (found := _one(schedule, rng)) is None:
         return None
@@ -257,7 +256,9 @@ def rename_tensor(schedule: Schedule, rng: Random) -> Schedule | None:
     )
 
 
-def _map_operands(schedule: Schedule, change: Callable[[Operand], Operand], start: int) -> Schedule:
+def _map_operands(
+    schedule: RankSchedule, change: Callable[[Operand], Operand], start: int
+) -> RankSchedule:
     ops = [
         op.model_copy(update={"operands": tuple(map(change, op.operands))})
         if i >= start and isinstance(op, Communicate | Compute) else op
@@ -266,7 +267,7 @@ def _map_operands(schedule: Schedule, change: Callable[[Operand], Operand], star
     return schedule.model_copy(update={"ops": tuple(ops)})
 
 
-def change_mode(schedule: Schedule, rng: Random) -> Schedule | None:
+def change_mode(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     if (found := _one(schedule, rng)) is None:
         return None
     operands = list(found[1].operands)
@@ -276,19 +277,19 @@ def change_mode(schedule: Schedule, rng: Random) -> Schedule | None:
     return _change(schedule, found[0], operands=tuple(operands))
 
 
-def change_collective(schedule: Schedule, rng: Random) -> Schedule | None:
+def change_collective(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     if (found := _one(schedule, rng)) is None or found[1].shift:
         return None
     kinds = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
     return _change(schedule, found[0], collective=rng.choice(kinds))
 
 
-def change_reduction(schedule: Schedule, rng: Random) -> Schedule | None:
+def change_reduction(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     found = _one(schedule, rng)
     return None if found is None else _change(schedule, found[0], reduction="rank_order")
 
 
-def change_axes(schedule: Schedule, rng: Random) -> Schedule | None:
+def change_axes(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     if (found := _one(schedule, rng)) is None:
         return None
     axes = rng.choice([("ep",), (*found[1].axes, found[1].axes[0]), ("dp",), ("tp",), ("pp", "dp"),
@@ -300,7 +301,7 @@ def change_axes(schedule: Schedule, rng: Random) -> Schedule | None:
     )
 
 
-def change_shift(schedule: Schedule, rng: Random) -> Schedule | None:
+def change_shift(schedule: RankSchedule, rng: Random) -> RankSchedule | None:
     if (found := _one(schedule, rng)) is None or not found[1].shift:
         return None
     shift = rng.choice([-found[1].shift, 2 * found[1].shift, found[1].shift + 4])

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from random import Random
 from typing import Any
 
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass
+from twinstream.schedule.document import Exchange, RankClass, Schedule
 from twinstream.schedule.ops import Communicate
 
 
-def with_fields(cluster: ClusterSchedule, **update: Any) -> ClusterSchedule:
+def with_fields(cluster: Schedule, **update: Any) -> Schedule:
     return cluster.model_copy(update=update)
 
 
@@ -20,13 +20,13 @@ def replaced(items: Iterable[Any], old: Any, *new: Any) -> tuple[Any, ...]:
 # --- who is in which class
 
 
-def take_anothers_schedule(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | None:
+def take_anothers_schedule(cluster: Schedule, rng: Random) -> Schedule | None:
     one = rng.choice(cluster.classes)
     made = one.model_copy(update={"schedule": rng.choice(sorted(cluster.schedules))})
     return with_fields(cluster, classes=replaced(cluster.classes, one, made))
 
 
-def change_cell(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | None:
+def change_cell(cluster: Schedule, rng: Random) -> Schedule | None:
     """A class has coordinates more or less on one axis, so that a rank is there twice or not."""
     one, axis = rng.choice(cluster.classes), rng.choice(cluster.mesh.axes)
     cell = set(one.cell(axis.name, axis.size)) ^ {rng.randrange(axis.size)}
@@ -36,15 +36,13 @@ def change_cell(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | None
     return _with_cell(cluster, one, axis.name, cell)
 
 
-def _with_cell(
-    cluster: ClusterSchedule, one: RankClass, axis: str, cell: Iterable[int]
-) -> ClusterSchedule:
+def _with_cell(cluster: Schedule, one: RankClass, axis: str, cell: Iterable[int]) -> Schedule:
     cells = {**one.cells, axis: tuple(sorted(cell))}
     made = one.model_copy(update={"cells": cells})
     return with_fields(cluster, classes=replaced(cluster.classes, one, made))
 
 
-def move_coordinate(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | None:
+def move_coordinate(cluster: Schedule, rng: Random) -> Schedule | None:
     """From the cell of one class to that of another which is equal on all other axes."""
     cells = {
         c.name: {a.name: c.cell(a.name, a.size) for a in cluster.mesh.axes} for c in cluster.classes
@@ -63,7 +61,7 @@ def move_coordinate(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | 
     return _with_cell(less, other, axis, {*cells[other.name][axis], moved})
 
 
-def swap_cells(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | None:
+def swap_cells(cluster: Schedule, rng: Random) -> Schedule | None:
     if len(cluster.classes) < 2:
         return None
     one, other = rng.sample(cluster.classes, 2)
@@ -73,7 +71,7 @@ def swap_cells(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | None:
     return with_fields(cluster, classes=tuple(classes))
 
 
-def split_class(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | None:
+def split_class(cluster: Schedule, rng: Random) -> Schedule | None:
     """In two along an axis, where that is a group's own both are in its exchange, or so it says."""
     choices = [
         (one, axis) for one in cluster.classes for axis in cluster.mesh.axes
@@ -104,7 +102,7 @@ def split_class(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | None
 # --- the order
 
 
-def swap_exchanges(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | None:
+def swap_exchanges(cluster: Schedule, rng: Random) -> Schedule | None:
     order = list(cluster.order)
     if len(order) < 2:
         return None
@@ -116,12 +114,12 @@ def swap_exchanges(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | N
     return with_fields(cluster, order=tuple(order))
 
 
-def drop_exchange(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | None:
+def drop_exchange(cluster: Schedule, rng: Random) -> Schedule | None:
     at = rng.randrange(len(cluster.order) or 1)
     return with_fields(cluster, order=(*cluster.order[:at], *cluster.order[at + 1 :]))
 
 
-def double_exchange(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | None:
+def double_exchange(cluster: Schedule, rng: Random) -> Schedule | None:
     order = list(cluster.order)
     if not order:
         return None
@@ -129,7 +127,7 @@ def double_exchange(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | 
     return with_fields(cluster, order=tuple(order))
 
 
-def change_sides(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | None:
+def change_sides(cluster: Schedule, rng: Random) -> Schedule | None:
     """A side is dropped, doubled, another's or nobody's, or all are told in another order."""
     order = list(cluster.order)
     if not order:
@@ -152,7 +150,7 @@ def change_sides(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | Non
     return with_fields(cluster, order=tuple(order))
 
 
-def merge_exchanges(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | None:
+def merge_exchanges(cluster: Schedule, rng: Random) -> Schedule | None:
     order = list(cluster.order)
     if len(order) < 2:
         return None
@@ -161,7 +159,7 @@ def merge_exchanges(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | 
     return with_fields(cluster, order=tuple(order))
 
 
-def split_exchange(cluster: ClusterSchedule, rng: Random) -> ClusterSchedule | None:
+def split_exchange(cluster: Schedule, rng: Random) -> Schedule | None:
     many = [i for i, exchange in enumerate(cluster.order) if len(exchange.sides) > 1]
     if not many:
         return None

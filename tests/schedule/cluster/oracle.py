@@ -1,6 +1,6 @@
 """Brute force: is the schedule of a cluster safe, and does nobody wait for ever?
 
-Written from the documents' docstrings and sharing no code with `verify_cluster`: every rank is
+Written from the documents' docstrings and sharing no code with `verify`: every rank is
 listed and runs its class's ops over several passes, stream by stream, with waits and
 `waits_previous`. A rank that comes to a communication posts it: (communicator, who takes part,
 how many it has had on it). When all who take part have posted the same, they meet, and are
@@ -20,17 +20,16 @@ from random import Random
 from typing import NamedTuple
 
 from tests.helpers import schedule_oracle
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule, Schedule
 from twinstream.schedule.ops import Communicate
 
-Cache = dict[int, tuple[Schedule, set[str]]]  # by id of a schedule that is kept alive here
+Cache = dict[int, tuple[RankSchedule, set[str]]]  # by id of a schedule that is kept alive here
 Coordinates = tuple[int, ...]
 Posted = tuple[Coordinates, int]  # a rank, and the place of its op
 Sides = frozenset[tuple[str, int]]  # classes, and the place of the op
 
 
-def problems(cluster: ClusterSchedule, shuffled: Random, cache: Cache | None = None) -> set[str]:
+def problems(cluster: Schedule, shuffled: Random, cache: Cache | None = None) -> set[str]:
     """Which kinds of things are wrong; empty when the schedule is safe."""
     found = {"class" for one in cluster.classes if _unsafe(cluster.of(one), cache)}
     names = {axis.name for axis in cluster.mesh.axes}
@@ -57,7 +56,7 @@ def problems(cluster: ClusterSchedule, shuffled: Random, cache: Cache | None = N
     return found if "stuck" in found else found | _asymmetry(run) | _disorder(cluster, run)
 
 
-def _unsafe(schedule: Schedule, cache: Cache | None) -> bool:
+def _unsafe(schedule: RankSchedule, cache: Cache | None) -> bool:
     if cache is None:
         return bool(schedule_oracle.problems(schedule))
     if id(schedule) not in cache:
@@ -65,12 +64,12 @@ def _unsafe(schedule: Schedule, cache: Cache | None) -> bool:
     return bool(cache[id(schedule)][1])
 
 
-def _holds(cluster: ClusterSchedule, cells: dict[str, tuple[int, ...]], rank: Coordinates) -> bool:
+def _holds(cluster: Schedule, cells: dict[str, tuple[int, ...]], rank: Coordinates) -> bool:
     at = {axis.name: i for axis, i in zip(cluster.mesh.axes, rank, strict=True)}
     return all(at[axis] in cell for axis, cell in cells.items())
 
 
-def _wrong_in_itself(cluster: ClusterSchedule, schedule: Schedule) -> Iterator[str]:
+def _wrong_in_itself(cluster: Schedule, schedule: RankSchedule) -> Iterator[str]:
     sizes = {axis.name: axis.size for axis in cluster.mesh.axes}
     counts: Counter[object] = Counter()
     for op in schedule.ops:
@@ -94,7 +93,7 @@ def _counted(op: Communicate) -> object:
     return op.axes, op.stream.queue
 
 
-def _size(schedule: Schedule, tensor: str, num_parts: int | None) -> int:
+def _size(schedule: RankSchedule, tensor: str, num_parts: int | None) -> int:
     tensors = {t.tensor_id: t for t in schedule.tensors}
     low, high = schedule_oracle.span_of(tensors, tensor, num_parts)
     return high - low
@@ -131,7 +130,7 @@ class Place(NamedTuple):
 class Rank:
     """What a rank runs, and how far it is."""
 
-    schedule: Schedule
+    schedule: RankSchedule
     streams: list[list[int]]
     places: list[Place]
     done: Counter[str] = field(default_factory=Counter)  # passes, by op
@@ -143,7 +142,7 @@ class Run:
     """One execution by all ranks."""
 
     def __init__(
-        self, cluster: ClusterSchedule, classes: dict[Coordinates, str], num_passes: int = 3
+        self, cluster: Schedule, classes: dict[Coordinates, str], num_passes: int = 3
     ) -> None:
         self.num_passes = num_passes
         self.axes = {axis.name: i for i, axis in enumerate(cluster.mesh.axes)}
@@ -253,7 +252,7 @@ class Run:
             self.met.setdefault(side, set()).add(frozenset(sides))
 
 
-def _numbers(schedule: Schedule) -> dict[int, tuple[int, int]]:
+def _numbers(schedule: RankSchedule) -> dict[int, tuple[int, int]]:
     counts: Counter[object] = Counter()
     before = {}
     ops = {i: op for i, op in enumerate(schedule.ops) if isinstance(op, Communicate)}
@@ -263,7 +262,7 @@ def _numbers(schedule: Schedule) -> dict[int, tuple[int, int]]:
     return {position: (before[position], counts[_counted(op)]) for position, op in ops.items()}
 
 
-def _claims(schedule: Schedule, op: Communicate) -> tuple[object, ...]:
+def _claims(schedule: RankSchedule, op: Communicate) -> tuple[object, ...]:
     """What must be the same on all sides."""
     dtypes = {t.tensor_id: t.dtype for t in schedule.tensors}
     what = [
@@ -284,7 +283,7 @@ def _asymmetry(run: Run) -> set[str]:
     return {"symmetry"} if any(len(kinds) > 1 for kinds in found.values()) else set()
 
 
-def _disorder(cluster: ClusterSchedule, run: Run) -> set[str]:
+def _disorder(cluster: Schedule, run: Run) -> set[str]:
     """Every rank says what it has to say in issue order: can all follow the exchanges?
 
     All ranks that an exchange names must be about to say it, and it must be one thing: whoever

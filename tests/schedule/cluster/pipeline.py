@@ -9,8 +9,7 @@ from typing import Any
 
 from tests.helpers.sketches import tensor
 from tests.schedule.cluster.small_clusters import LABEL, cluster_of, mesh_of, schedule_of
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankClass, RankSchedule, Schedule
 from twinstream.schedule.ops import Communicate, Compute, Copy, Mode, Op, Operand, Stream
 from twinstream.schedule.tensors import DEVICE, HOST, Slot
 
@@ -71,7 +70,7 @@ ORDER = (
 STAGES = {"first": {"pp": (0,)}, "second": {"pp": (1,)}}
 
 
-def schedule(ops: Iterable[Op]) -> Schedule:
+def schedule(ops: Iterable[Op]) -> RankSchedule:
     """The ops, and the update of the weight, which is carried on the host."""
     route = {"source": "host.w", "destination": "device.w"}
     back = {"source": "device.w", "destination": "host.w"}
@@ -86,7 +85,7 @@ def cluster(
     second: Iterable[Op] = SECOND,
     order: Iterable[Iterable[tuple[str, str]]] = ORDER,
     cells: dict[str, dict[str, tuple[int, ...]]] | None = None,
-) -> ClusterSchedule:
+) -> Schedule:
     """Of the two stages, or of classes with these cells; those named `first...` run `first`."""
     classes = [
         RankClass(name=name, schedule=name.split(".")[0], cells=cell)

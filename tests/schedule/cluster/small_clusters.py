@@ -13,10 +13,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 from tests.helpers.sketches import sketch, tensor
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass
-from twinstream.schedule.cluster.mesh import Axis, Mesh
 from twinstream.schedule.derived.waits import derive_waits
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import Axis, Exchange, Mesh, RankClass, RankSchedule, Schedule
 from twinstream.schedule.ops import Communicate, Compute, Copy, Label, Op, Operand, Stream
 from twinstream.schedule.tensors import DEVICE, HOST, Carried, Slot
 from twinstream.schedule.workload import MachineRef
@@ -48,10 +46,10 @@ class ClassOps:
 
 
 def cluster_of(
-    mesh: Mesh, classes: Iterable[RankClass], schedules: dict[str, Schedule],
+    mesh: Mesh, classes: Iterable[RankClass], schedules: dict[str, RankSchedule],
     order: Iterable[Iterable[tuple[str, str]]],
-) -> ClusterSchedule:  # fmt: skip
-    return ClusterSchedule(
+) -> Schedule:  # fmt: skip
+    return Schedule(
         mesh=mesh, classes=tuple(classes), schedules=schedules,
         order=tuple(Exchange(sides=tuple(sides)) for sides in order),
         model={}, layout={}, seq_len=8, global_batch=1, model_flops=1, machine=MACHINE,
@@ -63,7 +61,7 @@ def mesh_of(**sizes: int) -> Mesh:
     return Mesh(axes=axes, ranks_per_node=1)
 
 
-def build(rng: Random, most_ranks: int = MOST_RANKS) -> ClusterSchedule:
+def build(rng: Random, most_ranks: int = MOST_RANKS) -> Schedule:
     mesh = _random_mesh(rng, most_ranks)
     program = Program(rng, mesh, _random_cells(rng, mesh))
     program.broad = rng.random() < 0.4
@@ -328,7 +326,7 @@ class Program:
 
     # --- the document
 
-    def finish(self) -> ClusterSchedule:
+    def finish(self) -> Schedule:
         for one in self.classes:
             update = Compute(
                 op_id="step", stream=Stream(queue="compute"), task="step", call="call",
@@ -336,7 +334,7 @@ class Program:
             )  # fmt: skip
             copy = {"tensor": "w", "version": 1, "source": "device.w", "destination": "host.w"}
             one.ops += [update, Copy(op_id="store", stream=Stream(queue="d2h"), **copy)]
-        schedules: dict[str, Schedule] = {}
+        schedules: dict[str, RankSchedule] = {}
         classes = []
         for number, (cell, one) in enumerate(zip(self.cells, self.classes, strict=True)):
             made = schedule_of(one.ops, self.tensors.values(), self.slots.values())
@@ -348,7 +346,7 @@ class Program:
         return cluster_of(self.mesh, classes, schedules, order)
 
 
-def schedule_of(ops: Iterable[Op], tensors: Iterable[Any], slots: Iterable[Slot]) -> Schedule:
+def schedule_of(ops: Iterable[Op], tensors: Iterable[Any], slots: Iterable[Slot]) -> RankSchedule:
     """With derived waits; `w` is carried on the host."""
     found = derive_waits(tuple(ops), tuple(tensors), tuple(slots))
     return sketch(

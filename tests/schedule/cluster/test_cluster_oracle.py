@@ -1,4 +1,4 @@
-"""`verify_cluster` agrees with brute force on thousands of safe and damaged clusters."""
+"""`verify` agrees with brute force on thousands of safe and damaged clusters."""
 
 from collections import Counter
 from random import Random
@@ -8,8 +8,8 @@ import pytest
 from tests.schedule.cluster.damages import DAMAGES
 from tests.schedule.cluster.oracle import Cache, problems
 from tests.schedule.cluster.small_clusters import build
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.verify_cluster import verify_cluster
+from twinstream.schedule.cluster.verify import verify
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.ops import Communicate
 
 RULES = {
@@ -22,14 +22,14 @@ HARMLESS = {"add_wait_previous"}  # the pass before is always done with some tim
 BLOCKS, SEEDS_PER_BLOCK = 10, 38
 
 
-def check_agreement(document: ClusterSchedule, rng: Random, cache: Cache) -> set[str]:
+def check_agreement(document: Schedule, rng: Random, cache: Cache) -> set[str]:
     """Both call it safe, or both do not; returns the oracle's reasons.
 
-    `verify_cluster` stops at the first step that finds anything. Where one thing is wrong, it must
+    `verify` stops at the first step that finds anything. Where one thing is wrong, it must
     name it; a side that is missing, or whose class has other partners, is stuck for the oracle.
     """
     reasons = problems(document, rng, cache)
-    found = {type(violation).__name__ for violation in verify_cluster(document)}
+    found = {type(violation).__name__ for violation in verify(document)}
     assert bool(reasons) == bool(found), (reasons, found)
     if len(reasons) == 1:
         assert found & RULES[next(iter(reasons))], (reasons, found)
@@ -104,7 +104,7 @@ def test_the_random_clusters_have_what_real_ones_have() -> None:
     assert len(seen) == 13
 
 
-def ops_of(document: ClusterSchedule, sides: tuple[tuple[str, str], ...]) -> set[str]:
+def ops_of(document: Schedule, sides: tuple[tuple[str, str], ...]) -> set[str]:
     names = {one.name: document.of(one).ops for one in document.classes}
     known = {(n, op.op_id): op for n, ops in names.items() for op in ops}
     found = [known[side] for side in sides]

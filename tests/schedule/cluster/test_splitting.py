@@ -7,7 +7,7 @@ import pytest
 from tests.clusters.random_jobs import job_of, lowered, random_job
 from tests.schedule.cluster.small_clusters import build
 from twinstream.schedule.cluster.splitting import SplitError, expanded, split, with_straggler
-from twinstream.schedule.cluster.verify_cluster import verify_cluster
+from twinstream.schedule.cluster.verify import verify
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -18,7 +18,7 @@ def test_every_rank_of_a_random_layout_is_a_class_that_is_safe(seed):
     schedule = lowered(job)
     ranks = expanded(schedule)
     assert len(ranks.classes) == schedule.mesh.size
-    assert verify_cluster(ranks) == []
+    assert verify(ranks) == []
     assert expanded(ranks).classes == ranks.classes
 
 
@@ -27,7 +27,7 @@ def test_every_rank_of_random_small_clusters_is_a_class_that_is_safe():
     # in those with rings the two ends need not be issued one after the other
     cut = [one for one in found if all(len(dict(e.sides)) == len(e.sides) for e in one.order)]
     assert len(cut) > 20
-    assert all(verify_cluster(expanded(one)) == [] for one in cut)
+    assert all(verify(expanded(one)) == [] for one in cut)
 
 
 def test_classes_are_products_of_cells_and_share_schedules():
@@ -40,7 +40,7 @@ def test_classes_are_products_of_cells_and_share_schedules():
         ("stage 1, dp 1-3", "stage 1", {"pp": (1,), "dp": (1, 2, 3)}),
     ]
     assert cut.schedules == schedule.schedules
-    assert verify_cluster(cut) == []
+    assert verify(cut) == []
 
 
 def test_collectives_along_a_cut_axis_have_a_side_more_and_others_are_twice():
@@ -101,7 +101,7 @@ def test_the_axis_must_be_known():
 def test_a_straggler_is_a_class_of_one_rank(rank, fields, num_classes):
     schedule = lowered(job_of(2, **fields))
     cut, name = with_straggler(schedule, rank)
-    assert len(cut.classes) == num_classes and verify_cluster(cut) == []
+    assert len(cut.classes) == num_classes and verify(cut) == []
     (found,) = [one for one in cut.classes if one.name == name]
     at = {axis.name: found.cell(axis.name, axis.size) for axis in cut.mesh.axes}
     assert cut.mesh.rank({axis: cell[0] for axis, cell in at.items()}) == rank

@@ -1,4 +1,4 @@
-"""`verify_cluster`, rule by rule, on one small pipeline."""
+"""`verify`, rule by rule, on one small pipeline."""
 
 from random import Random
 
@@ -18,16 +18,16 @@ from tests.schedule.cluster.pipeline import (
     schedule,
 )
 from tests.schedule.cluster.small_clusters import cluster_of, mesh_of
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
-from twinstream.schedule.cluster.verify_cluster import require_safe_cluster, verify_cluster
+from twinstream.schedule.cluster.verify import require_safe, verify
 from twinstream.schedule.cluster.violations import ClusterViolation
+from twinstream.schedule.document import RankClass, Schedule
 from twinstream.schedule.errors import ArgumentError
 from twinstream.schedule.proof.violations import UnsafeSchedule
 
 
-def only(document: ClusterSchedule, kind: str) -> ClusterViolation:
+def only(document: Schedule, kind: str) -> ClusterViolation:
     """The one violation there is; the oracle does not like the document either."""
-    [violation] = verify_cluster(document)
+    [violation] = verify(document)
     assert type(violation).__name__ == kind, violation
     assert isinstance(violation, ClusterViolation)
     assert problems(document, Random(0))
@@ -35,23 +35,23 @@ def only(document: ClusterSchedule, kind: str) -> ClusterViolation:
 
 
 def test_the_pipeline_is_safe() -> None:
-    assert verify_cluster(cluster()) == []
+    assert verify(cluster()) == []
     assert problems(cluster(), Random(0)) == set()
-    require_safe_cluster(cluster())
+    require_safe(cluster())
 
 
 def test_what_is_unsafe_is_refused_with_what_was_found() -> None:
     with pytest.raises(UnsafeSchedule, match="OrderWrong: second/sum is in no exchange"):
-        require_safe_cluster(cluster(order=ORDER[:3]))
+        require_safe(cluster(order=ORDER[:3]))
     with pytest.raises(ArgumentError):
-        verify_cluster(schedule(FIRST))  # type: ignore[arg-type]
+        verify(schedule(FIRST))  # type: ignore[arg-type]
 
 
 def test_a_class_is_named_with_what_its_schedule_breaks() -> None:
     document = cluster()
     ops = changed(document.schedules["second"].ops, "backward", waits=())
     broken = document.schedules["second"].model_copy(update={"ops": ops})
-    found = verify_cluster(
+    found = verify(
         document.model_copy(update={"schedules": {**document.schedules, "second": broken}})
     )
     assert (
@@ -73,7 +73,7 @@ def test_a_schedule_of_several_classes_is_verified_once() -> None:
     ops = changed(document.schedules["first"].ops, "step", waits=())
     broken = document.schedules["first"].model_copy(update={"ops": ops})
     document = document.model_copy(update={"schedules": {**document.schedules, "first": broken}})
-    found = verify_cluster(document)
+    found = verify(document)
     assert {type(v).__name__ for v in found} == {"ClassUnsafe"}
     assert all(str(v).startswith("ClassUnsafe: class 'first.0' (and 1 more): ") for v in found)
     assert len(set(map(str, found))) == len(found)
@@ -151,7 +151,7 @@ def test_operands_that_do_not_suit_the_collective(collective, operands, why) -> 
 def test_operands_that_suit(collective, operands) -> None:
     made = compute("make", operand("shard", "write"))
     document = cluster((*FIRST[:-1], made, say("sum", collective, "dp", *operands)))
-    assert verify_cluster(document) == []
+    assert verify(document) == []
 
 
 def test_an_update_that_the_ranks_do_not_divide() -> None:
@@ -180,7 +180,7 @@ def test_a_group_whose_classes_overlap_on_the_other_axes() -> None:
         "second": {"pp": (1,)},
     }  # fmt: skip
     sides = [("first.0", "sum"), ("first.1", "sum"), ("second", "sum")]
-    found = verify_cluster(cluster(alone, alone, [sides], cells))
+    found = verify(cluster(alone, alone, [sides], cells))
     assert problems(cluster(alone, alone, [sides], cells), Random(0)) == {"symmetry"}
     assert [str(violation) for violation in found] == [
         f"GroupNotSymmetric: 'pp' along pp some ranks of class '{name}' meet class 'second' and "
@@ -201,7 +201,7 @@ def test_a_message_to_half_a_class() -> None:
         [("second", "sum")],
     ]
     document = cluster(order=order, cells=cells)
-    found = verify_cluster(document)
+    found = verify(document)
     assert {type(violation).__name__ for violation in found} == {"GroupNotSymmetric"}
     assert found[0].message == (
         "send along pp by 1 the ranks that class 'first.0' meets in op 'give' are no class: its "
@@ -213,7 +213,7 @@ def test_a_message_to_half_a_class() -> None:
 def test_a_message_to_itself() -> None:
     around = [changed(ops, name, shift=2 * by) for ops, name, by in
               ((changed(FIRST, "take", shift=-2), "give", 1), (SECOND, "take", -1))]  # fmt: skip
-    found = verify_cluster(cluster(around[0], around[1]))
+    found = verify(cluster(around[0], around[1]))
     assert found[0].message == (
         "op 'give' of class 'first' is a message to itself: shift 2 is a multiple of the 2 ranks "
         "of axis 'pp'"
@@ -308,7 +308,7 @@ def test_nothing_is_said_between_the_two_sides_of_a_ring(sum_first: bool) -> Non
 
 def test_exchanges_in_another_order_than_a_class_has_them() -> None:
     order = (ORDER[1], ORDER[0], *ORDER[2:])
-    found = verify_cluster(cluster(order=order))
+    found = verify(cluster(order=order))
     assert [str(violation) for violation in found] == [
         "OrderWrong: exchange 1 has op 'give' of class 'first' after an exchange with its op "
         "'take', which the class issues later",
@@ -317,7 +317,7 @@ def test_exchanges_in_another_order_than_a_class_has_them() -> None:
     ]
     assert problems(cluster(order=order), Random(0)) == {"order"}
     free = (ORDER[0], ORDER[1], ORDER[3], ORDER[2])
-    assert verify_cluster(cluster(order=free)) == []
+    assert verify(cluster(order=free)) == []
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_exchanges_in_another_order_than_a_class_has_them() -> None:
     ],
 )
 def test_an_order_that_is_not_of_what_meets(order, text) -> None:
-    found = verify_cluster(cluster(order=order))
+    found = verify(cluster(order=order))
     assert found[0].message == text
     assert {type(violation).__name__ for violation in found} == {"OrderWrong"}
     assert problems(cluster(order=order), Random(0)) == {"order"}
@@ -356,7 +356,7 @@ def test_sends_that_cross_on_one_stream() -> None:
         )
         for mine, its, by in (("x", "dx", 1), ("dx", "x", -1))
     ]
-    violations = verify_cluster(cluster(both[0], both[1], ORDER[:2]))
+    violations = verify(cluster(both[0], both[1], ORDER[:2]))
     assert str(violations[0]) == (
         "Deadlock: what waits comes round (a -> b: b waits for a, a = b: they meet): first/give -> "
         "first/take = second/give -> second/take = first/give"
@@ -387,7 +387,7 @@ def test_a_ring_whose_receipt_waits_for_its_send(fields, safe) -> None:
     one = RankClass(name="all", schedule="all", cells={})
     document = cluster_of(MESH, [one], {"all": made}, [[("all", "give"), ("all", "take")]])
     if safe:
-        assert verify_cluster(document) == []
+        assert verify(document) == []
         assert problems(document, Random(0)) == set()
         return
     assert only(document, "Deadlock").message.endswith(": all/give -> all/take = all/give")
@@ -397,4 +397,4 @@ def test_many_ranks_cost_nothing() -> None:
     """Two stages of 65,536 ranks each."""
     document = cluster().model_copy(update={"mesh": mesh_of(pp=2, dp=65_536)})
     assert document.mesh.size == 131_072
-    assert verify_cluster(document) == []
+    assert verify(document) == []

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
-from twinstream.schedule.timeline import PassSpans, Timeline
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.timeline import PassSpans, RankTimeline, Timeline
 from twinstream.simulator.network_costs import ClusterCosts
 from twinstream.simulator.replay import replay_cluster
 
@@ -27,15 +26,15 @@ def calm_cluster(name: str) -> Cluster:
 
 
 def two_passes(
-    schedule: ClusterSchedule, name: str, machines: Mapping[str, Machine] | None = None
-) -> ClusterTimeline:
+    schedule: Schedule, name: str, machines: Mapping[str, Machine] | None = None
+) -> Timeline:
     """Of exactly two passes, with the prices of a `calm_cluster`."""
     cluster = calm_cluster(name)
     costs = ClusterCosts(schedule, cluster, machine_of(cluster), machines)
     return replay_cluster(schedule, costs, name, num_passes=2)
 
 
-def spans_of(timeline: Timeline) -> Spans:
+def spans_of(timeline: RankTimeline) -> Spans:
     """Of all its passes; by op, since issue order may differ between classes."""
     assert timeline.cold is not None
     passes: list[PassSpans] = [timeline.cold, *timeline.passes]

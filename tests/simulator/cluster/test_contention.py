@@ -15,9 +15,8 @@ from tests.helpers.flat_machine import (
 )
 from tests.helpers.sketches import feed, op, sketch
 from twinstream.hardware_profiles.clusters.schema import Cluster
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass
-from twinstream.schedule.cluster.mesh import Axis, Mesh
 from twinstream.schedule.cost import Work
+from twinstream.schedule.document import Axis, Exchange, Mesh, RankClass, Schedule
 from twinstream.schedule.ops import KernelCall, Op
 from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.network_costs import ClusterCosts
@@ -53,18 +52,18 @@ def spans(
     return [times(schedule, timeline.classes, str(at)) for at in range(len(stages))]
 
 
-def times(schedule: ClusterSchedule, classes: Mapping, name: str) -> Times:
+def times(schedule: Schedule, classes: Mapping, name: str) -> Times:
     cold = classes[name].cold
     ids = [one.op_id for one in schedule.schedules[name].ops]
     return dict(zip(ids, zip(cold.start_ns, cold.end_ns, strict=True), strict=True))
 
 
-def document(stages, exchanges) -> ClusterSchedule:
+def document(stages, exchanges) -> Schedule:
     work = Work(unit="matmul", shape=(), flops=KERNEL_NS * FLOP_PER_NS, hbm_bytes=0, launches=0)
     calls = {"call": KernelCall(kernel="nothing/eager", attributes={}, cost=(work,))}
     names = [str(at) for at in range(len(stages))]
     axes = (Axis(name="pp", size=len(stages)), Axis(name="dp", size=2))
-    return ClusterSchedule(
+    return Schedule(
         mesh=Mesh(axes=axes, ranks_per_node=1),
         classes=tuple(RankClass(name=n, schedule=n, cells={"pp": (int(n),)}) for n in names),
         schedules={

@@ -8,24 +8,24 @@ from tests.clusters.random_jobs import DENSE, MIXTURE, job_of, lowered, random_j
 from tests.simulator.cluster.real_clusters import spans_of, two_passes
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.models.parallel.job import Job
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
 from twinstream.schedule.cluster.splitting import expanded
-from twinstream.schedule.cluster.verify_cluster import verify_cluster
+from twinstream.schedule.cluster.verify import verify
+from twinstream.schedule.document import Schedule
 
 H100, ETHERNET = "h100_dgx", "rtx4090_ethernet"
 FOUR_LAYERS = DENSE.model_copy(update={"num_layers": 4})
 TWO_OF_EXPERTS = MIXTURE.model_copy(update={"num_layers": 2})
 
 
-def on(cluster: str, job: Job) -> ClusterSchedule:
+def on(cluster: str, job: Job) -> Schedule:
     return lowered(job, load_cluster(cluster).count("gpus_per_node"))
 
 
-def assert_expands(schedule: ClusterSchedule, cluster: str) -> None:
+def assert_expands(schedule: Schedule, cluster: str) -> None:
     """Every op of every rank starts and ends when its class's does, in a cold pass and the next."""
     ranks = expanded(schedule)
     assert len(ranks.classes) == schedule.mesh.size <= 64
-    assert verify_cluster(ranks) == []
+    assert verify(ranks) == []
     whole, single = two_passes(schedule, cluster), two_passes(ranks, cluster)
     expected = {name: spans_of(one) for name, one in whole.classes.items()}
     for one in ranks.classes:

@@ -10,19 +10,17 @@ from tests.helpers.schedules import schedules
 from tests.simulator.cluster.real_clusters import spans_of, two_passes
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
-from twinstream.schedule.cluster.mesh import Axis, Mesh
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import Axis, Mesh, RankClass, RankSchedule, Schedule
 from twinstream.schedule.timeline import PassSpans
 from twinstream.simulator.costs import MachineCosts
 from twinstream.simulator.network_costs import ClusterCosts
-from twinstream.simulator.replay import replay_cluster, replay_passes, simulate
+from twinstream.simulator.replay import replay_cluster, replay_passes, simulate_rank
 
 ALONE = Cluster(name="alone", description="", machine="h100", gpus_per_node=number(1))
 
 
-def of_one_rank(schedule: Schedule) -> ClusterSchedule:
-    return ClusterSchedule(
+def of_one_rank(schedule: RankSchedule) -> Schedule:
+    return Schedule(
         mesh=Mesh(axes=(Axis(name="dp", size=1),), ranks_per_node=1),
         classes=(RankClass(name="all", schedule="all", cells={}),),
         schedules={"all": schedule}, order=(), model={}, layout={}, seq_len=8, global_batch=1,
@@ -63,7 +61,7 @@ def test_any_schedule_runs_as_in_the_ordinary_simulator(pair):
 def test_every_op_runs_when_the_ordinary_simulator_says(shape, fields, cluster):
     (schedule,) = (document := lowered(job_of(3, shape, **fields))).schedules.values()
     machine = machine_of(load_cluster(cluster))
-    ordinary = simulate(schedule, machine)
+    ordinary = simulate_rank(schedule, machine)
     found = two_passes(document, cluster)
     costs = MachineCosts(schedule, machine)
     passes = replay_passes(schedule, costs, 2)

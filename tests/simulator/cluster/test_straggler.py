@@ -9,7 +9,7 @@ from tests.hardware_profiles.machines import number
 from tests.simulator.cluster.real_clusters import spans_of, two_passes
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.schedule.cluster.splitting import split, with_straggler
-from twinstream.schedule.cluster.verify_cluster import verify_cluster
+from twinstream.schedule.cluster.verify import verify
 
 CLUSTER = "h100_dgx"
 NODE = machine_of(load_cluster(CLUSTER))
@@ -37,7 +37,7 @@ def test_the_slow_rank_does_what_it_would_if_all_of_its_stage_were_slow(
 ):
     schedule = lowered(job_of(4, **fields))
     cut, name = with_straggler(schedule, rank)
-    assert verify_cluster(cut) == []
+    assert verify(cut) == []
     (slow,) = [one for one in cut.classes if one.name == name]
     assert cut.num_ranks(slow) == 1
     stage = name.partition(",")[0]
@@ -52,7 +52,7 @@ def test_in_a_ring_it_is_its_neighbours_that_wait():
     """Messages are then not beside the same kernels as if all were slow: nearly as long a step."""
     schedule = lowered(job_of(4, cp=4))
     cut, name = with_straggler(schedule, 1)
-    assert verify_cluster(cut) == [] and len(cut.classes) == 4
+    assert verify(cut) == [] and len(cut.classes) == 4
     one_slow = two_passes(cut, CLUSTER, {name: SLOW})
     all_slow = two_passes(schedule, CLUSTER, {"stage 0": SLOW})
     assert one_slow.step_ns == pytest.approx(all_slow.step_ns, rel=0.01)

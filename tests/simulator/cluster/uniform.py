@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from tests.clusters.random_jobs import DENSE, job_of, lowered
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange
+from twinstream.schedule.document import Exchange, Schedule
 from twinstream.schedule.ops import Compute, Op
 from twinstream.simulator.costs import OpCost
 from twinstream.simulator.flows import Flow
@@ -37,7 +37,7 @@ class LayerTimes:
 
 def pipeline(
     order: str, pp: int, num_microbatches: int, virtual: int = 1, layers: int = 1
-) -> ClusterSchedule:
+) -> Schedule:
     """So many layers in each virtual stage."""
     shape = DENSE.model_copy(update={"num_layers": pp * virtual * layers})
     fields = {"pp": pp, "virtual_stages": virtual, "pipeline": order}

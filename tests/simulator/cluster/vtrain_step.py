@@ -23,8 +23,7 @@ from typing import Literal, NamedTuple
 from tests.helpers.fixed_costs import FixedCosts
 from tests.helpers.sketches import CALL, sketch
 from tests.simulator.cluster.vtrain_tables import BYTES, SEQ_LEN, Row, VtrainTimes
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass, Side
-from twinstream.schedule.cluster.mesh import Axis, Mesh
+from twinstream.schedule.document import Axis, Exchange, Mesh, RankClass, Schedule, Side
 from twinstream.schedule.ops import (
     Communicate,
     Compute,
@@ -89,7 +88,7 @@ class VtrainStep:
     forward_share: float = 1 / 3
     layer_by_layer: bool = False
 
-    def build(self) -> tuple[ClusterSchedule, Durations]:
+    def build(self) -> tuple[Schedule, Durations]:
         issue = _Issue(self.row.pp)
         self._passes(issue)
         self._finish(issue)
@@ -250,10 +249,10 @@ class _Issue:
         self._order.append(Exchange(sides=sides))
         self.durations.exchanges[sides[0]] = time_ns
 
-    def document(self, row: Row) -> ClusterSchedule:
+    def document(self, row: Row) -> Schedule:
         names = [f"stage{stage}" for stage in self._stages]
         sizes = {"pp": row.pp, "dp": row.dp, "tp": row.tp}
-        return ClusterSchedule(
+        return Schedule(
             mesh=Mesh(
                 axes=tuple(Axis(name=name, size=size) for name, size in sizes.items()),
                 ranks_per_node=8,

@@ -7,7 +7,7 @@ import pytest
 from tests.training.ranks.rank_runs import STEPS, one_device, rank_options
 from tests.training.small_runs import state_files, trained
 from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.ops import Copy
 from twinstream.schedule.proof.verify_layout import arena_bytes
@@ -53,7 +53,7 @@ def test_a_ring_that_offloads_has_the_bits_of_one_device(tmp_path: Path) -> None
     schedules = Trainer(wanted).prepare().plan.schedule.schedules
     fullest = max(arena_bytes(one, DEVICE) for one in schedules.values())
     result, _ = trained(wanted.model_copy(update={"device_mem": str(fullest * 7 // 10)}))
-    kept = read_document(ClusterSchedule, result.folder / "cluster.json")
+    kept = read_document(Schedule, result.folder / "cluster.json")
     assert all(any(isinstance(op, Copy) for op in one.ops) for one in kept.schedules.values())
     assert state_files(result.folder, STEPS) == state
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.training.ranks.rank_runs import STEPS, rank_options
 from tests.training.small_runs import state_files, trained, write_rows
-from twinstream.clusters.evaluating import cluster_evaluation_of
+from twinstream.clusters.pipeline import cluster_evaluation_of
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.options import TrainOptions
 from twinstream.training.trainer import Trainer

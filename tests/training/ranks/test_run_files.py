@@ -13,10 +13,10 @@ from twinstream.log.layout_choice import LayoutChoice
 from twinstream.log.run_files import RunFiles
 from twinstream.models.parallel.layout import Layout
 from twinstream.schedule.analysis.comparison import Comparison
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import read_document, write_document
-from twinstream.simulator.replay import simulate_cluster
+from twinstream.schedule.timeline import Timeline
+from twinstream.simulator.replay import simulate
 from twinstream.training.options import TrainOptions
 
 STEPS, MORE = 4, 6
@@ -47,12 +47,12 @@ def written(folder: Path) -> str:
 
 def test_the_profile_that_is_kept_predicts_what_was_predicted(wanted: TrainOptions) -> None:
     files = RunFiles(wanted.output)
-    schedule = read_document(ClusterSchedule, files.cluster)
+    schedule = read_document(Schedule, files.cluster)
     cluster = load_cluster(str(files.profile))
-    again = simulate_cluster(schedule, cluster, machine_of(cluster))
+    again = simulate(schedule, machine_of(cluster), cluster)
     found = read_document(Comparison, files.comparison)
     assert found.step_ns.predicted == again.step_ns
-    measured = read_document(ClusterTimeline, files.measured)
+    measured = read_document(Timeline, files.measured)
     assert found.step_ns.measured == measured.step_ns
     assert measured.provenance.kind == "measured"
     assert [len(line.passes) > 0 for line in measured.classes.values()].count(True) > 0
@@ -60,7 +60,7 @@ def test_the_profile_that_is_kept_predicts_what_was_predicted(wanted: TrainOptio
 
 def test_why_the_layout_was_chosen_is_kept(wanted: TrainOptions) -> None:
     choice = read_document(LayoutChoice, RunFiles(wanted.output).layouts)
-    schedule = read_document(ClusterSchedule, RunFiles(wanted.output).cluster)
+    schedule = read_document(Schedule, RunFiles(wanted.output).cluster)
     layout = schedule.layout
     assert choice.chosen.startswith(Layout.model_validate(layout).text)
     assert len(choice.others) == 1 and "tokens/s" in choice.others[0]
@@ -81,7 +81,7 @@ def test_the_page_of_the_run_has_the_layout_and_the_step_predicted_and_measured(
     ):  # fmt: skip
         assert text in html, text
     told = call("report", wanted.output, "-o", tmp_path / "page.html", "--json").json()
-    measured = read_document(ClusterTimeline, RunFiles(wanted.output).measured)
+    measured = read_document(Timeline, RunFiles(wanted.output).measured)
     assert told["measured"]["step_time_s"] == pytest.approx(measured.step_ns / 1e9)
     assert told["predicted"]["tokens_per_step"] == 512
     assert told["run"]["num_steps"] == STEPS
@@ -142,7 +142,7 @@ def test_damaged_or_foreign_files_of_ranks_are_one_message(copied: TrainOptions)
     files.layouts.write_text("{}")
     assert f"{files.layouts} is not a valid layout choice" in error_of("report", copied.output)
     files.layouts.unlink()
-    measured = read_document(ClusterTimeline, files.measured)
+    measured = read_document(Timeline, files.measured)
     first = next(iter(measured.classes.values()))
     write_document(
         measured.model_copy(update={"classes": {"x": first}, "ranks": {}}), files.measured

@@ -8,30 +8,28 @@ from statistics import fmean, pstdev
 from typing import TYPE_CHECKING
 
 from twinstream.schedule.analysis.periodic import LAST_PASSES
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.splitting import expanded
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule, Schedule
 from twinstream.schedule.ops import Compute
-from twinstream.schedule.timeline import PassSpans, Provenance, Timeline
+from twinstream.schedule.timeline import PassSpans, Provenance, RankTimeline, Timeline
 
 if TYPE_CHECKING:
     from twinstream.executor.ranks.rank_run import RankOutcome
 
 
 def measured_cluster_timeline(
-    schedule: ClusterSchedule, outcomes: Sequence[RankOutcome], num_passes: int
-) -> ClusterTimeline:
+    schedule: Schedule, outcomes: Sequence[RankOutcome], num_passes: int
+) -> Timeline:
     """One timeline of all ranks, by rank 0's clock.
 
     Of each class it has its first rank, and all ranks beside where a class has several. A step is
     from the end of the last compute of any rank to that of the next step, mean over the last ones;
     where not all of the `num_passes` were timed op by op, it is that of the slowest rank alone.
     """
-    classes: dict[str, Timeline] = {}
+    classes: dict[str, RankTimeline] = {}
     for one in outcomes:
         classes.setdefault(one.class_name, one.timeline)
-    ranks: dict[str, Timeline] = {}
+    ranks: dict[str, RankTimeline] = {}
     if len(classes) < len(outcomes):
         ranks = dict(zip(rank_names(schedule), (one.timeline for one in outcomes), strict=True))
     own = {one.name: schedule.of(one) for one in schedule.classes}
@@ -39,7 +37,7 @@ def measured_cluster_timeline(
         [(own[one.class_name], one.timeline) for one in outcomes], num_passes
     )
     colds = [one.timeline.cold for one in outcomes]
-    return ClusterTimeline(
+    return Timeline(
         classes=classes,
         ranks=ranks,
         step_ns=step_ns,
@@ -50,7 +48,7 @@ def measured_cluster_timeline(
     )
 
 
-def rank_names(schedule: ClusterSchedule) -> list[str]:
+def rank_names(schedule: Schedule) -> list[str]:
     """By rank, the name of its class in the schedule that has a class for each."""
     mesh = schedule.mesh
     names = [""] * mesh.size
@@ -60,7 +58,9 @@ def rank_names(schedule: ClusterSchedule) -> list[str]:
     return names
 
 
-def _step(parts: Sequence[tuple[Schedule, Timeline]], num_passes: int) -> tuple[float, float]:
+def _step(
+    parts: Sequence[tuple[RankSchedule, RankTimeline]], num_passes: int
+) -> tuple[float, float]:
     """Mean and standard deviation; the slowest rank's own where not every pass was timed."""
     count = num_passes - 1
     if count > 0 and all(line.provenance.timed_passes == num_passes for _, line in parts):
@@ -74,7 +74,7 @@ def _step(parts: Sequence[tuple[Schedule, Timeline]], num_passes: int) -> tuple[
     return slowest.step_ns, slowest.spread_ns
 
 
-def _end_ns(schedule: Schedule, spans: PassSpans) -> int:
+def _end_ns(schedule: RankSchedule, spans: PassSpans) -> int:
     """Of the last compute op."""
     return max(
         (spans.end_ns[at] for at, op in enumerate(schedule.ops) if isinstance(op, Compute)),

@@ -22,10 +22,10 @@ from twinstream.models.parallel.layout import Layout
 from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.run_settings import RunSettings
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import RankPart
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.timeline import Timeline
 
 if TYPE_CHECKING:
     from twinstream.executor.program.options import RunOptions
@@ -43,7 +43,7 @@ class ClusterRun:
     """What all ranks together came to: the loss of every step, and when every op ran."""
 
     losses: tuple[float, ...]
-    timeline: ClusterTimeline
+    timeline: Timeline
 
 
 @dataclass(frozen=True)
@@ -77,18 +77,18 @@ class TextInputs:
 
     def _state(self, part: RankPart) -> State:
         """Of the groups that the rank carries; the bits are those of the whole model's state."""
+        from twinstream.executor.providers.registry import provider_of
         from twinstream.executor.state.sharded_state import ShardedState
         from twinstream.executor.state.training_state import (
             carried_names,
             fresh_optimizer_state,
-            fresh_parameters,
-            in_base,
         )
+        from twinstream.executor.weights.base_cache import in_base
 
         recipe = Recipe.model_validate(part.schedule.recipe)
         names = set(carried_names(part.schedule))
         state: State = {}
-        for group, flat in fresh_parameters(self.spec, self.seed):
+        for group, flat in provider_of(self.spec).fresh(self.spec, self.seed):
             if f"param.{group}" in names:
                 state[f"param.{group}"] = in_base(self.spec, recipe, group, flat)
             if f"opt.{group}" in names:
@@ -114,21 +114,28 @@ def started_by_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def spec_of(schedule: ClusterSchedule) -> ModelSpec:
+def spec_of(schedule: Schedule) -> ModelSpec:
     """The model that the ranks train.
 
     Raises:
-        NotRunnableError: the schedule is one of shapes alone.
+        NotRunnableError: the schedule is one of shapes alone, or its model is damaged.
     """
     if not is_executable(schedule):
         raise NotRunnableError(
             f"the schedule predicts a layout that twinstream does not run: {_why_not(schedule)}. "
             "One whose ranks it runs is made by `twinstream plan --ranks N`"
         )
-    return ModelSpec.model_validate(schedule.model)
+    try:
+        return ModelSpec.model_validate(schedule.model)
+    except ValidationError as error:
+        told = error.errors()[0]
+        where = ".".join(map(str, told["loc"]))
+        raise NotRunnableError(
+            f"the schedule's model is none, at '{where}': {told['msg']}"
+        ) from None
 
 
-def _why_not(schedule: ClusterSchedule) -> str:
+def _why_not(schedule: Schedule) -> str:
     recipe = schedule.of(schedule.classes[0]).recipe
     try:
         spec, layout = ModelSpec.model_validate(schedule.model), layout_in(schedule)
@@ -139,12 +146,12 @@ def _why_not(schedule: ClusterSchedule) -> str:
 
 
 def run_processes(
-    schedule: ClusterSchedule, settings: RunSettings, tokens: NDArray[np.int32]
+    schedule: Schedule, settings: RunSettings, tokens: NDArray[np.int32]
 ) -> ClusterRun:
     """Start a process for each rank, and return when all are through.
 
     Raises:
-        NotRunnableError: the schedule is one of shapes alone.
+        NotRunnableError: the schedule is one of shapes alone, or its model is damaged.
         TwinstreamError: the text does not suit the model; as `execute_ranks`.
     """
     from twinstream.executor.launch.rank_processes import execute_ranks
@@ -155,12 +162,12 @@ def run_processes(
 
 
 def join_as_rank(
-    schedule: ClusterSchedule, settings: RunSettings, tokens: NDArray[np.int32]
+    schedule: Schedule, settings: RunSettings, tokens: NDArray[np.int32]
 ) -> ClusterRun | None:
     """Be the rank that the environment says; the run on rank 0, None on others.
 
     Raises:
-        NotRunnableError: the schedule is one of shapes alone.
+        NotRunnableError: the schedule is one of shapes alone, or its model is damaged.
         RanksDifferError: a rank has another text, learning rate or seed.
         TwinstreamError: the text does not suit the model; as `RankRun.joined`.
     """
@@ -191,21 +198,17 @@ def _claims(settings: RunSettings, tokens: NDArray[np.int32]) -> dict[str, str]:
     }
 
 
-def joined_run(
-    schedule: ClusterSchedule, outcomes: Sequence[RankOutcome], num_steps: int
-) -> ClusterRun:
+def joined_run(schedule: Schedule, outcomes: Sequence[RankOutcome], num_steps: int) -> ClusterRun:
     """What ranks ended with, by rank, as one run of so many steps."""
     timeline = measured_cluster_timeline(schedule, outcomes, num_steps)
     return ClusterRun(_losses(outcomes), timeline)
 
 
-def inputs_of(
-    schedule: ClusterSchedule, settings: RunSettings, tokens: NDArray[np.int32]
-) -> TextInputs:
+def inputs_of(schedule: Schedule, settings: RunSettings, tokens: NDArray[np.int32]) -> TextInputs:
     """What makes each rank's inputs.
 
     Raises:
-        NotRunnableError: the schedule is one of shapes alone.
+        NotRunnableError: the schedule is one of shapes alone, or its model is damaged.
         TextError: the text does not suit the model.
     """
     spec = spec_of(schedule)

@@ -16,7 +16,7 @@ import numpy as np
 from twinstream.clusters.kernel_sets import with_kernels
 from twinstream.clusters.search.chains import LayerTimes, Pricing, layer_times
 from twinstream.hardware_profiles.clusters.curves import Collective
-from twinstream.models.lowering.priced.groups import (
+from twinstream.models.lowering.parts.groups import (
     Group,
     embedding_group,
     groups_of_layer,

@@ -8,8 +8,8 @@ from twinstream.hardware_profiles.collectives.rank_group import RankGroup
 from twinstream.hardware_profiles.collectives.timing import collective_time_ns
 from twinstream.hardware_profiles.cost import cost_alone_ns
 from twinstream.hardware_profiles.schema import Machine
-from twinstream.models.lowering.priced.groups import mesh_of
-from twinstream.models.lowering.priced.parts import (
+from twinstream.models.lowering.parts.groups import mesh_of
+from twinstream.models.lowering.parts.layer_parts import (
     CollectiveElement,
     LayerCompute,
     LayerParts,
@@ -17,9 +17,8 @@ from twinstream.models.lowering.priced.parts import (
     layer_parts,
 )
 from twinstream.models.parallel.job import Job
-from twinstream.schedule.cluster.mesh import Mesh
 from twinstream.schedule.cost import Work
-from twinstream.schedule.document import Caps
+from twinstream.schedule.document import Caps, Mesh
 from twinstream.simulator.network_costs import equally_near
 
 NCCL_DTYPES = {"bfloat16": "half", "float16": "half", "float32": None}

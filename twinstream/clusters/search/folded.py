@@ -9,7 +9,7 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import stages_of
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange
+from twinstream.schedule.document import Exchange, Schedule
 from twinstream.schedule.ops import Compute, Op
 from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.costs import CostModel, OpCost
@@ -91,7 +91,7 @@ class _FoldedCosts(ClusterCosts):
 
     def __init__(
         self,
-        document: ClusterSchedule,
+        document: Schedule,
         cluster: Cluster,
         machine: Machine,
         layers: Mapping[str, float],

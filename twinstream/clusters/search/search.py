@@ -23,7 +23,6 @@ from twinstream.clusters.search.space import SearchSpace, require_axes
 from twinstream.clusters.search.workers import LayoutTimers
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
-from twinstream.models.executable import executor_refusal
 from twinstream.models.parallel.job import Job
 from twinstream.models.parallel.layout import Layout
 from twinstream.planner.kernel_choice import usual_kernels
@@ -123,7 +122,7 @@ def search_layouts(  # noqa: PLR0913
         return _search_alone(job, cluster, fixed, caps)
     cluster = cluster if job.network_reduction else without_reduction(cluster)
     machine = machine_of(cluster)
-    if job.recipe.kernels is None and executor_refusal(job.shape) is None:
+    if job.recipe.kernels is None and job.shape.executor_refusal is None:
         chosen = {"kernels": usual_kernels(machine, job.shape)}  # once, not layout by layout
         job = job.model_copy(update={"recipe": job.recipe.model_copy(update=chosen)})
     caps = caps or gpu_caps(cluster, machine, num_gpus)

@@ -1,11 +1,9 @@
 """Which backend runs, and which machine's profile goes with it."""
 
 from twinstream.api import require_torch
-from twinstream.commands.arguments.plan_options import PlanOptions
 from twinstream.hardware_profiles.loader import load_machine, machine_names
 from twinstream.hardware_profiles.schema import Machine, Number
-from twinstream.schedule.document import Schedule
-from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.document import RankSchedule
 
 _UNKNOWN = Number(kind="unconstrained", source="no machine was given")
 UNKNOWN_PEAK = Machine(
@@ -15,10 +13,6 @@ UNKNOWN_PEAK = Machine(
     peak_bf16_flop_per_s=_UNKNOWN,
     peak_fp32_flop_per_s=_UNKNOWN,
 )
-
-
-class NoMachineError(TwinstreamError):
-    """CUDA is to be planned for, and no machine was given."""
 
 
 def backend_named(name: str) -> str:
@@ -33,27 +27,7 @@ def backend_named(name: str) -> str:
     return choose_backend(name)
 
 
-def planning_machine(given: str | None, backend: str) -> str:
-    """The machine to plan for: the one given, else for the CPU the shipped `cpu`."""
-    if given is not None:
-        return given
-    if backend != "cpu":
-        raise NoMachineError(
-            "planning for the CUDA device here needs its profile: --machine NAME|FILE "
-            f"(shipped: {', '.join(machine_names())}), or run with --backend cpu"
-        )
-    return "cpu"
-
-
-def with_kernels_of(backend: str, wanted: PlanOptions) -> PlanOptions:
-    """What to plan to be run here: a CPU has eager kernels, whatever device is planned for."""
-    if backend != "cpu":
-        return wanted
-    own = {"kernels": wanted.kernels or "eager", "attention": wanted.attention or "eager"}
-    return wanted.model_copy(update=own)
-
-
-def peak_machine(schedule: Schedule, given: str | None, backend: str) -> Machine | None:
+def peak_machine(schedule: RankSchedule, given: str | None, backend: str) -> Machine | None:
     """The machine whose peak a measured MFU is of.
 
     The one given, else the shipped one that the schedule was planned for, where it is of the

@@ -2,38 +2,42 @@
 
 import json
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from twinstream.documents import require_sound
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.clusters.conforms import conforms
+from twinstream.schedule.cluster.verify import verify
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import DocumentError, called, read_bytes, read_document
-from twinstream.schedule.node import Node
+from twinstream.schedule.node import MeshDocument, Node
+from twinstream.schedule.proof.violations import UnsafeSchedule
 from twinstream.schedule.timeline import Timeline
 
 _Document = TypeVar("_Document", bound=Node)
 
 
-def read_schedule(path: Path) -> Schedule:
-    """The schedule in a file, as it is.
-
-    Raises:
-        DocumentError: there is none; says what is wrong and where.
-    """
-    return read_as(Schedule, path)
-
-
 def checked_schedule(path: Path) -> Schedule:
-    """A schedule that is safe and computes what it says.
+    """Read a schedule that is safe and, of one device, computes what it says.
 
     Raises:
         DocumentError: there is no schedule in the file.
         UnsafeSchedule: it is damaged in its meaning.
     """
-    schedule = read_schedule(path)
+    schedule = read_as(Schedule, path)
     require_sound(schedule)
     return schedule
+
+
+def require_sound(schedule: Schedule) -> None:
+    """Refuse a schedule that is not safe or, of one device, computes something else than it says.
+
+    Raises:
+        UnsafeSchedule: says in what.
+    """
+    found = verify(schedule)
+    if not found and schedule.is_one_device:
+        found = conforms(schedule)
+    if found:
+        raise UnsafeSchedule(found)
 
 
 def predicted_and_measured(predicted: Path, measured: Path) -> tuple[Timeline, Timeline]:
@@ -52,24 +56,21 @@ def predicted_and_measured(predicted: Path, measured: Path) -> tuple[Timeline, T
     return before, after
 
 
-def read_timelines(
-    predicted: Path | None, measured: Path | None, option: str = "--measured"
-) -> tuple[Timeline | None, Timeline | None]:
-    """The timelines in the files that are given.
+def read_timeline(
+    path: Path, kind: Literal["simulated", "measured"], option: str = "--measured"
+) -> Timeline:
+    """Read a timeline.
 
     Raises:
-        DocumentError: a file holds none, or one of the other kind.
+        DocumentError: the file holds none, or one of the other kind.
     """
-    found: list[Timeline | None] = []
-    for path, kind in ((predicted, "simulated"), (measured, "measured")):
-        timeline = None if path is None else read_as(Timeline, path)
-        if timeline is not None and timeline.provenance.kind != kind:
-            raise DocumentError(
-                f"{path} is {timeline.provenance.kind}, not {kind}; --predicted takes what "
-                f"`simulate -o` wrote, {option} what `run -o` wrote"
-            )
-        found.append(timeline)
-    return found[0], found[1]
+    timeline = read_as(Timeline, path)
+    if timeline.provenance.kind != kind:
+        raise DocumentError(
+            f"{path} is {timeline.provenance.kind}, not {kind}; --predicted takes what "
+            f"`simulate -o` wrote, {option} what `run -o` wrote"
+        )
+    return timeline
 
 
 def read_as(kind: type[_Document], path: Path) -> _Document:
@@ -88,18 +89,14 @@ def read_as(kind: type[_Document], path: Path) -> _Document:
 
 
 def kind_in(path: Path) -> type[Node] | None:
-    """What a file holds by its top-level keys; None if it is no document of ours."""
-    keys = top_level_keys(path)
-    for kind in (ClusterSchedule, ClusterTimeline, Schedule, Timeline):
-        required = {name for name, field in kind.model_fields.items() if field.is_required()}
-        if required <= keys:
-            return kind
-    return None
-
-
-def top_level_keys(path: Path) -> set[str]:
-    """Of the JSON in a file; none if there is none."""
+    """Say what a file holds by its top-level keys; None if it is no document of ours."""
     try:
-        return set(json.loads(read_bytes(path)))
+        keys = set(json.loads(read_bytes(path)))
     except (OSError, ValueError, TypeError, RecursionError):
-        return set()
+        return None
+    kinds: tuple[type[MeshDocument], ...] = (Schedule, Timeline)
+    for kind in kinds:
+        for form in (kind, kind.rank_kind):
+            if {name for name, field in form.model_fields.items() if field.is_required()} <= keys:
+                return kind
+    return None

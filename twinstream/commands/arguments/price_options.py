@@ -3,6 +3,8 @@
 from typing import Annotated, Self
 
 from twinstream.cost.bill import Bill, CostError, Prices, bill_of
+from twinstream.hardware_profiles.clusters.loader import load_cluster, place_names
+from twinstream.hardware_profiles.loader import load_machine
 from twinstream.schedule.node import from_options, quantity
 
 _BILLION = 1e9
@@ -19,7 +21,7 @@ class RunOptions(Prices):
 
     @property
     def is_charged(self) -> bool:
-        """Whether a bill is asked for."""
+        """True where a bill is asked for."""
         return self.tokens is not None or self.price_per_gpu_hour is not None
 
     def require_possible(self) -> None:
@@ -40,9 +42,20 @@ class RunOptions(Prices):
         """
         return from_options(type(self), {**dict(self), "price_per_gpu_hour": price_per_gpu_hour})
 
+    def on(self, machine: str | None, cluster: str | None) -> Self:
+        """Return the charges where a run is planned, if prices are by name.
+
+        Raises:
+            CostError: none is of this machine or cluster.
+        """
+        names = () if cluster is None else place_names(load_cluster(cluster))
+        if machine is not None:
+            names += place_names(load_machine(machine))
+        return self.of_place(*names)
+
     @property
     def num_tokens(self) -> float:
-        """What a bill is of."""
+        """The tokens that a bill is of."""
         return _BILLION if self.tokens is None else self.tokens
 
     def given(self) -> list[str]:
@@ -50,7 +63,7 @@ class RunOptions(Prices):
         return [f"--{name.replace('_', '-')}" for name, value in self if value is not None]
 
     def bill(self, tokens_per_s: float, num_gpus: int, of_gpus: int | None = None) -> Bill | None:
-        """Of `num_tokens` tokens at this speed; None where none is asked for.
+        """Return the bill of `num_tokens` tokens at this speed; None where none is asked for.
 
         Args:
             of_gpus: that --mtbf-hours is of; more GPUs fail more often. By default `num_gpus`.

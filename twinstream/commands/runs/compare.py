@@ -9,20 +9,12 @@ from twinstream.commands.arguments import options
 from twinstream.commands.arguments.inputs import predicted_and_measured, read_as
 from twinstream.commands.output import print_json, print_report, progress
 from twinstream.commands.plan_screens import describe
-from twinstream.commands.schedule_inputs import (
-    ScheduleInputs,
-    holds_cluster,
-    inputs_of,
-    measured_of_cluster,
-    read_cluster,
-)
+from twinstream.commands.schedule_inputs import ScheduleInputs, inputs_of
 from twinstream.measures.metrics import Summary
 from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
 from twinstream.planner.planner import gc_paused
 from twinstream.schedule.analysis.comparison import Comparison, GroupComparison, Pair
 from twinstream.schedule.analysis.comparison import compare as join
-from twinstream.schedule.analysis.idle import AnyTimeline
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import DocumentError
 from twinstream.schedule.timeline import Timeline
@@ -59,11 +51,10 @@ def compare(  # noqa: PLR0913
         shown = comparison_json(found, summaries)
         if inputs is not None:
             shown["uncertainty"] = uncertainty_of(inputs.machine, inputs.schedule)
-        if inputs is not None and isinstance(document := inputs.schedule, Schedule):
+        if inputs is not None and (document := inputs.schedule).is_one_device:
             line = inputs.timeline() if predicted is None else read_as(Timeline, predicted)
-            assert isinstance(line, Timeline)
             shown = describe(document) | shown
-            notes = nondeterminism_notes(document)
+            notes = nondeterminism_notes(document.only)
             notes += prediction_notes(document, inputs.machine, line)
     if as_json:
         print_json(shown)
@@ -79,17 +70,16 @@ _Joined = tuple[Comparison, tuple[Summary, Summary] | None, ScheduleInputs | Non
 def _joined(path: Path, predicted: Path | None, measured: Path, where: options.Profiles) -> _Joined:
     """The join, both summaries, and what they are of; with a prediction the cluster of ranks may be
     unknown."""
-    if predicted is not None and holds_cluster(path):
-        schedule, line = read_cluster(path), read_as(ClusterTimeline, predicted)
-        return join(schedule, line, measured_of_cluster(schedule, measured)), None, None
-    inputs = inputs_of(path, where)
-    before: AnyTimeline
-    after: AnyTimeline | None
     if predicted is None:
+        inputs = inputs_of(path, where)
         before, after = inputs.timeline(), inputs.measured(measured)
         assert after is not None
     else:
         before, after = predicted_and_measured(predicted, measured)
+        schedule = read_as(Schedule, path)
+        if not schedule.is_one_device:
+            return join(schedule, before, after), None, None
+        inputs = inputs_of(path, where)
     found = join(inputs.schedule, before, after)
     return found, (inputs.summary(before), inputs.summary(after)), inputs
 

@@ -118,7 +118,7 @@ def _report(result: Demo) -> None:
         name: (trial.schedule, trial.predicted_summary, trial.measured_summary)
         for name, trial in trials.items()
     }
-    capped, spec = result.capped, result.capped.schedule.model.spec
+    capped, spec = result.capped, result.capped.schedule.model
     schedule, predicted, measured, machine, _ = result.files
     print_report(
         f"{spec['num_layers']} layers of width {spec['d_model']} on {result.machine.name}: "

@@ -7,9 +7,9 @@ import typer
 
 from twinstream.api import require_torch
 from twinstream.commands.arguments.outputs import check_folder
-from twinstream.commands.arguments.requests import require_known
 from twinstream.commands.output import print_report, progress
 from twinstream.models.hf.config import DTYPES
+from twinstream.planner.choices import require_known
 
 
 def export(

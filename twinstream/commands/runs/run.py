@@ -1,6 +1,5 @@
 """`run`: train by a schedule, here."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -15,39 +14,29 @@ from twinstream.commands.arguments.backends import (
     UNKNOWN_PEAK,
     backend_named,
     peak_machine,
-    planning_machine,
-    with_kernels_of,
 )
 from twinstream.commands.arguments.grouped import grouped
-from twinstream.commands.arguments.inputs import checked_schedule
+from twinstream.commands.arguments.inputs import read_as, require_sound
 from twinstream.commands.arguments.outputs import output_option
-from twinstream.commands.arguments.plan_options import PlanOptions
-from twinstream.commands.arguments.requests import notes_of, request_of
 from twinstream.commands.arguments.tokens import token_stream
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.plan import answered
 from twinstream.commands.plan_screens import describe
-from twinstream.commands.runs.run_ranks import HowToRun, run_cluster_file, run_planned_ranks
-from twinstream.commands.schedule_inputs import holds_cluster
-from twinstream.documents import simulate
+from twinstream.commands.runs.run_ranks import HowToRun, run_of_ranks
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.uncertainty import Uncertainty, uncertainty_of
 from twinstream.models.model import model_of
 from twinstream.models.recipe import Recipe
-from twinstream.options.step_options import RankOptions
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_document
 from twinstream.screens.run_report import losses_line, prediction_json, provenance_lines, run_table
-from twinstream.study.one_device import DeviceQuery
-from twinstream.study.planned_step import PlannedStep
 from twinstream.trusted_code import require_trusted
 
 
 class RunOptionsError(TwinstreamError):
-    """The options do not say what to run, or say it twice."""
+    """The options do not go together, or not with what is run."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +76,13 @@ class RunOptions:
     nvtx: Annotated[
         bool, typer.Option("--nvtx", help="Name every op for NVIDIA's profilers (CUDA only).")
     ] = False
-    ranks: Annotated[
-        int | None,
+    trust_remote_code: Annotated[
+        bool,
         typer.Option(
-            min=1,
-            metavar="N",
-            help="Plan for so many processes (--pp, --dp) and run them; a cluster's schedule says "
-            "itself how many it has.",
+            "--trust-remote-code",
+            help="Run the Python files that the schedule names.",
         ),
-    ] = None
+    ] = False
 
     @property
     def settings(self) -> RunSettings:
@@ -106,17 +93,16 @@ class RunOptions:
         return RunSettings(
             backend_named(self.backend), self.steps, self.learning_rate, self.seed, self.poison,
             graphs=self.graphs, timed_steps=self.timed_steps, nvtx=self.nvtx, keeps_state=False,
+            trusts_code=self.trust_remote_code,
         )  # fmt: skip
 
 
 @grouped()
 def run(  # noqa: PLR0913
-    wanted: PlanOptions,
+    schedule: options.ScheduleFile,
     how: RunOptions,
-    layout: RankOptions,
-    schedule: Annotated[
-        Path | None, typer.Argument(metavar="SCHEDULE", help="A schedule's JSON.")
-    ] = None,
+    machine: options.MachineIfKnown = None,
+    cluster: options.ClusterIfKnown = None,
     text: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Text to train on; by default Python's help topics."),
@@ -127,65 +113,33 @@ def run(  # noqa: PLR0913
             metavar="FILE", help="A Hugging Face tokenizer.json; by default each byte is a token."
         ),
     ] = None,
-    cluster: options.ClusterIfKnown = None,
     output: Annotated[Path | None, output_option("Write the measured timeline here.")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Train by SCHEDULE, verbatim; without one, plan first (--model and --seq-len).
+    """Train by SCHEDULE, which `plan -o` writes, verbatim.
 
-    With --ranks, or a cluster's schedule, each rank is a process, or one of torchrun's.
+    Of a cluster's schedule each rank is a process, or one of torchrun's.
     """
-    settings = replace(how.settings, trusts_code=wanted.trust_remote_code)
-    if schedule is not None:
-        given = [flag for flag in wanted.given() if flag != "--trust-remote-code"]
-        _refuse_to_plan(schedule, [*given, *layout.given()])
-    if (schedule is None and (how.ranks or 1) > 1) or (schedule and holds_cluster(schedule)):
+    settings, document = how.settings, read_as(Schedule, schedule)
+    if not document.is_one_device:
         tokens = token_stream(text, tokenizer)
         on_ranks = HowToRun(settings, cluster, tokens, output, as_json)
-        _run_ranks(schedule, how, wanted, layout, on_ranks)
+        run_of_ranks(schedule, document, on_ranks)
         return
-    beside = ["--ranks"] if (how.ranks or 1) > 1 else []
-    beside += [*layout.given(), *(["--cluster"] if cluster else [])]
-    if beside:
-        told = "add --ranks N" if schedule is None else f"{schedule} is of one device"
-        raise RunOptionsError(f"{', '.join(beside)} is of several ranks: {told}")
-    document, plan_seconds = _schedule(schedule, wanted, settings.backend, quiet=as_json)
-    if schedule is not None:
-        recipe = Recipe.model_validate(document.recipe)
-        spec = model_of(document.model)
-        require_trusted(str(schedule), spec, recipe, trusts=settings.trusts_code)
+    if cluster is not None:
+        raise RunOptionsError(f"--cluster is of several ranks: {schedule} is of one device")
+    require_sound(document)
+    recipe, model = Recipe.model_validate(document.recipe), model_of(document.only.model)
+    require_trusted(str(schedule), model, recipe, trusts=settings.trusts_code)
     tokens = token_stream(text, tokenizer)
-    peak = peak_machine(document, wanted.machine, settings.backend)
+    peak = peak_machine(document.only, machine, settings.backend)
     predicted = _predicted(document, peak, quiet=as_json)
     result = _trained(document, settings, tokens, quiet=as_json)
     try:
         if output is not None:
             write_document(result.timeline, output)
     finally:  # what was trained is told, on a full disk too
-        _report(_Outcome(document, result, peak, plan_seconds, predicted), as_json=as_json)
-    if not as_json:
-        print_report(*notes_of(wanted))
-
-
-def _run_ranks(
-    schedule: Path | None,
-    how: RunOptions,
-    wanted: PlanOptions,
-    layout: RankOptions,
-    on_ranks: HowToRun,
-) -> None:
-    """By the cluster's schedule in a file, or by one planned now for `how.ranks`."""
-    if schedule is not None:
-        run_cluster_file(schedule, how.ranks, on_ranks)
-        return
-    _require_model(wanted)
-    backend = on_ranks.settings.backend
-    wanted = with_kernels_of(backend, wanted)
-    if on_ranks.cluster is None:
-        machine = planning_machine(wanted.machine, backend)
-        wanted = wanted.model_copy(update={"machine": machine})
-    assert how.ranks is not None
-    run_planned_ranks(how.ranks, wanted, layout, on_ranks)
+        _report(_Outcome(document, result, peak, predicted), as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -193,7 +147,6 @@ class _Outcome:
     schedule: Schedule
     run: api.Run
     peak: Machine | None
-    plan_seconds: float | None
     predicted: Summary | None
 
     @property
@@ -205,39 +158,8 @@ def _predicted(schedule: Schedule, machine: Machine | None, *, quiet: bool) -> S
     """What the run should come to by the profile of the machine here, where one is known."""
     if machine is None:
         return None
-    with progress(f"predicting {schedule.model.name}", quiet=quiet):
-        return summarize(schedule, simulate(schedule, machine), machine)
-
-
-def _schedule(
-    path: Path | None, wanted: PlanOptions, backend: str, *, quiet: bool
-) -> tuple[Schedule, float | None]:
-    """The schedule in the file, or one planned now and how long that took."""
-    if path is not None:
-        return checked_schedule(path), None
-    _require_model(wanted)
-    machine = planning_machine(wanted.machine, backend)
-    here = with_kernels_of(backend, wanted).model_copy(update={"machine": machine})
-    answer, seconds = answered(DeviceQuery(request_of(here)), {}, quiet=quiet)
-    assert isinstance(answer, PlannedStep)
-    return answer.schedule, seconds
-
-
-def _require_model(wanted: PlanOptions) -> None:
-    if wanted.model is None or wanted.seq_len is None:
-        raise RunOptionsError("say what to run: a SCHEDULE, or --model and --seq-len to plan one")
-
-
-def _refuse_to_plan(path: Path, given: Sequence[str]) -> None:
-    """
-    Raises:
-        RunOptionsError: there is a schedule, and options of a plan beside it.
-    """
-    if given:
-        raise RunOptionsError(
-            f"{path} is planned already, {', '.join(given)} cannot change it; "
-            "give either a SCHEDULE or what to plan"
-        )
+    with progress(f"predicting {schedule.only.model.name}", quiet=quiet):
+        return summarize(schedule, api.simulate(schedule, machine), machine)
 
 
 def _trained(
@@ -247,7 +169,7 @@ def _trained(
     losses: list[float] = []
     num_steps = settings.num_steps
     try:
-        with progress(f"training {schedule.model.name}", num_steps, quiet=quiet) as stage:
+        with progress(f"training {schedule.only.model.name}", num_steps, quiet=quiet) as stage:
 
             def on_loss(loss: float) -> None:
                 losses.append(loss)
@@ -263,7 +185,7 @@ def _trained(
 
 def _report(outcome: _Outcome, *, as_json: bool) -> None:
     schedule, timeline, peak = outcome.schedule, outcome.run.timeline, outcome.peak
-    summary = summarize(schedule, timeline, peak or UNKNOWN_PEAK, outcome.plan_seconds)
+    summary = summarize(schedule, timeline, peak or UNKNOWN_PEAK)
     if as_json:
         unknown = {} if peak else {"mfu": None, "hfu": None}
         run = {

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.clusters.conforms import require_conforming_cluster
+from twinstream.clusters.conforms import require_conforming
+from twinstream.clusters.running.places import known_place_of
 from twinstream.clusters.running.run_ranks import (
     ClusterRun,
     join_as_rank,
@@ -16,26 +17,19 @@ from twinstream.clusters.running.run_ranks import (
 )
 from twinstream.clusters.shared_machine import Place
 from twinstream.commands.arguments.backends import UNKNOWN_PEAK
-from twinstream.commands.arguments.plan_options import PlanOptions
-from twinstream.commands.arguments.queries import query_of_ranks
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.commands.plan import answered
-from twinstream.commands.schedule_inputs import ScheduleInputError, read_cluster
-from twinstream.documents import known_place_of
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.recipe import Recipe
-from twinstream.options.step_options import RankOptions
 from twinstream.planner.planner import gc_paused
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.analysis.comparison import by_rank
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.document import Schedule
 from twinstream.schedule.files import write_document
+from twinstream.schedule.timeline import Timeline
 from twinstream.screens.ranks_screen import layout_line, stages_table
 from twinstream.screens.run_report import losses_line
-from twinstream.screens.tables import SHARES, SPEEDS, headline_table, seconds
-from twinstream.simulator.replay import simulate_cluster
-from twinstream.study.several_ranks import RanksStep
+from twinstream.screens.tables import SHARES, SPEEDS, headline_table
+from twinstream.simulator.replay import simulate
 from twinstream.trusted_code import require_trusted
 
 
@@ -52,47 +46,23 @@ class HowToRun:
 
 @dataclass(frozen=True)
 class _Job:
-    """A schedule, on what it is predicted, and how long it took to plan, where it was."""
+    """A schedule, and on what it is predicted."""
 
-    schedule: ClusterSchedule
+    schedule: Schedule
     place: Place | None
-    plan_seconds: float | None = None
 
 
-def run_cluster_file(path: Path, num_ranks: int | None, how: HowToRun) -> None:
-    """Train by the cluster's schedule in a file; of torchrun's ranks the first one tells.
+def run_of_ranks(path: Path, schedule: Schedule, how: HowToRun) -> None:
+    """Train by the schedule of ranks in a file; of torchrun's ranks the first one tells.
 
     Raises:
-        ScheduleInputError: another number of ranks is asked for.
         TwinstreamError: as `run_processes`, `join_as_rank`.
     """
-    schedule = read_cluster(path)
     spec = spec_of(schedule)
-    require_conforming_cluster(schedule)
+    require_conforming(schedule)
     recipe = Recipe.model_validate(next(iter(schedule.schedules.values())).recipe)
     require_trusted(str(path), spec, recipe, trusts=how.settings.trusts_code)
-    size = schedule.mesh.size
-    if num_ranks not in (None, size):
-        raise ScheduleInputError(
-            f"the schedule is of {size} ranks, and --ranks {num_ranks} were asked for: leave it "
-            "out, or plan with as many"
-        )
     _run(_Job(schedule, known_place_of(schedule, how.cluster, None, path)), how)
-
-
-def run_planned_ranks(
-    num_ranks: int, wanted: PlanOptions, asked: RankOptions, how: HowToRun
-) -> None:
-    """Plan for so many ranks, as `plan --ranks` does, and train at once.
-
-    Raises:
-        LayoutError: an option is not of ranks that run, or they cannot be laid out so.
-        TwinstreamError: as `run_processes`, `join_as_rank`.
-    """
-    query = query_of_ranks(num_ranks, wanted, asked, how.cluster)
-    answer, seconds = answered(query, {}, quiet=how.as_json)
-    assert isinstance(answer, RanksStep)
-    _run(_Job(answer.schedule, answer.place, seconds), how)
 
 
 def _run(job: _Job, how: HowToRun) -> None:
@@ -121,11 +91,11 @@ def _predicted(job: _Job, *, quiet: bool) -> Summary | None:
         return None
     machine = job.place.machine
     with progress(f"predicting {job.schedule.model['name']}", quiet=quiet), gc_paused():
-        timeline = simulate_cluster(job.schedule, job.place.cluster, machine)
+        timeline = simulate(job.schedule, machine, job.place.cluster)
         return summarize(job.schedule, timeline, machine)
 
 
-def _measured(job: _Job, timeline: ClusterTimeline) -> Summary:
+def _measured(job: _Job, timeline: Timeline) -> Summary:
     """What it came to; of use of compute nothing is shown where the peak is not known."""
     machine = UNKNOWN_PEAK if job.place is None else job.place.machine
     return summarize(*by_rank(job.schedule, timeline), machine)
@@ -146,7 +116,6 @@ def _report(job: _Job, run: ClusterRun, *, as_json: bool) -> None:
                 "step_time_s": step_s,
                 "cold_step_time_s": timeline.cold_ns / 1e9,
                 "tokens_per_s": tokens / step_s,
-                "plan_seconds": job.plan_seconds,
                 "predicted": predicted,
                 "assumed": assumed or None,
                 "clock_error_ns": timeline.clock_error_ns,
@@ -154,9 +123,8 @@ def _report(job: _Job, run: ClusterRun, *, as_json: bool) -> None:
             }
         )
         return
-    planned = "" if job.plan_seconds is None else f"; planned in {seconds(job.plan_seconds)}"
     print_report(
-        f"{layout_line(schedule)}{planned}",
+        layout_line(schedule),
         stages_table(schedule),
         f"{tokens:,} tokens a step:",
         headline_table(

@@ -66,9 +66,9 @@ def train_screen(prepared: Prepared, done: int) -> Group:
 
 def _contents(prepared: Prepared) -> str:
     """How many documents of the data, or pairs, a step has about."""
-    lengths, is_dpo = prepared.data.lengths(), prepared.recipe.dpo is not None
-    each = float(lengths.mean()) * (2 if is_dpo else 1)
-    return f"about {prepared.tokens_per_step / each:,.0f} {'pairs' if is_dpo else 'documents'}"
+    sides = prepared.recipe.loss.sides
+    each = float(prepared.data.lengths().mean()) * sides
+    return f"about {prepared.tokens_per_step / each:,.0f} {'pairs' if sides > 1 else 'documents'}"
 
 
 def _kept_by(prepared: Prepared) -> str:
@@ -82,10 +82,11 @@ def _kept_by(prepared: Prepared) -> str:
 
 
 def _reference(prepared: Prepared) -> Iterator[tuple[str, str]]:
-    """What DPO does before the first step."""
-    dpo, reference_s = prepared.recipe.dpo, prepared.reference_s
-    if dpo is not None and reference_s is not None:
-        yield "loss", dpo.text
+    """The loss, and what it does before the first step."""
+    text, reference_s = prepared.recipe.loss.text, prepared.reference_s
+    if text is not None:
+        yield "loss", text
+    if reference_s is not None:
         yield "reference", f"{duration(reference_s)} once, before the first step: forward passes"
 
 
@@ -99,7 +100,7 @@ def _predicted(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "predicted", speed
         yield "assumed", plan.choice.assumed
     elif isinstance(plan, DevicePlan):
-        dtype = plan.schedule.model.spec["dtype"]
+        dtype = plan.schedule.model["dtype"]
         yield "predicted", f"{speed} ({uncertainty_of(plan.machine, plan.schedule).short})"
         yield "MFU", f"{plan.summary().mfu:.1%} of the {dtype} peak"
 

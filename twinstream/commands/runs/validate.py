@@ -9,14 +9,11 @@ import typer
 
 from twinstream.commands.arguments import options
 from twinstream.commands.arguments.outputs import check_output, output_option
-from twinstream.commands.output import print_json, print_report, progress
-from twinstream.fidelity.clusters import report as of_clusters
-from twinstream.fidelity.clusters.measured_steps import read_measured_steps
-from twinstream.fidelity.clusters.predicting import RowPredictors
-from twinstream.fidelity.clusters.scoring import score
-from twinstream.fidelity.report import rows_csv, validation_screen
+from twinstream.commands.output import print_report, progress, told_at_the_end
+from twinstream.fidelity.cluster_report import ClusterReport, score_steps
+from twinstream.fidelity.cluster_rows import read_measured_steps
 from twinstream.fidelity.rows import rows_that
-from twinstream.fidelity.validation import Validation
+from twinstream.fidelity.validation import TableReport
 from twinstream.fidelity.validation import validate as validated
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
@@ -72,9 +69,8 @@ def validate(  # noqa: PLR0913
     if cluster is not None:
         if machine or measured or only or html:
             raise CalibrationError("--cluster goes with --jobs, -o and --json alone")
-        from twinstream.commands.runs.validate import validate_clusters
-
-        validate_clusters([cluster, *(tables or [])], jobs, output, as_json=as_json)
+        found = _cluster_report([cluster, *(tables or [])], jobs, quiet=as_json)
+        _deliver(found, output, None, as_json=as_json)
         return
     if not machine or measured is None or tables:
         raise CalibrationError(
@@ -88,73 +84,26 @@ def validate(  # noqa: PLR0913
             stack.close()  # the bar before
             return stack.enter_context(progress(f"{what} {measured.name}", total, quiet=as_json))
 
-        validation = validated(rows, profiles, jobs=jobs, on_start=started)
-    _deliver(validation, output, html, as_json=as_json)
+        report = validated(rows, profiles, jobs=jobs, on_start=started)
+    _deliver(report, output, html, as_json=as_json)
 
 
 def _deliver(
-    validation: Validation, output: Path | None, html: Path | None, *, as_json: bool
+    report: TableReport | ClusterReport, output: Path | None, html: Path | None, *, as_json: bool
 ) -> None:
-    try:
+    with told_at_the_end(report.json, as_json=as_json, screen=lambda: [report.screen()]):
         if output is not None:
-            write_text(rows_csv(validation), output)
-        if html is not None:
+            write_text(report.csv(), output)
+        if html is not None and isinstance(report, TableReport):
             from twinstream.fidelity.scatter import scatter_html  # plotly is slow to import
 
-            write_text(scatter_html(validation), html)
-    finally:  # what was found is told, on a full disk too
-        if as_json:
-            print_json(validation_json(validation))
-        else:
-            print_report(validation_screen(validation))
+            write_text(scatter_html(report), html)
     for path in (output, html):
         if path is not None and not as_json:
             print_report(f"Wrote {path}.")
 
 
-def validation_json(validation: Validation) -> dict[str, object]:
-    """Headline errors, then those by model and by length, and counts."""
-    overall = validation.overall.model_dump()
-    return {
-        **{name: value for name, value in overall.items() if name != "schedules"},
-        "stalled_mean_error": validation.stalled.mean_error,
-        "cells": validation.cells,
-        "schedules": validation.overall.schedules,
-        "stalled_schedules": validation.stalled.schedules,
-        "by_model": validation.by_model,
-        "by_seq_len": validation.by_seq_len,
-        "failed_rows": validation.failed_rows,
-        "refused_alike": validation.refused_alike,
-        "refused_rows": validation.refused_rows,
-        "left_out": validation.left_out,
-        "without_rows": validation.without_rows,
-        "unknown": validation.unknown,
-    }
-
-
-def validate_clusters(
-    tables: Sequence[Path], jobs: int | None, output: Path | None, *, as_json: bool
-) -> None:
-    """Predict every row of published tables, print errors, scaling, ratios and what fits.
-
-    Raises:
-        ClusterTableError: a file is none of the known tables.
-        NothingScoredError: no row can be predicted.
-    """
+def _cluster_report(tables: Sequence[Path], jobs: int | None, *, quiet: bool) -> ClusterReport:
     rows = read_measured_steps(tables)
-    with (
-        progress(f"predicting {len(rows)} rows", len(rows), quiet=as_json) as step,
-        RowPredictors(jobs, step) as predictors,
-    ):
-        predicted = predictors.predicted(rows, [None] * len(rows))
-    validation = score(rows, predicted)
-    try:
-        if output is not None:
-            write_text(of_clusters.rows_csv(validation), output)
-    finally:  # what was found is told, on a full disk too
-        if as_json:
-            print_json(of_clusters.validation_json(validation))
-        else:
-            print_report(of_clusters.validation_screen(validation))
-    if output is not None and not as_json:
-        print_report(f"Wrote {output}.")
+    with progress(f"predicting {len(rows)} rows", len(rows), quiet=quiet) as step:
+        return ClusterReport(score_steps(rows, jobs=jobs, on_start=lambda _: step))

@@ -21,7 +21,7 @@ from twinstream.data.reading.blocks import DataBlock, FileRange, digest_of, unch
 from twinstream.data.reading.files import combined_hash
 from twinstream.data.reading.parquet import bytes_of_group
 from twinstream.data.reading.ranges import digest_of_range, text_in
-from twinstream.data.reading.rows import DataRow, rows_of
+from twinstream.data.reading.rows import DataRow, first_number, rows_of
 from twinstream.data.shapes import Columns
 
 _MOST_TOLD = 300  # characters of why a row is skipped
@@ -188,6 +188,19 @@ def document_place(block: DataBlock, tokens: BlockTokens, document: int) -> str:
     if block.is_continuous:
         return str(block.parts[row].path)
     return next(islice(_rows(block), row, None)).where()
+
+
+def row_places(block: DataBlock) -> list[tuple[str, int | None]]:
+    """Return of each row of a block its file and its line or row there, from 1; of each part of a
+    block of text, or of a .bin file, its file alone."""
+    if block.is_continuous:
+        return [(str(part.path), None) for part in block.parts]
+    return [
+        (str(part.path), first + row.index)
+        for part in block.parts
+        for first in [first_number(part)]
+        for row in rows_of(part)
+    ]
 
 
 def _rows(block: DataBlock, columns: tuple[str, ...] = ()) -> Iterator[DataRow]:

@@ -64,10 +64,16 @@ def rows_of(part: FileRange, columns: Sequence[str] = ()) -> Iterator[DataRow]:
 
 
 def place(part: FileRange, index: int) -> str:
+    between = ":" if part.kind == "lines" else ", row "
+    return f"{part.path}{between}{first_number(part) + index}"
+
+
+def first_number(part: FileRange) -> int:
+    """Return the number, from 1, of the first line or row of a range in its file."""
     if part.kind != "lines":
-        return f"{part.path}, row {part.rows_before + index + 1}"
+        return part.rows_before + 1
     _, start = lines_in(part.path, part.first, part.end)
-    return f"{part.path}:{line_number(part.path, start) + index}"
+    return line_number(part.path, start)
 
 
 def _object(line: bytes, start: int, part: FileRange, index: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class UnknownMachineClass(TwinstreamError):
 
 @dataclass(frozen=True)
 class MachineClass:
-    """What the seed system's code knows of a GPU.
+    """A GPU as the seed system's code knows it.
 
     `link_gib_per_s` is its nominal rate, 0.25 GiB/s x 2^(generation - 1) x lanes. The tiles of
     attention's backward kernel (queries, keys) size its workspace: by head_dim, at most 64 or at

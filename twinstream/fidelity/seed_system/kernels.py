@@ -1,4 +1,4 @@
-"""What the seed system's kernels demand, where they are not ours.
+"""The demands of the seed system's kernels, where they are not ours.
 
 Source: als244/ml_dataflow, libdataflowmodels/src/transformer/src/dataflow_transformer.c and
 backends/nvidia/src/ops/src/native (July 2025). It multiplies by Wq, Wk, Wv, W1 and W3 apart, copies
@@ -13,13 +13,13 @@ from twinstream.models.kernel_costs.work import ChunkWork
 from twinstream.models.recipe import KernelChoice, Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.cost import Work
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 
 _COPY = "vector"
 _RECIPE = Recipe(kernels=KernelChoice(attention="flash3"))  # what the recorded runs called
 
 
-def with_its_kernels(schedule: Schedule, spec: ModelSpec) -> Schedule:
+def with_its_kernels(schedule: RankSchedule, spec: ModelSpec) -> RankSchedule:
     """The schedule with the demands of the seed system's kernels in place of ours.
 
     It times what was measured. It no longer conforms to the chain, whose demands are those of the

@@ -1,4 +1,4 @@
-"""How the seed system chooses what is saved of each activation that leaves the device."""
+"""The seed system's choice of what is saved of each activation that leaves the device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _INPUT, _ATTENTION, _FULL = SavedLevel.INPUT, SavedLevel.ATTENTION, SavedLevel.F
 
 @dataclass(frozen=True)
 class Levels:
-    """What the choice is made from.
+    """The facts that the choice is made from.
 
     `bytes_of` are bytes of one activation by level. `window_bytes` is what the link is thought to
     take away while as many activations as there are slots are made; None where a sequence is
@@ -52,8 +52,8 @@ def choose_levels(levels: Levels, home: int, budget_bytes: int) -> tuple[SavedLe
 
 
 def _uncongested(levels: Levels, rest: int) -> tuple[int, int]:
-    """How many of a window may be FULL so that it brings no more than the link takes, and of the
-    activations after the last window: all, unless a window is too much without any."""
+    """Count how many of a window may be FULL so that it brings no more than the link takes, and of
+    the activations after the last window: all, unless a window is too much without any."""
     sizes, slots = levels.bytes_of, levels.slots
     assert levels.window_bytes is not None
     left = levels.window_bytes - slots * sizes[_ATTENTION]

@@ -20,7 +20,7 @@ from twinstream.models.recipe import Recipe
 from twinstream.models.spec import ModelSpec
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.derived.waits import derive_waits
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import Compute, Copy, Feed, Fetch, Op, Operand, Stream
 from twinstream.schedule.tensors import DEVICE, HOST, Carried
 from twinstream.schedule.timeline import PassSpans
@@ -51,7 +51,7 @@ def seed_chain(spec: ModelSpec, workload: Workload) -> Chain:
     return lower(spec, workload, recipe)
 
 
-def emit_seed(spec: ModelSpec, chain: Chain, sizing: Sizing, machine: MachineRef) -> Schedule:
+def emit_seed(spec: ModelSpec, chain: Chain, sizing: Sizing, machine: MachineRef) -> RankSchedule:
     """The seed system's schedule of a chain of `seed_chain`.
 
     The chain may have fewer rounds than `sizing` says: a shorter step of the same plan. Its caps
@@ -63,7 +63,7 @@ def emit_seed(spec: ModelSpec, chain: Chain, sizing: Sizing, machine: MachineRef
     slots = tuple(emission.slots.slots.values())
     ops = derive_waits(tuple(emission.ops), chain.tensors, slots)
     used = {op.call for op in ops if isinstance(op, Compute)}
-    return Schedule(
+    return RankSchedule(
         tensors=chain.tensors,
         slots=slots,
         calls={name: call for name, call in chain.calls.items() if name in used},
@@ -79,8 +79,8 @@ def emit_seed(spec: ModelSpec, chain: Chain, sizing: Sizing, machine: MachineRef
     )
 
 
-def timed_ns(schedule: Schedule, spans: PassSpans) -> int:
-    """What the seed system times of a step: from compute's start to the last copy out."""
+def timed_ns(schedule: RankSchedule, spans: PassSpans) -> int:
+    """Return what the seed system times of a step: from compute's start to the last copy out."""
     starts = [s for op, s in zip(schedule.ops, spans.start_ns, strict=True) if op.stream == COMPUTE]
     ends = [e for op, e in zip(schedule.ops, spans.end_ns, strict=True) if op.stream == OUTBOUND]
     return max(ends) - min(starts)

@@ -1,4 +1,4 @@
-"""How the seed system cuts and sizes a step: pure functions from model, caps and machine to a plan.
+"""The seed system's cut and sizes of a step: pure functions from model, caps and machine to a plan.
 
 Source: the rules of als244/ml_dataflow as restated in shared/data/README.md, section 2, and checked
 against 919 recorded runs. Two figures were found in those records alone: 28 bytes per token of a
@@ -38,7 +38,7 @@ class SizingRefused(TwinstreamError):
 
 @dataclass(frozen=True)
 class Sizing:
-    """What the seed system decides of a step before it starts.
+    """The seed system's decisions on a step before it starts.
 
     `num_optimizer_blocks` layers of Adam state fit beside parameters and gradients once the
     activation slots are idle. `levels` are those of the home activations in (layer, chunk) order;
@@ -147,7 +147,7 @@ class UnknownTarget(TwinstreamError):
 
 @dataclass(frozen=True)
 class RoundSizes:
-    """How a round is cut, before any memory is looked at."""
+    """The cut of a round, before any memory is looked at."""
 
     seq_len: int
     chunk_tokens: int
@@ -197,7 +197,7 @@ def saved_bytes(spec: ModelSpec, sizes: RoundSizes, level: SavedLevel) -> int:
 
 
 def _chunk_act_bytes(spec: ModelSpec, chunk_tokens: int) -> int:
-    """What the code sizes by: a chunk's saved activations without norm scalars and log-sum-exp."""
+    """Return a chunk's saved activations without norm scalars and log-sum-exp: what it sizes by."""
     widths = 2 * spec.d_model + 2 * spec.d_q + 2 * spec.d_kv + 2 * spec.d_ff
     return spec.itemsize * chunk_tokens * widths
 
@@ -235,7 +235,7 @@ def _host_base_bytes(spec: ModelSpec, sizes: RoundSizes) -> int:
 
 
 def _levels(spec: ModelSpec, sizes: RoundSizes, machine: MachineClass, slots: int) -> Levels:
-    """What the choice of levels knows; its window is as long as the slots' forward compute.
+    """Return what the choice of levels knows; its window is as long as the slots' forward compute.
 
     One of the projections of Q and of the output does not count: of what was tried, only so are
     the recorded runs of packed sequences all met, some of them within 1 % of a threshold.
@@ -265,7 +265,7 @@ class _Device:
 
     @property
     def sticky_bytes(self) -> int:
-        """What the code takes off the cap before it divides the rest."""
+        """Return what the code takes off the cap before it divides the rest."""
         spec, sizes = self.spec, self.sizes
         d, v, c, n = spec.d_model, spec.vocab_size, sizes.chunk_tokens, sizes.chunks_per_round
         contexts = 2 * (2 * sizes.longer_tokens * spec.d_kv * 2)
@@ -279,7 +279,7 @@ class _Device:
 
     @property
     def used_bytes(self) -> int:
-        """What is there beside blocks and slots: some more than was taken off."""
+        """Return what is there beside blocks and slots: some more than was taken off."""
         sizes = self.sizes
         uncounted = saved_bytes(self.spec, sizes, SavedLevel.FULL) - sizes.chunk_act_bytes
         round_tokens = sizes.chunk_tokens * sizes.chunks_per_round
@@ -287,8 +287,8 @@ class _Device:
 
     @property
     def released_bytes(self) -> int:
-        """Of the used bytes, those laid out after the activation slots' beginning: gradients of
-        an activation, recomputed norms, head and logits. Adam state takes their place."""
+        """Return the used bytes laid out after the activation slots' beginning: gradients of an
+        activation, recomputed norms, head and logits. Adam state takes their place."""
         norms = 2 * self.sizes.chunk_tokens * self.spec.d_model * 2
         return saved_bytes(self.spec, self.sizes, SavedLevel.FULL) + norms + self._head_bytes()
 

@@ -1,4 +1,4 @@
-"""Where the seed system keeps things: fixed slots of both memories, named by what they hold."""
+"""The seed system's places: fixed slots of both memories, named by what they hold."""
 
 from collections.abc import Iterable
 

@@ -8,7 +8,7 @@ from twinstream.models.recipe import Recipe
 from twinstream.planner.policies import Policy
 from twinstream.planner.request import PlanRequest, TrainingStep
 from twinstream.schedule.chain import Chain
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import MachineRef
 
@@ -23,7 +23,7 @@ class OtherRecipeError(TwinstreamError):
     """The recipe names kernels or dtypes that the seed system does not have."""
 
 
-def plan_seed_step(request: PlanRequest) -> tuple[Schedule, Chain]:
+def plan_seed_step(request: PlanRequest) -> tuple[RankSchedule, Chain]:
     """The seed system's schedule of a step, and its chain.
 
     The device cap is the arena's: the machine's reserve is taken off. Tokens per step that are

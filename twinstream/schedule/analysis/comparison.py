@@ -3,20 +3,20 @@
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
-from twinstream.schedule.analysis.idle import AnySchedule, AnyTimeline, ExchangeTimes
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, as_cluster
-from twinstream.schedule.cluster.cluster_timeline import (
-    ClusterTimeline,
-    as_cluster_timeline,
-    require_timeline_of_cluster,
-)
+from twinstream.schedule.analysis.idle import ExchangeTimes
 from twinstream.schedule.cluster.splitting import expanded
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule, Schedule
 from twinstream.schedule.errors import require
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import TimeNs
 from twinstream.schedule.ops import Communicate, Compute, Op
-from twinstream.schedule.timeline import Timeline, require_timeline_of
+from twinstream.schedule.timeline import (
+    Provenance,
+    RankTimeline,
+    Timeline,
+    require_timeline_of,
+    require_timeline_of_rank,
+)
 
 WAITED, SAID = "waited for others", "said"
 BUSY_BELOW = 0.9  # of the kernels' time with a core
@@ -113,46 +113,46 @@ def busy_note(shares: Sequence[float]) -> str | None:
     return f"The machine was busy: kernels had a core for {share} of their time"
 
 
-def core_share_of(timeline: AnyTimeline) -> float:
+def core_share_of(provenance: Provenance) -> float:
     """The share of a measured time that its error is of: 1 where the cores were free enough."""
-    share = timeline.provenance.processor_share
+    share = provenance.processor_share
     return 1.0 if share is None or share >= BUSY_BELOW else share
 
 
-def compare(schedule: AnySchedule, predicted: AnyTimeline, measured: AnyTimeline) -> Comparison:
+def compare(schedule: Schedule, predicted: Timeline, measured: Timeline) -> Comparison:
     """Join two timelines of a schedule by op id; of a mesh each rank measured with its class.
 
     Raises:
         TimelineMismatch: one of them has other ops than the schedule.
     """
-    if isinstance(schedule, ClusterSchedule):
-        require("predicted", predicted, ClusterTimeline)
-        require("measured", measured, ClusterTimeline)
-        return _of_ranks(schedule, as_cluster_timeline(predicted), as_cluster_timeline(measured))
     require("schedule", schedule, Schedule)
     require("predicted", predicted, Timeline)
     require("measured", measured, Timeline)
-    assert isinstance(predicted, Timeline)
-    assert isinstance(measured, Timeline)
-    return _of_device(schedule, predicted, measured)
+    if schedule.is_one_device:
+        return compare_rank(schedule.only, predicted.only, measured.only)
+    return _of_ranks(schedule, predicted, measured)
 
 
-def by_rank(
-    schedule: AnySchedule, timeline: AnyTimeline
-) -> tuple[ClusterSchedule, ClusterTimeline]:
+def by_rank(schedule: Schedule, timeline: Timeline) -> tuple[Schedule, Timeline]:
     """The same with a class for each rank where a timeline has all ranks; else as they are."""
-    mesh, line = as_cluster(schedule), as_cluster_timeline(timeline)
-    if not line.ranks:
-        return mesh, line
-    alone = line.model_copy(update={"classes": line.ranks, "ranks": {}})
-    return expanded(mesh), alone
+    if not timeline.ranks:
+        return schedule, timeline
+    alone = timeline.model_copy(update={"classes": timeline.ranks, "ranks": {}})
+    return expanded(schedule), alone
 
 
-def _of_device(schedule: Schedule, predicted: Timeline, measured: Timeline) -> Comparison:
+def compare_rank(
+    schedule: RankSchedule, predicted: RankTimeline, measured: RankTimeline
+) -> Comparison:
+    """Join two timelines of one rank's schedule by op id.
+
+    Raises:
+        TimelineMismatch: one of them has other ops than the schedule.
+    """
     before = _durations_ns(schedule, predicted, "predicted")
     after = _durations_ns(schedule, measured, "measured")
     order = sorted(range(len(before)), key=lambda i: (-abs(before[i] - after[i]), i))
-    share = core_share_of(measured)
+    share = core_share_of(measured.provenance)
     return Comparison(
         processor_share=measured.provenance.processor_share,
         step_ns=Pair(predicted=predicted.step_ns, measured=measured.step_ns, core_share=share),
@@ -177,8 +177,8 @@ def kind_of(op: Op) -> str:
     return f"{op.kind} {op.stream.queue}"
 
 
-def _durations_ns(schedule: Schedule, timeline: Timeline, which: str) -> list[float]:
-    require_timeline_of(schedule, timeline, which)
+def _durations_ns(schedule: RankSchedule, timeline: RankTimeline, which: str) -> list[float]:
+    require_timeline_of_rank(schedule, timeline, which)
     return [
         fmean(spans.end_ns[i] - spans.start_ns[i] for spans in timeline.passes)
         for i in range(len(schedule.ops))
@@ -186,9 +186,11 @@ def _durations_ns(schedule: Schedule, timeline: Timeline, which: str) -> list[fl
 
 
 def _grouped(
-    schedule: Schedule, durations_ns: tuple[Sequence[float], Sequence[float]], core_share: float,
+    schedule: RankSchedule,
+    durations_ns: tuple[Sequence[float], Sequence[float]],
+    core_share: float,
     name: Callable[[Op], str],
-) -> tuple[GroupComparison, ...]:  # fmt: skip
+) -> tuple[GroupComparison, ...]:
     before, after = durations_ns
     members: dict[str, list[int]] = {}
     for i, op in enumerate(schedule.ops):
@@ -207,13 +209,11 @@ def _grouped(
     )
 
 
-def _of_ranks(
-    schedule: ClusterSchedule, predicted: ClusterTimeline, measured: ClusterTimeline
-) -> Comparison:
+def _of_ranks(schedule: Schedule, predicted: Timeline, measured: Timeline) -> Comparison:
     for timeline in (predicted, measured):
-        require_timeline_of_cluster(schedule, timeline)
+        require_timeline_of(schedule, timeline)
     cut, after = by_rank(schedule, measured)
-    require_timeline_of_cluster(cut, after)
+    require_timeline_of(cut, after)
     before = predicted
     if cut is not schedule:
         lines = {one.name: predicted.classes[_class_of(one.name, predicted)] for one in cut.classes}
@@ -222,7 +222,7 @@ def _of_ranks(
     ranks = tuple(
         RankComparison(
             name=one.name,
-            comparison=_of_device(cut.of(one), before.classes[one.name], after.classes[one.name]),
+            comparison=compare_rank(cut.of(one), before.classes[one.name], after.classes[one.name]),
             said=tuple(
                 GroupComparison(
                     name=what,
@@ -238,7 +238,7 @@ def _of_ranks(
         op.model_copy(update={"rank": one.name}) for one in ranks for op in one.comparison.worst_ops
     ]
     worst.sort(key=lambda op: -abs(op.duration_ns.predicted - op.duration_ns.measured))
-    share = core_share_of(measured)
+    share = core_share_of(measured.provenance)
     return Comparison(
         processor_share=measured.provenance.processor_share,
         step_ns=Pair(predicted=predicted.step_ns, measured=measured.step_ns, core_share=share),
@@ -250,7 +250,7 @@ def _of_ranks(
     )
 
 
-def _class_of(rank: str, predicted: ClusterTimeline) -> str:
+def _class_of(rank: str, predicted: Timeline) -> str:
     """Of a rank's own class, by name, the class that it comes from."""
     return max((name for name in predicted.classes if rank.startswith(name)), key=len)
 
@@ -260,7 +260,7 @@ def _silent(one: RankComparison) -> list[GroupComparison]:
     return [kind for kind in one.comparison.kinds if not kind.name.startswith("communicate ")]
 
 
-def _said(schedule: ClusterSchedule, timeline: ClusterTimeline) -> list[tuple[float, float]]:
+def _said(schedule: Schedule, timeline: Timeline) -> list[tuple[float, float]]:
     """By class: ns of a pass that it waited in its exchanges, and that they then took."""
     begun = ExchangeTimes(schedule, timeline)
     found = []

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from pydantic import NonNegativeInt
 
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.node import Node
 from twinstream.schedule.ops import Stream
-from twinstream.schedule.timeline import PassSpans, Timeline
+from twinstream.schedule.timeline import PassSpans, RankTimeline
 
 
 class PathPiece(Node):
@@ -18,7 +18,7 @@ class PathPiece(Node):
     end_ns: NonNegativeInt
 
 
-def critical_path(schedule: Schedule, timeline: Timeline) -> list[PathPiece]:
+def critical_path(schedule: RankSchedule, timeline: RankTimeline) -> list[PathPiece]:
     """Pieces of the last pass, in order and without gaps, that end with its last compute op.
 
     An op is released by the op that ended last of its stream's predecessor and its waits. The path
@@ -49,7 +49,7 @@ def _add(pieces: list[PathPiece], op_id: str | None, start_ns: int, end_ns: int)
         pieces.append(PathPiece(op_id=op_id, start_ns=start_ns, end_ns=end_ns))
 
 
-def _last_op(schedule: Schedule, timeline: Timeline) -> int:
+def _last_op(schedule: RankSchedule, timeline: RankTimeline) -> int:
     compute = Stream(queue="compute")
     mine = [i for i, op in enumerate(schedule.ops) if op.stream == compute]
     ends = timeline.passes[-1].end_ns
@@ -59,7 +59,7 @@ def _last_op(schedule: Schedule, timeline: Timeline) -> int:
 class Releases:
     """What releases each op of a schedule: the op before it on its stream, and its waits."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: RankSchedule) -> None:
         self._ops = schedule.ops
         self._position = {op.op_id: i for i, op in enumerate(schedule.ops)}
         streams = [(op.stream.device, op.stream.queue) for op in schedule.ops]

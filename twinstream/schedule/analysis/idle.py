@@ -7,17 +7,15 @@ from typing import NamedTuple
 from pydantic import NonNegativeInt
 
 from twinstream.schedule.analysis.critical_path import Releases
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, as_cluster
-from twinstream.schedule.cluster.cluster_timeline import (
-    ClusterTimeline,
-    as_cluster_timeline,
-    require_timeline_of_cluster,
-)
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
 from twinstream.schedule.ops import Communicate, Compute, Copy, Op, Stream
-from twinstream.schedule.timeline import PassSpans, Timeline
+from twinstream.schedule.timeline import (
+    PassSpans,
+    Timeline,
+    require_timeline_of,
+)
 
 AXES = ("tp", "cp", "ep", "dp")
 ALL_RANKS, TRANSFER, BUBBLE, LATE_RANKS = "all_ranks", "transfer", "bubble", "late_ranks"
@@ -27,10 +25,8 @@ CAUSES = (*AXES, ALL_RANKS, TRANSFER, BUBBLE, LATE_RANKS, COPY, HOST, LATENCY)
 message along the pipeline; its other side had not come yet (along the pipeline a bubble, otherwise
 ranks that are late); a copy; the host; nothing but latency of waits and launches."""
 
-AnySchedule = Schedule | ClusterSchedule
-AnyTimeline = Timeline | ClusterTimeline
 _PIPELINE = "pp"
-_COMPUTE = Stream(queue="compute")
+COMPUTE_STREAM = Stream(queue="compute")
 _Place = tuple[int, int]  # the number of a class, and the position of an op in it
 
 
@@ -112,7 +108,7 @@ def cause_of(op: Op) -> str:
     return ALL_RANKS if {_PIPELINE, "tp"} & set(op.axes) else "dp"
 
 
-def exposed_times(schedule: AnySchedule, timeline: AnyTimeline) -> tuple[ExposedTime, ...]:
+def exposed_times(schedule: Schedule, timeline: Timeline) -> tuple[ExposedTime, ...]:
     """Return, of every class's last pass, each ns in which its compute queue was idle, by cause.
 
     A gap is followed back from the compute op that ends it: by what ended last of all that
@@ -123,16 +119,16 @@ def exposed_times(schedule: AnySchedule, timeline: AnyTimeline) -> tuple[Exposed
     Raises:
         TimelineMismatch: the timeline is not of this schedule.
     """
-    exchanges = ExchangeTimes.of(schedule, timeline)
+    exchanges = ExchangeTimes(schedule, timeline)
     numbers = range(len(exchanges.schedule.classes))
     return tuple(exchanges.gaps(number).exposed() for number in numbers)
 
 
 def idle_intervals(
-    schedule: AnySchedule, timeline: AnyTimeline, stream: Stream = _COMPUTE, number: int = 0
+    schedule: Schedule, timeline: Timeline, stream: Stream = COMPUTE_STREAM, number: int = 0
 ) -> list[IdleInterval]:
     """Gaps of a stream in the last pass of a class, by its number, in order."""
-    return list(ExchangeTimes.of(schedule, timeline).gaps(number).of(stream))
+    return list(ExchangeTimes(schedule, timeline).gaps(number).of(stream))
 
 
 def idle_by_queue(intervals: Sequence[IdleInterval]) -> dict[str, int]:
@@ -150,7 +146,7 @@ def mean_fractions(found: Sequence[ExposedTime]) -> dict[str, float]:
 
 
 def shares_of(
-    schedules: Sequence[AnySchedule], timelines: Sequence[AnyTimeline], further: float = 0.0
+    schedules: Sequence[Schedule], timelines: Sequence[Timeline], further: float = 0.0
 ) -> dict[str, float]:
     """Return where a step's time goes, mean over all ranks; the shares add up to 1.
 
@@ -189,8 +185,8 @@ def exposed_communication(shares: Mapping[str, float]) -> float:
 class ExchangeTimes:
     """When exchanges were under way: from the moment at which the last of their sides came."""
 
-    def __init__(self, schedule: ClusterSchedule, timeline: ClusterTimeline) -> None:
-        require_timeline_of_cluster(schedule, timeline)
+    def __init__(self, schedule: Schedule, timeline: Timeline) -> None:
+        require_timeline_of(schedule, timeline)
         self.schedule = schedule
         names = {one.name: number for number, one in enumerate(schedule.classes)}
         self.passes = [timeline.classes[one.name].passes[-2:] for one in schedule.classes]
@@ -205,11 +201,6 @@ class ExchangeTimes:
             sides = tuple((names[side[0]], position[side]) for side in exchange.sides)
             self._sides |= dict.fromkeys(sides, sides)
         self._releases: dict[str, Releases] = {}
-
-    @classmethod
-    def of(cls, schedule: AnySchedule, timeline: AnyTimeline) -> "ExchangeTimes":
-        """Return those of any schedule; one device has no exchanges."""
-        return cls(as_cluster(schedule), as_cluster_timeline(timeline))
 
     def releases(self, number: int) -> Releases:
         """Return what releases the ops of a class; classes may share a schedule."""
@@ -265,11 +256,11 @@ class Gaps:
 
     def exposed(self) -> ExposedTime:
         """The whole pass of the compute queue."""
-        mine = self._on(_COMPUTE)
+        mine = self._on(COMPUTE_STREAM)
         begin_ns = self._begin_ns(mine)
         step_ns = max(0, self._passes[-1].end_ns[mine[-1]] - begin_ns) if mine else 0
         causes: dict[str, int] = {}
-        for interval in self.of(_COMPUTE):
+        for interval in self.of(COMPUTE_STREAM):
             for piece in interval.pieces:
                 causes[piece.cause] = causes.get(piece.cause, 0) + piece.lasting_ns
         return ExposedTime(

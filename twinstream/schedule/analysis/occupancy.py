@@ -2,7 +2,7 @@
 
 from pydantic import NonNegativeInt
 
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import require
 from twinstream.schedule.node import Node
 from twinstream.schedule.proof.accesses import AccessMap
@@ -22,7 +22,22 @@ class MemorySample(Node):
         return sum(self.bytes_by_role.values())
 
 
-def memory_over_time(schedule: Schedule, spans: PassSpans, tier: Tier) -> list[MemorySample]:
+def slot_bytes_by_role(schedule: RankSchedule) -> dict[str, int]:
+    """Return the bytes of all slots by role of what kernels or exchanges first have in them."""
+    roles = {tensor.tensor_id: tensor.role for tensor in schedule.tensors}
+    held: dict[str, str] = {}
+    for op in schedule.ops:
+        if op.kind in ("compute", "communicate"):
+            for operand in op.operands:
+                held.setdefault(operand.slot, roles[operand.tensor])
+    found: dict[str, int] = {}
+    for slot in schedule.slots:
+        role = held.get(slot.slot_id, "activation")
+        found[role] = found.get(role, 0) + slot.size_bytes
+    return found
+
+
+def memory_over_time(schedule: RankSchedule, spans: PassSpans, tier: Tier) -> list[MemorySample]:
     """Live bytes of a tier through one pass, a sample at every change.
 
     Content is alive from the start of the op that makes it until the end of the last op that
@@ -53,7 +68,7 @@ class _Life:
 
 
 def _lifetimes(
-    schedule: Schedule, spans: PassSpans, tier: Tier
+    schedule: RankSchedule, spans: PassSpans, tier: Tier
 ) -> list[tuple[Role, int, int, int]]:
     access_map = AccessMap(schedule.tensors, schedule.slots)
     if tier not in access_map.tiers:

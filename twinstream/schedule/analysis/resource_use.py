@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.proof.accesses import AccessMap
-from twinstream.schedule.timeline import Timeline
+from twinstream.schedule.timeline import RankTimeline
 
 Floats = NDArray[np.float64]
 RESOURCES = ("h2d", "d2h", "hbm", "host_dram")
 
 
-def bytes_by_op(schedule: Schedule) -> dict[str, NDArray[np.int64]]:
+def bytes_by_op(schedule: RankSchedule) -> dict[str, NDArray[np.int64]]:
     """Bytes that each op moves over each of `RESOURCES`, in the schedule's op order.
 
     A copy between the memories uses its direction of the link, HBM and host DRAM; one inside the
@@ -45,7 +45,7 @@ def bytes_by_op(schedule: Schedule) -> dict[str, NDArray[np.int64]]:
 
 
 def use_over_time(
-    schedule: Schedule, timeline: Timeline, edges_ns: Sequence[float] | Floats
+    schedule: RankSchedule, timeline: RankTimeline, edges_ns: Sequence[float] | Floats
 ) -> dict[str, Floats]:
     """Bytes per ns over each resource, mean between each two edges; all passes of the timeline.
 

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from itertools import combinations
 from math import prod
 
-from twinstream.schedule.cluster.cluster_schedule import RankClass
-from twinstream.schedule.cluster.mesh import Mesh
 from twinstream.schedule.cluster.violations import ClassesNotPartition
+from twinstream.schedule.document import Mesh, RankClass
 
 Masks = tuple[int, ...]  # per axis of a mesh, bit i for coordinate i
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
-from twinstream.schedule.cluster.mesh import Mesh
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import Mesh, RankSchedule
 from twinstream.schedule.ops import Communicate, Op
 from twinstream.schedule.proof.accesses import AccessMap
 
@@ -65,7 +64,7 @@ class Side(NamedTuple):
 class Communication:
     """The Communicate ops of a schedule, in issue order on each communicator."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: RankSchedule) -> None:
         self.schedule = schedule
         self.sides: dict[Communicator, list[Side]] = {}
         self.position = {op.op_id: at for at, op in enumerate(schedule.ops)}

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, RankClass
 from twinstream.schedule.cluster.communication import Communicator
-from twinstream.schedule.cluster.mesh import Mesh
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import Mesh, RankClass, RankSchedule, Schedule
 from twinstream.schedule.errors import TwinstreamError, require_whole
 from twinstream.schedule.ops import Attribute, Communicate, KernelCall
 
@@ -36,11 +34,11 @@ class RankPart:
     rank: int
     coordinates: Mapping[str, int]
     class_name: str
-    schedule: Schedule
+    schedule: RankSchedule
     channels: Mapping[str, Channel]
 
     @classmethod
-    def alone(cls, schedule: Schedule) -> "RankPart":
+    def alone(cls, schedule: RankSchedule) -> "RankPart":
         """The part of one device, which meets nobody."""
         return cls(0, {}, "", schedule, {})
 
@@ -50,7 +48,7 @@ class RankPart:
         return f"rank {self.rank} ({', '.join(f'{a} {i}' for a, i in self.coordinates.items())})"
 
 
-def project(schedule: ClusterSchedule, rank: int) -> Schedule:
+def project(schedule: Schedule, rank: int) -> RankSchedule:
     """The ordinary schedule that a rank runs.
 
     Raises:
@@ -59,10 +57,10 @@ def project(schedule: ClusterSchedule, rank: int) -> Schedule:
     return rank_part(schedule, rank).schedule
 
 
-def rank_part(schedule: ClusterSchedule, rank: int) -> RankPart:
+def rank_part(schedule: Schedule, rank: int) -> RankPart:
     """A rank's schedule, and whom each of its Communicate ops meets.
 
-    The schedule must be safe, as `verify_cluster` proves.
+    The schedule must be safe, as `verify` proves.
 
     Raises:
         ArgumentError: the mesh has no such rank.
@@ -79,7 +77,7 @@ def rank_part(schedule: ClusterSchedule, rank: int) -> RankPart:
     return RankPart(rank, coordinates, own.name, part, channels)
 
 
-def _with_shards(part: Schedule, mesh: Mesh, coordinates: Mapping[str, int]) -> Schedule:
+def _with_shards(part: RankSchedule, mesh: Mesh, coordinates: Mapping[str, int]) -> RankSchedule:
     """Calls on shards are told which of them is this rank's; the same where there are none."""
     filled = {}
     for name, call in part.calls.items():
@@ -131,7 +129,7 @@ def channel_of(mesh: Mesh, op: Communicate, coordinates: Mapping[str, int]) -> C
     return Channel(communicator.opposite, (peer, here))
 
 
-def all_channels(schedule: ClusterSchedule) -> tuple[Channel, ...]:
+def all_channels(schedule: Schedule) -> tuple[Channel, ...]:
     """The channels of all ranks in one order, the same wherever it is asked: for small meshes."""
     found: set[Channel] = set()
     ops_of: dict[str, list[Communicate]] = {}
@@ -149,7 +147,7 @@ def all_channels(schedule: ClusterSchedule) -> tuple[Channel, ...]:
     return tuple(sorted(found))
 
 
-def _class_of(schedule: ClusterSchedule, coordinates: Mapping[str, int]) -> RankClass:
+def _class_of(schedule: Schedule, coordinates: Mapping[str, int]) -> RankClass:
     """Classes are a partition of the mesh."""
     (found,) = (
         one

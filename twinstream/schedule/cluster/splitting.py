@@ -4,9 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule, Exchange, RankClass
-from twinstream.schedule.cluster.mesh import Mesh
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import Exchange, Mesh, RankClass, RankSchedule, Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Communicate
 
@@ -19,7 +17,7 @@ class SplitError(TwinstreamError):
     """Cells that classes of ranks cannot be cut into."""
 
 
-def split(schedule: ClusterSchedule, cells: Cells) -> ClusterSchedule:
+def split(schedule: Schedule, cells: Cells) -> Schedule:
     """The same with a class for each product of cells: `{"dp": ((0,), (1, 2, 3))}`.
 
     Classes share the schedule of the class that they come from. Where a ring along an axis is cut,
@@ -38,12 +36,12 @@ def split(schedule: ClusterSchedule, cells: Cells) -> ClusterSchedule:
     return schedule.model_copy(update=update)
 
 
-def expanded(schedule: ClusterSchedule) -> ClusterSchedule:
+def expanded(schedule: Schedule) -> Schedule:
     """The same with a class for every rank."""
     return split(schedule, {axis.name: _singles(axis.size) for axis in schedule.mesh.axes})
 
 
-def with_straggler(schedule: ClusterSchedule, rank: int) -> tuple[ClusterSchedule, str]:
+def with_straggler(schedule: Schedule, rank: int) -> tuple[Schedule, str]:
     """The same with a class of that rank alone, and the name of it.
 
     Every axis is cut into the rank's coordinate and all others, or, where messages go along it,
@@ -78,7 +76,7 @@ class _Part(NamedTuple):
 class _Splitter:
     """Cuts exchange after exchange, and notes who has to receive first."""
 
-    def __init__(self, schedule: ClusterSchedule, cells: Cells) -> None:
+    def __init__(self, schedule: Schedule, cells: Cells) -> None:
         self._schedule, self._mesh = schedule, schedule.mesh
         self._number = {one.name: number for number, one in enumerate(schedule.classes)}
         self._parts = [_parts(schedule.mesh, one, cells) for one in schedule.classes]
@@ -101,7 +99,7 @@ class _Splitter:
         for meeting in meetings:
             yield tuple([(self._place_of[part], op_id) for part, op_id in meeting])
 
-    def classes(self) -> tuple[tuple[RankClass, ...], dict[str, Schedule]]:
+    def classes(self) -> tuple[tuple[RankClass, ...], dict[str, RankSchedule]]:
         """All classes, and their schedules by name."""
         found, schedules = [], {}
         for part, name in self._place_of.items():
@@ -169,7 +167,7 @@ class _Splitter:
         return position
 
 
-def _receiving_first(schedule: Schedule, positions: list[int]) -> Schedule:
+def _receiving_first(schedule: RankSchedule, positions: list[int]) -> RankSchedule:
     """The ops at these positions, and those after them, change places."""
     ops = list(schedule.ops)
     for at in positions:
@@ -209,7 +207,7 @@ def _singles(size: int) -> tuple[tuple[int], ...]:
     return tuple((i,) for i in range(size))
 
 
-def _message_axes(schedule: Schedule) -> set[str]:
+def _message_axes(schedule: RankSchedule) -> set[str]:
     return {op.axes[0] for op in schedule.ops if op.kind == "communicate" and op.shift}
 
 

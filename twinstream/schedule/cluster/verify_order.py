@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from twinstream.schedule.cluster.cells import ClassCells
-from twinstream.schedule.cluster.cluster_schedule import Exchange
 from twinstream.schedule.cluster.communication import Communication
 from twinstream.schedule.cluster.meetings import Meeting
 from twinstream.schedule.cluster.violations import OrderWrong
+from twinstream.schedule.document import Exchange
 
 
 class OrderCheck:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.derived.makers import with_makers
 from twinstream.schedule.derived.waits import derive_waits
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op, Stream, TaskOperand
 from twinstream.schedule.proof.accesses import AccessMap
@@ -58,7 +58,7 @@ def flush_chain(chain: Chain) -> Chain:
     )
 
 
-def flush_of(schedule: Schedule) -> Schedule | None:
+def flush_of(schedule: RankSchedule) -> RankSchedule | None:
     """A schedule of one pass that makes the updates the next pass would begin with.
 
     It is run at rest in the arenas of the schedule, where these lie as a pass left them; None where
@@ -86,7 +86,7 @@ def flush_of(schedule: Schedule) -> Schedule | None:
     )
 
 
-def without_updates(schedule: Schedule) -> Schedule:
+def without_updates(schedule: RankSchedule) -> RankSchedule:
     """Return the pass that follows a flush: it begins with no update, and finds no gradients.
 
     Versions are as if there were none; waits are as before, and not to be relied on.
@@ -127,7 +127,7 @@ def without_updates(schedule: Schedule) -> Schedule:
     return schedule.model_copy(update={"ops": ops, "carried": state})
 
 
-def _updates_and_state(schedule: Schedule) -> tuple[set[str], tuple[Carried, ...]]:
+def _updates_and_state(schedule: RankSchedule) -> tuple[set[str], tuple[Carried, ...]]:
     """Ops that make the updates of the pass before, and what of the carried is state."""
     tensors = {tensor.tensor_id: tensor for tensor in schedule.tensors}
     roots = {item.tensor: tensors[item.tensor].parent or item.tensor for item in schedule.carried}
@@ -199,7 +199,7 @@ class _Placed:
 class _Flush:
     """The updates of a schedule, with the copies they need."""
 
-    def __init__(self, schedule: Schedule, updates: set[str]) -> None:
+    def __init__(self, schedule: RankSchedule, updates: set[str]) -> None:
         self._schedule, self._updates = schedule, updates
         self._map = AccessMap(schedule.tensors, schedule.slots)
         self._placed = _Placed(self._map)

@@ -64,6 +64,7 @@ class Clocks:
     def complete(self, position: int, start_clock: list[int]) -> None:
         """Record the op's completion; ops complete in issue order of their stream."""
         stream = self.order.stream_of[position]
+        # who waits for this op knows all that it knew at its start, and that it is over itself
         done = start_clock.copy()
         done[stream] = self.index(position) + 1
         self._done_on_stream[stream] = done
@@ -71,7 +72,7 @@ class Clocks:
 
 
 def merge(clock: list[int], other: list[int]) -> None:
-    """Take over what `other` knows."""
+    """Take over what `other` knows: the least upper bound of two clocks, stream by stream."""
     for i, count in enumerate(other):
         if count > clock[i]:
             clock[i] = count

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from twinstream.schedule.chain import Chain, Task
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import require
 from twinstream.schedule.ops import Compute, KernelCall, Stream, TaskOperand
 from twinstream.schedule.proof.violations import (
@@ -25,13 +25,13 @@ from twinstream.schedule.proof.violations import (
 from twinstream.schedule.tensors import Tensor
 
 
-def conforms(schedule: Schedule, chain: Chain, *, of_mesh: bool = False) -> list[Violation]:
+def conforms(schedule: RankSchedule, chain: Chain, *, of_mesh: bool = False) -> list[Violation]:
     """Return all differences between what the schedule computes and the chain; empty is a proof.
 
     Args:
         of_mesh: it is a rank's, whose exchanges are held against the chain elsewhere.
     """
-    require("schedule", schedule, Schedule)
+    require("schedule", schedule, RankSchedule)
     require("chain", chain, Chain)
     return [
         *_tensor_violations(schedule, chain),
@@ -44,13 +44,13 @@ def conforms(schedule: Schedule, chain: Chain, *, of_mesh: bool = False) -> list
     ]
 
 
-def require_conforming(schedule: Schedule, chain: Chain) -> None:
+def require_conforming(schedule: RankSchedule, chain: Chain) -> None:
     """Raise UnsafeSchedule unless `conforms` finds nothing."""
     if found := conforms(schedule, chain):
         raise UnsafeSchedule(found)
 
 
-def _tensor_violations(schedule: Schedule, chain: Chain) -> Iterator[Violation]:
+def _tensor_violations(schedule: RankSchedule, chain: Chain) -> Iterator[Violation]:
     declared = {t.tensor_id: t for t in schedule.tensors}
     known = {t.tensor_id for t in chain.tensors}
     for tensor in chain.tensors:
@@ -79,7 +79,7 @@ def _as_before(call: KernelCall) -> KernelCall:
     return call.model_copy(update={"cost": cost})
 
 
-def _task_violations(schedule: Schedule, chain: Chain) -> Iterator[Violation]:
+def _task_violations(schedule: RankSchedule, chain: Chain) -> Iterator[Violation]:
     number = {task.task_id: i for i, task in enumerate(chain.tasks)}
     recomputes = {r.task.task_id: r for r in chain.recomputes}
     groups: set[str] = set()
@@ -107,7 +107,7 @@ def _task_violations(schedule: Schedule, chain: Chain) -> Iterator[Violation]:
     yield from (_missing(task, None) for task in chain.tasks[upcoming:])
 
 
-def _exchange_violations(schedule: Schedule) -> Iterator[Violation]:
+def _exchange_violations(schedule: RankSchedule) -> Iterator[Violation]:
     """One device has nobody to exchange anything with."""
     for op in schedule.ops:
         if op.kind == "communicate":
@@ -116,7 +116,7 @@ def _exchange_violations(schedule: Schedule) -> Iterator[Violation]:
             yield TaskUnexpected(told, (op.op_id,))
 
 
-def _stream_violations(schedule: Schedule) -> Iterator[Violation]:
+def _stream_violations(schedule: RankSchedule) -> Iterator[Violation]:
     """The order of issue is the order of tasks only on one stream."""
     first: dict[str, dict[Stream, str]] = {}
     for op in schedule.ops:
@@ -129,7 +129,7 @@ def _stream_violations(schedule: Schedule) -> Iterator[Violation]:
             yield StreamsDiffer(text, tuple(ops.values()))
 
 
-def _work_violations(schedule: Schedule, chain: Chain) -> Iterator[Violation]:
+def _work_violations(schedule: RankSchedule, chain: Chain) -> Iterator[Violation]:
     if schedule.model_flops != chain.model_flops:
         yield WorkDiffers(
             f"model_flops is {schedule.model_flops:,}, the chain's is {chain.model_flops:,}"
@@ -181,7 +181,7 @@ def _text(operand: TaskOperand) -> str:
     )
 
 
-def _host_violations(schedule: Schedule, chain: Chain) -> Iterator[Violation]:
+def _host_violations(schedule: RankSchedule, chain: Chain) -> Iterator[Violation]:
     left = Counter(
         [(i.tensor, i.version, f"fed item {i.index} of '{i.source}'") for i in chain.inputs]
         + [(o.tensor, o.version, f"fetched as '{o.sink}'") for o in chain.outputs]
@@ -207,7 +207,7 @@ def _host_violations(schedule: Schedule, chain: Chain) -> Iterator[Violation]:
             yield InputsDiffer(missing, tensor=tensor)
 
 
-def _carried_violations(schedule: Schedule, chain: Chain) -> Iterator[Violation]:
+def _carried_violations(schedule: RankSchedule, chain: Chain) -> Iterator[Violation]:
     parts: dict[str, list[str]] = {}
     for tensor in chain.tensors:
         if tensor.parent is not None:

@@ -78,6 +78,7 @@ class MemoryCells:
 
 
 def _fragment(cell: MemoryCell, start: int, end: int) -> MemoryCell:
+    # half a tensor is no content, but its writer and readers still have to be over before a write
     return MemoryCell(
         start, end, GARBAGE, 0, cell.writer_stream, cell.writer_index, dict(cell.readers)
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.proof.clocks import Clocks, StreamOrder, merge
 
 
@@ -19,7 +19,7 @@ class NeededWaits:
     awaited: frozenset[int]
 
 
-def needed_waits(schedule: Schedule) -> NeededWaits:
+def needed_waits(schedule: RankSchedule) -> NeededWaits:
     """The transitive reduction of a schedule's waits, over two passes, which is all of them.
 
     A path of happens-before from an op of the pass before crosses the boundary once, so what
@@ -66,6 +66,7 @@ def _not_implied(
     kept = []
     for number, (wait, _, index) in enumerate(known):
         stream = stream_of[wait]
+        # a wait is implied if the stream predecessor, or another wait, has the op behind it
         implied = predecessor[stream] > index or any(
             other[stream] > index for i, (_, other, _) in enumerate(known) if i != number
         )

@@ -13,7 +13,7 @@ Linear in the number of accesses (and their byte-range look-ups, logarithmic).
 from collections.abc import Iterator
 from itertools import pairwise
 
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import require
 from twinstream.schedule.ops import Op
 from twinstream.schedule.proof.accesses import Access, AccessMap
@@ -24,12 +24,12 @@ from twinstream.schedule.proof.verify_report import WalkReport
 from twinstream.schedule.proof.violations import BadWait, UnsafeSchedule, Violation
 
 
-def verify(schedule: Schedule) -> list[Violation]:
+def verify_rank(schedule: RankSchedule) -> list[Violation]:
     """Return all violations found; an empty list is a proof of safety.
 
     When slots, parts or waits are malformed, only those are reported: the walk needs them sound.
     """
-    require("schedule", schedule, Schedule)
+    require("schedule", schedule, RankSchedule)
     access_map = AccessMap(schedule.tensors, schedule.slots)
     order = StreamOrder(schedule.ops)
     if malformed := [*layout_violations(schedule, access_map), *_wait_violations(schedule, order)]:
@@ -37,13 +37,13 @@ def verify(schedule: Schedule) -> list[Violation]:
     return _Walk(schedule, access_map, order).run()
 
 
-def require_safe(schedule: Schedule) -> None:
+def require_safe_rank(schedule: RankSchedule) -> None:
     """Raise UnsafeSchedule unless `verify` finds nothing."""
-    if found := verify(schedule):
+    if found := verify_rank(schedule):
         raise UnsafeSchedule(found)
 
 
-def _wait_violations(schedule: Schedule, order: StreamOrder) -> Iterator[Violation]:
+def _wait_violations(schedule: RankSchedule, order: StreamOrder) -> Iterator[Violation]:
     """Waits point backwards, to other streams, at ops that exist."""
     stream_of = order.stream_of
     circle: list[tuple[int, int]] | None = None
@@ -84,13 +84,16 @@ def _circle(order: StreamOrder) -> list[tuple[int, int]]:
     never = [at for at, count in enumerate(missing) if count]
     if not never:
         return []
+    # every op left lacks one that is left, too: going back from any of them ends in a circle
     path = [never[0]]
     while path[-1] not in path[:-1]:
         path.append(next(earlier for earlier in before[path[-1]] if missing[earlier]))
     return list(pairwise(path[path.index(path[-1]) :]))
 
 
-def _describe_cycle(schedule: Schedule, order: StreamOrder, circle: list[tuple[int, int]]) -> str:
+def _describe_cycle(
+    schedule: RankSchedule, order: StreamOrder, circle: list[tuple[int, int]]
+) -> str:
     """The circle from wait to wait; what follows one another on a stream is one leg."""
     legs: list[tuple[int, int, bool]] = []
     for op, earlier in circle:
@@ -110,7 +113,7 @@ def _bad_wait(op: Op, wait: str, why: str) -> Violation:
 
 
 class _Walk:
-    def __init__(self, schedule: Schedule, access_map: AccessMap, order: StreamOrder) -> None:
+    def __init__(self, schedule: RankSchedule, access_map: AccessMap, order: StreamOrder) -> None:
         self.schedule = schedule
         self.map = access_map
         self.order = order
@@ -143,7 +146,7 @@ class _Walk:
         for access in accesses:
             memory, mode = self.memory[access.tier], access.mode
             cell = memory.exactly(access.start, access.end)
-            if cell is None or cell.writer_index < 0:
+            if cell is None or cell.writer_index < 0:  # as the pass before, or the fill, left them
                 exposed.append(access)
             if mode == "read" or mode == "update":
                 self._check_content(op, access, cell, clock)
@@ -155,6 +158,8 @@ class _Walk:
                 self._check_overwrite(op, access, old, clock)
             if cell is None:
                 cell = memory.carve(access.start, access.end)
+            # from here on only this write and what reads it have to be ordered against later ones:
+            # that all before are over when it starts has just been shown
             cell.leaf, cell.version = self._made(op, access)
             cell.writer_stream, cell.writer_index = stream, index
             if cell.readers:
@@ -179,10 +184,11 @@ class _Walk:
         if cell is None or cell.leaf != access.leaf or cell.version != access.version:
             there = self.memory[access.tier].overlapping(access.start, access.end)
             self.report.wrong_content(op, access, there)
-        elif clock[cell.writer_stream] <= cell.writer_index:
+        elif clock[cell.writer_stream] <= cell.writer_index:  # the write may still run
             self.report.read_too_early(op, access, cell)
 
     def _check_overwrite(self, op: Op, access: Access, cell: MemoryCell, clock: list[int]) -> None:
+        # op i of stream s is over when clock[s] > i: write after write, then write after read
         if clock[cell.writer_stream] <= cell.writer_index:
             self.report.overwrite(op, access, (cell.writer_stream, cell.writer_index), "writes")
         for reader in cell.readers.items():
@@ -222,6 +228,7 @@ class _Walk:
                 if leaf == GARBAGE:
                     continue
                 cell = self.memory[tier].exactly(start, end)
+                # the induction over passes: what a pass finds at its begin, it leaves at its end
                 if cell is None or (cell.leaf, cell.version) != (leaf, self.latest[leaf]):
                     self.report.carried_not_valid(item, leaf, self.latest[leaf])
                 else:

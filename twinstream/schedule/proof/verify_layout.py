@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from twinstream.schedule.document import Schedule
+from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Feed, Fetch
 from twinstream.schedule.proof.accesses import AccessMap, uses_of
 from twinstream.schedule.proof.violations import (
@@ -20,13 +20,13 @@ from twinstream.schedule.proof.violations import (
 from twinstream.schedule.tensors import DEVICE, HOST, Tier
 
 
-def arena_bytes(schedule: Schedule, tier: Tier) -> int:
+def arena_bytes(schedule: RankSchedule, tier: Tier) -> int:
     """Extent of a tier's arena: the end of its last slot."""
     ends = [s.offset_bytes + s.size_bytes for s in schedule.slots if s.tier == tier]
     return max(ends, default=0)
 
 
-def layout_violations(schedule: Schedule, access_map: AccessMap) -> list[Violation]:
+def layout_violations(schedule: RankSchedule, access_map: AccessMap) -> list[Violation]:
     return [
         *_part_violations(access_map),
         *_slot_violations(schedule, access_map),
@@ -61,7 +61,7 @@ def _part_violations(access_map: AccessMap) -> Iterator[Violation]:
             end = max(end, high)
 
 
-def _slot_violations(schedule: Schedule, access_map: AccessMap) -> Iterator[Violation]:
+def _slot_violations(schedule: RankSchedule, access_map: AccessMap) -> Iterator[Violation]:
     for slot in schedule.slots:
         if slot.offset_bytes % slot.tier.alignment_bytes:
             text = (
@@ -86,7 +86,7 @@ def _tier_violations(access_map: AccessMap) -> Iterator[Violation]:
             yield UnknownTier(f"{tier} holds slots, which only {DEVICE} and {HOST} can yet")
 
 
-def _stream_violations(schedule: Schedule) -> Iterator[Violation]:
+def _stream_violations(schedule: RankSchedule) -> Iterator[Violation]:
     """The host carries out its ops in a thread, which keeps no order with a device's stream."""
     of_host, others = (
         {op.stream: op.op_id for op in schedule.ops if isinstance(op, Feed | Fetch) == by_host}
@@ -98,7 +98,7 @@ def _stream_violations(schedule: Schedule) -> Iterator[Violation]:
             yield StreamMixed(text, (op_id, other))
 
 
-def _fit_violations(schedule: Schedule, access_map: AccessMap) -> Iterator[Violation]:
+def _fit_violations(schedule: RankSchedule, access_map: AccessMap) -> Iterator[Violation]:
     used_by: dict[tuple[str, str, int | None], str] = {}
     for op in schedule.ops:
         for tensor, slot, num_parts, _, _ in uses_of(op):
@@ -111,7 +111,7 @@ def _fit_violations(schedule: Schedule, access_map: AccessMap) -> Iterator[Viola
             yield TensorOutsideSlot(f"{where} {why}", ops, tensor, slot)
 
 
-def _memory_violations(schedule: Schedule, access_map: AccessMap) -> Iterator[Violation]:
+def _memory_violations(schedule: RankSchedule, access_map: AccessMap) -> Iterator[Violation]:
     """A device's operands lie in a device's memory, the host's in host memory."""
     for op in schedule.ops:
         if op.kind == "compute":
@@ -130,7 +130,7 @@ def _memory_violations(schedule: Schedule, access_map: AccessMap) -> Iterator[Vi
                 yield OperandInWrongMemory(text, (op.op_id,), operand.tensor, operand.slot)
 
 
-def _carried_violations(schedule: Schedule, access_map: AccessMap) -> Iterator[Violation]:
+def _carried_violations(schedule: RankSchedule, access_map: AccessMap) -> Iterator[Violation]:
     """Carried pairs are filled before the first pass, padding included: none may share a byte."""
     spans = []
     for item in (*schedule.carried, *schedule.consumed):

@@ -18,13 +18,16 @@ from twinstream.planner.request import DEFAULT_POLICY
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.python_file import split_name
 from twinstream.schedule.worker_processes import WorkerDied, Workers
+from twinstream.study.answer import Answer
 from twinstream.study.processes import new_planner
-from twinstream.study.query import Answer, Query, Value
-from twinstream.study.values import query_of
+from twinstream.study.query import Query
+from twinstream.study.questions import query_of
+from twinstream.study.values import Value
 
 _MOST_KEPT = 48
 _LARGEST_COUNT = 2**40
 _MOST_DIGITS = 13
+_TEXTS = ("device_mem", "host_mem", "lora", "optimizer_state", "kernels", "attention")
 _COUNTS = {"seq_len": "sequence length", "tokens_per_step": "tokens a step", "gpus": "GPUs"}
 
 
@@ -85,7 +88,7 @@ class State:
 
     @property
     def price_fault(self) -> StateError | None:
-        """What is wrong with the price, if it is."""
+        """The error of the price, if it is wrong."""
         if not self.price.strip() or prices_of(self.price) is not None:
             return None
         return StateError(f"price '{self.price[:40]}' is none: write 2.50 or h100=2.5,b200=6")
@@ -114,35 +117,16 @@ class State:
         counts = {name: count_of(getattr(self, name), told) for name, told in _COUNTS.items()}
         if counts["seq_len"] is None:
             raise StateError("sequence length is missing; give tokens, such as 8192")
-        found: dict[str, Value | None] = {"model": self.model, kind: place}
-        if kind == "cluster":
-            found |= self._of_a_cluster(counts)
-        else:
-            given = {
-                name: getattr(self, name).strip()
-                for name in ("device_mem", "host_mem", "policy", "effort", "lora",
-                             "optimizer_state", "kernels", "attention")
-            }  # fmt: skip
-            if given["policy"] not in ("", DEFAULT_POLICY):
-                del given["effort"]  # which only `optimal` has
+        names = (*_TEXTS, "policy", "effort") if kind == "machine" else _TEXTS
+        given: dict[str, Value | None] = {
+            name: getattr(self, name).strip() or None for name in names
+        }
+        if given.get("policy") not in (None, DEFAULT_POLICY):
+            del given["effort"]  # which only `optimal` has
+        if kind == "machine":
             del counts["gpus"]
-            found |= {**counts, **{name: text or None for name, text in given.items()}}
+        found = {"model": self.model, kind: place, **counts, **given}
         return {name: value for name, value in found.items() if value is not None}
-
-    def _of_a_cluster(self, counts: Mapping[str, int | None]) -> dict[str, Value | None]:
-        """GPUs and sequences a step; what is of one device alone is refused."""
-        for name in ("device_mem", "host_mem", "lora", "optimizer_state", "kernels", "attention"):
-            if getattr(self, name).strip():
-                raise StateError(f"{name.replace('_', ' ')} is of one device: leave it empty")
-        seq_len, tokens, gpus = (counts[n] for n in ("seq_len", "tokens_per_step", "gpus"))
-        if gpus is None:
-            raise StateError("GPUs are missing; give how many of the cluster, such as 64")
-        if tokens is None or seq_len is None or tokens % seq_len:
-            raise StateError(
-                f"on a cluster a step has whole sequences: give tokens a step, such as "
-                f"{(seq_len or 1) * gpus * 4}"
-            )
-        return {"gpus": gpus, "seq_len": seq_len, "global_batch": tokens // seq_len}
 
     def command(self, place: str, kind: str = "machine") -> str:
         """The `plan` command that gives the same figures."""
@@ -237,7 +221,7 @@ class Answers:
             return found
 
     def query(self, state: State, place: str) -> Query:
-        """What a state asks for; a URL may not open any file, so names are those offered.
+        """Return the query of a state; a URL may not open any file, so names are those offered.
 
         Raises:
             TwinstreamError: a control cannot be used.
@@ -250,7 +234,7 @@ class Answers:
         return query_of(replace(state, model=model).values(kind, where))
 
     def _offering(self, place: str) -> tuple[str, Mapping[str, str]]:
-        """Whether a name is of a cluster or of a machine, and all of that kind."""
+        """Tell whether a name is of a cluster or of a machine, and all of that kind."""
         kind = "cluster" if place in self._places["cluster"] else "machine"
         return kind, self._places[kind]
 

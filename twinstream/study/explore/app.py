@@ -19,6 +19,7 @@ from twinstream.models.presets import load_model
 from twinstream.planner.planner import gc_paused
 from twinstream.report.page import asset
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.study.answer import Answer
 from twinstream.study.explore.answers import Answers, ExploreError, Refining, can_be_refined
 from twinstream.study.explore.answers import State as Question
 from twinstream.study.explore.clusters import ShownCluster, add_pages, clusters_part
@@ -32,8 +33,7 @@ from twinstream.study.explore.show import (
     ranking_note,
     timeline_of,
 )
-from twinstream.study.one_device import KNOWN
-from twinstream.study.query import Answer
+from twinstream.study.values import CHOICES
 
 _TEXTS = {
     "seq_len": "sequence length, tokens",
@@ -236,7 +236,7 @@ def _layout(answers: Answers, clusters: Sequence[ShownCluster]) -> html.Div:
             for name, label in _TEXTS.items()
         ),
         *(
-            _control(label, _dropdown(name, KNOWN[name], clearable=name not in _ALWAYS))
+            _control(label, _dropdown(name, _choices(name), clearable=name not in _ALWAYS))
             for name, label in _CHOICES.items()
         ),
     ]
@@ -252,6 +252,11 @@ def _layout(answers: Answers, clusters: Sequence[ShownCluster]) -> html.Div:
             clusters_part(clusters),
         ]
     )
+
+
+def _choices(name: str) -> list[str]:
+    """Those of a query of one device: Megatron's kernels are priced on clusters alone."""
+    return [one for one in CHOICES[name] if one != "megatron"]
 
 
 def _dropdown(name: str, options: Sequence[str], *, clearable: bool = False) -> dcc.Dropdown:

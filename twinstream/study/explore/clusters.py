@@ -12,8 +12,8 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import rate_text, summarize
 from twinstream.report.ranks_part import RanksPart
 from twinstream.report.report import report_html
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.timeline import Timeline
 from twinstream.screens.ranks_screen import mesh_lines
 from twinstream.screens.tables import seconds
 
@@ -28,10 +28,10 @@ class ShownCluster:
     """
 
     name: str
-    schedule: ClusterSchedule
-    timeline: ClusterTimeline
+    schedule: Schedule
+    timeline: Timeline
     machine: Machine
-    measured: ClusterTimeline | None = None
+    measured: Timeline | None = None
     notes: Sequence[str] = ()
 
     @property

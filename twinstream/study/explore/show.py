@@ -8,30 +8,24 @@ import plotly.graph_objects as go
 from dash import html
 
 from twinstream.cost.bill import Prices, bill_of
-from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.link import D2H, DUPLEX, H2D
-from twinstream.hardware_profiles.schema import Machine
 from twinstream.measures.metrics import rate_text
 from twinstream.measures.uncertainty import Speed, order_note, prediction_notes
 from twinstream.planner.request import caps_of
 from twinstream.report.bars import op_bars, shrunk
 from twinstream.report.page import split_error
 from twinstream.report.palette import Series, series
+from twinstream.report.ranks_part import RanksPart
 from twinstream.report.report import report_html
 from twinstream.report.timeline_figure import Shown, timeline_figure
 from twinstream.report.view import round_name, view_of
-from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import gib
-from twinstream.schedule.timeline import Timeline
 from twinstream.screens.layout_screen import money_text, range_text
 from twinstream.screens.tables import readable, seconds, workload_line
-from twinstream.simulator.replay import simulate, simulate_cluster
+from twinstream.study.answer import Answer
 from twinstream.study.explore.answers import State
-from twinstream.study.explore.clusters import ShownCluster, graph
-from twinstream.study.many_gpus import LaidOutStep
-from twinstream.study.planned_step import PlannedStep
-from twinstream.study.query import Answer
+from twinstream.study.explore.clusters import graph
 
 MOST_IN_CARDS = 3  # machines; more stand in a table
 _BILLION = 1e9
@@ -45,7 +39,7 @@ _FIELD_OF_LINK = {
 
 @dataclass(frozen=True)
 class Found:
-    """What the page shows of a machine: the answer, and the question that it is the answer to."""
+    """A machine on the page: the answer, and the question that it is the answer to."""
 
     machine: str
     asked: State
@@ -77,43 +71,28 @@ def column(one: Found, num_machines: int, command: str) -> html.Div:
 
 
 def _about(answer: Answer) -> list[str]:
-    """How the step is cut, or laid out."""
-    if isinstance(answer, PlannedStep):
-        return [workload_line(answer.schedule.workload), *_limited(answer)]
-    return [answer.layout_text]
+    """Say how the step is cut, or laid out."""
+    if answer.layout is not None:
+        return [answer.layout_text]
+    return [workload_line(answer.schedule.workload), *_limited(answer)]
 
 
 def _notes(answer: Answer) -> list[str]:
-    """What to know of the prediction."""
-    if isinstance(answer, PlannedStep):
-        return prediction_notes(answer.schedule, answer.machine, answer.timeline)
+    """Return notes about the prediction."""
+    if answer.layout is None:
+        schedule, timeline = answer.schedule, answer.timeline
+        return prediction_notes(schedule, answer.machine, timeline)
     shares = ", ".join(f"{name} {share:.0%}" for name, share in answer.shares.items())
     return [f"Of the step: {shares}.", answer.uncertainty.sentence]
 
 
 def page_of(answer: Answer) -> str:
     """The page of `twinstream report`."""
-    drawn = _drawn(answer)
-    if isinstance(drawn, ShownCluster):
-        return drawn.page()
-    schedule, machine, timeline = drawn
-    return report_html(schedule, machine, predicted=timeline)
+    return report_html(answer.schedule, answer.machine, predicted=answer.timeline)
 
 
-def _drawn(answer: Answer) -> tuple[Schedule, Machine, Timeline] | ShownCluster:
-    """A device's step, or the step of several ranks."""
-    if isinstance(answer, PlannedStep):
-        return answer.schedule, answer.machine, answer.timeline
-    assert isinstance(answer, LaidOutStep)
-    machine, cluster, document = machine_of(answer.cluster), answer.cluster, answer.document()
-    if isinstance(document, Schedule):
-        return document, machine, simulate(document, machine)
-    timeline = simulate_cluster(document, cluster, machine)
-    return ShownCluster(cluster.name, document, timeline, machine)
-
-
-def _limited(answer: PlannedStep) -> list[str]:
-    """Of what memory the plan may take less than one without caps would."""
+def _limited(answer: Answer) -> list[str]:
+    """Say of what memory the plan may take less than one without caps would."""
     caps, usual = answer.schedule.caps, caps_of(answer.machine, None, None)
     pairs = {
         "device": (caps.device_bytes, usual.device_bytes),
@@ -128,7 +107,7 @@ def _limited(answer: PlannedStep) -> list[str]:
 
 
 def ranking_note(shown: Sequence[Found]) -> str | None:
-    """What of the machines' order is not certain."""
+    """Say what of the machines' order is not certain."""
     plans = [(one.machine, one.answer) for one in shown if isinstance(one.answer, Answer)]
     return order_note({machine: Speed(one.tokens_per_s, one.uncertainty) for machine, one in plans})
 
@@ -140,7 +119,7 @@ def _effort(one: Found) -> str:
 
 
 def compared(shown: Sequence[Found]) -> list[html.Div]:
-    """Of many machines: throughput as bars, and beside them all headlines, the fastest on top."""
+    """Draw throughputs of many machines as bars, beside all their headlines, the fastest on top."""
     plans = [(one, one.answer) for one in shown if isinstance(one.answer, Answer)]
     if len(shown) <= MOST_IN_CARDS or not plans:
         return []
@@ -193,7 +172,7 @@ def _cards(one: Found, answer: Answer) -> list[tuple[str, str, str, str]]:
     limits = ", ".join(readable(limit) for limit in answer.limits)
     gap = "-" if answer.gap is None else f"{answer.gap:.1%}"
     mfu, redone = f"{answer.mfu:.1%}", ""
-    if isinstance(answer, PlannedStep):
+    if answer.layout is None:
         mfu += f", {answer.summary.hfu:.1%}"
         redone = f"{answer.summary.recompute_fraction:.1%} of FLOPs redone"
     device, host = answer.room_bytes
@@ -210,7 +189,7 @@ def _cards(one: Found, answer: Answer) -> list[tuple[str, str, str, str]]:
 
 
 def _money(one: Found, answer: Answer) -> list[tuple[str, str, str, str]]:
-    """What a billion tokens come to, where prices are given; a dash where none is of this one."""
+    """Return what a billion tokens cost where prices are given; a dash where none is of it."""
     if not one.asked.price.strip():
         return []
     title, identity = "money a billion tokens", f"money-{one.machine}"
@@ -247,11 +226,11 @@ def _value(value: str, identity: str) -> list[html.Span]:
 
 def timeline_of(machine: str, answer: Answer) -> html.Div:
     """Streams, memory and links of a middle round; of a layout the lanes of its ranks."""
-    drawn = _drawn(answer)
-    if isinstance(drawn, ShownCluster):
-        figures = [graph(one, f"timeline-{machine}") for one in drawn.figures()]
+    schedule, profile, timeline = answer.schedule, answer.machine, answer.timeline
+    if not schedule.is_one_device:
+        lanes = RanksPart(schedule, timeline, profile, None).figures()
+        figures = [graph(one, f"timeline-{machine}") for one in lanes]
         return html.Div([html.H2(f"{machine}: {answer.layout_text}"), *figures])
-    schedule, profile, timeline = drawn
     view = view_of("predicted", schedule, timeline)
     rounds = schedule.workload.rounds_per_step
     number = rounds // 2
@@ -264,11 +243,9 @@ def timeline_of(machine: str, answer: Answer) -> html.Div:
 
 
 def more_of(answers: Mapping[str, Answer]) -> html.Div:
-    """What 10 % more of each cap and link would bring, by the prices of the lower bound."""
+    """Draw what 10 % more of each cap and link would bring, by the prices of the lower bound."""
     gains = {
-        machine: _gains(answer)
-        for machine, answer in answers.items()
-        if isinstance(answer, PlannedStep)
+        machine: _gains(answer) for machine, answer in answers.items() if answer.layout is None
     }
     if not gains:
         return html.Div()
@@ -319,9 +296,10 @@ def _more_figure(
     return figure
 
 
-def _gains(answer: PlannedStep) -> dict[str, float]:
+def _gains(answer: Answer) -> dict[str, float]:
     """Relative gain of tokens/s for 10 % more of each thing that has a price."""
-    bound, caps = answer.schedule.bound, answer.schedule.caps
+    schedule = answer.schedule
+    bound, caps = schedule.bound, schedule.caps
     if bound is None:
         return {}
     saved_s: dict[str, float] = {}

@@ -12,11 +12,11 @@ from shlex import quote
 from twinstream.hardware_profiles.cost import PEAK_OF_DTYPE
 from twinstream.hardware_profiles.schema import Number
 from twinstream.measures.residence import checkpoint_bytes
-from twinstream.models.adapters.lora import lora_of, module_lora_of
+from twinstream.models.loss import kind_of_loss
 from twinstream.models.model import AnyModel, model_of
 from twinstream.models.presets import download_of, folder_of
 from twinstream.models.recipe import Recipe
-from twinstream.models.spec import ModelSpec
+from twinstream.models.trained import read_lora
 from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.planner import Planner
 from twinstream.planner.request import caps_of
@@ -24,10 +24,12 @@ from twinstream.schedule.document import Caps
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node, records_html
 from twinstream.schedule.workload import Packing
+from twinstream.study.answer import Answer
 from twinstream.study.one_device import DeviceQuery
-from twinstream.study.planned_step import PlannedStep
 from twinstream.study.processes import answers_of
-from twinstream.study.query import Loader, Values
+from twinstream.study.query import Loader
+from twinstream.study.questions import device_query
+from twinstream.study.values import Values
 
 LORA = "r=16"
 LENGTHS = (2048, 8192, 32768)
@@ -184,7 +186,7 @@ class _Asked:
     @property
     def tokens(self) -> int:
         """Those asked for, in whole sequences, or pairs of them."""
-        each = self.seq_len * (1 if self.question.loss is None else 2)
+        each = self.seq_len * kind_of_loss(self.question.loss).sides
         return ceil(self.question.tokens_per_step / each) * each
 
     @property
@@ -210,8 +212,8 @@ def fit(
     """
     load, asked = Loader(), _asked(question, advises=effort == "quick")
     longest = max(one.seq_len for one in asked)
-    spec = load.any_model(question.model, longest, loss=question.loss)
-    lora_of(question.lora) if isinstance(spec, ModelSpec) else module_lora_of(question.lora)
+    spec = load.model(question.model, longest, loss=question.loss)
+    read_lora(spec, question.lora)
     peaks = {name: _peak(load, name, spec) for name in question.machines}
     caps = {
         name: caps_of(load.machine(name), question.device_mem, question.host_mem)
@@ -278,7 +280,7 @@ def _cell(asked: _Asked, planner: Planner) -> FitCell:
         "tokens_per_step": asked.tokens, "effort": asked.effort, **asked.caps, **asked.way.values,
     }  # fmt: skip
     try:
-        query = DeviceQuery.of(values, _loader())
+        query = device_query(values, _loader())
         if asked.own is not None:
             packing = asked.own.packing  # of one sequence of seq_len, or of both of a pair
             step = replace(query.request.step, packing=packing, seq_len=packing.tokens)
@@ -306,22 +308,23 @@ def _lacking(needed: int | None, has: int | None) -> int | None:
     return None if needed is None or has is None or needed <= has else needed - has
 
 
-def _predicted(asked: _Asked, found: PlannedStep, make: Callable[..., FitCell]) -> FitCell:
+def _predicted(asked: _Asked, found: Answer, make: Callable[..., FitCell]) -> FitCell:
     tokens, prices = asked.question.dataset_tokens, asked.question.price_per_hour or {}
     hours = None if tokens is None else tokens / found.tokens_per_s / _HOUR_S
     price = prices.get(asked.machine)
     return make(
         tokens_per_s=found.tokens_per_s, error=found.uncertainty.mean, mfu=found.mfu,
         limits=found.limits, gap=found.gap, device_bytes=found.device_bytes,
-        host_bytes=found.host_bytes, checkpoint_bytes=checkpoint_bytes(found.schedule),
+        host_bytes=found.host_bytes, checkpoint_bytes=checkpoint_bytes(found.schedule.only),
         hours=hours, kept_in=_kept_in(found), not_on_gpus=_not_on_gpus(found),
         money=None if hours is None or price is None else hours * price,
     )  # fmt: skip
 
 
-def _kept_in(found: PlannedStep) -> str:
-    recipe = Recipe.model_validate(found.schedule.recipe)
-    dtype = model_of(found.schedule.model).dtype
+def _kept_in(found: Answer) -> str:
+    schedule = found.schedule.only
+    recipe = Recipe.model_validate(schedule.recipe)
+    dtype = model_of(schedule.model).dtype
     state, gradients = recipe.state_of(dtype), recipe.gradient_dtype(dtype)
     trained = "weights" if recipe.lora is None else "adapters"
     numbers = {"8bit": "8 bits", "float32_master": "float32 beside a float32 master"}
@@ -333,19 +336,20 @@ def _kept_in(found: PlannedStep) -> str:
     return f"{trained} in {dtype}, gradients in {gradients}, optimizer state in {told}{base}"
 
 
-def _not_on_gpus(found: PlannedStep) -> tuple[str, ...]:
+def _not_on_gpus(found: Answer) -> tuple[str, ...]:
     """What docs/benchmarks/gpu.md lists as not yet run on a GPU."""
-    recipe, model = Recipe.model_validate(found.schedule.recipe), found.schedule.model
+    schedule = found.schedule
+    recipe, model = Recipe.model_validate(schedule.recipe), schedule.model
     if found.machine.device != "cuda":
         return ()
     spec = model_of(model)
     told = {
-        "models of other families": not isinstance(spec, ModelSpec),
-        "mixtures of experts": isinstance(spec, ModelSpec) and spec.experts is not None,
+        "models of other families": spec.own_code is not None,
+        "mixtures of experts": spec.decoder is not None and spec.decoder.experts is not None,
         "8-bit state": recipe.state_of(spec.dtype) == "8bit",
         "LoRA": recipe.lora is not None,
         "a base in few bits": recipe.base != "model",
-        "DPO": recipe.dpo is not None,
+        recipe.loss.name.upper(): recipe.loss.name != "",
     }
     return tuple(name for name, is_so in told.items() if is_so)
 

@@ -20,8 +20,10 @@ from twinstream.planner.planner import Planner
 from twinstream.planner.policies import GROUP
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.worker_processes import in_processes
+from twinstream.study.answer import StudyError
 from twinstream.study.processes import new_planner
-from twinstream.study.query import Query, StudyError, Value
+from twinstream.study.query import Query
+from twinstream.study.values import Value
 
 Row = dict[str, Any]
 
@@ -36,7 +38,7 @@ PACKAGES = (
     "twinstream.schedule", "twinstream.simulator", "twinstream.measures", "twinstream.clusters",
     "twinstream.cost",
 )  # fmt: skip
-_MODULES = ("query.py", "one_device.py", "planned_step.py", "many_gpus.py", "processes.py",
+_MODULES = ("query.py", "answer.py", "one_device.py", "layouts.py", "questions.py", "processes.py",
             "sweep/cells.py")  # fmt: skip
 _PER_CPU = 2
 _CONNECT_S = 10

@@ -12,9 +12,20 @@ from twinstream.hardware_profiles.clusters.loader import place_names
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import parse_toml, read_text
 from twinstream.schedule.sizes import parse_number
-from twinstream.study.query import Loader, Query, StudyError, Value
+from twinstream.study.answer import StudyError
+from twinstream.study.query import Loader
+from twinstream.study.questions import query_of
 from twinstream.study.sweep.cells import Cell
-from twinstream.study.values import PRICE, fault_of, kind_of, missing_of
+from twinstream.study.values import (
+    NAMES,
+    PRICE,
+    Kind,
+    Value,
+    fault_of,
+    is_price,
+    kind_of,
+    missing_of,
+)
 
 
 @dataclass(frozen=True)
@@ -32,13 +43,13 @@ class SweepConfig:
     source: str = "the sweep"
 
     @property
-    def kind(self) -> type[Query]:
-        """Of its queries."""
+    def kind(self) -> Kind:
+        """The kind of its queries."""
         return kind_of({**self.fixed, **self.axes})
 
     @property
     def names(self) -> tuple[str, ...]:
-        given, order = {**self.fixed, **self.axes}, (*self.kind.names, PRICE)
+        given, order = {**self.fixed, **self.axes}, (*NAMES[self.kind], PRICE)
         return (
             *(name for name in order if name in given),
             *(name for name in given if name not in order),
@@ -59,7 +70,7 @@ class SweepConfig:
             place = values.get("cluster", values.get("machine", ""))
             price = values.get(PRICE, price_at(_priced(values), names_of.get(place, ())))
             try:
-                query = self.kind.of(values, load)
+                query = query_of({n: v for n, v in values.items() if not is_price(n)}, load)
             except TwinstreamError as error:
                 at = ", ".join(f"{name} = {value!r}" for name, value in varied.items())
                 where = f"{self.source}, at {at}" if at else self.source
@@ -89,7 +100,7 @@ class SweepConfig:
 
 
 def _priced(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given of prices by name, by that name."""
+    """Return the prices that are given by name."""
     start = f"{PRICE}."
     return {name.removeprefix(start): v for name, v in given.items() if name.startswith(start)}
 
@@ -148,7 +159,7 @@ def config_of(document: Mapping[str, Any], *, source: str, folder: Path) -> Swee
         if len(set(map(str, values))) < len(values):
             raise StudyError(f"{source}: axes.{name} names a value twice")
     if missing := missing_of(given):
-        raise StudyError(f"{source}: {missing} is missing; put it in [fixed] or in [axes]")
+        raise StudyError(f"{source}: {missing}; put it in [fixed] or in [axes]")
     return SweepConfig({name: tuple(v) for name, v in axes.items()}, fixed, folder, source)
 
 
@@ -165,7 +176,7 @@ def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _understood(kind: type[Query], name: str, value: Any) -> Any:
+def _understood(kind: Kind, name: str, value: Any) -> Any:
     """A number as people write it (`"2k"`), where no text is meant."""
     number = parse_number(value) if isinstance(value, str) else None
     if number is None or fault_of(kind, name, value) is None:
@@ -173,6 +184,6 @@ def _understood(kind: type[Query], name: str, value: Any) -> Any:
     return value if fault_of(kind, name, number) else number
 
 
-def _check(kind: type[Query], name: str, value: object, where: str) -> None:
+def _check(kind: Kind, name: str, value: object, where: str) -> None:
     if (fault := fault_of(kind, name, value)) is not None:
         raise StudyError(f"{where} {fault}")

@@ -9,10 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.schedule.sizes import SizeError, gib, parse_bytes
-from twinstream.study.query import CLUSTER_NUMBER, MACHINE_NUMBER, MEMORY_CAPS, Value
 from twinstream.study.sweep.cells import OK
 from twinstream.study.sweep.config import SweepConfig
-from twinstream.study.values import PRICE
+from twinstream.study.values import (
+    CLUSTER_NUMBER,
+    COLUMNS,
+    MACHINE_NUMBER,
+    MEMORY_CAPS,
+    PRICE,
+    Value,
+)
 
 Rows = Sequence[Mapping[str, str]]
 AXIS_NAMES = {
@@ -58,7 +64,7 @@ _NUM_METRICS = 4
 
 def metrics_of(config: SweepConfig) -> tuple[Metric, ...]:
     """The four that a sweep's figures show."""
-    found = [metric for metric in METRICS if metric.column in config.kind.columns][:_NUM_METRICS]
+    found = [metric for metric in METRICS if metric.column in COLUMNS[config.kind]][:_NUM_METRICS]
     return (*found[:-1], _MONEY if any(n.startswith(PRICE) for n in config.names) else found[-1])
 
 

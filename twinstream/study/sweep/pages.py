@@ -13,6 +13,7 @@ from twinstream.schedule.sizes import gib
 from twinstream.screens.tables import readable
 from twinstream.study.sweep.cells import BUG, INFEASIBLE, OK
 from twinstream.study.sweep.config import SweepConfig
+from twinstream.study.sweep.fronts import front_figure, fronts
 from twinstream.study.sweep.grids import (
     Curves,
     Grid,
@@ -36,6 +37,7 @@ def sweep_html(config: SweepConfig, rows: Sequence[Mapping[str, str]]) -> str:
     sections = [_curves_section(one, errors) for one in curves(config, rows)] if done else []
     for grid in grids(config, rows) if done else ():
         sections += _grid_sections(grid, errors)
+    sections += _front_sections(config, done)
     failed = [row for row in rows if row["status"] != OK]
     if done:
         sections.append(
@@ -73,6 +75,23 @@ def _grid_sections(grid: Grid, errors: str) -> list[Section]:
         return [Section(title, "Nothing fits here.", None)]
     head = Section(title, f"Crossed cells have no plan; hover says why. {errors}", None)
     return [head, *(Section(m.name, "", heatmap_figure(grid, m), half=True) for m in grid.metrics)]
+
+
+def _front_sections(config: SweepConfig, done: Sequence[Mapping[str, str]]) -> list[Section]:
+    """Which cells are worth their money, memory or GPUs."""
+    found = fronts(done, [_cell_text(config, row) for row in done])
+    if not found:
+        return []
+    told = "On the line is what nothing beats: whatever costs no more is slower."
+    sections = [Section(f"Speed for {one.cost.name}", "", front_figure(one), half=True)
+                for one in found]  # fmt: skip
+    return [Section("What speed is worth", told, None), *sections]
+
+
+def _cell_text(config: SweepConfig, row: Mapping[str, str]) -> str:
+    """The values of a row that are swept."""
+    shown_as = {(n, str(v)): label(n, v) for n, values in config.axes.items() for v in values}
+    return ", ".join(f"{axis_name(name)} {shown_as[name, row[name]]}" for name in config.axes)
 
 
 def heatmap_figure(grid: Grid, metric: Metric) -> go.Figure:

@@ -9,9 +9,9 @@ from typing import Any
 
 from twinstream.measures.uncertainty import Speed, Uncertainty, order_note
 from twinstream.schedule.files import reason_of, write_text
-from twinstream.study.query import StudyError
+from twinstream.study.answer import StudyError
 from twinstream.study.sweep.cells import BUG, INFEASIBLE, MONEY, OK, OUTCOME, REFUSED, Row
-from twinstream.study.values import kind_of
+from twinstream.study.values import COLUMNS, kind_of
 
 Rows = Sequence[Mapping[str, str]]
 
@@ -23,7 +23,7 @@ _NUMBERS = ("model_tflop_per_s", "mfu", "hfu", "step_time_s", "step_s", "memory_
 
 def columns_of(names: Sequence[str]) -> list[str]:
     """The key, what was asked for, the outcome, the figures."""
-    return ["key", *names, *OUTCOME, *kind_of(names).columns, *MONEY]
+    return ["key", *names, *OUTCOME, *COLUMNS[kind_of(names)], *MONEY]
 
 
 class RowFile:

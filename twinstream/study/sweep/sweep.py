@@ -7,11 +7,12 @@ from pathlib import Path
 
 from twinstream.schedule.files import only_writer, write_text
 from twinstream.schedule.node import records_html
-from twinstream.study.query import StudyError
+from twinstream.study.answer import StudyError
 from twinstream.study.sweep.cells import BUG, OK, Cell, Row, on_cores, on_ray
 from twinstream.study.sweep.config import SweepConfig
 from twinstream.study.sweep.grids import number
 from twinstream.study.sweep.rows import FILE, RowFile, columns_of
+from twinstream.study.values import RESOURCES
 
 PAGE = "sweep.html"
 _WORTH_TELLING = 1.001
@@ -243,11 +244,11 @@ def _resources(cell: Cell) -> tuple[float, ...]:
     """Of which more should never be slower; what no axis varies is the same for all."""
     return tuple(
         number(name, cell.values[name]) if name in cell.values else inf
-        for name in cell.query.resources
+        for name in RESOURCES[cell.query.kind]
     )
 
 
 def _all_else(cell: Cell) -> tuple[object, ...]:
     """What the cells that are compared have in common."""
-    varied = cell.query.resources
+    varied = RESOURCES[cell.query.kind]
     return tuple((name, value) for name, value in cell.values.items() if name not in varied)

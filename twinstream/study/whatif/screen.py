@@ -13,7 +13,7 @@ from twinstream.schedule.sizes import gib
 from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.layout_screen import money_text
 from twinstream.screens.tables import seconds
-from twinstream.study.query import Step
+from twinstream.study.answer import Step
 from twinstream.study.whatif.target import TargetFound
 from twinstream.study.whatif.whatif import ChangedStep, Gain, Sensitivity, WhatIf, gain
 

@@ -9,8 +9,9 @@ from twinstream.measures.uncertainty import Uncertainty
 from twinstream.planner.planner import Planner
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
+from twinstream.study.answer import Answer, Step, StudyError
 from twinstream.study.processes import answers_of
-from twinstream.study.query import Answer, Property, Query, Step, StudyError, Subject
+from twinstream.study.query import Property, Query, Subject
 
 _CLOSE = 1.02
 _NEAR = _CLOSE**0.75  # beside an end: where it moves the other end, that is the answer

@@ -11,9 +11,10 @@ from twinstream.measures.uncertainty import Uncertainty
 from twinstream.planner.planner import Planner
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
+from twinstream.study.answer import Answer, Step
 from twinstream.study.processes import answers_of
-from twinstream.study.query import Answer, Property, Query, Step, Subject, Value, Values
-from twinstream.study.values import PRICE, written_values
+from twinstream.study.query import Property, Query, Subject
+from twinstream.study.values import PRICE, Value, Values, written_values
 
 Billing = Callable[[float, int, float | None], Bill | None]  # of tokens/s, GPUs, another price
 
@@ -120,7 +121,7 @@ def written_change(texts: Sequence[str], query: Query) -> Change:
     Raises:
         StudyError: a text is none, names nothing that is known, or something twice.
     """
-    values = dict(written_values(texts, query))
+    values = dict(written_values(texts, query.kind))
     price = values.pop(PRICE, None)
     told = ", ".join(text.replace(" ", "") for text in texts)
     return Change(told, values, price=None if price is None else float(price))

@@ -5,8 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from twinstream.clusters.choosing import Candidate, RanksQuestion, rank_caps, workloads_of_ranks
-from twinstream.clusters.evaluating import cluster_evaluation_of
+from twinstream.clusters.choosing import Candidate, RanksQuestion, workloads_of_ranks
+from twinstream.clusters.pipeline import cluster_evaluation_of
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
 from twinstream.data.training_data import TrainingData
@@ -21,18 +21,15 @@ from twinstream.models.lowering.sharding import sharding_of
 from twinstream.models.parallel.layout import Layout, LayoutError
 from twinstream.models.recipe import OptimizerPlace, Recipe
 from twinstream.models.spec import ModelSpec
-from twinstream.planner.request import TrainingStep
+from twinstream.planner.request import TrainingStep, caps_of
 from twinstream.schedule.analysis.comparison import compare
-from twinstream.schedule.analysis.idle import AnyTimeline
-from twinstream.schedule.cluster.cluster_schedule import ClusterSchedule
-from twinstream.schedule.cluster.cluster_timeline import ClusterTimeline
 from twinstream.schedule.cluster.projecting import RankPart, rank_part
-from twinstream.schedule.cluster.verify_cluster import require_safe_cluster
-from twinstream.schedule.document import Caps
+from twinstream.schedule.cluster.verify import require_safe
+from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.files import write_document
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
-from twinstream.simulator.replay import simulate_cluster
+from twinstream.simulator.replay import simulate
 from twinstream.training.machine import LocalMachine, Tell
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import (
@@ -59,8 +56,8 @@ class RanksPlan(StepPlan):
     It is predicted at `place`, whose machine is one rank's.
     """
 
-    schedule: ClusterSchedule
-    predicted: ClusterTimeline
+    schedule: Schedule
+    predicted: Timeline
     layout: Layout
     total: Workload
     candidates: tuple[Candidate, ...]
@@ -99,7 +96,7 @@ class RanksPlan(StepPlan):
     @property
     def forward_s(self) -> float:
         place = self.place
-        found = simulate_cluster(self.evaluation(), place.cluster, place.machine)
+        found = simulate(self.evaluation(), place.machine, place.cluster)
         return found.step_ns / 1e9
 
     @property
@@ -128,14 +125,14 @@ class RanksPlan(StepPlan):
         spec = ModelSpec.model_validate(self.schedule.model)
         return None if sharding is None else ShardedState(spec, self.recipe, sharding)
 
-    def evaluation(self) -> ClusterSchedule:
+    def evaluation(self) -> Schedule:
         return cluster_evaluation_of(self.schedule)
 
     def started(self, task: TrainTask, backend: BackendName, tell: Tell, timeout_s: float) -> Ranks:
         from twinstream.executor.launch.rank_processes import RankProcesses
         from twinstream.executor.ranks.world import Patience
 
-        require_safe_cluster(self.schedule)
+        require_safe(self.schedule)
         # of the last three passes the last is never begun: two are timed, for a whole step
         options = RunOptions(backend, task.num_passes, timed_passes=3)
         patience = Patience(timeout_s, START_S)
@@ -147,11 +144,10 @@ class RanksPlan(StepPlan):
             raise
         return processes
 
-    def measured(self, outcomes: "list[RankOutcome]", num_steps: int) -> ClusterTimeline:
+    def measured(self, outcomes: "list[RankOutcome]", num_steps: int) -> Timeline:
         return measured_cluster_timeline(self.schedule, outcomes, num_steps)
 
-    def summary(self, timeline: AnyTimeline | None = None) -> Summary:
-        assert not isinstance(timeline, Timeline), "it is of all ranks"
+    def summary(self, timeline: Timeline | None = None) -> Summary:
         return summarize(self.schedule, timeline or self.predicted, self.place.machine)
 
     def write(self, files: RunFiles) -> None:
@@ -160,8 +156,7 @@ class RanksPlan(StepPlan):
         save_with_node(self.place.cluster, self.place.machine, files.profile)
         write_document(self.choice, files.layouts)
 
-    def write_comparison(self, files: RunFiles, measured: AnyTimeline) -> None:
-        assert isinstance(measured, ClusterTimeline), "it is of all ranks"
+    def write_comparison(self, files: RunFiles, measured: Timeline) -> None:
         write_document(measured, files.measured)
         comparison = compare(self.schedule, self.predicted, measured)
         write_document(comparison, files.comparison)
@@ -199,7 +194,7 @@ def plan_ranks(
     try:
         return planned_for_ranks(options, here, spec, recipe, workloads)
     except LayoutError:
-        fixed = was is not None or options.chunk_tokens is not None or recipe.dpo is not None
+        fixed = was is not None or options.chunk_tokens is not None or recipe.loss.sides > 1
         for sliced in () if fixed else slices_of(workloads[0]):
             with suppress(LayoutError):
                 return planned_for_ranks(options, here, spec, recipe, [sliced])
@@ -218,7 +213,7 @@ def workloads_of(
     """
     assert options.ranks is not None
     longest, chunk = packed_length(options), options.chunk_tokens
-    sliced = chunk is not None and chunk < longest and recipe.dpo is None
+    sliced = chunk is not None and chunk < longest and recipe.loss.sides == 1
     step = TrainingStep(
         longest, options.tokens_per_step, chunk, options.chunks_per_round, recipe=recipe,
         packing=None if sliced else expected_packing(data.lengths(), longest),
@@ -278,7 +273,7 @@ def _caps(options: TrainOptions, here: LocalMachine) -> Caps:
     if here.machine.device == "cpu":
         device = own(options.device_mem, device)
     host = own(options.host_mem, here.host_mem)
-    return rank_caps(here.machine, options.ranks, device, host)
+    return caps_of(here.machine, device, host, options.ranks)
 
 
 def what_is_of_one_device(options: TrainOptions) -> str | None:

@@ -68,12 +68,11 @@ class Evaluator:
         )  # fmt: skip
 
     def _preference(self, shares: "Sequence[Sequence[PassLoss]]") -> PairMetrics | None:
-        dpo = self._plan.recipe.dpo
-        if self._reference is None or dpo is None:
+        if self._reference is None:
             return None
         chunks = [chunk for one in self._passes for chunk in one.chunks]
-        reference = list(map(self._reference, chunks))
-        return pair_metrics(chunks, list(log_probs_of(shares)), reference, dpo.beta)
+        reference, scale = list(map(self._reference, chunks)), self._plan.recipe.loss.reward_scale
+        return pair_metrics(chunks, list(log_probs_of(shares)), reference, scale)
 
 
 def passes_over(data: TrainingData, plan: Plan, most_tokens: int) -> list[StepData]:

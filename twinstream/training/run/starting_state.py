@@ -4,7 +4,6 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from twinstream.models.recipe import Recipe
-from twinstream.models.traced import TracedModel
 from twinstream.models.trained import adapter_groups
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.machine import Tell
@@ -12,7 +11,8 @@ from twinstream.training.model_opening import OpenedModel
 from twinstream.training.options import TrainOptions
 
 if TYPE_CHECKING:
-    from twinstream.executor.state.sources import Optimizer, Weights
+    from twinstream.executor.providers.provider import Weights
+    from twinstream.executor.state.sources import Optimizer
     from twinstream.executor.weights.traced.module_folder import Buffers
 
 
@@ -44,14 +44,12 @@ def starting_buffers(model: OpenedModel, checkpoint: Checkpoint | None) -> "Buff
     Raises:
         WeightsError: a file has gone or changed.
     """
-    from twinstream.executor.weights.traced.module_folder import read_module_buffers
+    from twinstream.executor.providers.registry import provider_of
 
     spec, folder = model.spec, model.folder
-    if not isinstance(spec, TracedModel):
-        return {}
-    if folder is None and checkpoint is not None and spec.source.lora is None:
+    if folder is None and checkpoint is not None and spec.own_lora is None:
         folder = checkpoint.path
-    return {} if folder is None else read_module_buffers(folder, spec)
+    return {} if folder is None else provider_of(spec).buffers(folder, spec)
 
 
 def _weights(
@@ -59,26 +57,20 @@ def _weights(
     tell: Tell,
 ) -> "Weights":  # fmt: skip
     """Of the base, and of adapters beside it: a checkpoint has what is trained."""
-    from twinstream.executor.state.sources import in_their_base, read_adapters, read_parameters
-    from twinstream.executor.state.training_state import fresh_adapters, fresh_parameters
-    from twinstream.executor.weights.hf_folder import HfFolder
-    from twinstream.executor.weights.peft.peft_folder import PeftFolder
-    from twinstream.executor.weights.traced.module_adapters import read_module_adapters
-    from twinstream.executor.weights.traced.module_folder import read_module_parameters
+    from twinstream.executor.providers.registry import provider_of
+    from twinstream.executor.state.sources import in_their_base
+    from twinstream.executor.state.training_state import fresh_adapters
 
     spec, base = model.spec, model.folder
+    provider = provider_of(spec)
     has_adapters = bool(adapter_groups(spec, recipe))
     if checkpoint is not None and not has_adapters:
         base = checkpoint.path
     if base is None:
-        parameters = in_their_base(fresh_parameters(spec, options.seed), spec, recipe)
-    elif isinstance(spec, TracedModel):
-        parameters = read_module_parameters(base, spec)
+        parameters = in_their_base(provider.fresh(spec, options.seed), spec, recipe)
     else:
-        parameters = read_parameters(HfFolder.open(base, spec), recipe, options.output, tell)
+        parameters = provider.parameters(base, spec, recipe, options.output, tell)
     adapter = options.adapter if checkpoint is None else checkpoint.path
     if not has_adapters or adapter is None:
         return chain(parameters, fresh_adapters(spec, options.seed, recipe))
-    if isinstance(spec, TracedModel):
-        return chain(parameters, read_module_adapters(adapter, spec))
-    return read_adapters(PeftFolder.open(adapter, spec), parameters)
+    return provider.with_adapters(adapter, spec, parameters)

@@ -100,7 +100,7 @@ def batch_of(
     """
     count, pieces = chunks // plan.pieces, plan.pieces
     own = data.chunks[replica * count : (replica + 1) * count]
-    tokens = tuple(_piece(chunk, at, pieces) for chunk in own for at in range(pieces))
+    tokens = tuple(piece_of(chunk, at, pieces) for chunk in own for at in range(pieces))
     packed = plan.workload.packing is not None
     lengths = tuple(chunk.lengths for chunk in own) if packed else None
     if reference is None:
@@ -116,7 +116,7 @@ def passes_of(chunks: Iterable[Chunk], plan: Plan, empty: Chunk) -> Iterator[Ste
         yield StepData.of((*found, *[empty] * (each - len(found))), Position())
 
 
-def _piece(chunk: Chunk, index: int, pieces: int) -> NDArray[np.int32]:
+def piece_of(chunk: Chunk, index: int, pieces: int) -> NDArray[np.int32]:
     """Ids and labels of one of the pieces of a chunk, int32 [2, chunk_tokens]."""
     size = len(chunk.ids) // pieces
     inside = slice(index * size, (index + 1) * size)
@@ -224,8 +224,7 @@ class StepRecorder:
         self._on_step(metrics)
 
     def _preference(self, step: int, data: StepData) -> PairMetrics | None:
-        dpo = self._plan.recipe.dpo
-        if self._reference is None or dpo is None:
+        if self._reference is None:
             return None
         found = self._log_probs.pop(step)
         log_probs = [
@@ -237,4 +236,5 @@ class StepRecorder:
             for values in of_round
         ]
         reference = list(map(self._reference, data.chunks))
-        return pair_metrics(data.chunks, log_probs, reference, dpo.beta)
+        scale = self._plan.recipe.loss.reward_scale
+        return pair_metrics(data.chunks, log_probs, reference, scale)

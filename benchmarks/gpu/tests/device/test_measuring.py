@@ -11,12 +11,12 @@ from twinstream.executor.memory.arenas import Arenas
 from twinstream.executor.memory.host_limits import AvailableMemoryError, HostMemoryError
 from twinstream.executor.memory.pinned_pieces import NoBoundaryError, host_ranges, piece_ends
 from twinstream.executor.state.random_weights import RandomWeights
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.tensors import HOST
 
 
 @pytest.fixture(scope="module")
-def schedules() -> tuple[Schedule, Schedule]:
+def schedules() -> tuple[RankSchedule, RankSchedule]:
     """Everything on the device, and everything on the host."""
     chain = tiny_chain("packed")
     caps = Caps(device_bytes=enough_device_bytes(chain, "streaming"))

@@ -20,7 +20,7 @@ from twinstream.executor.memory.pinned import Pinning
 from twinstream.executor.run import cuda_run, execute
 from twinstream.executor.run.cuda_run import run_on_cuda
 from twinstream.executor.run.device_state import DeviceState, StateReader, StateWatch
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.tensors import HOST
 
 
@@ -86,7 +86,7 @@ def device(monkeypatch) -> Device:
 
 
 @pytest.fixture(scope="module")
-def schedules() -> list[Schedule]:
+def schedules() -> list[RankSchedule]:
     chain = tiny_chain("packed")
     least = enough_device_bytes(chain, "streaming")
     streaming = planned(chain, MACHINE, Caps(device_bytes=least), "streaming")

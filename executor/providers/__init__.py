@@ -1,0 +1,1 @@
+"""What draws, reads, writes and runs the models of each provider."""

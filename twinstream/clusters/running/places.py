@@ -1,0 +1,107 @@
+"""On what a schedule runs: what is given, what it was planned for, or processes of this machine."""
+
+from pathlib import Path
+
+from twinstream.clusters.conforms import is_executable
+from twinstream.clusters.shared_machine import Place, cores_here, place_here, rank_machine
+from twinstream.hardware_profiles.clusters.loader import cluster_names, load_cluster, machine_of
+from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.loader import load_machine, machine_names
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.schedule.document import Schedule
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.simulator.network_costs import share_of
+
+
+class UnknownMachineError(TwinstreamError):
+    """What a schedule was planned for is no shipped profile, and none was given."""
+
+
+def machine_for(schedule: Schedule, given: str | Path | Machine | None) -> Machine:
+    """Return the machine given, else the shipped one that one device's schedule was planned for.
+
+    Raises:
+        UnknownMachineError: none was given, and the schedule's is not a shipped one as it is.
+    """
+    if given is not None:
+        return load_machine(given)
+    name, planned_for = schedule.machine.name, schedule.machine.content_hash
+    if name not in machine_names():
+        raise UnknownMachineError(
+            f"the schedule was planned for machine '{name}', which is no shipped profile; "
+            "give its profile: --machine FILE.toml"
+        )
+    shipped = load_machine(name)
+    if shipped.content_hash != planned_for:
+        raise UnknownMachineError(
+            f"the schedule was planned for another '{name}' ({planned_for}) than the shipped one "
+            f"({shipped.content_hash}); give its profile: --machine FILE.toml, or the shipped one "
+            f"all the same: --machine {name}"
+        )
+    return shipped
+
+
+def place_of(
+    schedule: Schedule, cluster: str | Path | Cluster | None,
+    machine: str | Path | Machine | None, file: Path | None = None,
+) -> Place:  # fmt: skip
+    """Return where ranks of a layout run, as `known_place_of`.
+
+    Raises:
+        UnknownMachineError: nobody knows on what the schedule runs.
+    """
+    found = known_place_of(schedule, cluster, machine, file)
+    if found is None:
+        raise UnknownMachineError(
+            f"the schedule was made for cluster '{schedule.machine.name}', which is no shipped "
+            "profile; give its profile: --cluster FILE.toml"
+        )
+    return found
+
+
+def known_place_of(
+    schedule: Schedule, cluster: str | Path | Cluster | None,
+    machine: str | Path | Machine | None, file: Path | None = None,
+) -> Place | None:  # fmt: skip
+    """Return the cluster given, the shipped one of the schedule, or that beside its file.
+
+    Where there is none of these, and ranks can run the schedule, they are on this machine: links
+    between them are assumed. None where nobody knows.
+
+    Args:
+        machine: of a node, by name or file; by default the cluster's, or the schedule's.
+        file: of the schedule; a profile beside it has its name, plan.toml for plan.json.
+
+    Raises:
+        ProfileError: there is no such profile, or it is wrong.
+    """
+    beside = None if file is None else file.with_suffix(".toml")
+    if cluster is None and schedule.machine.name in cluster_names():
+        cluster = schedule.machine.name
+    if cluster is None and beside is not None and beside != file and beside.is_file():
+        cluster = beside
+    if cluster is None:
+        return _processes_here(schedule, machine)
+    profile = load_cluster(cluster)
+    return Place(profile, machine_of(profile) if machine is None else load_machine(machine))
+
+
+def _processes_here(schedule: Schedule, given: str | Path | Machine | None) -> Place | None:
+    machine = _rank_s_machine(schedule, given)
+    if machine is None or not is_executable(schedule):
+        return None
+    return place_here(machine, schedule.mesh.size, cores_here())
+
+
+def _rank_s_machine(schedule: Schedule, given: str | Path | Machine | None) -> Machine | None:
+    """Return the profile given, else the shipped one that the stages were planned for."""
+    if given is not None:
+        return load_machine(given)
+    size, cores = schedule.mesh.size, cores_here()
+    for name in machine_names():
+        shipped = load_machine(name)
+        ranks = (shipped, rank_machine(shipped, size, cores))
+        planned_for = (*ranks, *(share_of(machine, size) for machine in ranks))
+        if schedule.machine.content_hash in {machine.content_hash for machine in planned_for}:
+            return shipped
+    return None

@@ -1,0 +1,1 @@
+"""Commands that say what to train on which GPUs: fleets of jobs, and the best size."""
