@@ -27,6 +27,7 @@ _QUESTIONS = {  # a command, and its module in twinstream.commands
         "sweep": "sweep",
         "whatif": "whatif",
         "explore": "explore",
+        "estimate": "sizing.estimate",
         "fleet": "sizing.fleet",
         "optimum": "sizing.optimum",
         "cost": "cost",

@@ -1,0 +1,1 @@
+"""Models as chains of layers of a few kinds: recommendation models, encoders and the like."""

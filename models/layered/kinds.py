@@ -1,0 +1,277 @@
+"""Kinds of layers, and what a sample costs in each part of one: parameters, products, lookups."""
+
+from math import ceil
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from twinstream.schedule.node import Node
+from twinstream.schedule.numbers import PositiveCount, PositiveSize
+
+LayerClass = Literal["embedding", "dense", "experts", "transformer"]
+CLASSES: tuple[LayerClass, ...] = ("embedding", "dense", "experts", "transformer")
+
+
+class Product(NamedTuple):
+    """Of a sample: [rows, depth] x [depth, columns]; the second is a weight, or a sample's too."""
+
+    rows: int
+    columns: int
+    depth: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.rows * self.columns * self.depth
+
+
+class Attention(NamedTuple):
+    """Scores and values of a sample's tokens among each other; causal ones are half of them."""
+
+    tokens: int
+    heads: int
+    head_dim: int
+    causal: bool
+
+    @property
+    def flops(self) -> int:
+        pairs = self.tokens**2
+        return 4 * self.heads * self.head_dim * (pairs // 2 if self.causal else pairs)
+
+
+class LayerPart(NamedTuple):
+    """A part of a layer that is computed, gathered and reduced as one; amounts are of a sample.
+
+    `parameters` are all of it, `experts` copies included. `reduces` and `reduces_back`: where it is
+    split over tensor parallel ranks, its output (in backward, its input's gradient) is summed
+    over them. `outputs`, `saved` and `moved` are elements: what it hands on, what backward reads of
+    it, and what passes memory beside the products. `looked_up` are elements of rows that are read,
+    of `row` elements each, `pooled` those that are left of them.
+    """
+
+    layer: str
+    kind: LayerClass
+    parameters: int
+    products: tuple[Product, ...] = ()
+    attention: Attention | None = None
+    outputs: int = 0
+    saved: int = 0
+    moved: int = 0
+    reduces: bool = False
+    reduces_back: bool = False
+    experts: int = 1
+    active: int = 1
+    looked_up: int = 0
+    pooled: int = 0
+    rows: int = 0
+    row: int = 0
+    sparse: bool = False
+
+    @property
+    def flops(self) -> int:
+        """Of a sample in the forward pass, scores of attention included."""
+        scores = self.attention.flops if self.attention else 0
+        return sum(product.flops for product in self.products) + scores
+
+
+class Layer(Node):
+    """One kind of layer; `name` is by what strategies and frozen parts call it, else its kind.
+
+    `joins`: it reads what was looked up; by default the layer after the tables does.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")] | None = None
+    joins: bool = False
+
+    @property
+    def called(self) -> str:
+        return self.name or str(vars(self)["kind"])
+
+
+class Tables(Layer):
+    """Embedding tables of categories: each sample looks up some rows of each and sums them."""
+
+    kind: Literal["tables"]
+    tables: PositiveCount
+    rows: PositiveSize
+    width: PositiveCount
+    lookups: PositiveCount
+    pooling: Literal["sum", "none"] = "sum"
+
+    def parts(self) -> tuple[LayerPart, ...]:
+        looked_up = self.tables * self.lookups * self.width
+        pooled = self.tables * self.width if self.pooling == "sum" else looked_up
+        return (
+            LayerPart(
+                self.called, "embedding", self.tables * self.rows * self.width, outputs=pooled,
+                saved=self.tables * self.lookups, looked_up=looked_up, pooled=pooled,
+                rows=self.tables * self.rows, row=self.width, sparse=True,
+            ),
+        )  # fmt: skip
+
+
+class Tokens(Layer):
+    """A table of words, and one of positions beside it unless there are none."""
+
+    kind: Literal["tokens"]
+    vocab: PositiveCount
+    width: PositiveCount
+    seq_len: PositiveCount
+    positions: bool = True
+
+    def parts(self) -> tuple[LayerPart, ...]:
+        out = self.seq_len * self.width
+        rows = self.vocab + (self.seq_len if self.positions else 0)
+        return (
+            LayerPart(
+                self.called, "embedding", rows * self.width, outputs=out, pooled=out, rows=rows,
+                looked_up=out * (1 + self.positions), row=self.width,
+            ),
+        )  # fmt: skip
+
+
+class Patches(Layer):
+    """An image cut into squares, each multiplied by one matrix, and a position for each."""
+
+    kind: Literal["patches"]
+    image: PositiveCount
+    patch: PositiveCount
+    width: PositiveCount
+    channels: PositiveCount = 3
+
+    @property
+    def number(self) -> int:
+        return ceil(self.image / self.patch) ** 2
+
+    def parts(self) -> tuple[LayerPart, ...]:
+        inner, out = self.patch**2 * self.channels, self.number * self.width
+        return (
+            LayerPart(
+                self.called, "embedding", (inner + self.number) * self.width,
+                (Product(self.number, self.width, inner),), outputs=out,
+                saved=self.number * inner, pooled=out, rows=inner + self.number,
+                looked_up=2 * out, row=self.width,
+            ),
+        )  # fmt: skip
+
+
+class Mlp(Layer):
+    """Dense layers from width to width, `repeat` times over; two by two split over tp ranks.
+
+    `rows` of a sample pass them, as each token of a sequence does.
+    """
+
+    kind: Literal["mlp"]
+    widths: Annotated[tuple[PositiveCount, ...], Field(strict=False, min_length=2)]
+    repeat: PositiveCount = 1
+    rows: PositiveCount = 1
+
+    @model_validator(mode="after")
+    def _repeats_fit(self) -> Self:
+        if self.repeat > 1 and self.widths[0] != self.widths[-1]:
+            raise PydanticCustomError(
+                "repeat", f"repeat needs equal widths at both ends, got {list(self.widths)}"
+            )
+        return self
+
+    def parts(self) -> tuple[LayerPart, ...]:
+        rows = self.rows
+        pairs = list(zip(self.widths, self.widths[1:], strict=False)) * self.repeat
+        return tuple(
+            LayerPart(
+                self.called, "dense", depth * width, (Product(rows, width, depth),),
+                outputs=rows * width, saved=rows * depth, moved=2 * rows * width,
+                reduces=place % 2 == 1 or place == len(pairs) - 1, reduces_back=place % 2 == 0,
+            )
+            for place, (depth, width) in enumerate(pairs)
+        )  # fmt: skip
+
+
+class ExpertLayers(Layer):
+    """Dense layers of one width, each several times over; a sample passes a few of the copies."""
+
+    kind: Literal["experts"]
+    width: PositiveCount
+    layers: PositiveCount
+    experts: PositiveCount
+    active: PositiveCount
+
+    @model_validator(mode="after")
+    def _active_are_there(self) -> Self:
+        if self.active > self.experts:
+            raise PydanticCustomError(
+                "active", f"active {self.active} are more than there are experts, {self.experts}"
+            )
+        return self
+
+    def parts(self) -> tuple[LayerPart, ...]:
+        width = self.width
+        return tuple(
+            LayerPart(
+                self.called, "experts", self.experts * width**2,
+                (Product(self.active, width, width),), outputs=width, saved=self.active * width,
+                moved=2 * self.active * width, reduces=place % 2 == 1,
+                reduces_back=place % 2 == 0, experts=self.experts, active=self.active,
+            )
+            for place in range(self.layers)
+        )  # fmt: skip
+
+
+class Dot(Layer):
+    """The products of all vectors of a sample with each other, each pair once."""
+
+    kind: Literal["dot"]
+    vectors: PositiveCount
+    width: PositiveCount
+
+    def parts(self) -> tuple[LayerPart, ...]:
+        pairs, read = self.vectors * (self.vectors - 1) // 2, self.vectors * self.width
+        return (
+            LayerPart(
+                self.called, "dense", 0, (Product(self.vectors, self.vectors, self.width),),
+                outputs=pairs, saved=read, moved=self.vectors**2 + pairs,
+            ),
+        )  # fmt: skip
+
+
+class Transformer(Layer):
+    """Blocks of attention and two (gated: three) dense layers over a sample's tokens."""
+
+    kind: Literal["transformer"]
+    layers: PositiveCount
+    heads: PositiveCount
+    width: PositiveCount
+    ffn: PositiveCount
+    seq_len: PositiveCount
+    causal: bool = False
+    gated: bool = False
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.width % self.heads:
+            raise PydanticCustomError(
+                "heads", f"width {self.width} is not divisible by heads {self.heads}"
+            )
+        return self
+
+    def parts(self) -> tuple[LayerPart, ...]:
+        s, w, f, into = self.seq_len, self.width, self.ffn, 1 + self.gated
+        scores = Attention(s, self.heads, w // self.heads, self.causal)
+        attention = LayerPart(
+            self.called, "transformer", 4 * w * w, (Product(s, 3 * w, w), Product(s, w, w)),
+            scores, outputs=s * w, saved=6 * s * w, moved=6 * s * w, reduces=True,
+            reduces_back=True,
+        )  # fmt: skip
+        dense = LayerPart(
+            self.called, "transformer", (1 + into) * w * f,
+            (Product(s, into * f, w), Product(s, w, f)), outputs=s * w,
+            saved=s * (2 * w + (1 + into) * f), moved=s * (6 * w + (1 + into) * f), reduces=True,
+            reduces_back=True,
+        )  # fmt: skip
+        return (attention, dense) * self.layers
+
+
+AnyLayer = Annotated[
+    Tables | Tokens | Patches | Mlp | ExpertLayers | Dot | Transformer, Field(discriminator="kind")
+]
+LOOKED_UP = (Tables, Tokens, Patches)

@@ -1,0 +1,1 @@
+"""Prices of layered models on clusters: strategies by class of layer, memory, search."""
