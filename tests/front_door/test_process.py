@@ -96,7 +96,7 @@ def test_progress_is_a_bar_on_a_terminal_and_on_stderr(monkeypatch):
     assert call(*plan).err == ""
     monkeypatch.setenv("FORCE_COLOR", "1")  # what makes rich take any stream for a terminal
     outcome = call(*plan)
-    assert "planning tiny for cpu" in outcome.err
+    assert "planning tiny on cpu" in outcome.err
     assert "planning" not in outcome.out
     as_json = call(*plan, "--json")
     assert as_json.err == ""
