@@ -152,7 +152,8 @@ class Recipe(Node):
 
     @model_validator(mode="after")
     def _base_is_frozen_once(self) -> Self:
-        if self.lora is not None and self.frozen:
+        reads_all = any(group.startswith(ADAPTERS) for group in self.frozen)
+        if self.lora is not None and self.frozen and not reads_all:
             raise PydanticCustomError(
                 "frozen_twice", "with LoRA the whole base is frozen; leave out what to freeze"
             )

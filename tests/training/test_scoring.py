@@ -9,7 +9,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.front_door.command_line import call, error_of
 from tests.training.small_runs import options, trained, write_rows
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.training.scoring import logits, score
 
 SIZES = {
@@ -89,3 +91,55 @@ def test_a_score_is_the_loss_of_training_before_its_first_step(tmp_path: Path) -
     targets = sum(one.targets for one in found)
     assert seen.steps[0].targets == targets
     assert seen.losses[0] == pytest.approx(-sum(one.log_prob for one in found) / targets, rel=1e-6)
+
+
+def test_scores_with_an_adapter_are_those_of_peft(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    folder, rows = folder_of("llama", tmp_path / "model"), write_rows(tmp_path / "rows.jsonl", 6)
+    given = {"seq_len": 256, "tokens_per_step": 512, "learning_rate": 0.05, "dtype": "float32"}
+    run = options(tmp_path, model=str(folder), data=(str(rows),), steps=2, lora="r=4", **given)
+    result, _ = trained(run)
+    first = score(folder, rows, **(HERE | {"seq_len": 256, "adapter": result.model}))[0]
+    ids = list(json.loads(rows.read_text().splitlines()[0])["text"].encode())
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(base, result.model).eval()
+    with torch.no_grad():
+        wanted = torch.log_softmax(model(torch.tensor([ids])).logits[0], -1)
+    each = wanted[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].numpy()
+    np.testing.assert_allclose(first.log_probs[: len(each)], each, rtol=1e-5, atol=1e-5)
+
+
+def test_the_command_writes_a_line_for_each_document(tmp_path: Path) -> None:
+    folder, rows = folder_of("llama", tmp_path / "model"), write_rows(tmp_path / "rows.jsonl", 6)
+    flags = ("--tokenizer", "bytes", "--machine", "cpu", "--seq-len", 256, "--data-workers", 0)
+    out = tmp_path / "scores.jsonl"
+    told = call("score", folder, rows, *flags, "-o", out, "--each-token", "--json").json()
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert told["documents"] == len(lines) == 6
+    for line in lines:
+        assert line["targets"] == len(line["log_probs"])
+        assert line["log_prob"] == pytest.approx(sum(line["log_probs"]))
+    assert told["log_prob"] == pytest.approx(sum(line["log_prob"] for line in lines))
+    mean = told["log_prob"] / told["targets"]
+    assert told["perplexity"] == pytest.approx(float(np.exp(-mean)))
+    shown = call("score", folder, rows, *flags, "--dry-run").out
+    assert "it fits" in shown and "tokens/s" in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("score", "tiny"), "MODEL and DATA are to be given"),
+        (("score", "tiny", "no.jsonl", "--tokenizer", "bytes"), "no.jsonl"),
+        (("score", "no-model", "no.jsonl"), "no-model"),
+    ],
+)
+def test_what_cannot_be_scored_is_told(given: tuple[str, ...], said: str) -> None:
+    assert said in error_of(*given)
+
+
+def test_options_of_training_are_none_of_scoring() -> None:
+    with pytest.raises(TwinstreamError, match="no option 'steps' of scoring"):
+        score("tiny", "rows.jsonl", steps=3)
+    with pytest.raises(TwinstreamError, match="shortest of 1"):
+        logits("tiny", [[1]])

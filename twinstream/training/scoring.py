@@ -433,7 +433,7 @@ def score_options(
     """
     if unknown := sorted(given.keys() - set(SCORED)):
         raise TwinstreamError(
-            f"there is no option {unknown[0]} of scoring; there are: {', '.join(SCORED)}"
+            f"there is no option '{unknown[0]}' of scoring; there are: {', '.join(SCORED)}"
         )
     several = [data] if isinstance(data, str | Path) else list(data)
     fields = {"model": str(model), "data": [str(one) for one in several], "output": Path()}
