@@ -202,7 +202,9 @@ def recompute_figure(schedule: RankSchedule) -> go.Figure:
 def kinds_figure(views: Sequence[View], comparison: Comparison | None) -> go.Figure:
     """Busy time of each kind of op in one step; predicted beside measured where both are known."""
     busy: dict[str, dict[str, float]] = {}
+    errors: dict[str, float] = {}
     if comparison is not None:
+        errors = {group.name: group.busy_ns.error for group in comparison.kinds}
         for group in comparison.kinds:
             pair = {"predicted": group.busy_ns.predicted, "measured": group.busy_ns.measured}
             busy[group.name] = {view.name: pair[view.name] for view in views}
@@ -221,8 +223,9 @@ def kinds_figure(views: Sequence[View], comparison: Comparison | None) -> go.Fig
         figure.add_trace(
             go.Bar(
                 orientation="h", y=[_kind(name) for name in names], x=times, name=view.name,
-                marker={"color": WORLD_COLOURS[view.name]}, text=_labels(busy, names, view.name),
-                textposition="outside", cliponaxis=False,
+                marker={"color": WORLD_COLOURS[view.name]},
+                text=_labels(busy, errors, names, view.name), textposition="outside",
+                cliponaxis=False,
                 hovertemplate="%{y}, " + view.name + f": %{{x:,.2f}} {unit} a step<extra></extra>",
             )
         )  # fmt: skip
@@ -239,13 +242,14 @@ def _kind(name: str) -> str:
     return " ".join(readable(part) for part in name.split(" "))
 
 
-def _labels(busy: dict[str, dict[str, float]], names: Sequence[str], world: str) -> list[str]:
-    """The time; beside the prediction also its error."""
+def _labels(
+    busy: dict[str, dict[str, float]], errors: dict[str, float], names: Sequence[str], world: str
+) -> list[str]:
+    """The time; beside the prediction also its error, of the time that kernels had a core."""
     found = []
     for name in names:
         text = seconds(busy[name][world] / 1e9)
-        measured = busy[name].get("measured", 0.0)
-        if world == "predicted" and measured:
-            text += f" ({busy[name][world] / measured - 1:+.0%})"
+        if world == "predicted" and busy[name].get("measured"):
+            text += f" ({errors[name]:+.0%})"
         found.append(text)
     return found
