@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from pydantic import ValidationError
+
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import read_text
 
@@ -67,6 +69,21 @@ class Cells:
         """Return whether a column says true, yes or 1; `unstated` where the cell is empty."""
         text = self.text(column).lower()
         return text in ("true", "yes", "1") if text else unstated
+
+    def valid(self, read: Callable[["Cells"], _Value]) -> _Value:
+        """Return what a reader makes of this line; where it is not valid, say where it stands.
+
+        Raises:
+            ClusterTableError: pydantic refuses a value, or a cell is wrong.
+        """
+        try:
+            return read(self)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(place) for place in first["loc"])
+            raise ClusterTableError(
+                f"{self.path}, line {self.line}: {where or 'the row'}: {first['msg']}"
+            ) from None
 
     def _parsed(
         self, column: str, parse: Callable[[str], _Value], what: str, unstated: _Value | None

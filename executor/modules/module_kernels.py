@@ -347,43 +347,38 @@ def _pair_scales(bound: _Bound, rows: _Rows) -> torch.Tensor:
 
 def _head_evaluate(bound: _Bound, calls: Calls) -> None:
     chunk, tensors, rows = bound.chunk, bound.tensors, _Rows(bound)
-    if (row_results := _row_results(bound, rows)) is not None:
-        calls.add(row_results)
+    take = _row_results(bound, rows)
 
     def run() -> None:
         total = torch.zeros_like(rows.loss.view)
         with torch.no_grad(), evaluating(chunk.module, bound.evaluates):
             for start in rows.starts:
-                total += chunk.postlude_loss(
-                    tensors, rows.inputs_of(start), rows.labels_of(start), rows.loss_scale
-                )
+                logits = chunk.postlude(tensors, rows.inputs_of(start))
+                total += chunk.loss_of(logits, rows.labels_of(start), rows.loss_scale)
+                take(start, logits)
         rows.loss.take(total)
 
     calls.add(run)
 
 
-def _row_results(bound: _Bound, rows: _Rows) -> Callable[[], None] | None:
-    """Writes what is asked for of each row: the log-probability of its label, or its logits."""
+def _row_results(bound: _Bound, rows: _Rows) -> Callable[[int, torch.Tensor], None]:
+    """Keeps what is asked for of a slice of rows: log-probabilities, logits or nothing."""
     tokens, vocab = bound.num_tokens, bound.model.vocab_size
-    asked = [(name, bound.operands[name]) for name in ("log_probs", "logits")
-             if name in bound.operands]  # fmt: skip
-    if not asked:
-        return None
-    [(name, operand)] = asked
-    shape = (tokens,) if name == "log_probs" else (tokens, vocab)
-    kept, chunk = operand.view(torch.float32, shape), bound.chunk
 
-    def run() -> None:
-        with torch.no_grad(), evaluating(chunk.module, bound.evaluates):
-            for start in rows.starts:
-                logits = chunk.postlude(bound.tensors, rows.inputs_of(start))
-                part = kept[start : start + rows.size]
-                if name == "logits":
-                    part.copy_(logits.reshape(-1, vocab))
-                else:
-                    part.copy_(row_losses(logits, rows.labels_of(start))).neg_()
+    def kept(name: str, *shape: int) -> torch.Tensor | None:
+        operand = bound.operands.get(name)
+        return None if operand is None else operand.view(torch.float32, shape)
 
-    return run
+    log_probs_T, logits_TV = kept("log_probs", tokens), kept("logits", tokens, vocab)
+
+    def take(start: int, logits: torch.Tensor) -> None:
+        part = slice(start, start + rows.size)
+        if log_probs_T is not None:
+            log_probs_T[part].copy_(row_losses(logits, rows.labels_of(start))).neg_()
+        if logits_TV is not None:
+            logits_TV[part].copy_(logits.reshape(-1, vocab))
+
+    return take
 
 
 def _head_dpo_evaluate(bound: _Bound, calls: Calls) -> None:

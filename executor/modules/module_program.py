@@ -307,12 +307,11 @@ class ChunkProgram:
         of_inputs, of_parameters = _gradients([loss], [None], leaves, flows, parameters)
         return loss.detach(), of_inputs, of_parameters
 
-    def postlude_loss(
-        self, tensors: Tensors, inputs: Sequence[torch.Tensor], labels: torch.Tensor,
-        scale: float | torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
-        """Loss of a slice of rows."""
-        return row_loss(self.postlude(tensors, inputs), labels, scale, self._own_loss)
+    def loss_of(
+        self, logits: torch.Tensor, labels: torch.Tensor, scale: float | torch.Tensor
+    ) -> torch.Tensor:
+        """Return the loss of a slice of rows."""
+        return row_loss(logits, labels, scale, self._own_loss)
 
     @contextmanager
     def _stubbed(self, stub: Any) -> Iterator[None]:

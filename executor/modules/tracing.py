@@ -242,7 +242,7 @@ class _Parts:
             "postlude",
             size,
             given,
-            lambda: chunk.postlude_loss(tensors, inputs, labels, 1.0),
+            lambda: chunk.loss_of(chunk.postlude(tensors, inputs), labels, 1.0),
         )
         self._note(
             "postlude.backward",

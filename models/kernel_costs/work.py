@@ -249,6 +249,13 @@ class ChunkWork:
             self.vector("cross_entropy", 4 * t * v, launches=2 * slices),
         )
 
+    def row_results(self) -> tuple[Work, ...]:
+        """What a head hands out of each row beside the loss: read, and written in float32."""
+        if self.workload.result == "loss":
+            return ()
+        n = self.tokens * (self.spec.vocab_size if self.workload.result == "logits" else 1)
+        return (self._work("copy", (n,), n, n * (self.spec.itemsize + _FLOAT32_BYTES)),)
+
     def head_logits(self) -> tuple[Work, ...]:
         """Final norm and logits of the last token of each sequence."""
         rows, d = self.tokens // self.workload.seq_len, self.spec.d_model

@@ -71,7 +71,7 @@ class DecoderLowering(StepLowering):
     def _head_alone(self, step_state: TaskOperand) -> None:
         """The loss of a round, and no gradients."""
         builder, work = self.builder, self.calls.work()
-        cost = work.head(self._row_slice, evaluates=True)
+        cost = (*work.head(self._row_slice, evaluates=True), *work.row_results())
         call = self.calls.other(self.recipe.loss.evaluation_kernel, cost, self._head_attributes)
         for chunk in self._chunks_reversed():
             operands = [

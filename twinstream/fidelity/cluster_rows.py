@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from twinstream.clusters.predict import Prepared
 from twinstream.fidelity.constants import with_constants
@@ -201,39 +201,36 @@ def _read(path: Path) -> list[ClusterRow]:
         )
     if not lines:
         raise ClusterTableError(f"{path} has no rows under its header")
-    return [_row(cells) for cells in lines]
+    return [cells.valid(_row) for cells in lines]
 
 
 def _row(cells: Cells) -> ClusterRow:
-    told = cells.text("comparison")
-    try:
-        return ClusterRow(
-            series=cells.text("series") or cells.text("gpu"),
-            row_id=cells.text("row"),
-            family=cells.text("family") or cells.text("row"),
-            gpu=cells.text("gpu"),
-            num_gpus=cells.count("num_gpus"),
-            cluster=cells.text("cluster"),
-            job=_job(cells) if cells.text("model") else None,
-            measured_s=cells.number("step_time_s") if cells.text("step_time_s") else None,
-            note=cells.text("note"),
-            suspect=cells.flag("suspect"),
-            scored=cells.flag("scored", unstated=True),
-            why_not=cells.text("why_not"),
-            calibrates=cells.flag("calibrates"),
-            compared=Compared(kind=told, set=cells.text("set"), rank=int(cells.text("rank") or 0))
-            if told
-            else None,
-            activation_bytes=cells.count("activation_bytes")
-            if cells.text("activation_bytes")
-            else None,
-        )
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(place) for place in first["loc"])
-        raise ClusterTableError(
-            f"{cells.path}, line {cells.line}: {where or 'the row'}: {first['msg']}"
-        ) from None
+    return ClusterRow(
+        series=cells.text("series") or cells.text("gpu"),
+        row_id=cells.text("row"),
+        family=cells.text("family") or cells.text("row"),
+        gpu=cells.text("gpu"),
+        num_gpus=cells.count("num_gpus"),
+        cluster=cells.text("cluster"),
+        job=_job(cells) if cells.text("model") else None,
+        measured_s=cells.number("step_time_s") if cells.text("step_time_s") else None,
+        note=cells.text("note"),
+        suspect=cells.flag("suspect"),
+        scored=cells.flag("scored", unstated=True),
+        why_not=cells.text("why_not"),
+        calibrates=cells.flag("calibrates"),
+        compared=_compared(cells) if cells.text("comparison") else None,
+        activation_bytes=cells.count("activation_bytes")
+        if cells.text("activation_bytes")
+        else None,
+    )
+
+
+def _compared(cells: Cells) -> Compared:
+    rank = cells.text("rank") or "0"
+    return Compared.model_validate_strings(
+        {"kind": cells.text("comparison"), "set": cells.text("set"), "rank": rank}
+    )
 
 
 def _job(cells: Cells) -> Job:

@@ -6,13 +6,13 @@ written has the bits of a training's forward pass over the same chunks.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import fsum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,11 +87,15 @@ class Score:
 
 @dataclass(frozen=True)
 class Scorer:
-    """A model, data and a plan of forward passes, before anything has run."""
+    """A model, data and a plan of forward passes, before anything has run.
+
+    `windows` yields the data, some at a time, to be packed together.
+    """
 
     options: TrainOptions
     model: OpenedModel
-    data: "ScoredDocuments"
+    data: Documents
+    windows: "_Windows"
     here: LocalMachine
     plan: DevicePlan
     tell: Tell
@@ -122,7 +126,7 @@ class Scorer:
             arenas, staging = Arenas(schedule, memory), Staging()
             for group, flat in weights:
                 put_carried(schedule, arenas, f"param.{group}", flat, staging)
-            for window in self.data.windows(plan):
+            for window in self.windows(plan):
                 yield window, self._computed(window.chunks, memory, options)
 
     def _computed(
@@ -228,60 +232,32 @@ class Window:
         return pack(self._joined.totals, self._shape)
 
 
-class ScoredDocuments(Documents, Protocol):
-    """Documents that can be scored."""
+def _windows(data: TrainingData, plan: DevicePlan) -> Iterator[Window]:
+    """Yield documents of files, in their order; raises DataError of a file or a row."""
+    shape = plan.shape(data)
+    each = plan.workload.chunks_per_round // plan.pieces
+    wanted = each * shape.chunk_tokens * _PASSES_AT_A_TIME
+    with closing(data.feed()) as feed:
+        window = Window(shape)
+        for source in data.blocks:
+            for block in source:
+                feed.prefetch([block])
+                tokens = feed.take(block)
+                sizes = sizes_for(
+                    shape.longest, shape.chunk_tokens, is_continuous=block.is_continuous
+                )
+                spans = cut(tokens, sizes)
+                documents = np.searchsorted(tokens.ends, spans.starts, side="right")
+                rows = row_places(block)
+                window.add(spans, documents, [rows[row] for row in tokens.rows[documents]])
+                if window.num_tokens >= wanted:
+                    yield window
+                    window = Window(shape)
+        if window.num_tokens:
+            yield window
 
-    def windows(self, plan: DevicePlan) -> Iterator[Window]:
-        """Yield them, some at a time, to be packed together.
 
-        Raises:
-            DataError: a file or a row cannot be used.
-        """
-
-
-@dataclass(frozen=True)
-class FileDocuments:
-    """Those of files, in their order."""
-
-    data: TrainingData
-
-    @property
-    def longest(self) -> int:
-        return self.data.longest
-
-    @property
-    def sides(self) -> int:
-        return self.data.sides
-
-    @property
-    def epoch_tokens(self) -> int:
-        return self.data.epoch_tokens
-
-    def lengths(self) -> NDArray[np.int64]:
-        return self.data.lengths()
-
-    def windows(self, plan: DevicePlan) -> Iterator[Window]:
-        data, shape = self.data, plan.shape(self)
-        each = plan.workload.chunks_per_round // plan.pieces
-        wanted = each * shape.chunk_tokens * _PASSES_AT_A_TIME
-        with closing(data.feed()) as feed:
-            window = Window(shape)
-            for source in data.blocks:
-                for block in source:
-                    feed.prefetch([block])
-                    tokens = feed.take(block)
-                    sizes = sizes_for(
-                        shape.longest, shape.chunk_tokens, is_continuous=block.is_continuous
-                    )
-                    spans = cut(tokens, sizes)
-                    documents = np.searchsorted(tokens.ends, spans.starts, side="right")
-                    rows = row_places(block)
-                    window.add(spans, documents, [rows[row] for row in tokens.rows[documents]])
-                    if window.num_tokens >= wanted:
-                        yield window
-                        window = Window(shape)
-            if window.num_tokens:
-                yield window
+_Windows = Callable[[DevicePlan], Iterator[Window]]
 
 
 @dataclass(frozen=True)
@@ -351,12 +327,17 @@ def scorer_of(
     model = open_model(options, weights=True)
     options = within_positions(options, model.spec, tell)
     backend = choose_backend(options.backend)
-    data = FileDocuments(open_data(options, model, None)[0]) if given is None else given
+    data, windows = (given, given.windows) if given else _of_files(options, model)
     here = detect_machine(options, None, backend, model.spec.dtype, tell, model.spec.head_dim)
     here.require_own_profile()
     recipe = only_read(recipe_of(options, here, model.spec), model)
     plan = plan_of(options, here, model.spec, recipe, data, result)
-    return Scorer(options, model, data, here, plan, tell)
+    return Scorer(options, model, data, windows, here, plan, tell)
+
+
+def _of_files(options: TrainOptions, model: OpenedModel) -> tuple[Documents, _Windows]:
+    data = open_data(options, model, None)[0]
+    return data, partial(_windows, data)
 
 
 def only_read(recipe: Recipe, model: OpenedModel) -> Recipe:

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from benchmarks.accuracy.published import dgxc, mlperf, mosaicml, papers, vtrain
 from benchmarks.accuracy.published.activation_bytes import (
     ACTIVATION_SERIES,
@@ -33,7 +31,7 @@ def read_cluster_table(path: Path) -> tuple[ClusterRow, ...]:
     read = _KINDS[_kind(path, names)][1]
     if not lines:
         raise ClusterTableError(f"{path} has no rows under its header")
-    return tuple(_with_rules(_row(cells, read)) for cells in lines)
+    return tuple(_with_rules(cells.valid(read)) for cells in lines)
 
 
 def read_cluster_tables(paths: Sequence[Path]) -> tuple[ClusterRow, ...]:
@@ -45,17 +43,6 @@ def _with_rules(row: ClusterRow) -> ClusterRow:
     told = row.job if row.series in ACTIVATION_SERIES else None
     published = None if told is None else published_activation_bytes(told)
     return row.model_copy(update={"calibrates": is_calibration(row), "activation_bytes": published})
-
-
-def _row(cells: Cells, read: Callable[[Cells], ClusterRow]) -> ClusterRow:
-    try:
-        return read(cells)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(place) for place in first["loc"])
-        raise ClusterTableError(
-            f"{cells.path}, line {cells.line}: {where or 'the row'}: {first['msg']}"
-        ) from None
 
 
 def _kind(path: Path, names: Sequence[str]) -> str:

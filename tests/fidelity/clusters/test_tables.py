@@ -158,10 +158,13 @@ def test_a_table_needs_seven_columns_and_takes_presets_and_files(tmp_path):
     [("a,H100,16,h100_dgx,9b,4096,32,", "unknown model '9b'"),
      ("a,H100,16,h100_dgx,8b,4096,32,tp", "layout has 'tp', and needs name=value"),
      ("a,H100,16,h100_dgx,8b,4096,32,tq=2", "line 2: layout.tq|line 2: tq"),
-     ("a,H100,many,h100_dgx,8b,4096,32,", "num_gpus is 'many'")],
+     ("a,H100,many,h100_dgx,8b,4096,32,", "num_gpus is 'many'"),
+     ("a,H100,16,h100_dgx,8b,4096,32,,scaling,s,two", "line 2: rank: .*integer")],
 )  # fmt: skip
 def test_a_cell_that_cannot_be_is_told_in_one_sentence(tmp_path, row, told):
-    header = "row,gpu,num_gpus,cluster,model,seq_len,global_batch,layout"
-    (tmp_path / "t.csv").write_text(f"{header}\n{row}\n")
+    header = "row,gpu,num_gpus,cluster,model,seq_len,global_batch,layout,comparison,set,rank"
+    cells = row.split(",")
+    cells += [""] * (len(header.split(",")) - len(cells))
+    (tmp_path / "t.csv").write_text(f"{header}\n{','.join(cells)}\n")
     with pytest.raises(TwinstreamError, match=told):
         read_measured_steps([tmp_path / "t.csv"])

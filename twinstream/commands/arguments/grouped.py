@@ -5,7 +5,7 @@ validation aliases are the names, their titles the units; their extra says the p
 node's title.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -55,6 +55,24 @@ def grouped(*required: str) -> Callable[[Command], Command]:
         return spread
 
     return with_groups
+
+
+def let_typer_see(
+    command: Command, own: Mapping[str, tuple[Any, Any]], options: Iterable[tuple[str, Any, Any]]
+) -> None:
+    """Say what a command takes by keywords alone.
+
+    Args:
+        own: its own parameters: annotation and default by name.
+        options: names, defaults and annotations, as `options_of` gives them.
+    """
+    pairs = [(name, default, hint) for name, (hint, default) in own.items()]
+    shown = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+        for name, default, hint in (*pairs, *options)
+    ]
+    command.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in shown}
 
 
 def _is_group(hint: Any) -> bool:

@@ -42,6 +42,7 @@ class Profiles:
     straggler: Stragglers = None
 
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and stop.")]
 Predicted = Annotated[
     Path | None,
     typer.Option(

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from inspect import Parameter, Signature
 from math import exp, inf
 from pathlib import Path
 from time import perf_counter
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from twinstream.commands.arguments import options
-from twinstream.commands.arguments.grouped import options_of
+from twinstream.commands.arguments.grouped import let_typer_see, options_of
 from twinstream.commands.arguments.outputs import check_output
 from twinstream.commands.output import print_json, print_report
 from twinstream.measures.explanation import explain
@@ -136,33 +135,20 @@ def _tell(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _parameter(name: str, annotation: Any, default: Any) -> Parameter:
-    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-
-
-def _spread() -> None:
-    """Let Typer see the flags: those of training that scoring has a use for."""
-    inputs = Annotated[list[str] | None, typer.Argument(metavar="MODEL DATA...")]
-    output = Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="A line of JSON for each document.",
-                     callback=check_output),
-    ]  # fmt: skip
-    each_token = Annotated[
-        bool, typer.Option("--each-token", help="Write the log-probability of each token, too.")
-    ]
-    dry_run = Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and stop.")]
-    shown = [
-        _parameter("inputs", inputs, None),
-        _parameter("output", output, None),
-        _parameter("each_token", each_token, False),
-        _parameter("dry_run", dry_run, False),
-        _parameter("as_json", options.Json, False),
-        *(_parameter(name, hint, default) for name, default, hint in options_of(TrainOptions)
-          if name in SCORED),
-    ]  # fmt: skip
-    score.__signature__ = Signature(shown)  # type: ignore[attr-defined]
-    score.__annotations__ = {one.name: one.annotation for one in shown}
-
-
-_spread()
+_INPUTS = Annotated[list[str] | None, typer.Argument(metavar="MODEL DATA...", show_default=False)]
+_OUTPUT = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="A line of JSON for each document.",
+                 callback=check_output),
+]  # fmt: skip
+_EACH_TOKEN = Annotated[
+    bool, typer.Option("--each-token", help="Write the log-probability of each token, too.")
+]
+let_typer_see(
+    score,
+    {
+        "inputs": (_INPUTS, None), "output": (_OUTPUT, None), "each_token": (_EACH_TOKEN, False),
+        "dry_run": (options.DryRun, False), "as_json": (options.Json, False),
+    },
+    (one for one in options_of(TrainOptions) if one[0] in SCORED),
+)  # fmt: skip

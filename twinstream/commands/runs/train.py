@@ -2,7 +2,7 @@
 
 import json
 import os
-from inspect import Parameter, Signature
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -10,7 +10,7 @@ import typer
 
 from twinstream.api import require_torch
 from twinstream.commands.arguments import options
-from twinstream.commands.arguments.grouped import options_of
+from twinstream.commands.arguments.grouped import let_typer_see, options_of
 from twinstream.commands.arguments.outputs import check_folder
 from twinstream.commands.output import print_json, print_report, screen
 from twinstream.commands.runs.train_screen import predicted_json, train_screen, trained_screen
@@ -205,58 +205,26 @@ def _where(model: Path | None, prepared: Prepared) -> str:
     return f"The model is in {model}; transformers loads it as it is."
 
 
-def _flags() -> list[Parameter]:
+def _flags() -> Iterator[tuple[str, Any, Any]]:
     """A flag for each option, by all its names."""
-    found = []
     for name, default, hint in options_of(TrainOptions):
         kind, option = get_args(hint)
         option.param_decls += tuple(f"--{alias}" for alias, of in ALIASES.items() if of == name)
-        found.append(_parameter(name, Annotated[kind, option], default))
-    return found
+        yield name, default, Annotated[kind, option]
 
 
-def _parameter(name: str, annotation: Any, default: Any) -> Parameter:
-    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-
-
-def _spread() -> None:
-    """Let Typer see the flags."""
-    first = [
-        _parameter(
-            "inputs",
-            Annotated[
-                list[str] | None, typer.Argument(metavar="MODEL DATA...", show_default=False)
-            ],
-            None,
-        ),
-        _parameter(
-            "output",
-            Annotated[
-                Path | None,
-                typer.Option("--output", "-o", metavar="DIR", help="The folder of the run.",
-                             callback=check_folder),
-            ],
-            None,
-        ),
-        _parameter(
-            "resume",
-            Annotated[bool, typer.Option("--resume", help="Go on from DIR's last checkpoint.")],
-            False,
-        ),
-        _parameter(
-            "dry_run",
-            Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and stop.")],
-            False,
-        ),
-        _parameter(
-            "as_json",
-            options.Json,
-            False,
-        ),
-    ]  # fmt: skip
-    shown = [*first, *_flags()]
-    train.__signature__ = Signature(shown)  # type: ignore[attr-defined]
-    train.__annotations__ = {one.name: one.annotation for one in shown}
-
-
-_spread()
+_INPUTS = Annotated[list[str] | None, typer.Argument(metavar="MODEL DATA...", show_default=False)]
+_OUTPUT = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="DIR", help="The folder of the run.",
+                 callback=check_folder),
+]  # fmt: skip
+_RESUME = Annotated[bool, typer.Option("--resume", help="Go on from DIR's last checkpoint.")]
+let_typer_see(
+    train,
+    {
+        "inputs": (_INPUTS, None), "output": (_OUTPUT, None), "resume": (_RESUME, False),
+        "dry_run": (options.DryRun, False), "as_json": (options.Json, False),
+    },
+    _flags(),
+)  # fmt: skip
