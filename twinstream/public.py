@@ -3,7 +3,9 @@
 from twinstream.api import Run, execute, from_blocks, plan, simulate, write_report
 from twinstream.clusters.conforms import conforms
 from twinstream.clusters.predict import Prediction, planned_document, predict
-from twinstream.clusters.search.search import RankedLayout, SearchResult, search_layouts
+from twinstream.clusters.search.found import RankedLayout, SearchResult
+from twinstream.clusters.search.search import search_layouts
+from twinstream.clusters.search.space import RunsHere
 from twinstream.cost.bill import Bill
 from twinstream.cost.devices import cost_devices
 from twinstream.cost.time import RunTime
@@ -104,6 +106,7 @@ __all__ = [
     "RunSettings",
     "RunTime",
     "RunWork",
+    "RunsHere",
     "Schedule",
     "Score",
     "SearchLimits",

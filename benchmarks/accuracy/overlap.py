@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from twinstream.clusters.pipeline import Stages, plan_pipeline
+from twinstream.clusters.pipeline import plan_pipeline
 from twinstream.clusters.running.run_ranks import (
     ClusterRun,
     inputs_of,
@@ -23,6 +23,7 @@ from twinstream.data.text import byte_tokens, default_text
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.presets import load_preset
 from twinstream.models.recipes.recipe import Recipe
@@ -45,13 +46,13 @@ class Case:
     zero: int
     cap_gib: float | None = None
 
-    def stages(self, *, overlaps: bool) -> Stages:
+    def stages(self, *, overlaps: bool) -> Job:
         layout = Layout.model_validate({"dp": self.dp, "zero": self.zero, "dp_overlap": overlaps})
         workload = Workload(
             seq_len=self.seq_len, chunk_tokens=self.seq_len, chunks_per_round=1,
             rounds_per_step=_ROUNDS,
         )  # fmt: skip
-        return Stages(load_preset(self.model), workload, Recipe(), layout)
+        return Job.of_step(load_preset(self.model), workload, Recipe(), layout)
 
     @property
     def caps(self) -> Caps:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from twinstream import api
-from twinstream.clusters.pipeline import Stages, plan_pipeline
+from twinstream.clusters.pipeline import plan_pipeline
 from twinstream.clusters.running.run_ranks import (
     ClusterRun,
     inputs_of,
@@ -27,6 +27,7 @@ from twinstream.fidelity.ranks_fit import RanksFit, fit_ranks
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.presets import load_preset
 from twinstream.models.recipes.recipe import Recipe
@@ -61,7 +62,7 @@ class Case:
             seq_len=SEQ_LEN, chunk_tokens=SEQ_LEN, chunks_per_round=1,
             rounds_per_step=ROUNDS // self.layout.dp,
         )  # fmt: skip
-        made = plan_pipeline(Stages(SPEC, workload, Recipe(), self.layout), machine, self.caps)
+        made = plan_pipeline(Job.of_step(SPEC, workload, Recipe(), self.layout), machine, self.caps)
         require_safe(made)
         return made
 

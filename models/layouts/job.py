@@ -21,6 +21,7 @@ class Job(Node):
     the recipe leaves open are chosen layout by layout: twinstream's own where they compute it, the
     kernel set `megatron` where they do not; so are those it names, with `any_kernels`.
     `network_reduction`: switches may reduce (NVLS, SHARP) where the cluster's profile has it.
+    `cut`: a round of a replica, which is a microbatch; None: its sequences whole, in one chunk.
     """
 
     shape: ModelSpec
@@ -30,14 +31,25 @@ class Job(Node):
     recipe: Recipe = Recipe()
     any_kernels: bool = True
     network_reduction: bool = True
+    cut: Workload | None = None
 
     @classmethod
     def of_step(cls, spec: ModelSpec, workload: Workload, recipe: Recipe, layout: Layout) -> Self:
-        """Of the step of one replica, whose chunks are microbatches."""
-        batch = workload.sequences_per_step * layout.dp
+        """Of the step of one replica, whose rounds are microbatches."""
+        sequences, rounds = workload.sequences_per_step, workload.rounds_per_step
+        is_whole = workload.packing is None and workload.chunks_per_round == 1
         return cls(
-            shape=spec, layout=layout, seq_len=workload.seq_len, global_batch=batch, recipe=recipe
+            shape=spec,
+            layout=layout.model_copy(update={"micro_batch": sequences // rounds}),
+            seq_len=workload.seq_len,
+            global_batch=sequences * layout.dp,
+            recipe=recipe,
+            cut=None if is_whole else workload.model_copy(update={"rounds_per_step": 1}),
         )
+
+    def laid_out(self, layout: Layout) -> Self:
+        """Return the job in a layout."""
+        return self.model_copy(update={"layout": layout})
 
     def with_megatron_kernels(self) -> Self:
         """Return the job with the kernel set `megatron`, where its recipe leaves that open."""
@@ -72,15 +84,24 @@ class Job(Node):
     @property
     def tokens_per_step(self) -> int:
         """Of all replicas."""
-        return self.seq_len * self.global_batch
+        return self.step.tokens_per_step
 
     @property
     def workload(self) -> Workload:
-        """The step of one replica: a round for each microbatch, which is one chunk."""
+        """The step of one replica: a round for each microbatch."""
+        if self.cut is not None:
+            return self.cut.model_copy(update={"rounds_per_step": self.num_microbatches})
         return Workload(
             seq_len=self.seq_len, chunk_tokens=self.layout.micro_batch * self.seq_len,
             chunks_per_round=1, rounds_per_step=self.num_microbatches,
         )  # fmt: skip
+
+    @property
+    def step(self) -> Workload:
+        """The step of all replicas together."""
+        workload = self.workload
+        rounds = workload.rounds_per_step * self.layout.dp
+        return workload.model_copy(update={"rounds_per_step": rounds})
 
     @property
     def is_own(self) -> bool:

@@ -8,8 +8,9 @@ import time
 import pytest
 
 from twinstream.clusters.conforms import conforms
-from twinstream.clusters.pipeline import Stages, plan_pipeline
+from twinstream.clusters.pipeline import plan_pipeline
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.presets import load_model
 from twinstream.models.recipes.recipe import KernelChoice, Recipe
@@ -28,7 +29,7 @@ def test_bench_planning_of_a_pipeline(pp, microbatches, capsys):
     workload = Workload(
         seq_len=8192, chunk_tokens=8192, chunks_per_round=1, rounds_per_step=microbatches
     )
-    stages = Stages(load_model("8b"), workload, recipe, Layout(pp=pp, dp=2, zero=1))
+    stages = Job.of_step(load_model("8b"), workload, recipe, Layout(pp=pp, dp=2, zero=1))
     begun = time.perf_counter()
     document = plan_pipeline(stages, load_machine("h100"), Caps(device_bytes=80 * 2**30))
     planned_s = time.perf_counter() - begun

@@ -2,8 +2,9 @@
 
 import pytest
 
-from twinstream.clusters.pipeline import Stages, plan_pipeline
+from twinstream.clusters.pipeline import plan_pipeline
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.presets import load_preset
 from twinstream.models.recipes.recipe import Recipe
@@ -16,7 +17,7 @@ WORKLOAD = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=2, rounds_per_
 
 
 def planned(layout: Layout, recipe: Recipe | None = None) -> Schedule:
-    stages = Stages(load_preset("tiny"), WORKLOAD, recipe or Recipe(), layout)
+    stages = Job.of_step(load_preset("tiny"), WORKLOAD, recipe or Recipe(), layout)
     return plan_pipeline(stages, load_machine("cpu"))
 
 

@@ -3,9 +3,10 @@
 import pytest
 
 from twinstream.clusters.conforms import conforms
-from twinstream.clusters.pipeline import Stages, plan_pipeline
+from twinstream.clusters.pipeline import plan_pipeline
 from twinstream.clusters.planned_stage import plan_stage, without_messages
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_model
@@ -23,13 +24,12 @@ WORKLOAD = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=1, rounds_per_
 ORDERS = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("ring", 2)]
 
 
-def stages(recipe: Recipe | None = None, **fields) -> Stages:
-    return Stages(SPEC, WORKLOAD, recipe or Recipe(), Layout(pp=2, **fields))
+def stages(recipe: Recipe | None = None, **fields) -> Job:
+    return Job.of_step(SPEC, WORKLOAD, recipe or Recipe(), Layout(pp=2, **fields))
 
 
-def chain_of(laid_out: Stages) -> Chain:
-    one = laid_out
-    return lower(one.spec, one.workload, one.recipe, one.layout)
+def chain_of(one: Job) -> Chain:
+    return lower(one.shape, one.workload, one.recipe, one.layout)
 
 
 @pytest.mark.parametrize(("order", "virtual"), ORDERS)
@@ -62,8 +62,8 @@ def test_shared_slots_take_less_memory():
 
 def test_caps_count_what_an_attention_library_allocates():
     kernels = KernelChoice(vector="triton", attention="sdpa_flash")
-    wanted = stages(Recipe(kernels=kernels)).spec.model_copy(update={"dtype": "bfloat16"})
-    of_gpu = Stages(wanted, WORKLOAD, Recipe(kernels=kernels), Layout(pp=2))
+    wanted = stages(Recipe(kernels=kernels)).shape.model_copy(update={"dtype": "bfloat16"})
+    of_gpu = Job.of_step(wanted, WORKLOAD, Recipe(kernels=kernels), Layout(pp=2))
     document = plan_pipeline(of_gpu, load_machine("h100"))
     assert conforms(document) == []
     chain = chain_of(of_gpu)

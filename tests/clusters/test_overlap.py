@@ -6,8 +6,9 @@ import pytest
 
 from twinstream.clusters import pipeline as making
 from twinstream.clusters.conforms import conforms
-from twinstream.clusters.pipeline import COMMUNICATION_BYTES, Stages, plan_pipeline
+from twinstream.clusters.pipeline import COMMUNICATION_BYTES, plan_pipeline
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
+from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.presets import load_preset
 from twinstream.models.recipes.recipe import Recipe
@@ -24,7 +25,7 @@ Spans = dict[str, tuple[int, int]]
 
 
 def planned(caps: Caps | None = None, recipe: Recipe | None = None, **fields: Any) -> Any:
-    stages = Stages(load_preset("tiny"), WORKLOAD, recipe or Recipe(), Layout(dp=4, **fields))
+    stages = Job.of_step(load_preset("tiny"), WORKLOAD, recipe or Recipe(), Layout(dp=4, **fields))
     return plan_pipeline(stages, MACHINE, caps)
 
 

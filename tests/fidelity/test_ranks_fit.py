@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.tiny_chains import WORKLOADS, small
-from twinstream.clusters.pipeline import Stages, plan_pipeline
+from twinstream.clusters.pipeline import plan_pipeline
 from twinstream.clusters.running.measured import rank_names
 from twinstream.fidelity.ranks_fit import fit_ranks
 from twinstream.hardware_profiles.clusters.curves import CollectiveCurve
@@ -13,6 +13,7 @@ from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.hardware_profiles.schema import Machine, Number
+from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.analysis.comparison import compare
@@ -28,7 +29,9 @@ MESSAGE_NS, SUM_NS = 300_000.0, 900_000.0
 
 
 def schedule_of(**fields: Any) -> Schedule:
-    return plan_pipeline(Stages(SPEC, WORKLOAD, Recipe(), Layout(**fields)), load_machine("cpu"))
+    return plan_pipeline(
+        Job.of_step(SPEC, WORKLOAD, Recipe(), Layout(**fields)), load_machine("cpu")
+    )
 
 
 def cluster_of(num_ranks: int) -> Cluster:

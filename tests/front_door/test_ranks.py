@@ -76,10 +76,13 @@ def test_caps_are_of_one_rank_and_what_does_not_fit_is_copied(ran):
 def test_the_schedule_is_proven_to_be_the_models_step(ran, tmp_path):
     assert "exactly the training step of tiny" in call("verify", ran.plan).out
     document = read_document(Schedule, ran.plan)
-    other = document.model | {"num_layers": 5}
+    other, other_order = (
+        document.model | {"num_layers": 5},
+        {"pipeline": "gpipe", "virtual_stages": 1},
+    )
     for wrong in (
         document.model_copy(update={"model": other}),
-        document.model_copy(update={"layout": document.layout | {"pipeline": "gpipe"}}),
+        document.model_copy(update={"layout": document.layout | other_order}),
     ):
         path = tmp_path / "wrong.json"
         write_document(wrong, path)
@@ -138,10 +141,13 @@ def test_ranks_are_planned_for_a_cluster(profile):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--pp", 3), "pp 3 x dp open are not the 2 ranks"),
+        (("--pp", 3), "pp 3 are 3 ranks, and there are 2"),
         (("--pipeline", "zero_bubble"), "'zero_bubble' is none that ranks run"),
         (("--reduction", "fast"), "--reduction 'fast' is unknown; known: rank_order, library"),
-        (("--virtual-stages", 2, "--pipeline", "gpipe"), "interleaved or ring, not gpipe"),
+        (
+            ("--virtual-stages", 2, "--pipeline", "gpipe"),
+            "'gpipe' has no virtual stages: 2 a rank need",
+        ),
         (("--tp", 2), "--tp is not of ranks that run"),
         (("--policy", "resident"), "--policy is not of ranks that run"),
         (("--device-mem", "1MiB"), "stage 0 does not fit 1.00 MiB of device memory"),

@@ -1,7 +1,7 @@
 """Pipelines of models that twinstream runs: every stage planned, messages beside its kernels."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pydantic_core import to_json
 
@@ -11,6 +11,7 @@ from twinstream.clusters.kernel_sets import layout_refusal
 from twinstream.clusters.planned_stage import PlannedStage, plan_stage, without_messages
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipes.recipe import Recipe
@@ -19,7 +20,7 @@ from twinstream.planner.evaluate.evaluation import forward_of
 from twinstream.schedule.cluster.verify import may_deadlock, require_safe
 from twinstream.schedule.document import Axis, Caps, Mesh, RankClass, RankSchedule, Schedule
 from twinstream.schedule.sizes import gib
-from twinstream.schedule.workload import MachineRef, Workload
+from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.replay import steady_state
 
 _MOST_SLOWER = 1.02  # than with sums apart, both without the sums themselves
@@ -27,18 +28,8 @@ _MOST_SLOWER = 1.02  # than with sums apart, both without the sums themselves
 COMMUNICATION_BYTES = 2**30 + 2**28  # assumed: a handful of communicators, and sums
 
 
-@dataclass(frozen=True)
-class Stages:
-    """What is laid out: a model that runs, each replica's step, and how it is trained."""
-
-    spec: ModelSpec
-    workload: Workload
-    recipe: Recipe
-    layout: Layout
-
-
 def plan_pipeline(
-    stages: Stages,
+    job: Job,
     machine: Machine,
     caps: Mapping[int, Caps] | Caps | None = None,
     choices: Choices = OPEN,
@@ -60,14 +51,14 @@ def plan_pipeline(
     Raises:
         LayoutError: the layout is not one that can be run yet, or a stage does not fit.
     """
-    layout = stages.layout
+    layout = job.layout
     _require_executable(layout)
     if layout.dp == 1 or not layout.dp_overlap:
-        return _laid_out(stages, machine, caps, choices).document
+        return _laid_out(job, machine, caps, choices).document
     without = layout.model_copy(update={"dp_overlap": False})
-    apart = _laid_out(replace(stages, layout=without), machine, caps, choices)
+    apart = _laid_out(job.laid_out(without), machine, caps, choices)
     try:
-        beside = _laid_out(stages, machine, caps, choices)
+        beside = _laid_out(job, machine, caps, choices)
     except LayoutError:
         return apart.document
     return (beside if beside.alone_ns <= _MOST_SLOWER * apart.alone_ns else apart).document
@@ -82,31 +73,31 @@ class _LaidOut:
 
 
 def _laid_out(
-    stages: Stages, machine: Machine, caps: Mapping[int, Caps] | Caps | None, choices: Choices
+    job: Job, machine: Machine, caps: Mapping[int, Caps] | Caps | None, choices: Choices
 ) -> _LaidOut:
     """With messages in few slots or, where stages might wait for one another's, in many."""
-    found = _in_slots(stages, machine, caps, choices, pooled=True)
-    if stages.layout.pp > 1 and may_deadlock(found.document):
-        return _in_slots(stages, machine, caps, choices, pooled=False)
+    found = _in_slots(job, machine, caps, choices, pooled=True)
+    if job.layout.pp > 1 and may_deadlock(found.document):
+        return _in_slots(job, machine, caps, choices, pooled=False)
     return found
 
 
 def _in_slots(
-    stages: Stages,
+    job: Job,
     machine: Machine,
     caps: Mapping[int, Caps] | Caps | None,
     choices: Choices,
     *,
     pooled: bool,
 ) -> _LaidOut:
-    layout = stages.layout
+    layout, workload = job.layout, job.workload
     axes = [Axis(name="pp", size=layout.pp)]
     axes += [Axis(name="dp", size=layout.dp)] if layout.dp > 1 else []
     planned, classes = dict[str, PlannedStage](), []
     for stage in range(layout.pp):
         name = f"stage {stage}"
         own = caps.get(stage) if isinstance(caps, Mapping) else caps
-        chain = lower(stages.spec, stages.workload, stages.recipe, layout, stage)
+        chain = lower(job.shape, workload, job.recipe, layout, stage)
         within = _beside_communication(own or Caps(), machine, layout)
         merged = without_messages(chain, overlaps=layout.dp_overlap, pooled=pooled)
         found = plan_stage(merged, machine, within, choices)
@@ -120,10 +111,10 @@ def _in_slots(
         classes=tuple(classes),
         schedules=schedules,
         order=(),
-        model=stages.spec.ref().spec,
-        layout=layout.model_dump(mode="json") | {"micro_batch": _micro_batch(stages.workload)},
-        seq_len=stages.workload.seq_len,
-        global_batch=stages.workload.sequences_per_step * layout.dp,
+        model=job.shape.ref().spec,
+        layout=layout.model_dump(mode="json"),
+        seq_len=job.seq_len,
+        global_batch=job.global_batch,
         model_flops=schedules["stage 0"].model_flops * layout.dp,
         machine=MachineRef(name=machine.name, content_hash=machine.content_hash),
     )
@@ -144,11 +135,6 @@ def _beside_communication(caps: Caps, machine: Machine, layout: Layout) -> Caps:
         return caps
     reserve = caps.device_reserve_bytes + COMMUNICATION_BYTES
     return caps.model_copy(update={"device_reserve_bytes": reserve})
-
-
-def _micro_batch(workload: Workload) -> int:
-    """Sequences of a round."""
-    return workload.sequences_per_step // workload.rounds_per_step
 
 
 def _require_executable(layout: Layout) -> None:

@@ -7,7 +7,7 @@ from typing import Self
 from twinstream.clusters.assembling import assembled
 from twinstream.clusters.kernel_sets import with_kernels
 from twinstream.clusters.offload import offloaded
-from twinstream.clusters.pipeline import Stages, plan_pipeline
+from twinstream.clusters.pipeline import plan_pipeline
 from twinstream.clusters.refusals import require_possible
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
@@ -107,11 +107,12 @@ def predict(
     require_possible(job)
     if job.layout.num_gpus == 1:
         chunk_tokens = job.layout.micro_batch * job.seq_len
-        return predicted_alone(job, schedule_alone(job, machine, chunk_tokens, caps), machine)
+        schedule = schedule_alone(job, machine, chunk_tokens, caps)
+        return predicted_whole(job, schedule, simulate(schedule, machine), machine, schedule.caps)
     caps = caps or gpu_caps(cluster, machine, job.layout.num_gpus)
     cluster = cluster if job.network_reduction else without_reduction(cluster)
     counts = _counts(job, is_planned=True)
-    documents = [_own_document(_with_microbatches(job, n), cluster, machine, caps) for n in counts]
+    documents = [planned_ranks(_with_microbatches(job, n), cluster, machine, caps) for n in counts]
     return _Simulated.of(job, counts, documents, (cluster, machine)).prediction(machine, caps)
 
 
@@ -303,7 +304,7 @@ def planned_document(job: Job, cluster: Cluster, caps: Caps | None = None) -> Sc
         return schedule_alone(job, machine, job.layout.micro_batch * job.seq_len, caps)
     caps = caps or gpu_caps(cluster, machine, job.layout.num_gpus)
     if job.is_own:
-        return _own_document(job, cluster, machine, caps)
+        return planned_ranks(job, cluster, machine, caps)
     document = document_of(_with_offload(job, allowed=False), cluster)
     room = _room_bytes(caps, machine) - caps.device_reserve_bytes
     most = max(sum(slot_bytes_by_role(document.of(one)).values()) for one in document.classes)
@@ -349,18 +350,29 @@ def _choices(layout: Layout) -> Choices:
     return Choices(homes=homes, recompute=RECOMPUTE_LEVELS.get(layout.recompute))
 
 
-def predicted_alone(job: Job, schedule: Schedule, machine: Machine) -> Prediction:
-    """Return what one GPU's plan comes to."""
-    timeline = simulate(schedule, machine)
+def predicted_whole(
+    job: Job, schedule: Schedule, timeline: Timeline, machine: Machine, caps: Caps
+) -> Prediction:
+    """Return what a plan of the whole step comes to."""
     found = _Simulated(job, (job.num_microbatches,), [schedule], [timeline])
-    return found.prediction(machine, schedule.caps)
+    return found.prediction(machine, caps)
 
 
-def _own_document(job: Job, cluster: Cluster, machine: Machine, caps: Caps) -> Schedule:
-    """Every stage planned by the planner, for one rank's share of a node."""
+def planned_ranks(
+    job: Job, cluster: Cluster, machine: Machine, caps: Caps, choices: Choices | None = None
+) -> Schedule:
+    """Every stage planned by the planner, for one rank's share of a node.
+
+    Args:
+        machine: the profile of a node.
+        caps: of one rank.
+        choices: what is fixed of the plans of all stages; None: what the layout says.
+
+    Raises:
+        LayoutError: a stage does not fit, or ranks cannot run it.
+    """
     share = share_of(machine, _on_node(cluster, job.layout.num_gpus))
-    stages = Stages(job.shape, job.workload, job.recipe, job.layout)
     with gc_paused():
-        document = plan_pipeline(stages, share, caps, _choices(job.layout))
+        document = plan_pipeline(job, share, caps, choices or _choices(job.layout))
     ref = MachineRef(name=cluster.name, content_hash=cluster.name)
     return document.model_copy(update={"machine": ref})

@@ -54,14 +54,20 @@ def _replicas(layout: Layout) -> list[str]:
     return found
 
 
+def order_refusals(pipeline: str, virtual_stages: int) -> list[str]:
+    """Why an order of a pipeline cannot have so many virtual stages on a rank; none if it can."""
+    if virtual_stages == 1 or pipeline in ("interleaved", "ring"):
+        return []
+    return [
+        f"the pipeline '{pipeline}' has no virtual stages: {virtual_stages} a rank need "
+        "'interleaved' or 'ring'"
+    ]
+
+
 def _pipeline(job: Job) -> list[str]:
-    layout, found = job.layout, []
+    layout, found = job.layout, list[str]()
     many = layout.virtual_stages > 1
-    if many and layout.pipeline not in ("interleaved", "ring"):
-        found.append(
-            f"the pipeline '{layout.pipeline}' has no virtual stages: {layout.virtual_stages} a "
-            "rank need 'interleaved' or 'ring'"
-        )
+    found += order_refusals(layout.pipeline, layout.virtual_stages)
     if many and layout.pp == 1:
         found.append(f"{layout.virtual_stages} virtual stages need pp of 2 or more")
     if layout.pipeline == "interleaved" and layout.pp > 1 and job.num_microbatches % layout.pp:

@@ -9,7 +9,7 @@ from rich.constrain import Constrain
 
 from twinstream.clusters.kernel_sets import why_not_here, why_schedule_not_here
 from twinstream.clusters.predict import document_of
-from twinstream.clusters.search.search import RankedLayout, SearchResult
+from twinstream.clusters.search.found import RankedLayout, SearchResult
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.output import print_json, print_report
 from twinstream.cost.bill import Bill
@@ -81,6 +81,8 @@ def _ranks_json(answer: Answer) -> dict[str, object]:
         "layout": schedule.layout,
         **_recipe_json(answer.asked.recipe, answer.why_not_here),
         "candidates": [str(one) for one in answer.candidates],
+        "bound_s": answer.bound_s,
+        "gap": answer.gap,
         "workload": _of_a_replica(answer),
         "stages": stages_figures(schedule),
         "predicted": answer.summary,
@@ -97,7 +99,15 @@ def _ranks_parts(answer: Answer, seconds: float, _: Sequence[str]) -> list[Rende
         ranks_screen(schedule, _of_a_replica(answer), answer.summary, where, seconds),
         recipe_line(asked.spec, asked.recipe, why),
         *([f"Other layouts: {'; '.join(others)}."] if others else []),
+        *([] if answer.gap is None else [_bound_line(answer)]),
     ]
+
+
+def _bound_line(answer: Answer) -> str:
+    return (
+        f"The step is {answer.gap:.1%} above {answer.bound_s:.4g} s, which no layout that runs "
+        "here can beat."
+    )
 
 
 def _of_a_replica(answer: Answer) -> Workload:

@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Group
 
 from twinstream.clusters.kernel_sets import recipe_text, why_not_here
-from twinstream.clusters.search.search import RankedLayout, SearchResult
+from twinstream.clusters.search.found import RankedLayout, SearchResult
 from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.measures.uncertainty import Uncertainty

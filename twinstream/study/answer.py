@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
-from twinstream.clusters.choosing import Candidate
 from twinstream.clusters.kernel_sets import why_not_here, why_schedule_not_here
 from twinstream.clusters.predict import Prediction, document_of, planned_document
-from twinstream.clusters.search.search import SearchResult
+from twinstream.clusters.search.found import Candidate, SearchResult
+from twinstream.clusters.shared_machine import Place
 from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.loader import machine_of, place_names
 from twinstream.hardware_profiles.clusters.schema import Cluster
@@ -29,7 +29,7 @@ from twinstream.schedule.node import Node, facts_html
 from twinstream.schedule.ops import Compute
 from twinstream.schedule.sizes import gib, rate_text
 from twinstream.schedule.timeline import Timeline
-from twinstream.schedule.workload import Workload
+from twinstream.schedule.workload import MachineRef, Workload
 from twinstream.simulator.replay import simulate
 
 LAYOUT_OF_RANKS = ("pp", "dp", "virtual_stages", "zero", "reduction", "pipeline", "recompute")
@@ -150,6 +150,31 @@ class Answer:
             gap=found.step_s / least_s - 1 if least_s else None, shares=dict(found.shares),
             layout=job.layout, is_known=is_known, asked=asked, machine=machine_of(cluster),
             cluster=cluster, searched=searched, job=job,
+        )  # fmt: skip
+
+    @staticmethod
+    def of_ranks(
+        searched: SearchResult, place: Place, cluster: Cluster | None, asked: PlanRequest, *,
+        is_known: bool,
+    ) -> "Answer":  # fmt: skip
+        """The fastest layout of ranks that run here, planned whole; a cluster that was asked for by
+        name is what the schedule is for."""
+        best = searched.best[0]
+        assert best.schedule is not None and best.timeline is not None, "it is planned"
+        schedule, bound_s = best.schedule, searched.least_bound_s or None
+        if cluster is not None:
+            made_for = MachineRef(name=cluster.name, content_hash=cluster.name)
+            schedule = schedule.model_copy(update={"machine": made_for})
+        found = summarize(schedule, best.timeline, place.machine)
+        return Answer(
+            step_s=found.step_time_s, tokens_per_s=found.tokens_per_s, mfu=found.mfu,
+            device_bytes=found.device_peak_bytes, host_bytes=found.host_peak_bytes,
+            room_bytes=(asked.caps.device_bytes, asked.caps.host_bytes), num_gpus=found.num_gpus,
+            bound_s=bound_s, gap=found.step_time_s / bound_s - 1 if bound_s else None,
+            shares=found.mean_fraction, layout=best.layout, is_known=is_known, asked=asked,
+            machine=place.machine, cluster=place.cluster, assumed=place.assumed,
+            workload=best.job.step, candidates=searched.candidates,
+            planned=SimulatedStep(schedule, best.timeline, found),
         )  # fmt: skip
 
     @property

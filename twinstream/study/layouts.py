@@ -6,16 +6,17 @@ from dataclasses import dataclass, field, replace
 from math import inf, isinf
 from typing import Any
 
-from twinstream.clusters.choosing import RanksQuestion, workloads_of_ranks
 from twinstream.clusters.kernel_sets import with_kernels
 from twinstream.clusters.predict import predict
 from twinstream.clusters.refusals import require_possible
-from twinstream.clusters.search.search import SearchResult, search_layouts
+from twinstream.clusters.search.cuts import cuts_of_ranks, jobs_of_ranks
+from twinstream.clusters.search.found import SearchResult
+from twinstream.clusters.search.search import search_layouts
+from twinstream.clusters.search.space import RunsHere
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.clusters.what_if import with_numbers
-from twinstream.measures.metrics import summarize
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.recipes.recipe import MATMULS_OF_PRECISION, KernelChoice, Recipe
@@ -23,8 +24,7 @@ from twinstream.options.plan_options import KEPT
 from twinstream.planner.planner import Planner, gc_paused
 from twinstream.planner.request import PlanRequest, caps_of
 from twinstream.schedule.errors import TwinstreamError
-from twinstream.schedule.workload import MachineRef
-from twinstream.study.answer import LAYOUT_OF_RANKS, Answer, SimulatedStep, StudyError
+from twinstream.study.answer import LAYOUT_OF_RANKS, Answer, StudyError
 from twinstream.study.one_device import DeviceQuery, changed_caps, changed_request
 from twinstream.study.query import Loader, Property, Query, Subject
 from twinstream.study.values import (
@@ -311,28 +311,15 @@ class LayoutQuery(Query):
     ) -> Answer:  # fmt: skip
         request, place = self.request, self.place
         spec = request.decoder
-        workloads = workloads_of_ranks(spec, request.step, request.machine, self.num_gpus)
-        question = RanksQuestion(
-            spec, request.recipe, workloads, self.num_gpus, fixed, place.cluster, place.machine,
-            request.caps, request.choices,
-        )  # fmt: skip
+        cuts = cuts_of_ranks(spec, request.step, request.machine, self.num_gpus)
+        job, *others = jobs_of_ranks(spec, request.recipe, cuts)
+        here = RunsHere(place.machine, others, request.choices)
         with gc_paused():
-            chosen = question.answer(progress)
-        schedule = chosen.schedule
-        if self.cluster is not None:
-            made_for = MachineRef(name=place.cluster.name, content_hash=place.cluster.name)
-            schedule = schedule.model_copy(update={"machine": made_for})
-        summary = summarize(schedule, chosen.predicted, place.machine)
-        return Answer(
-            step_s=summary.step_time_s, tokens_per_s=summary.tokens_per_s, mfu=summary.mfu,
-            device_bytes=summary.device_peak_bytes, host_bytes=summary.host_peak_bytes,
-            room_bytes=(request.caps.device_bytes, request.caps.host_bytes),
-            num_gpus=self.num_gpus, bound_s=None, gap=None, shares=summary.mean_fraction,
-            layout=chosen.layout, is_known=is_known, asked=request, machine=place.machine,
-            cluster=place.cluster, assumed=place.assumed, workload=chosen.workload,
-            candidates=chosen.candidates,
-            planned=SimulatedStep(schedule, chosen.predicted, summary),
-        )  # fmt: skip
+            searched = search_layouts(
+                job, self.num_gpus, place.cluster, fixed, progress=progress, caps=request.caps,
+                here=here,
+            )  # fmt: skip
+        return Answer.of_ranks(searched, place, self.cluster, request, is_known=is_known)
 
 
 def _ranks_on_host(cluster: Cluster | None, num_gpus: int) -> int:

@@ -13,7 +13,8 @@ from tests.executor.ranks.test_virtual_clock import (
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import WORKLOADS, small
 from tests.helpers.virtual_ranks import run_virtual_ranks
-from twinstream.clusters.pipeline import Stages, plan_pipeline
+from twinstream.clusters.pipeline import plan_pipeline
+from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cluster.splitting import expanded
@@ -43,7 +44,7 @@ WORKLOAD = WORKLOADS["packed"].model_copy(update={"rounds_per_step": 4})
 def test_what_ranks_run_takes_the_simulated_nanoseconds(
     fields: dict[str, Any], cap_bytes: int | None
 ):
-    stages = Stages(SPEC, WORKLOAD, Recipe(), Layout(**fields))
+    stages = Job.of_step(SPEC, WORKLOAD, Recipe(), Layout(**fields))
     schedule = plan_pipeline(stages, MACHINE, Caps(device_bytes=cap_bytes))
     copies = {op.stream.queue for part in schedule.schedules.values() for op in part.ops}
     assert ("h2d" in copies) == (cap_bytes is not None)

@@ -13,11 +13,12 @@ from tests.executor.ranks.test_pipelines import SPEC, WORKLOAD, given
 from tests.executor.ranks.trained import Case, train_ranks
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import run
-from twinstream.clusters.pipeline import Stages, plan_pipeline
+from twinstream.clusters.pipeline import plan_pipeline
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.errors import RanksError
 from twinstream.executor.ranks.world import Patience
+from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipes.recipe import Recipe
@@ -44,7 +45,7 @@ def test_sums_have_the_bits_of_the_cpu():
 @pytest.mark.parametrize(("order", "virtual"), [("1f1b", 1), ("interleaved", 2), ("ring", 2)])
 def test_pipelines_have_the_bits_of_one_gpu(order, virtual, graphs):
     layout = Layout(pp=2, pipeline=order, virtual_stages=virtual)
-    stages = Stages(SPEC, WORKLOAD, Recipe(), layout)
+    stages = Job.of_step(SPEC, WORKLOAD, Recipe(), layout)
     used = max(
         arena_bytes(part, DEVICE) for part in plan_pipeline(stages, MACHINE).schedules.values()
     )

@@ -8,12 +8,13 @@ import torch
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import bits_of, training
 from tests.helpers.tiny_chains import WORKLOADS, small
-from twinstream.clusters.pipeline import Stages, plan_pipeline
+from twinstream.clusters.pipeline import plan_pipeline
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.rank_run import RankInputs
 from twinstream.executor.state.training_state import initial_state
 from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipes.recipe import Recipe
@@ -58,7 +59,7 @@ def num_ops(schedule: Schedule, kind: type) -> int:
 )
 def test_four_stages_have_the_bits_of_one_device(four: RankProcesses, order, virtual):
     layout = Layout(pp=4, pipeline=order, virtual_stages=virtual)
-    schedule = plan_pipeline(Stages(SPEC, WORKLOAD, Recipe(), layout), MACHINE)
+    schedule = plan_pipeline(Job.of_step(SPEC, WORKLOAD, Recipe(), layout), MACHINE)
     assert_one_device_s_bits(four, schedule)
 
 
@@ -68,7 +69,9 @@ def test_four_stages_have_the_bits_of_one_device(four: RankProcesses, order, vir
 )
 def test_stages_that_offload_and_recompute_have_them_too(four, order, virtual, host):
     """Each with 60 % of the device memory that it would use, and less of the host's."""
-    stages = Stages(SPEC, WORKLOAD, Recipe(), Layout(pp=4, pipeline=order, virtual_stages=virtual))
+    stages = Job.of_step(
+        SPEC, WORKLOAD, Recipe(), Layout(pp=4, pipeline=order, virtual_stages=virtual)
+    )
     ample = plan_pipeline(stages, MACHINE)
     used = [arena_bytes(part, DEVICE) for part in ample.schedules.values()]
     caps = {

@@ -18,7 +18,7 @@ from tests.helpers.fake_gpu import FakeGpu
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import bits_of
 from tests.helpers.waiting import comes
-from twinstream.clusters.pipeline import Stages, plan_pipeline
+from twinstream.clusters.pipeline import plan_pipeline
 from twinstream.clusters.running.run_ranks import options_of
 from twinstream.executor.backends import cuda
 from twinstream.executor.launch.rank_processes import RankProcesses, execute_ranks
@@ -32,6 +32,7 @@ from twinstream.executor.ranks.waiting import Wait
 from twinstream.executor.replay.dispatch import PassOptions, run_passes
 from twinstream.executor.replay.graph_segments import cut_segments
 from twinstream.executor.state.training_state import initial_state
+from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipes.recipe import Recipe
@@ -46,7 +47,7 @@ from twinstream.schedule.tensors import DEVICE
 def pipeline(order: str, virtual: int, share: float = 1.0) -> Schedule:
     """Of four stages, each in a share of the memory that it would use."""
     layout = Layout(pp=4, pipeline=order, virtual_stages=virtual)
-    stages = Stages(SPEC, WORKLOAD, Recipe(), layout)
+    stages = Job.of_step(SPEC, WORKLOAD, Recipe(), layout)
     ample = plan_pipeline(stages, MACHINE)
     if share == 1.0:
         return ample

@@ -7,9 +7,10 @@ import torch
 from tests.executor.ranks.test_pipelines import given
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import bits_of
-from twinstream.clusters.pipeline import Stages, plan_pipeline
+from twinstream.clusters.pipeline import plan_pipeline
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
+from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
 from twinstream.models.presets import load_preset
@@ -36,7 +37,7 @@ def state_bytes(part: RankSchedule) -> int:
 def test_a_ring_trains_what_none_of_its_ranks_and_not_all_of_them_hold(four: RankProcesses):
     layout = Layout(pp=4, virtual_stages=2, pipeline="ring")
     caps = Caps(device_bytes=CAP_BYTES)
-    schedule = plan_pipeline(Stages(SPEC, WORKLOAD, Recipe(), layout), MACHINE, caps)
+    schedule = plan_pipeline(Job.of_step(SPEC, WORKLOAD, Recipe(), layout), MACHINE, caps)
     require_safe(schedule)
     parts = list(schedule.schedules.values())
     assert all(arena_bytes(part, DEVICE) <= CAP_BYTES < state_bytes(part) for part in parts)

@@ -7,12 +7,13 @@ import torch
 
 from tests.helpers.plans import MACHINE
 from tests.helpers.tiny_chains import WORKLOADS, small
-from twinstream.clusters.pipeline import Stages, plan_pipeline
+from twinstream.clusters.pipeline import plan_pipeline
 from twinstream.clusters.running.run_ranks import TextInputs
 from twinstream.data.text import TextBatches
 from twinstream.executor.ranks.rank_run import RankInputs
 from twinstream.executor.state.sharded_state import ShardedState
 from twinstream.executor.state.training_state import initial_state
+from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.sharding import sharding_of
 from twinstream.models.recipes.recipe import Recipe
@@ -25,7 +26,7 @@ TEXT = np.random.default_rng(1).integers(0, SPEC.vocab_size, 5000, dtype=np.int3
 
 def made(**fields: Any) -> list[tuple[RankPart, RankInputs]]:
     layout = Layout(**fields)
-    schedule = plan_pipeline(Stages(SPEC, WORKLOAD, Recipe(), layout), MACHINE)
+    schedule = plan_pipeline(Job.of_step(SPEC, WORKLOAD, Recipe(), layout), MACHINE)
     parts = [rank_part(schedule, rank) for rank in range(schedule.mesh.size)]
     inputs = TextInputs(SPEC, layout, TEXT, 1e-3, seed=3)
     return [(part, inputs(part)) for part in parts]

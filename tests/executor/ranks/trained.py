@@ -7,7 +7,7 @@ from functools import cache, partial
 import torch
 
 from tests.executor.ranks.one_process import Reference, train_replicas
-from twinstream.clusters.pipeline import Stages, plan_pipeline
+from twinstream.clusters.pipeline import plan_pipeline
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.rank_run import RankInputs, RankOutcome
@@ -16,6 +16,7 @@ from twinstream.executor.state.sharded_state import ShardedState
 from twinstream.executor.state.training_state import State, initial_state
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
 from twinstream.models.lowering.sharding import sharding_of
@@ -93,7 +94,7 @@ def inputs(case: Case, part: RankPart) -> RankInputs:
 
 def planned_ranks(case: Case) -> Schedule:
     """Proven safe."""
-    stages = Stages(case.spec, WORKLOAD, case.recipe, case.layout)
+    stages = Job.of_step(case.spec, WORKLOAD, case.recipe, case.layout)
     schedule = plan_pipeline(stages, load_machine("cpu"), case.caps)
     require_safe(schedule)
     return schedule

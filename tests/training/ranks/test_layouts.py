@@ -94,14 +94,14 @@ def test_a_step_has_rounds_enough_for_a_pipeline(tmp_path: Path) -> None:
     [
         ({"policy": "streaming"}, "policy 'streaming'"),
         ({"recompute": "full"}, "recompute"),
-        ({"pp": 3}, "pp 3 x dp open are not the 2 ranks"),
-        ({"pp": 2, "dp": 2}, "pp 2 x dp 2 are not the 2 ranks"),
+        ({"pp": 3}, "pp 3 are 3 ranks, and there are 2"),
+        ({"pp": 2, "dp": 2}, "pp 2 x dp 2 are 4 ranks, and there are 2"),
         (
             {"virtual_stages": 2, "pipeline": "gpipe"},
-            "2 virtual stages a rank need the pipeline interleaved or ring, not gpipe",
+            "'gpipe' has no virtual stages: 2 a rank need 'interleaved' or 'ring'",
         ),
         ({"ranks": 16, "pp": 16}, "4 layers are fewer than pp x virtual_stages = 16 x 1 stages"),
-        ({"dp": 2, "tokens_per_step": 192}, "3 rounds of a step do not divide among 2 replicas"),
+        ({"dp": 2, "tokens_per_step": 192}, "batch 3 is not divisible by dp 2"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused_before_anything_is_written(

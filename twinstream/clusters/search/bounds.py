@@ -20,6 +20,7 @@ from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout, Recompute, stages_of
 from twinstream.models.layouts.own_work import OwnWork
 from twinstream.models.layouts.saved import head_peak_bytes, saved_bytes, stored_hidden_bytes
+from twinstream.models.loss import CrossEntropy
 from twinstream.models.lowering.parts.groups import (
     Group,
     embedding_group,
@@ -107,6 +108,13 @@ class Recomputed:
         return _recomputing(found, "none") if layout.recompute == "auto" else found
 
 
+def has_bounds(job: Job) -> bool:
+    """Whether bounds know the job's step: of layers that are alike, in whole sequences."""
+    experts = job.shape.experts
+    are_alike = experts is None or not experts.dense_layers
+    return job.cut is None and are_alike and job.recipe.loss == CrossEntropy()
+
+
 def _recomputing(layout: Layout, what: Recompute) -> Layout:
     return layout.model_copy(update={"recompute": what})
 
@@ -161,7 +169,7 @@ class BoundTables:
         for layout in layouts:
             key = layout.micro_batch
             if key not in self._costs:
-                job = self._job.model_copy(update={"layout": layout})
+                job = self._job.laid_out(layout)
                 work = with_kernels(job, self._pricing.machine).work
                 assert isinstance(work, OwnWork), "others have their recomputation fixed"
                 most = work.block_saved_bytes("none")
@@ -174,7 +182,7 @@ class BoundTables:
         return np.array(found)
 
     def _column(self, layout: Layout) -> _Column:
-        job = with_kernels(self._job.model_copy(update={"layout": layout}), self._pricing.machine)
+        job = with_kernels(self._job.laid_out(layout), self._pricing.machine)
         spans = stages_of(layout, job.shape.num_layers)
         per_rank = [sum(len(span) for span in spans[r :: layout.pp]) for r in range(layout.pp)]
         times = self._times(job)

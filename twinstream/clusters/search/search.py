@@ -2,32 +2,32 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from twinstream.clusters.kernel_sets import run_refusal, with_kernels
 from twinstream.clusters.predict import (
-    Prediction,
     gpu_caps,
-    predicted_alone,
+    predicted_whole,
     schedule_alone,
     without_reduction,
 )
 from twinstream.clusters.refusals import require_possible
 from twinstream.clusters.search.bounds import Bounds, BoundTables, Recomputed
 from twinstream.clusters.search.chains import Pricing
+from twinstream.clusters.search.found import RankedLayout, SearchResult
+from twinstream.clusters.search.planned import fastest_planned
 from twinstream.clusters.search.shortage import Memory, none_fits
-from twinstream.clusters.search.space import SearchSpace, require_axes
+from twinstream.clusters.search.space import RunsHere, SearchSpace, require_axes
 from twinstream.clusters.search.workers import LayoutTimers
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.planner.kernel_choice import usual_kernels
-from twinstream.schedule.document import Caps, Schedule
-from twinstream.schedule.node import records_html
+from twinstream.schedule.document import Caps
+from twinstream.simulator.replay import simulate
 
 GIB = 2**30
 _MOST_MISFITS = 8  # that may be planned in vain
@@ -35,64 +35,6 @@ _OF_EACH_KIND = 4  # layouts that are simulated, however loose the bounds of the
 _NEAR = 1.5  # times the fastest: what is slower is shown where nothing else runs here
 _MOST_OFFLOADED = 2  # plans, of layouts that were to need none of it
 _MOST_SIMULATED = 60  # with layers as single ops; the next one's bound then is the gap's
-
-
-@dataclass(frozen=True)
-class RankedLayout:
-    """A layout that was simulated whole, its job with the kernels that compute it; of one GPU with
-    the schedule."""
-
-    job: Job
-    bound_s: float
-    prediction: Prediction
-    schedule: Schedule | None = None
-
-    @property
-    def layout(self) -> Layout:
-        """That of the job."""
-        return self.job.layout
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """The best layouts, fastest first, and what was looked at.
-
-    `least_bound_s`: what no layout that fits can beat, of those in the space. `num_simulated` with
-    layers as single ops.
-    """
-
-    best: tuple[RankedLayout, ...]
-    least_bound_s: float
-    num_layouts: int
-    num_fit: int
-    num_simulated: int
-
-    def records(self) -> list[dict[str, object]]:
-        """A row for each of the best layouts, the fastest first."""
-        return [
-            {
-                "layout": one.layout.text, "kernels": one.job.recipe.implementations.vector,
-                "step_s": one.prediction.step_s, "tokens_per_s": one.prediction.tokens_per_s,
-                "mfu": one.prediction.mfu, "memory_bytes": one.prediction.memory_bytes,
-                "host_bytes": one.prediction.host_bytes, "bound_s": one.bound_s,
-            }
-            for one in self.best
-        ]  # fmt: skip
-
-    def __repr__(self) -> str:
-        best = self.best[0]
-        return (
-            f"<SearchResult: {best.layout.text} is the fastest of {self.num_simulated:,} simulated"
-            f" layouts, {best.prediction.step_s:.4g} s a step, {self.gap:.1%} above the bound>"
-        )
-
-    def _repr_html_(self) -> str:
-        return records_html(repr(self).strip("<>"), self.records())
-
-    @property
-    def gap(self) -> float:
-        """How far the fastest is above the least bound, as a share of it."""
-        return self.best[0].prediction.step_s / self.least_bound_s - 1
 
 
 def search_layouts(  # noqa: PLR0913
@@ -103,6 +45,7 @@ def search_layouts(  # noqa: PLR0913
     keep: int = 3,
     progress: Callable[[str], None] = lambda text: None,
     caps: Caps | None = None,
+    here: RunsHere | None = None,
 ) -> SearchResult:
     """Bound all layouts, simulate the best looking ones, best first, until none can be better.
 
@@ -112,12 +55,17 @@ def search_layouts(  # noqa: PLR0913
         keep: so many families of the best, which differ in degrees, are simulated whole, beside the
             fastest of each kernel set and of each number of experts' ranks.
         caps: of one GPU; None: its share of all that a node has.
+        here: layouts have to run here, and are planned whole.
 
     Raises:
         NoLayoutError: none is possible (every reason once) or none fits (bytes by class).
     """
-    fixed = dict(fixed or {})
-    require_axes(fixed, num_gpus)
+    fixed = {name: value for name, value in (fixed or {}).items() if value is not None}
+    require_axes(fixed, num_gpus, "GPUs" if here is None else "ranks")
+    if here is not None:
+        caps = caps or gpu_caps(cluster, here.machine, num_gpus)
+        pricing = Pricing(cluster, here.machine, caps)
+        return fastest_planned(SearchSpace(job, num_gpus, cluster, pricing, fixed, here), progress)
     if num_gpus == 1 and run_refusal(job.shape, job.recipe, _alone(fixed)) is None:
         return _search_alone(job, cluster, fixed, caps)
     cluster = cluster if job.network_reduction else without_reduction(cluster)
@@ -172,7 +120,7 @@ def _ranked(
         wanted = []
         for n in some:
             layout = again.without(possible[n])
-            one = with_kernels(job.model_copy(update={"layout": layout}), pricing.machine)
+            one = with_kernels(job.laid_out(layout), pricing.machine)
             wanted.append((one, most_s - more_s[n]))
         found = timers.folded_s(wanted, num_left)
         return [(found_s + more_s[n], n) for n, found_s in zip(some, found, strict=True)]
@@ -255,9 +203,11 @@ def _search_alone(
     schedule = schedule_alone(job, machine, chunk_tokens, caps)
     micro_batch = max(1, schedule.workload.chunk_tokens // job.seq_len)
     layout = job.layout.model_copy(update={"micro_batch": micro_batch})
-    job = job.model_copy(update={"layout": layout})
+    job = job.laid_out(layout)
     bound_s = schedule.bound.step_s if schedule.bound is not None else 0.0
-    found = RankedLayout(job, bound_s, predicted_alone(job, schedule, machine), schedule)
+    timeline = simulate(schedule, machine)
+    prediction = predicted_whole(job, schedule, timeline, machine, schedule.caps)
+    found = RankedLayout(job, bound_s, prediction, schedule, timeline)
     return SearchResult((found,), bound_s, 1, 1, 1)
 
 

@@ -1,17 +1,19 @@
 """All layouts of a model on so many GPUs that are worth a look."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, product
-from typing import Any
+from typing import Any, NamedTuple
 
 from twinstream.clusters.kernel_sets import run_refusal, with_kernels
-from twinstream.clusters.refusals import refusals_of
+from twinstream.clusters.refusals import order_refusals, refusals_of
 from twinstream.clusters.search.chains import Pricing
 from twinstream.hardware_profiles.clusters.schema import Cluster
+from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout, LayoutError
+from twinstream.planner.choices import OPEN, Choices
 
 _MOST_MICRO_BATCH = 16
 _LEAST_TOKENS_OF_CP = 4096  # of a sequence on a rank: below, other splits do better
@@ -21,11 +23,23 @@ _NEVER_OPEN = ("sequence_parallel", "stage_layers", "expert_imbalance", "dp_over
 _MOST_REFUSED, _REASONS_TOLD = 2000, 4
 
 
+class Open(NamedTuple):
+    """What is tried where it is not fixed: ZeRO of replicas, orders of several virtual stages."""
+
+    zero: Sequence[int] = (1, 3)
+    orders: Sequence[str] = ("interleaved",)
+
+
+_PRICED = Open()
+_HERE = Open((0, 1, 2, 3), ("interleaved", "ring"))  # the less is sent the earlier
+
+
 def layouts(
     job: Job,
     num_gpus: int,
     gpus_per_node: int,
     fixed: Mapping[str, Any],
+    is_open: Open = _PRICED,
     *,
     refused: bool = False,
 ) -> Iterator[Layout]:
@@ -34,9 +48,9 @@ def layouts(
     With `refused` also those in which what is fixed stands in the way, for `refusals_of` to say so.
 
     Left open, tp stays within a node, cp keeps 4,096 tokens of a sequence on a rank at least,
-    pipelines are 1f1b, zero-bubble and, of several virtual stages, interleaved; ZeRO is 1 or 3,
-    recomputation none or full, or the planner's where twinstream's own kernels run the layout.
-    What has no room on the device may be on the host.
+    pipelines are 1f1b, zero-bubble and, of several virtual stages, as `is_open` has it, as has ZeRO
+    of replicas; recomputation is none or full, or the planner's where twinstream's own kernels run
+    the layout. What has no room on the device may be on the host.
     """
     shape = job.shape
     for tp, cp, pp in product(
@@ -51,7 +65,7 @@ def layouts(
         experts = shape.experts.count if shape.experts else 1
         for ep in _choices(fixed, "ep", [n for n in _powers(experts) if dp % n == 0]):
             degrees = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep}
-            yield from _with_the_rest(job, degrees, fixed, refused)
+            yield from _with_the_rest(job, degrees, fixed, is_open, refused)
 
 
 class NoLayoutError(LayoutError):
@@ -59,14 +73,38 @@ class NoLayoutError(LayoutError):
 
 
 @dataclass(frozen=True)
+class RunsHere:
+    """The constraint that twinstream's own kernels run a layout; each is planned whole.
+
+    Args:
+        machine: the profile of a rank's device.
+        other_cuts: the job's step cut otherwise, which the fastest layout tries, too.
+        choices: what is fixed of the plans of all stages.
+    """
+
+    machine: Machine
+    other_cuts: Sequence[Job] = ()
+    choices: Choices = OPEN
+
+
+@dataclass(frozen=True)
 class SearchSpace:
-    """A search: model and batch (the job's layout is not looked at), GPUs, and what is fixed."""
+    """A search: model and batch, GPUs, and what is fixed.
+
+    Of the job's layout only the micro-batch is looked at, and that where layouts have to run here.
+    """
 
     job: Job
     num_gpus: int
     cluster: Cluster
     pricing: Pricing
     fixed: Mapping[str, Any]
+    here: RunsHere | None = None
+
+    @property
+    def devices(self) -> str:
+        """The word for what layouts are over."""
+        return "GPUs" if self.here is None else "ranks"
 
     def possible(self) -> list[Layout]:
         """Layouts that can be.
@@ -77,18 +115,24 @@ class SearchSpace:
         found = [layout for layout in self._layouts() if not self._refusals(layout)]
         if not found:
             raise NoLayoutError(
-                f"no layout of {self.job.shape.name} on {self.num_gpus} GPUs can be: "
+                f"no layout of {self.job.shape.name} on {self.num_gpus} {self.devices} can be: "
                 f"{self._why_none()}"
             )
         return found
 
     def _layouts(self, *, refused: bool = False) -> Iterator[Layout]:
-        gpus_per_node = self.cluster.count("gpus_per_node")
-        return layouts(self.job, self.num_gpus, gpus_per_node, self.fixed, refused=refused)
+        gpus_per_node, fixed = self.cluster.count("gpus_per_node"), self.fixed
+        is_open = _PRICED if self.here is None else _HERE
+        if self.here is not None:
+            fixed = {**fixed, "micro_batch": self.job.layout.micro_batch}
+        return layouts(self.job, self.num_gpus, gpus_per_node, fixed, is_open, refused=refused)
 
     def _refusals(self, layout: Layout) -> list[str]:
-        one = self.job.model_copy(update={"layout": layout})
+        one = self.job.laid_out(layout)
         found = refusals_of(one, self.num_gpus)
+        if self.here is not None:
+            why_not = run_refusal(one.shape, one.recipe, layout)
+            return [*found, *([] if why_not is None else [why_not])]
         try:
             with_kernels(one, self.pricing.machine)
         except LayoutError as error:
@@ -103,34 +147,38 @@ class SearchSpace:
         more = len(reasons) - _REASONS_TOLD
         told = [*list(reasons)[:_REASONS_TOLD], *([f"and {more} more"] if more > 0 else [])]
         return "; ".join(told) or (
-            f"no degrees that divide {self.num_gpus} GPUs, the model and a global batch of "
-            f"{self.job.global_batch} fit together"
+            f"no degrees that divide {self.num_gpus} {self.devices}, the model and a global batch "
+            f"of {self.job.global_batch} fit together"
         )
 
 
-def require_axes(fixed: Mapping[str, Any], num_gpus: int) -> None:
-    """Refuse fixed degrees that cannot make up the GPUs.
+def require_axes(fixed: Mapping[str, Any], num_gpus: int, devices: str = "GPUs") -> None:
+    """Refuse fixed degrees that cannot make up the GPUs, or the ranks, and fixed orders without the
+    fixed virtual stages.
 
     Raises:
         LayoutError: says the product.
     """
+    for wrong in order_refusals(fixed.get("pipeline", "ring"), fixed.get("virtual_stages", 1)):
+        raise LayoutError(wrong)
     degrees = {name: fixed[name] for name in ("tp", "cp", "pp", "dp") if fixed.get(name)}
     size = 1
     for degree in degrees.values():
         size *= degree
     told = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
     if size > num_gpus or (len(degrees) == 4 and size != num_gpus):
-        raise LayoutError(f"{told} are {size} GPUs, and there are {num_gpus}")
+        raise LayoutError(f"{told} are {size} {devices}, and there are {num_gpus}")
     if num_gpus % size:
         raise LayoutError(
-            f"{num_gpus} GPUs are not a multiple of {told}"
+            f"{num_gpus} {devices} are not a multiple of {told}"
             + (f" = {size}" if len(degrees) > 1 else "")
         )
 
 
 def _with_the_rest(
-    job: Job, degrees: Mapping[str, Any], fixed: Mapping[str, Any], refused: bool
-) -> Iterator[Layout]:
+    job: Job, degrees: Mapping[str, Any], fixed: Mapping[str, Any], is_open: Open,
+    refused: bool,
+) -> Iterator[Layout]:  # fmt: skip
     shape, global_batch = job.shape, job.global_batch
     pp, dp = degrees["pp"], degrees["dp"]
     if global_batch % dp and not refused:
@@ -138,10 +186,10 @@ def _with_the_rest(
     sizes = [n for n in _powers(_MOST_MICRO_BATCH) if global_batch % (dp * n) == 0] or [1]
     for micro_batch, zero, recompute in product(
         _choices(fixed, "micro_batch", sizes),
-        _choices(fixed, "zero", [1, 3] if dp * degrees["cp"] > 1 else [0]),
+        _choices(fixed, "zero", is_open.zero if dp * degrees["cp"] > 1 else [0]),
         _choices(fixed, "recompute", ["none", "full"]),
     ):
-        for pipeline, stages in _pipelines(shape, pp, fixed, refused):
+        for pipeline, stages in _pipelines(shape, pp, fixed, is_open, refused):
             uneven = pipeline == "interleaved" and global_batch // (dp * micro_batch) % pp
             if uneven and not refused:
                 continue
@@ -163,7 +211,7 @@ def _is_own(job: Job, layout: Layout) -> bool:
 
 
 def _pipelines(
-    shape: ModelSpec, pp: int, fixed: Mapping[str, Any], refused: bool
+    shape: ModelSpec, pp: int, fixed: Mapping[str, Any], is_open: Open, refused: bool
 ) -> Iterator[tuple[Any, int]]:
     alone = fixed.get("pp") == 1 and (fixed.get("virtual_stages") or 1) > 1
     if pp == 1 and not refused and not alone:
@@ -173,17 +221,17 @@ def _pipelines(
     per_rank = shape.num_layers // pp
     stages = [
         n
-        for n in range(1, min(per_rank, _MOST_VIRTUAL_STAGES) + 1)
+        for n in range(1, max(1, min(per_rank, _MOST_VIRTUAL_STAGES)) + 1)
         if n == 1 or shape.num_layers % (pp * n) == 0 or (shape.num_layers + 2) % (pp * n) == 0
     ]
     for n in _choices(fixed, "virtual_stages", stages):
-        kinds = ["1f1b", "zero_bubble"] if n == 1 else ["interleaved"]
+        kinds = ["1f1b", "zero_bubble"] if n == 1 else is_open.orders
         for kind in _choices(fixed, "pipeline", kinds):
             if refused or (n > 1) == (kind in ("interleaved", "ring")):
                 yield kind, n
 
 
-def _choices(fixed: Mapping[str, Any], name: str, choices: list[Any]) -> list[Any]:
+def _choices(fixed: Mapping[str, Any], name: str, choices: Sequence[Any]) -> Sequence[Any]:
     return [fixed[name]] if fixed.get(name) is not None else choices
 
 

@@ -5,9 +5,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from twinstream.clusters.choosing import Candidate, RanksQuestion, workloads_of_ranks
 from twinstream.clusters.pipeline import cluster_evaluation_of
 from twinstream.clusters.running.measured import measured_cluster_timeline
+from twinstream.clusters.search.cuts import cuts_of_ranks, jobs_of_ranks
+from twinstream.clusters.search.found import Candidate
+from twinstream.clusters.search.search import search_layouts
+from twinstream.clusters.search.space import RunsHere
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
 from twinstream.data.training_data import TrainingData
 from twinstream.executor.launch.protocol import Ranks, TrainTask
@@ -206,7 +209,7 @@ def workloads_of(
 ) -> list[Workload]:
     """Ways to cut a step; the first has rounds enough for a pipeline of all ranks.
 
-    See `workloads_of_ranks`, which `plan --ranks` asks too.
+    See `cuts_of_ranks`, which `plan --ranks` asks too.
 
     Raises:
         ChunkingError: the numbers given contradict each other.
@@ -221,7 +224,7 @@ def workloads_of(
     most_tokens = None
     if options.steps is None:  # few data: smaller steps
         most_tokens = int((options.epochs or 1.0) * data.epoch_tokens / FEW_STEPS)
-    return workloads_of_ranks(spec, step, here.machine, options.ranks, most_tokens)
+    return cuts_of_ranks(spec, step, here.machine, options.ranks, most_tokens)
 
 
 def slices_of(workload: Workload) -> Iterator[Workload]:
@@ -250,13 +253,15 @@ def planned_for_ranks(
     """
     assert options.ranks is not None
     place = place_here(here.machine, options.ranks, cores_here(), here.nvlink)
-    question = RanksQuestion(
-        spec, recipe, workloads, options.ranks, options.layout_fields(), place.cluster,
-        place.machine, _caps(options, here),
+    job, *others = jobs_of_ranks(spec, recipe, workloads)
+    searched = search_layouts(
+        job, options.ranks, place.cluster, options.layout_fields(), caps=_caps(options, here),
+        here=RunsHere(place.machine, others),
     )  # fmt: skip
-    found = question.answer()
+    best = searched.best[0]
+    assert best.schedule is not None and best.timeline is not None, "it is planned"
     return RanksPlan(
-        found.schedule, found.predicted, found.layout, found.workload, found.candidates, place
+        best.schedule, best.timeline, best.layout, best.job.step, searched.candidates, place
     )
 
 

@@ -1,0 +1,91 @@
+"""The search of layouts that run here: no plan of its space is faster than what it finds."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from twinstream.clusters.predict import gpu_caps, planned_ranks
+from twinstream.clusters.search.chains import Pricing
+from twinstream.clusters.search.cuts import cuts_of_ranks, jobs_of_ranks
+from twinstream.clusters.search.search import search_layouts
+from twinstream.clusters.search.space import NoLayoutError, RunsHere, SearchSpace
+from twinstream.clusters.shared_machine import Place, place_here
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.models.layouts.job import Job
+from twinstream.models.presets import load_preset
+from twinstream.models.recipes.recipe import Recipe
+from twinstream.planner.request import TrainingStep
+from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.workload import Packing
+from twinstream.simulator.replay import simulate
+
+RANKS = 4
+SPEC = load_preset("tiny")
+PACKED = Packing.of((64, 32, 32))
+
+
+def asked(**step: Any) -> tuple[Job, Place, RunsHere]:
+    place = place_here(load_machine("cpu"), RANKS, 2)
+    wanted = TrainingStep(**{"seq_len": 128, "tokens_per_step": 2048, **step})
+    job, *others = jobs_of_ranks(SPEC, Recipe(), cuts_of_ranks(SPEC, wanted, place.machine, RANKS))
+    return job, place, RunsHere(place.machine, others)
+
+
+def all_steps_s(job: Job, place: Place, here: RunsHere, fixed: dict[str, Any]) -> list[float]:
+    """Of every layout of the space and every cut that can be planned."""
+    caps = gpu_caps(place.cluster, place.machine, RANKS)
+    pricing = Pricing(place.cluster, place.machine, caps)
+    found = []
+    for cut in (job, *here.other_cuts):
+        space = SearchSpace(cut, RANKS, place.cluster, pricing, fixed, here)
+        try:
+            possible = space.possible()
+        except NoLayoutError:
+            continue
+        for layout in possible:
+            try:
+                schedule = planned_ranks(cut.laid_out(layout), place.cluster, place.machine, caps)
+            except TwinstreamError:
+                continue
+            found.append(simulate(schedule, place.machine, place.cluster).step_ns / 1e9)
+    return found
+
+
+@pytest.mark.parametrize("fixed", [{"zero": 1}, {"pp": 4}, {"dp": 4, "zero": 3}])
+def test_the_bound_is_below_every_plan_and_the_answer_near_the_fastest(fixed):
+    job, place, here = asked()
+    here = replace(here, other_cuts=here.other_cuts[:1])
+    found = search_layouts(job, RANKS, place.cluster, fixed, here=here)
+    every = all_steps_s(job, place, here, fixed)
+    assert 0 < found.least_bound_s <= min(every)
+    assert found.best[0].step_s <= 1.02 * min(every)  # other cuts are tried of the best alone
+
+
+def test_a_layout_is_planned_only_where_its_bound_is_better_than_the_best_plan():
+    job, place, here = asked()
+    found = search_layouts(job, RANKS, place.cluster, here=here)
+    beaten = [one for one in found.candidates if one.is_bound]
+    assert beaten and all("at most" in str(one) for one in beaten)
+    fastest = found.best[0].prediction.tokens_per_s
+    assert all((one.tokens_per_s or 0.0) <= fastest for one in beaten)
+
+
+@pytest.mark.parametrize(
+    "step", [{"seq_len": 512, "chunk_tokens": 256}, {"packing": PACKED, "seq_len": 64}]
+)
+def test_cuts_without_a_bound_are_planned_in_every_layout_of_one_stage_a_rank(step):
+    job, place, here = asked(**step)
+    assert job.cut is not None and job.workload.rounds_per_step > 1
+    found = search_layouts(job, RANKS, place.cluster, here=here)
+    assert found.least_bound_s == 0 and found.gap is None
+    degrees = {(one.layout.pp, one.layout.dp) for one in found.candidates}
+    assert degrees == {(4, 1), (2, 2), (1, 4)}
+    assert not any(one.is_bound for one in found.candidates)
+    assert found.best[0].job.step.tokens_per_step == 2048 == job.tokens_per_step
+
+
+def test_ranks_have_the_kernels_that_are_asked_for():
+    job, place, here = asked()
+    found = search_layouts(job, RANKS, place.cluster, {"dp": 4}, here=here)
+    assert found.best[0].job.recipe.kernels == Recipe().implementations
