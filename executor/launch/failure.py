@@ -22,7 +22,7 @@ def diagnose(
     Args:
         failures: in the order in which they came.
         blocked: by rank, of those that answered.
-        exit_codes: of the processes that have ended by themselves.
+        exit_codes: of the processes that have ended by themselves; None of another machine's.
     """
     # who aborts may have been told by a library that another one is gone
     for rank, code in sorted(exit_codes.items(), key=lambda one: one[1] == -signal.SIGABRT):
@@ -47,6 +47,8 @@ def _ended(code: int | None) -> str:
     if code is not None and code < 0:
         names = {one.value: one.name for one in signal.Signals}
         return f"was killed by signal {-code} ({names.get(-code, 'unknown')})"
+    if code is None:
+        return "is gone: its process on another machine has ended, or that machine has"
     return f"ended with exit code {code}"
 
 

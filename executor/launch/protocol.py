@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # who trains imports this file, and no torch with it
 
     from twinstream.executor.ranks.rank_run import RankInputs
     from twinstream.executor.ranks.waiting import Wait
-    from twinstream.executor.ranks.world import Patience
+    from twinstream.executor.ranks.world import Patience, StoreAddress
     from twinstream.executor.run.evaluation import PassLoss
 
 _COUNT_BYTES = 4
@@ -102,14 +102,15 @@ class TrainTask:
 
 @dataclass(frozen=True)
 class RunTask:
-    """One run: of which schedule, on which rank, with what; `name` is that of the run."""
+    """One run: of which schedule, on which rank, with what; `name` is that of the run in the store
+    where ranks meet."""
 
     schedule: Schedule
     work: MakeInputs | TrainTask
     options: RunOptions
     rank: int
     name: str
-    port: int
+    store: "StoreAddress"
     patience: "Patience"
 
 

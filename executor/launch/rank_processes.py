@@ -10,6 +10,7 @@ from time import monotonic, sleep
 from typing import Any, Literal, Self
 
 from twinstream.executor.launch.failure import diagnose
+from twinstream.executor.launch.hosts import OtherRanks
 from twinstream.executor.launch.protocol import (
     BlockedOps,
     MakeInputs,
@@ -24,7 +25,7 @@ from twinstream.executor.launch.worker import serve
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.gpus import require_gpus
 from twinstream.executor.ranks.rank_run import RankOutcome
-from twinstream.executor.ranks.world import Patience, open_store
+from twinstream.executor.ranks.world import Patience, StoreAddress, open_store
 from twinstream.schedule.cluster.verify import require_safe
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import ArgumentError
@@ -63,13 +64,18 @@ def execute_ranks(
         RanksError: says which rank ended the run, why, and where it is known in which op.
     """
     require_safe(schedule)
-    _require_devices(schedule, options)
+    if options.backend == "cuda":
+        require_gpus(schedule.mesh.size)
     with RankProcesses(schedule.mesh.size, patience, port) as processes:
         return processes.execute(schedule, make, options)
 
 
 class RankProcesses:
-    """Processes for so many ranks, for one run after the other; they end with this one."""
+    """Processes for so many ranks, for one run after the other; they end with this one.
+
+    Args:
+        others: the ranks after these, which were started by somebody else and have come.
+    """
 
     def __init__(
         self,
@@ -77,10 +83,13 @@ class RankProcesses:
         patience: Patience | None = None,
         port: int | None = None,
         start_method: StartMethod = "spawn",
+        others: OtherRanks | None = None,
     ) -> None:
         self.patience = patience or Patience()
-        self._store = open_store(port)
+        self._others = others
+        self._store = open_store(port) if others is None else None
         self._num_runs = 0
+        self._gone: set[int] = set()  # ranks whose pipe has ended
         self._ended: set[int] = set()  # ranks that are through with the run
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
@@ -97,6 +106,7 @@ class RankProcesses:
                     self._processes.append(made)
                 self._pipes.append(ours)
                 theirs.close()
+            self._pipes += [] if others is None else others.pipes
         except BaseException:
             self.close()
             raise
@@ -109,11 +119,11 @@ class RankProcesses:
 
     @property
     def size(self) -> int:
-        return len(self._processes)
+        return len(self._pipes)
 
     @property
     def pids(self) -> list[int]:
-        """Return the process ids of the ranks that have started."""
+        """Return the process ids of the ranks that were started here."""
         return [process.pid for process in self._processes if process.pid is not None]
 
     def execute(
@@ -144,12 +154,18 @@ class RankProcesses:
                 f"the schedule is of {schedule.mesh.size} ranks, and there are processes for "
                 f"{self.size}"
             )
-        _require_devices(schedule, options)
+        if options.backend == "cuda":
+            require_gpus(len(self._processes))
         self._num_runs += 1
         self._ended.clear()
-        name, port = f"run{self._num_runs}", self._store.port
+        name = f"run{self._num_runs}"
+        if self._others is not None:
+            name, where = f"{self._others.name}/{name}", self._others.address
+        else:
+            assert self._store is not None, "ranks of this machine meet at a store of its own"
+            where = StoreAddress(self._store.port)
         for rank in range(self.size):
-            self.send(rank, RunTask(schedule, work, options, rank, name, port, self.patience))
+            self.send(rank, RunTask(schedule, work, options, rank, name, where, self.patience))
 
     def send(self, rank: int, message: object) -> None:
         """Send a message to a rank. If its process is gone, `recv` reports that."""
@@ -207,7 +223,8 @@ class RankProcesses:
         until = monotonic() + _ASKED_S
         while True:
             self._ask(failures, blocked, until)
-            dead = {
+            ended = dict.fromkeys(self._gone)
+            dead: dict[int, int | None] = ended | {
                 rank: process.exitcode
                 for rank, process in enumerate(self._processes)
                 if process.exitcode is not None
@@ -243,10 +260,8 @@ class RankProcesses:
             try:
                 yield pipes[pipe], recv(pipe)
             except (EOFError, OSError):
-                self._processes[pipes[pipe]].join(_ASKED_S)
-                yield pipes[pipe], None
-
-
-def _require_devices(schedule: Schedule, options: RunOptions) -> None:
-    if options.backend == "cuda":
-        require_gpus(schedule.mesh.size)
+                rank = pipes[pipe]
+                self._gone.add(rank)
+                if rank < len(self._processes):
+                    self._processes[rank].join(_ASKED_S)
+                yield rank, None

@@ -5,6 +5,7 @@ import queue
 import signal
 import threading
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -31,8 +32,11 @@ from twinstream.schedule.errors import TwinstreamError
 class _Worker:
     """The pipe is read in a thread of its own, which answers while a run is stuck."""
 
-    def __init__(self, pipe: Connection, rank: int) -> None:
-        self.rank = rank
+    def __init__(
+        self, pipe: Connection, rank: int, local_rank: int, end: Callable[[bool], None]
+    ) -> None:
+        self.rank, self._local_rank, self._end = rank, local_rank, end
+        self._is_at_rest = True
         self._pipe = pipe
         self._lock = threading.Lock()
         self._received: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -58,10 +62,12 @@ class _Worker:
     def _run(self) -> RankOutcome | RankFailure | None:
         """The next run, and what came of it; None where the failure has been sent already."""
         try:
+            self._is_at_rest = True
             task: RunTask = self.recv()
-            device = device_of(task.options.backend, self.rank)
+            self._is_at_rest = False
+            device = device_of(task.options.backend, self._local_rank)
             self._waiting = waiting_on(device, task.patience.timeout_s, self._send_failure)
-            store = PrefixStore(task.name, reach_store(task.port, task.patience))
+            store = PrefixStore(task.name, reach_store(task.store, task.patience))
             world = World(task.rank, task.schedule.mesh.size, store, task.patience, device)
             with in_groups(world) as met:
                 run = RankRun(task.schedule, met, self._waiting)
@@ -85,12 +91,12 @@ class _Worker:
         self.send(RankFailure(self.rank, kind, str(error), error.op_id, error.peers))
 
     def _read(self) -> None:
-        """Ends the process, and what it started, where the other end of the pipe is gone."""
+        """Ends the process where the other end of the pipe is gone."""
         while True:
             try:
                 message = recv(self._pipe)
             except (EOFError, OSError):
-                os.killpg(0, signal.SIGKILL)
+                self._end(self._is_at_rest)
                 return
             except Exception as error:  # what was sent cannot be made here: raised by the run
                 message = error
@@ -103,4 +109,10 @@ class _Worker:
 def serve(pipe: Connection, rank: int) -> None:
     """Run a rank in a process group of its own, which Ctrl-C does not reach."""
     os.setsid()
-    _Worker(pipe, rank).serve()
+    _Worker(pipe, rank, rank, lambda _: os.killpg(0, signal.SIGKILL)).serve()
+
+
+def serve_host(pipe: Connection, rank: int, local_rank: int) -> None:
+    """Be a rank of another machine's training; the process ends with it, without an error if that
+    was through."""
+    _Worker(pipe, rank, local_rank, lambda is_at_rest: os._exit(0 if is_at_rest else 1)).serve()

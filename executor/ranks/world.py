@@ -17,13 +17,12 @@ from torch.distributed.rendezvous import rendezvous
 from twinstream.executor.program.options import BackendName
 from twinstream.executor.ranks.errors import CommunicationError, RanksDifferError, RendezvousError
 from twinstream.executor.ranks.gpus import take_gpu
-from twinstream.schedule.errors import ArgumentError
+from twinstream.executor.ranks.torchrun import ENVIRONMENT, StartedRank, not_started
 
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_START_S = 120.0
 _NEVER = timedelta(days=365)
 _LOOPBACK = "127.0.0.1"
-_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,14 @@ class Patience:
 
     timeout_s: float = DEFAULT_TIMEOUT_S
     start_s: float = DEFAULT_START_S
+
+
+@dataclass(frozen=True)
+class StoreAddress:
+    """Where ranks find the store that all share."""
+
+    port: int
+    address: str = _LOOPBACK
 
 
 @dataclass(frozen=True)
@@ -137,18 +144,15 @@ def world_of_environment(backend: BackendName, patience: Patience) -> Iterator[W
         GpusError: there is no GPU for it.
         RendezvousError: the port is taken, or somebody did not come.
     """
-    if missing := [name for name in _ENVIRONMENT if name not in os.environ]:
-        raise ArgumentError(
-            f"{', '.join(missing)} is not set: start ranks with torchrun, which sets "
-            f"{', '.join(_ENVIRONMENT)}"
-        )
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    me = StartedRank.here()
+    if me is None:
+        raise not_started(ENVIRONMENT)
     try:
-        met = rendezvous("env://", rank, size, timeout=timedelta(seconds=patience.start_s))
-        store, rank, size = next(iter(met))
+        limit = timedelta(seconds=patience.start_s)
+        store, rank, size = next(iter(rendezvous("env://", me.rank, me.size, timeout=limit)))
     except RuntimeError as error:
-        raise _not_met(error, int(os.environ["MASTER_PORT"]), rank) from None
-    device = device_of(backend, int(os.environ.get("LOCAL_RANK", rank)))
+        raise _not_met(error, me.port, me.rank) from None
+    device = device_of(backend, me.local_rank)
     with in_groups(World(rank, size, store, patience, device)) as world:
         yield world
 
@@ -208,10 +212,19 @@ def open_store(port: int | None) -> TCPStore:
     )  # fmt: skip
 
 
-def reach_store(port: int, patience: Patience) -> TCPStore:
-    """Connect to the store that another process of this machine has opened."""
+def reach_store(where: StoreAddress, patience: Patience, *, opens: bool = False) -> TCPStore:
+    """Connect to the store where ranks meet, or open it on all interfaces of this machine.
+
+    Raises:
+        RendezvousError: it is not there in `patience.start_s`, or the port is taken.
+    """
     limit = timedelta(seconds=patience.start_s)
-    return TCPStore(_LOOPBACK, port, is_master=False, timeout=limit)
+    try:
+        return TCPStore(
+            where.address, where.port, is_master=opens, timeout=limit, wait_for_workers=False
+        )
+    except RuntimeError as error:
+        raise _not_met(error, where.port, 0) from None
 
 
 def _not_met(error: RuntimeError | OSError, port: int, rank: int) -> RendezvousError:

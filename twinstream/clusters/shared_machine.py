@@ -19,6 +19,12 @@ _RATES = (
 _LATENCIES = ("launch_latency_ns", "copy_latency_ns", "event_wait_latency_ns")
 _LOOPBACK_BYTES_PER_S, _LOOPBACK_NS = 1e9, 100_000
 _ON_PCIE = "rtx4090_pc"
+_NETWORK = {
+    "nics_per_node": (1.0, "one port a machine"),
+    "nic_bytes_per_s": (1.25e9, "10 Gbit/s Ethernet"),
+    "network_efficiency": (0.9, "TCP over Ethernet"),
+    "network_latency_ns": (100_000.0, "gloo over TCP, 100 us"),
+}
 _COPYING_SHARE = 0.5  # of a core, while bytes pass through sockets
 
 
@@ -60,16 +66,29 @@ class Place:
 
 
 def place_here(
-    machine: Machine, num_ranks: int, num_cores: int, nvlink: bool | None = None
+    machine: Machine, num_ranks: int, num_cores: int, nvlink: bool | None = None, num_hosts: int = 1
 ) -> Place:
-    """Ranks on this machine: a GPU each, or processes that share its cores.
+    """So many ranks on this machine, and on each other: a GPU each, or processes that share cores.
 
     Nobody has measured the links between them. Those of GPUs are as a shipped cluster of the same
-    GPUs has them, else PCIe that all of them share with nobody.
+    GPUs has them, else PCIe that all of them share with nobody; those of machines 10 Gbit/s.
 
     Args:
         nvlink: whether GPUs are known to be linked by it, or not to be.
     """
+    found = _one_machine(machine, num_ranks, num_cores, nvlink)
+    if num_hosts == 1:
+        return found
+    network, told = found.cluster, "the network of that cluster between machines"
+    if network.nic_bytes_per_s is None:
+        told = "10 Gbit/s and 100 us between machines"
+        network = network.model_copy(
+            update={name: _assumed(*one) for name, one in _NETWORK.items()}
+        )
+    return Place(network, found.machine, f"{found.assumed}; {told}")
+
+
+def _one_machine(machine: Machine, num_ranks: int, num_cores: int, nvlink: bool | None) -> Place:
     if machine.device != "cpu":
         cluster, links = _of_gpus(machine, num_ranks, nvlink)
         return Place(cluster, machine, links)

@@ -247,7 +247,7 @@ def _free(
 
     limits = host_limits()
     known = [b for b in (limits.available_bytes, limits.cgroup_left_bytes) if b is not None]
-    beside = _beside_caps(options.ranks or 1) if backend == "cpu" else 0
+    beside = _beside_caps(options.ranks_on_host) if backend == "cpu" else 0
     free_host = int(HOST_SHARE * max(0, min(known) - beside)) if known else None
     if backend == "cuda" and machine.pool_bytes is None:
         free_device: int | None = _free_on_gpu() if gpus is None else gpus.free_bytes
@@ -276,8 +276,7 @@ def _gpus_of_ranks(options: TrainOptions) -> "LocalGpus | None":
     """None for one rank."""
     from twinstream.executor.ranks.gpus import detect_gpus
 
-    num_ranks = options.ranks or 1
-    return detect_gpus(num_ranks) if num_ranks > 1 else None
+    return detect_gpus(options.ranks_on_host) if (options.ranks or 1) > 1 else None
 
 
 def _free_on_gpu() -> int:

@@ -4,9 +4,9 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.data.data_error import DataError
@@ -166,7 +166,11 @@ class TrainOptions(RecipeOptions, StepOptions, RankOptions):
 
     ranks: int | None = flag(
         SEVERAL, "N", "GPUs or processes of this machine to train on; by default all its GPUs, or "
-        "one process.", ge=1, le=64,
+        "one process; those of all machines together where torchrun starts them.", ge=1, le=64,
+    )  # fmt: skip
+    hosts: int = flag(
+        SEVERAL, "N", "Machines that the ranks are on, which torchrun says; here for --dry-run.", 1,
+        rare=True, ge=1, le=64,
     )  # fmt: skip
 
     save_every: str = flag(
@@ -175,6 +179,21 @@ class TrainOptions(RecipeOptions, StepOptions, RankOptions):
     )  # fmt: skip
     keep: int = flag(RUN, "N", "Checkpoints to keep, the last ones and the best.", 2, ge=1)
     tensorboard: bool = flag(RUN, "", "Log for TensorBoard, too.", False, rare=True)
+
+    @model_validator(mode="after")
+    def _hosts_have_as_many_ranks(self) -> Self:
+        if (self.ranks or 1) % self.hosts:
+            raise PydanticCustomError(
+                "ranks_of_hosts",
+                "{ranks} ranks are not as many on each of {hosts} machines",
+                {"ranks": self.ranks or 1, "hosts": self.hosts},
+            )
+        return self
+
+    @property
+    def ranks_on_host(self) -> int:
+        """Ranks of one machine."""
+        return (self.ranks or 1) // self.hosts
 
     @field_validator("columns", mode="before")
     @classmethod

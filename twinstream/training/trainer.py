@@ -89,7 +89,7 @@ class Trainer:
             options = within_positions(options, model.spec, self._tell)
             backend = choose_backend(options.backend)
             if backend == "cuda" and num_ranks > 1:
-                require_gpus(num_ranks)
+                require_gpus(options.ranks_on_host)
             self._tell("reading the data")
             data = open_data(options, model, self._folder.files.tokens)
             if self._folder.checkpoint is None:

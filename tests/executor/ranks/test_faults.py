@@ -17,7 +17,7 @@ from tests.helpers.waiting import ended
 from twinstream.executor.launch.rank_processes import RankProcesses, execute_ranks
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.errors import RanksDifferError, RanksError, RendezvousError
-from twinstream.executor.ranks.world import Patience, World, open_store, reach_store
+from twinstream.executor.ranks.world import Patience, StoreAddress, World, open_store, reach_store
 from twinstream.schedule.errors import ArgumentError, TwinstreamError
 
 TIMEOUT_S = 2.0
@@ -112,7 +112,7 @@ def test_a_port_in_use_is_named():
 
 def test_nobody_else_reaches_the_store_where_ranks_meet():
     store = open_store(None)
-    reach_store(store.port, Patience()).set("met", "yes")
+    reach_store(StoreAddress(store.port), Patience()).set("met", "yes")
     assert store.get("met") == b"yes"
     with pytest.raises(ConnectionRefusedError):  # which one that listens everywhere would take
         socket.create_connection(("127.0.0.2", store.port), timeout=10).close()

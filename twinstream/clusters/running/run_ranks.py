@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -107,11 +106,6 @@ def _source(batches: TextBatches, before: int) -> TokenSource:
         return torch.from_numpy(batches.chunk(step, before + index))
 
     return chunk
-
-
-def started_by_torchrun() -> bool:
-    """Whether this process is one rank of several that somebody has started."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def spec_of(schedule: Schedule) -> ModelSpec:

@@ -13,11 +13,11 @@ from twinstream.clusters.running.run_ranks import (
     join_as_rank,
     run_processes,
     spec_of,
-    started_by_torchrun,
 )
 from twinstream.clusters.shared_machine import Place
 from twinstream.commands.arguments.backends import UNKNOWN_PEAK
 from twinstream.commands.output import print_json, print_report, progress
+from twinstream.executor.ranks.torchrun import StartedRank
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.planner import gc_paused
@@ -68,7 +68,7 @@ def run_of_ranks(path: Path, schedule: Schedule, how: HowToRun) -> None:
 def _run(job: _Job, how: HowToRun) -> None:
     settings, schedule = how.settings, job.schedule
     found: ClusterRun | None
-    if started_by_torchrun():
+    if StartedRank.here() is not None:
         found = join_as_rank(schedule, settings, how.tokens)
     else:
         what = f"training {schedule.model['name']} on {schedule.mesh.size} ranks"

@@ -15,6 +15,7 @@ from twinstream.commands.arguments.outputs import check_folder
 from twinstream.commands.output import print_json, print_report, screen
 from twinstream.commands.runs.train_screen import predicted_json, train_screen, trained_screen
 from twinstream.executor.memory.host_limits import process_bytes
+from twinstream.executor.ranks.torchrun import StartedRank
 from twinstream.log.metrics import (
     CheckpointMetrics,
     EvalMetrics,
@@ -28,6 +29,7 @@ from twinstream.schedule.sizes import brief
 from twinstream.screens.live import LiveLine, loss_curve
 from twinstream.training.callbacks import Callback
 from twinstream.training.options import ALIASES, LAYOUT, TrainOptions, read_options
+from twinstream.training.planning import START_S
 from twinstream.training.preparing import Prepared
 from twinstream.training.ranks.planning import on_all_gpus
 from twinstream.training.run.run_folder import RunEndedError, TrainResult
@@ -49,6 +51,11 @@ def train(**given: Any) -> None:
     inputs, resume, dry_run = given.pop("inputs"), given.pop("resume"), given.pop("dry_run")
     as_json, output = given.pop("as_json"), given.pop("output")
     flags = {name: value for name, value in given.items() if value not in (None, [], ())}
+    if (me := StartedRank.here()) is not None:
+        if me.rank:
+            _work_for_rank_0(me, waits=not dry_run)
+            return
+        flags |= {"ranks": me.size, "hosts": me.hosts}
     if {"steps", "epochs"} <= flags.keys():
         raise TrainArgumentsError("--steps and --epochs both say how long to train: leave one out")
     unnamed = Path(f"dry-run-{os.getpid()}") if dry_run and not resume else None
@@ -77,6 +84,16 @@ def train(**given: Any) -> None:
         raise typer.Exit(_OF_SIGNAL + result.signal)
 
 
+def _work_for_rank_0(me: StartedRank, *, waits: bool) -> None:
+    """Be a rank of the training that the process of rank 0 plans, feeds and writes."""
+    require_torch()
+    from twinstream.executor.launch.hosts import work_for_trainer
+    from twinstream.executor.ranks.world import Patience
+
+    if waits:
+        work_for_trainer(me, Patience(start_s=START_S))
+
+
 def _options(
     inputs: list[str], output: Path | None, flags: dict[str, Any], *, resume: bool,
     unnamed: Path | None,
@@ -101,6 +118,7 @@ def _options(
     path = Path(base.get("output", "")) / OPTIONS
     if resume and "output" in base and os.path.exists(path):  # noqa: PTH110 - false of too long a name
         before = read_options(path)
+        before.pop("hosts", None)  # those of now
         if "ranks" in flags:  # the layout was chosen for those before
             before = {name: value for name, value in before.items() if name not in LAYOUT}
         base, where = before | base, f"{path}: "

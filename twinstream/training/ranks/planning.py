@@ -132,14 +132,21 @@ class RanksPlan(StepPlan):
         return cluster_evaluation_of(self.schedule)
 
     def started(self, task: TrainTask, backend: BackendName, tell: Tell, timeout_s: float) -> Ranks:
+        from twinstream.executor.launch.hosts import meet_ranks
         from twinstream.executor.launch.rank_processes import RankProcesses
+        from twinstream.executor.ranks.torchrun import StartedRank
         from twinstream.executor.ranks.world import Patience
 
         require_safe(self.schedule)
         # of the last three passes the last is never begun: two are timed, for a whole step
         options = RunOptions(backend, task.num_passes, timed_passes=3)
         patience = Patience(timeout_s, START_S)
-        processes = RankProcesses(self.num_ranks, patience, start_method="forkserver")
+        me = StartedRank.here()
+        if me is None:
+            processes = RankProcesses(self.num_ranks, patience, start_method="forkserver")
+        else:  # ranks of all machines come to this one
+            others = meet_ranks(me, patience)
+            processes = RankProcesses(1, patience, start_method="forkserver", others=others)
         try:
             processes.begin(self.schedule, task, options)
         except BaseException:
@@ -252,7 +259,9 @@ def planned_for_ranks(
         LayoutError: there is none; says why of each.
     """
     assert options.ranks is not None
-    place = place_here(here.machine, options.ranks, cores_here(), here.nvlink)
+    place = place_here(
+        here.machine, options.ranks_on_host, cores_here(), here.nvlink, options.hosts
+    )
     job, *others = jobs_of_ranks(spec, recipe, workloads)
     searched = search_layouts(
         job, options.ranks, place.cluster, options.layout_fields(), caps=_caps(options, here),
@@ -267,18 +276,17 @@ def planned_for_ranks(
 
 def _caps(options: TrainOptions, here: LocalMachine) -> Caps:
     """Of a rank: those given, or its share of what is free; a GPU is its own."""
-    assert options.ranks is not None
 
     def own(given: str | None, found: str | int | None) -> str | int | None:
         if given is not None or not isinstance(found, int):
             return given
-        return found // options.ranks if options.ranks else found
+        return found // options.ranks_on_host
 
     device = here.device_mem
     if here.machine.device == "cpu":
         device = own(options.device_mem, device)
     host = own(options.host_mem, here.host_mem)
-    return caps_of(here.machine, device, host, options.ranks)
+    return caps_of(here.machine, device, host, options.ranks_on_host)
 
 
 def what_is_of_one_device(options: TrainOptions) -> str | None:
