@@ -10,10 +10,16 @@ INSTALLED := .venv/installed.stamp
 # Tests start many processes, which compile the package again where none of them may keep that.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-cuda-fake newest families bench lint sanitize browser wheels clean
+.PHONY: demo fit-page test test-all test-cuda-fake newest families bench lint sanitize browser wheels clean
 
 demo: $(RUNS)
 	$(BIN)/twinstream demo
+
+# What 20 cards can do with 30 models, as one page (docs/seeing.md): some 20 CPU minutes.
+FIT_PAGE ?= fit.html
+
+fit-page: $(INSTALLED)
+	$(BIN)/python -m benchmarks.fit_page $(FIT_PAGE)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 
@@ -137,12 +138,12 @@ class Shapes:
     workload: Workload
     recipe: Recipe = field(default_factory=Recipe)
 
-    @property
+    @cached_property
     def groups(self) -> tuple[str, ...]:
         """All groups of parameters: the base's, then those of adapters."""
         return all_groups(self.spec, self.recipe)
 
-    @property
+    @cached_property
     def trained(self) -> tuple[str, ...]:
         """Those that have a gradient and an optimizer state."""
         return trained_groups(self.spec, self.recipe)

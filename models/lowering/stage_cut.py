@@ -109,12 +109,12 @@ class StageShapes(DecoderShapes):
 
     cut: StageCut = field(kw_only=True)
 
-    @property
+    @cached_property
     def groups(self) -> tuple[str, ...]:
         """Of all groups those that the stage has."""
         return tuple(filter(self.cut.has, all_groups(self.spec, self.recipe)))
 
-    @property
+    @cached_property
     def trained(self) -> tuple[str, ...]:
         """Of these, what has a gradient."""
         return tuple(filter(self.cut.has, trained_groups(self.spec, self.recipe)))

@@ -56,6 +56,8 @@ class Cuts:
         each size has a bound clearly below that of all larger ones.
         """
         preferred = admissible(self.spec, self.request.step, self.limits)
+        if is_hopeless(self.view(preferred[0], 1).chain, self.caps):
+            return []  # as _bounded says, before a program is made
         if self.bound(preferred[0]) is None and not self.is_possible:
             return []
         usual = self._bounded(preferred, every=False)
@@ -108,7 +110,12 @@ class Cuts:
 
     @cached_property
     def is_possible(self) -> bool:
-        """Return whether the program allows any cut within the caps."""
+        """Return whether the program allows any cut within the caps.
+
+        What persists is the same in all cuts: where it alone is too large, none is solved.
+        """
+        if is_hopeless(self.view(self.smallest[0], 1).chain, self.caps):
+            return False
         return any(self.bound(workload) is not None for workload in self.smallest)
 
     def step_bound_of(self, workload: Workload) -> StepBound:

@@ -196,7 +196,7 @@ def test_rows_say_what_is_bfloat16_and_what_no_gpu_has_run() -> None:
     unknown = FitTable(
         model="m", tokens_per_step=1, dataset_tokens=None, peaks={"x": ""}, caps={"x": Caps()},
         cells=(FitCell(machine="x", way="full", seq_len=1, is_own=False, tokens_per_step=1,
-                       tokens_per_s=9.0, mfu=0.5, command="", effort="quick"),),
+                       tokens_per_s=9.0, mfu=0.5, command="", plan_command="", effort="quick"),),
     )  # fmt: skip
     assert "9.0 +/- ?" in shown(unknown) or "9 +/- ?" in shown(unknown)
 

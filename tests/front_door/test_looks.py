@@ -2,10 +2,12 @@
 
 from itertools import combinations
 
+import plotly.graph_objects as go
+
 from tests.front_door.small_schedule import small_schedule, timeline
 from tests.helpers.browser import browser_page
 from twinstream.hardware_profiles.loader import load_machine, machine_names
-from twinstream.report.page import Card, Page, Section, html_of
+from twinstream.report.page import Card, Page, Section, Table, html_of
 from twinstream.report.palette import SERIES_COLOURS, series
 from twinstream.report.report import report_html
 from twinstream.study.answer import Step
@@ -97,6 +99,40 @@ def test_a_sweep_in_which_nothing_fits_says_why_and_draws_nothing():
 def test_an_error_stands_in_small_type_beside_a_cards_number():
     page = html_of(Page("", "", [Card("speed", "11,114 +/- 1.0 %")], [], ""))
     assert '<div class="value">11,114 <span class="error">+/- 1.0 %</span></div>' in page
+
+
+COVERED = """() => [...document.querySelectorAll(".js-plotly-plot")].flatMap((plot) => {
+  const bar = plot.querySelector(".modebar").getBoundingClientRect();
+  return [...plot.querySelectorAll(".legend, .colorbar, .annotation, .nsewdrag")].filter((part) => {
+    const box = part.getBoundingClientRect();
+    return box.width && box.left < bar.right && bar.left < box.right && box.top < bar.bottom;
+  }).map((part) => `${plot.id}: ${part.getAttribute("class")} ${part.textContent}`);
+})"""
+
+
+def test_no_toolbar_covers_a_legend_or_a_scale(tmp_path):
+    above = {"orientation": "h", "y": 1.0, "yanchor": "bottom"}
+    rows = go.Figure([go.Bar(x=[1], y=["a"], name=f"a name of a task {n}") for n in range(16)])
+    rows.update_layout(height=150, legend=above, margin={"t": 54, "l": 90, "r": 20, "b": 45})
+    scale = go.Figure(go.Heatmap(z=[[1, 2], [3, 4]]))
+    scale.update_layout(height=250, margin={"t": 20})
+    corner = go.Figure([go.Scatter(x=[1, 2], y=[1, 2], name=name) for name in "ab"])
+    corner.update_layout(height=250, legend={"x": 1, "y": 1.2, "xanchor": "right"})
+    figures = [Section("", "", one, half=True) for one in (rows, scale, corner)]
+    path = tmp_path / "page.html"
+    path.write_text(html_of(Page("Figures", "", [], figures, "")))
+    for width in (1400, 390):
+        with browser_page(width=width) as opened:
+            opened.page.goto(f"file://{path}")
+            opened.page.wait_for_selector("#figure2 .main-svg")
+            opened.page.wait_for_timeout(300)  # figures that grow are drawn again
+            assert opened.page.evaluate(COVERED) == [], width
+            assert opened.complaints == []
+
+
+def test_a_page_without_figures_has_no_plotly():
+    text = html_of(Page("Words", "", [], [Section("a", "", Table(["x"], [["1"]]))], ""))
+    assert len(text) < 20_000 and "<td>1</td>" in text
 
 
 def test_a_page_on_a_phone_is_as_wide_as_the_phone_and_its_figures_fill_it(tmp_path):

@@ -1,14 +1,20 @@
 """`validate --cluster` and `calibrate --steps`, on a few rows of each published table."""
 
 import csv
+import json
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from benchmarks.accuracy.published.reading import read_cluster_table
 from benchmarks.accuracy.published.writing import measured_steps_csv
 from tests.front_door.command_line import call, error_of
+from twinstream.fidelity.cluster_report import score_steps
+from twinstream.fidelity.cluster_rows import read_measured_steps
+from twinstream.fidelity.scatter import _bar
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
+from twinstream.measures.published_steps import StepKind, nearest
 
 FEW = Path(__file__).parents[1] / "data" / "clusters"
 ONE_STAGE = ("3B_1_64_1_8", "3B_2_32_1_8")
@@ -44,6 +50,30 @@ def test_rows_are_predicted_and_told_by_series(small, tmp_path):
             assert row["fits"] == "True"
     told = call("validate", "--cluster", small, "--jobs", 1, "--json").json()
     assert told["series"][0]["all_rows"] == 2
+
+
+def test_published_beside_predicted_is_a_page_with_bars(small, tmp_path):
+    page = tmp_path / "page.html"
+    printed = call("validate", "--cluster", small, "--jobs", 1, "--html", page, "--json")
+    assert printed.code == 0, printed.err
+    text = page.read_text()
+    data = text.split('data-figure="figure0">')[1].split("</script>")[0]
+    equal, dots = json.loads(data.replace("<\\/", "</"))["data"]
+    assert equal["name"] == "equal" and dots["name"] == "A100"
+    rows = printed.json()["rows"]
+    assert len(dots["text"]) == len(rows) == 2
+    for row, said, bar in zip(rows, dots["text"], dots["error_y"]["array"], strict=True):
+        assert row["row"] in said and f"({1 / (1 + row['error']) - 1:+.1%})" in said
+        assert 0 < bar < 0.5 * 1e5  # of tokens/s a GPU, by the steps near it
+    assert "within two bars" in text and "vTrain multi" in text
+
+
+def test_a_bar_leaves_out_the_row_itself(small):
+    (each, *_) = score_steps(read_measured_steps([small]), jobs=1)
+    near = nearest(StepKind.of(each.row.job), each.row.nodes(None)[0])
+    own = [step.error for step in near.steps if step.kind == StepKind.of(each.row.job)]
+    others = [abs(step.error) for step in near.steps if step.error not in own]
+    assert own and _bar(each) == pytest.approx(fmean(others))
 
 
 def test_a_column_that_is_missing_is_named(small):

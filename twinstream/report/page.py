@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 import plotly.io
+from plotly.basedatatypes import BaseFigure
 from plotly.offline import get_plotlyjs
 
 _SHORT = 12  # characters of a card's value that fit in large type
@@ -30,12 +31,28 @@ class Table:
     rows: Sequence[Sequence[str]]
     num_left: int = 1
 
+    @property
+    def html(self) -> str:
+        def cells(tag: str, values: Sequence[str]) -> str:
+            return "".join(
+                f"<{tag}{' class=number' if i >= self.num_left else ''}>{escape(value)}</{tag}>"
+                for i, value in enumerate(values)
+            )
+
+        rows = "".join(f"<tr>{cells('td', row)}</tr>" for row in self.rows)
+        head = f"<tr>{cells('th', self.columns)}</tr>"
+        return f'<div class="table"><table>{head}{rows}</table></div>'
+
 
 @dataclass(frozen=True)
 class Text:
     """Lines as they are, in letters of one width."""
 
     text: str
+
+    @property
+    def html(self) -> str:
+        return f"<pre>{escape(self.text)}</pre>"
 
 
 @dataclass(frozen=True)
@@ -44,7 +61,7 @@ class Section:
 
     title: str
     text: str
-    content: Any  # a plotly figure, a Table, a Text, or None: there is nothing but the text
+    content: Any  # a plotly figure, what has `html`, or None: there is nothing but the text
     half: bool = False
 
 
@@ -60,13 +77,15 @@ class Page:
 
 
 def html_of(page: Page) -> str:
-    """The page as one HTML document with plotly.js, style and data inside."""
+    """The page as one HTML document with style, data and, where it has a figure, plotly.js inside."""
     cards = "".join(map(_card, page.cards))
+    has_figure = any(isinstance(section.content, BaseFigure) for section in page.sections)
+    plotly_js = f"<script>{get_plotlyjs()}</script>" if has_figure else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(page.title)}</title><style>{asset('page.css')}</style>"
-        f"<script>{get_plotlyjs()}</script><script>{asset('figures.js')}{asset('page.js')}</script>"
+        f"{plotly_js}<script>{asset('figures.js')}{asset('page.js')}</script>"
         "</head>\n<body>"
         f"<header><div><h1>{escape(page.title)}</h1><p>{escape(page.subtitle)}</p></div>"
         '<button id="theme" type="button">light / dark</button></header>'
@@ -117,10 +136,8 @@ def _sections(sections: Sequence[Section]) -> str:
 def _content(content: Any, number: int) -> str:
     if content is None:
         return ""
-    if isinstance(content, Table):
-        return _table(content)
-    if isinstance(content, Text):
-        return f"<pre>{escape(content.text)}</pre>"
+    if not isinstance(content, BaseFigure):
+        return str(content.html)
     name = f"figure{number}"
     # "</" inside the JSON would end the script; "<\/" is the same string to JSON.
     data = plotly.io.to_json(content, remove_uids=True).replace("</", "<\\/")
@@ -129,14 +146,3 @@ def _content(content: Any, number: int) -> str:
         f'<script type="application/json" data-figure="{name}">{data}</script>'
     )
 
-
-def _table(table: Table) -> str:
-    def cells(tag: str, values: Sequence[str]) -> str:
-        return "".join(
-            f"<{tag}{' class=number' if i >= table.num_left else ''}>{escape(value)}</{tag}>"
-            for i, value in enumerate(values)
-        )
-
-    rows = "".join(f"<tr>{cells('td', row)}</tr>" for row in table.rows)
-    head = f"<tr>{cells('th', table.columns)}</tr>"
-    return f'<div class="table"><table>{head}{rows}</table></div>'

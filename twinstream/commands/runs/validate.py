@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from types import ModuleType
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +14,7 @@ from twinstream.commands.output import print_report, progress, told_at_the_end
 from twinstream.fidelity.cluster_report import ClusterReport, score_steps
 from twinstream.fidelity.cluster_rows import read_measured_steps
 from twinstream.fidelity.rows import rows_that
-from twinstream.fidelity.validation import TableReport
+from twinstream.fidelity.scoring import Report
 from twinstream.fidelity.validation import validate as validated
 from twinstream.hardware_profiles.errors import CalibrationError
 from twinstream.hardware_profiles.loader import load_machine
@@ -67,10 +68,10 @@ def validate(  # noqa: PLR0913
     there is none; those of --cluster are training steps on many GPUs, laid out as their table says.
     """
     if cluster is not None:
-        if machine or measured or only or html:
-            raise CalibrationError("--cluster goes with --jobs, -o and --json alone")
+        if machine or measured or only:
+            raise CalibrationError("--cluster goes with --jobs, -o, --html and --json alone")
         found = _cluster_report([cluster, *(tables or [])], jobs, quiet=as_json)
-        _deliver(found, output, None, as_json=as_json)
+        _deliver(found, output, html, lambda: _scatter().cluster_scatter_html(found), as_json)
         return
     if not machine or measured is None or tables:
         raise CalibrationError(
@@ -85,19 +86,24 @@ def validate(  # noqa: PLR0913
             return stack.enter_context(progress(f"{what} {measured.name}", total, quiet=as_json))
 
         report = validated(rows, profiles, jobs=jobs, on_start=started)
-    _deliver(report, output, html, as_json=as_json)
+    _deliver(report, output, html, lambda: _scatter().scatter_html(report), as_json)
+
+
+def _scatter() -> ModuleType:
+    from twinstream.fidelity import scatter  # plotly is slow to import
+
+    return scatter
 
 
 def _deliver(
-    report: TableReport | ClusterReport, output: Path | None, html: Path | None, *, as_json: bool
-) -> None:
+    report: Report[Any], output: Path | None, html: Path | None, page: Callable[[], str],
+    as_json: bool,  # noqa: FBT001
+) -> None:  # fmt: skip
     with told_at_the_end(report.json, as_json=as_json, screen=lambda: [report.screen()]):
         if output is not None:
             write_text(report.csv(), output)
-        if html is not None and isinstance(report, TableReport):
-            from twinstream.fidelity.scatter import scatter_html  # plotly is slow to import
-
-            write_text(scatter_html(report), html)
+        if html is not None:
+            write_text(page(), html)
     for path in (output, html):
         if path is not None and not as_json:
             print_report(f"Wrote {path}.")

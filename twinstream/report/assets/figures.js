@@ -50,12 +50,25 @@ const narrowed = ({ data, layout }) => {
     ...(trace.z && { showscale: false }) }));
   return { data: traces, layout: result };
 };
+// A legend of several rows may reach the toolbar, which only what is drawn shows: the figure gets so much taller.
+const clearToolbar = (element, tries) => {
+  const bar = element.querySelector(".modebar")?.getBoundingClientRect();
+  if (!bar || !tries) return;
+  const boxes = [...element.querySelectorAll(".legend, .colorbar, .annotation")]
+    .map((part) => part.getBoundingClientRect())
+    .filter((box) => box.width && box.left < bar.right && bar.left < box.right);
+  const covered = bar.bottom - Math.min(...boxes.map((box) => box.top));
+  if (!(covered > 0)) return;
+  const { margin, height } = element.layout, more = covered + 4;
+  Plotly.relayout(element, { "margin.t": margin.t + more, height: height && height + more })
+    .then(() => clearToolbar(element, tries - 1));
+};
 const isNarrow = (element) => element.clientWidth > 0 && element.clientWidth < NARROW_PX;
 const draw = (element) => {
   const one = figures.get(element);
   one.narrow = isNarrow(element);
   const { data, layout } = themed(one.narrow ? narrowed(one.figure) : one.figure);
-  Plotly.react(element, data, layout, config);
+  Plotly.react(element, data, layout, config).then(() => clearToolbar(element, 4));
 };
 const drawAll = () => { for (const element of figures.keys()) draw(element); };
 const showFigure = (element, figure) => { figures.set(element, { figure }); draw(element); };

@@ -86,7 +86,7 @@ class FitCell(Node):
         refused: why it cannot be, if not for want of memory.
         kept_in: dtypes of weights, gradients and optimizer state.
         not_on_gpus: what of it has not yet run on a GPU; empty on a CPU.
-        command: that trains so.
+        command: that trains so; `plan_command` gives the same prediction.
         effort: of the search.
     """
 
@@ -111,6 +111,7 @@ class FitCell(Node):
     kept_in: str = ""
     not_on_gpus: tuple[str, ...] = ()
     command: str
+    plan_command: str
     effort: str
 
     @property
@@ -174,7 +175,9 @@ class FitQuestion:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class AskedCell:
+    """One way on one machine at one length, and how hard its plan is looked for."""
+
     question: FitQuestion
     machine: str
     way: Way
@@ -210,7 +213,7 @@ def fit(
     Raises:
         TwinstreamError: there is no such model or machine, or LoRA's options cannot be read.
     """
-    load, asked = Loader(), _asked(question, advises=effort == "quick")
+    load, asked = Loader(), asked_cells(question, advises=effort == "quick")
     longest = max(one.seq_len for one in asked)
     spec = load.model(question.model, longest, loss=question.loss)
     read_lora(spec, question.lora)
@@ -236,10 +239,10 @@ def fit(
         on_cell(cell)
         on_table(table())
 
-    answers_of(_cell, asked, num_jobs, take)
+    answers_of(answered_cell, asked, num_jobs, take)
     if effort != "quick":
         again = [replace(one, effort=effort, advises=True) for one in asked]
-        answers_of(_cell, again, num_jobs, take)
+        answers_of(answered_cell, again, num_jobs, take)
     return table()
 
 
@@ -249,15 +252,19 @@ def _place(machine: str, way: str, seq_len: int, is_own: bool) -> tuple[object, 
 
 def num_plans(question: FitQuestion, effort: str) -> int:
     """How often `on_cell` of `fit` is called."""
-    return len(_asked(question, advises=False)) * (1 if effort == "quick" else 2)
+    return len(asked_cells(question, advises=False)) * (1 if effort == "quick" else 2)
 
 
-def _asked(question: FitQuestion, *, advises: bool) -> list[_Asked]:
+def asked_cells(question: FitQuestion, *, advises: bool) -> list[AskedCell]:
+    """Every cell of a question, machine by machine, way by way, length by length.
+
+    `advises`: what does not fit is told what it lacks.
+    """
     columns: list[tuple[int, OwnLengths | None]] = [(length, None) for length in question.lengths]
     if question.own is not None:
         columns.append((question.own.seq_len, question.own))
     return [
-        _Asked(question, machine, way, length, own, "quick", advises)
+        AskedCell(question, machine, way, length, own, "quick", advises)
         for machine in question.machines
         for way in ways(question.lora, question.loss)
         for length, own in columns
@@ -268,12 +275,12 @@ def _faster(one: FitCell, other: FitCell) -> FitCell:
     return one if (one.tokens_per_s or 0.0) > (other.tokens_per_s or 0.0) else other
 
 
-def _cell(asked: _Asked, planner: Planner) -> FitCell:
-    """One plan."""
+def answered_cell(asked: AskedCell, planner: Planner) -> FitCell:
+    """One plan, or why there is none."""
     make = partial(
         FitCell, machine=asked.machine, way=asked.way.name, seq_len=asked.seq_len,
         is_own=asked.own is not None, tokens_per_step=asked.tokens, command=_command(asked),
-        effort=asked.effort,
+        plan_command=_plan_command(asked), effort=asked.effort,
     )  # fmt: skip
     values: Values = {
         "model": asked.question.model, "machine": asked.machine, "seq_len": asked.seq_len,
@@ -308,7 +315,7 @@ def _lacking(needed: int | None, has: int | None) -> int | None:
     return None if needed is None or has is None or needed <= has else needed - has
 
 
-def _predicted(asked: _Asked, found: Answer, make: Callable[..., FitCell]) -> FitCell:
+def _predicted(asked: AskedCell, found: Answer, make: Callable[..., FitCell]) -> FitCell:
     tokens, prices = asked.question.dataset_tokens, asked.question.price_per_hour or {}
     hours = None if tokens is None else tokens / found.tokens_per_s / _HOUR_S
     price = prices.get(asked.machine)
@@ -354,13 +361,24 @@ def _not_on_gpus(found: Answer) -> tuple[str, ...]:
     return tuple(name for name, is_so in told.items() if is_so)
 
 
-def _command(asked: _Asked) -> str:
+def _command(asked: AskedCell) -> str:
     """What trains so; a length of the data's own is told as the longest."""
     question = asked.question
     parts = [
         f"twinstream train {quote(folder_of(question.model))} {question.data} -o DIR",
         asked.way.flags,
         f"--seq-len {asked.seq_len} --tokens-per-step {asked.tokens}",
+        _flags(asked.caps),
+    ]  # fmt: skip
+    return " ".join(filter(None, parts))
+
+
+def _plan_command(asked: AskedCell) -> str:
+    question = asked.question
+    parts = [
+        f"twinstream plan --model {quote(question.model)} --machine {quote(asked.machine)}",
+        asked.way.flags,
+        f"--seq-len {asked.seq_len} --tokens-per-step {asked.tokens} --effort {asked.effort}",
         _flags(asked.caps),
     ]  # fmt: skip
     return " ".join(filter(None, parts))
