@@ -38,7 +38,8 @@ from twinstream.simulator.pipeline import PipelineRun
 from twinstream.simulator.pipeline_idle import idle_times
 from twinstream.simulator.states import KnownStates, States
 
-_FEW = 4  # microbatches of a kind that are lowered where there are more; 5 of an odd number
+_FEW = 4  # microbatches of a kind that are lowered where there are more
+_SLOTS = 2  # of a message's pool that take turns
 _SAME = 2  # blocks at the beginning of a pass that are lowered as they are
 _NEAR_END = -3  # blocks from the end of a pass that are, too
 _LEAST_LAYER_PASSES = 1000  # of a step that has fewer, all ops are simulated in as little time
@@ -64,27 +65,34 @@ def is_alike(job: Job) -> bool:
 
 @dataclass(frozen=True)
 class Role:
-    """What stages are alike by: where they are, layers, microbatches whose forward is ahead of all
-    backward, and microbatches after that."""
+    """What stages are alike by.
+
+    Fields:
+        kind, layers: where they are, and how many layers they have.
+        ahead, pairs: microbatches whose forward is ahead of all backward, and those after that.
+        turns: after how many microbatches the same ops wait for slots of the pass before.
+    """
 
     kind: Kind
     layers: int
     ahead: int
     pairs: int
+    turns: int
 
     @classmethod
-    def of(cls, job: Job, stage: int) -> "Role":
+    def of(cls, job: Job, stage: int, turns: int) -> "Role":
         """Of a stage of a job."""
         pp, count = job.layout.pp, job.num_microbatches
         layers = len(stages_of(job.layout, job.shape.num_layers)[stage])
         ahead = min(pp - 1 - stage, count)
         kind: Kind = "first" if stage == 0 else "last" if stage == pp - 1 else "middle"
-        return cls(kind, layers, ahead, count - ahead)
+        return cls(kind, layers, ahead, count - ahead, turns)
 
     @property
     def few(self) -> "Role":
-        """The same with as few microbatches as have all that differ: slots take turns by twos."""
-        return replace(self, ahead=_few(self.ahead), pairs=_few(self.pairs))
+        """The same with as few microbatches as have all that differ."""
+        ahead, pairs = _few(self.ahead, self.turns), _few(self.pairs, self.turns)
+        return replace(self, ahead=ahead, pairs=pairs)
 
     @property
     def num_blocks(self) -> int:
@@ -113,8 +121,8 @@ class Role:
         return found + list(_stretched(few.ahead + 2 * few.pairs, few.ahead, self.ahead, last=1))
 
 
-def _few(count: int) -> int:
-    return count if count <= _FEW + 1 else _FEW + (count - _FEW) % 2
+def _few(count: int, turns: int) -> int:
+    return count if count < _FEW else _FEW + (count - _FEW) % turns
 
 
 def _stretched(start: int, few: int, count: int, *, last: int) -> Iterator[int]:
@@ -136,10 +144,12 @@ class AlikePipeline:
     def __init__(self, job: Job, ranks_per_node: int, lowered: dict[Role, RankSchedule]) -> None:
         job = job.with_megatron_kernels()
         self._job, self._lowered = job, lowered
-        self.roles = [Role.of(job, stage) for stage in range(job.layout.pp)]
-        few = dict.fromkeys(role.few for role in self.roles)
-        self.parts = {role: self._part(role) for role in few}
-        names = {role: f"role {number}" for number, role in enumerate(few)}
+        for turns in (1, _SLOTS):
+            self.roles = [Role.of(job, stage, turns) for stage in range(job.layout.pp)]
+            self.parts = {role: self._part(role) for role in dict.fromkeys(r.few for r in self.roles)}
+            if not any(_waits_for_slots(part) for part in self.parts.values()):
+                break
+        names = {role: f"role {number}" for number, role in enumerate(self.parts)}
         self.document = Schedule.model_construct(
             schema_version=1, mesh=mesh_of(job, ranks_per_node), order=(),
             classes=tuple(
@@ -160,18 +170,20 @@ class AlikePipeline:
 
         What is kept grows by as much with every microbatch that is ahead.
         """
-        return [self._bytes(role) for role in self.roles]
-
-    def _bytes(self, role: Role) -> dict[str, int]:
-        few = role.few
-        found = slot_bytes_by_role(self._part(few))
-        if further := role.ahead - few.ahead:
-            other = replace(few, ahead=2 * _FEW + 1 - few.ahead)
-            beside = slot_bytes_by_role(self._part(other))
-            step = other.ahead - few.ahead
-            return {
-                name: size + (beside[name] - size) * further // step for name, size in found.items()
-            }
+        few = {role: slot_bytes_by_role(part) for role, part in self.parts.items()}
+        found = []
+        for role in self.roles:
+            sizes, further = few[role.few], role.ahead - role.few.ahead
+            if further:
+                other = replace(role.few, ahead=_FEW - 1)
+                if other not in few:
+                    few[other] = slot_bytes_by_role(self._part(other))
+                step, less = role.few.ahead - other.ahead, few[other]
+                sizes = {
+                    name: size + (size - less[name]) * further // step
+                    for name, size in sizes.items()
+                }
+            found.append(sizes)
         return found
 
     def timed(
@@ -215,6 +227,16 @@ def _blocks_of(ops: Iterable[Op]) -> list[list[Op]]:
             last = op.label.round
         blocks[-1].append(op)
     return blocks
+
+
+def _waits_for_slots(part: RankSchedule) -> bool:
+    """Whether ops wait for nothing but messages of the pass before, whose slots they take: which
+    ones do depends on how many microbatches there are."""
+    sent = {op.op_id for op in part.ops if _meets_stages(op)}
+    return any(
+        op.op_id not in sent and not op.waits and not sent.isdisjoint(op.waits_previous)
+        for op in part.ops
+    )
 
 
 def _meets_stages(op: Op) -> bool:
