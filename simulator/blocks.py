@@ -1,6 +1,6 @@
-"""Programs of a pipeline's stages in blocks: what repeats from microbatch to microbatch is one object.
+"""Programs of a pipeline's stages in blocks: what repeats from one microbatch to the next is one.
 
-Everything in a block is relative: waits are for ops so many blocks on, times are from its beginning.
+Waits of a block's ops are for ops so many blocks on from it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -41,7 +41,7 @@ class _System:
 
 @dataclass
 class PassLog:
-    """What op times follow from: changes with the stages they were of, their blocks, and since when.
+    """What op times follow from: changes with when they began, of which stages, at which blocks.
 
     `messages` has, of ops that met others', stage, block, stream, place, and when they had come,
     when all had, and when it was over.
@@ -55,7 +55,7 @@ class PassLog:
     def add(
         self, change: Change, since_ns: int, stages: tuple[int, ...], at: tuple[int, ...]
     ) -> None:
-        """One more time."""
+        """A change has come about, from then on."""
         found = self.changes.get(id(change))
         if found is None:
             found = self.changes[id(change)] = change, []
@@ -202,6 +202,7 @@ class PipelineRun:
         return [max(ends) for ends in zip(*(one.pass_ends_ns for one in self._stages), strict=True)]
 
     def _settle_alone(self, now_ns: int, stage: int) -> None:
+        """Make a system of one stage."""
         self._enter(now_ns, (stage,), (), ((self._stages[stage].state,), ()))
 
     def _enter(

@@ -1,4 +1,4 @@
-"""What compute waits for in the last pass of a pipeline: of blocks that went alike, looked at once."""
+"""What compute waits for in the last pass of a pipeline; blocks that went alike are one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.schedule.analysis.idle import BUBBLE, CAUSES, LATENCY
-from twinstream.simulator.blocks import COMPUTE, Block, StageProgram
+from twinstream.simulator.blocks import COMPUTE, Block, BlockOp, StageProgram
 from twinstream.simulator.pipeline import PassLog
 
 _BACK = 6  # blocks before one in which what released its ops is looked for
@@ -96,7 +96,7 @@ def _nodes(view: Sequence[Block]) -> list[_Node]:
     return found
 
 
-def _op(view: Sequence[Block], at: int, stream: int, place: int):
+def _op(view: Sequence[Block], at: int, stream: int, place: int) -> BlockOp:
     return view[at].streams[stream][place]
 
 
@@ -171,7 +171,8 @@ class _Times:
             numbers = np.array(counts)
             some = numbers > 0  # compute is the first of a block's streams
             found[stage, rows[some]] = ends[stage, rows[some], numbers[some] - 1]
-        return np.maximum.accumulate(found, axis=1)
+        latest: _Ints = np.maximum.accumulate(found, axis=1)
+        return latest
 
     def of(self, stages: _Ints, at: _Ints, nodes: Sequence[_Node]) -> _Ints:
         """Starts, ends and meetings of nodes, from the end of compute in the blocks before."""
@@ -183,7 +184,8 @@ class _Times:
         since = self._since[stages, row]
         found = self._at[:, places].transpose(1, 0, 2) - since[:, None, None]
         found[np.broadcast_to((rows < 0)[:, None, :], found.shape)] = 0
-        return np.maximum(found, 0).reshape(len(stages), -1)
+        clipped: _Ints = np.maximum(found, 0).reshape(len(stages), -1)
+        return clipped
 
 
 def _causes(nodes: Sequence[_Node], times: Sequence[Sequence[int]]) -> list[int]:

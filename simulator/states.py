@@ -1,8 +1,8 @@
 """What states of a few stages come to: run op by op once, and then known.
 
 Between two messages a stage hangs on nothing outside it. Where its streams stand and what is left
-of the ops in flight then says how it goes on, whenever and in whichever stage that comes up. While a
-message is on its way its two stages are one such system.
+of the ops in flight then says how it goes on, whenever and in whichever stage that comes up. While
+a message is on its way its two stages are one such system.
 """
 
 import heapq
@@ -213,8 +213,8 @@ class _Run:
         for number, told in enumerate(messages):
             message = _Message(told.sides, told.price, told.until_ns)
             self._messages.append(message)
-            price, sides = states.interned.prices[told.price], tuple(m for m, _ in told.sides)
-            self._resume(message, told, price, sides, partial(self._meet_ends, number))
+            agreed, sides = states.interned.prices[told.price], tuple(m for m, _ in told.sides)
+            self._resume(message, told, agreed, sides, partial(self._meet_ends, number))
         for member, (_, streams) in enumerate(members):
             self._streams.append(
                 [_Stream(one.block, one.place, one.does, one.until_ns) for one in streams]

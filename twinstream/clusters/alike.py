@@ -20,7 +20,7 @@ from twinstream.planner.planner import gc_paused
 from twinstream.schedule.analysis.idle import ExposedTime, cause_of
 from twinstream.schedule.analysis.occupancy import slot_bytes_by_role
 from twinstream.schedule.document import Caps, Exchange, RankClass, RankSchedule, Schedule, Side
-from twinstream.schedule.ops import Communicate, Op
+from twinstream.schedule.ops import Communicate, Compute, Op
 from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.blocks import (
     COMPUTE,
@@ -43,8 +43,10 @@ _SLOTS = 2  # of a message's pool that take turns
 _SAME = 2  # blocks at the beginning of a pass that are lowered as they are
 _NEAR_END = -3  # blocks from the end of a pass that are, too
 _LEAST_LAYER_PASSES = 1000  # of a step that has fewer, all ops are simulated in as little time
+_TIED = "tied_gradients"  # what tasks of their copies are called
 _REF = MachineRef(name="", content_hash="")
 Kind = Literal["first", "middle", "last"]
+_Op = Compute | Communicate
 
 
 def is_alike(job: Job) -> bool:
@@ -126,7 +128,7 @@ def _few(count: int, turns: int) -> int:
 
 
 def _stretched(start: int, few: int, count: int, *, last: int) -> Iterator[int]:
-    """Places of `few` for so many: the first and the last stay, the one behind the first repeats."""
+    """Places of `few` for so many: the first and last stay, the one behind the first repeats."""
     for at in range(count):
         if few == count or at < _SAME:
             yield start + at
@@ -146,7 +148,8 @@ class AlikePipeline:
         self._job, self._lowered = job, lowered
         for turns in (1, _SLOTS):
             self.roles = [Role.of(job, stage, turns) for stage in range(job.layout.pp)]
-            self.parts = {role: self._part(role) for role in dict.fromkeys(r.few for r in self.roles)}
+            few = dict.fromkeys(role.few for role in self.roles)
+            self.parts = {role: self._part(role) for role in few}
             if not any(_waits_for_slots(part) for part in self.parts.values()):
                 break
         names = {role: f"role {number}" for number, role in enumerate(self.parts)}
@@ -157,6 +160,8 @@ class AlikePipeline:
                 for stage, role in enumerate(self.roles)
             ),
             schedules={names[role]: part for role, part in self.parts.items()},
+            model={}, layout={}, seq_len=job.seq_len, global_batch=job.global_batch,
+            model_flops=0, machine=_REF,
         )  # fmt: skip
 
     def _part(self, role: Role) -> RankSchedule:
@@ -217,11 +222,16 @@ class AlikePipeline:
         return second_ns - first_ns, exposed
 
 
-def _blocks_of(ops: Iterable[Op]) -> list[list[Op]]:
+def _ops_of(part: RankSchedule) -> list[_Op]:
+    """All of its ops: with everything on the device there are no others."""
+    return [op for op in part.ops if isinstance(op, Compute | Communicate)]
+
+
+def _blocks_of(part: RankSchedule) -> list[list[_Op]]:
     """Ops that follow one another of a microbatch and direction; what is of none goes with them."""
-    blocks: list[list[Op]] = []
+    blocks: list[list[_Op]] = []
     last: int | None = None
-    for op in ops:
+    for op in _ops_of(part):
         if not blocks or op.label.round not in (None, last):
             blocks.append([])
             last = op.label.round
@@ -231,12 +241,10 @@ def _blocks_of(ops: Iterable[Op]) -> list[list[Op]]:
 
 def _waits_for_slots(part: RankSchedule) -> bool:
     """Whether ops wait for nothing but messages of the pass before, whose slots they take: which
-    ones do depends on how many microbatches there are."""
+    ones do depends on how many microbatches there are. Tied embeddings have one slot."""
     sent = {op.op_id for op in part.ops if _meets_stages(op)}
-    return any(
-        op.op_id not in sent and not op.waits and not sent.isdisjoint(op.waits_previous)
-        for op in part.ops
-    )
+    alone = [op for op in _ops_of(part) if not op.waits and op.label.kind != _TIED]
+    return any(op.op_id not in sent and not sent.isdisjoint(op.waits_previous) for op in alone)
 
 
 def _meets_stages(op: Op) -> bool:
@@ -265,7 +273,7 @@ class _Programs:
         for stage, role in enumerate(self._roles):
             few = role.few
             if few not in known:
-                blocks = _blocks_of(parts[few].ops)
+                blocks = _blocks_of(parts[few])
                 if len(blocks) != few.num_blocks:
                     raise IrregularError
                 known[few] = self._passes(blocks, stage)
@@ -304,7 +312,7 @@ class _Programs:
                 amounts[number] = amounts.get(number, 0.0) + amount
         return self._interned.price(cost.fixed_ns, cost.alone_ns, amounts)
 
-    def _passes(self, cut: list[list[Op]], stage: int) -> tuple[list[Block], list[Block]]:
+    def _passes(self, cut: list[list[_Op]], stage: int) -> tuple[list[Block], list[Block]]:
         """Blocks of the first pass, and of later ones."""
         where: dict[str, tuple[int, int, int]] = {}
         for at, ops in enumerate(cut):
