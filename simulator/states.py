@@ -121,7 +121,7 @@ class States:
         return found
 
     def later(self, state: SystemState, after_ns: int) -> Change:
-        """What it comes to after so long, without an event."""
+        """What it comes to after so long, before any event then."""
         change = self.next(state)
         if not change.goes_on and after_ns >= change.after_ns:
             return change
@@ -335,7 +335,7 @@ class _Run:
                     break
                 if next_ns != clock.now and max(map(_moved, self._streams)) >= _MOST_BLOCKS:
                     break
-            elif next_ns is None or next_ns > until_ns:
+            elif next_ns is None or next_ns >= until_ns:
                 clock.now = until_ns
                 break
             clock.step()

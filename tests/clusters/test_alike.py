@@ -17,7 +17,7 @@ from twinstream.schedule.analysis.occupancy import slot_bytes_by_role
 from twinstream.simulator.blocks import IrregularError
 from twinstream.simulator.states import KnownStates
 
-CLUSTERS = {name: load_cluster(name) for name in ("a100_dgx", "h100_dgx", "rtx4090_ethernet")}
+CLUSTERS = {name: load_cluster(name) for name in ("a100_dgx", "h100_dgx")}
 LARGE = DENSE.model_copy(
     update={"d_model": 2048, "num_heads": 16, "num_kv_heads": 16, "head_dim": 128, "d_ff": 5632}
 )

@@ -42,7 +42,7 @@ _FEW = 4  # microbatches of a kind that are lowered where there are more
 _SLOTS = 2  # of a message's pool that take turns
 _SAME = 2  # blocks at the beginning of a pass that are lowered as they are
 _NEAR_END = -3  # blocks from the end of a pass that are, too
-_LEAST_LAYER_PASSES = 1000  # of a step that has fewer, all ops are simulated in as little time
+_LEAST_LAYER_PASSES = 600  # of a step that has fewer, all ops are simulated in as little time
 _TIED = "tied_gradients"  # what tasks of their copies are called
 _REF = MachineRef(name="", content_hash="")
 Kind = Literal["first", "middle", "last"]
