@@ -145,4 +145,3 @@ def _content(content: Any, number: int) -> str:
         f'<div id="{name}"></div>'
         f'<script type="application/json" data-figure="{name}">{data}</script>'
     )
-

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from twinstream.clusters.kernel_sets import why_not_here, why_schedule_not_here
-from twinstream.clusters.predict import Prediction, document_of, planned_document
+from twinstream.clusters.predict import Prediction, planned_document
 from twinstream.clusters.search.found import Candidate, SearchResult
 from twinstream.clusters.shared_machine import Place
+from twinstream.clusters.timed_step import document_of
 from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.loader import machine_of, place_names
 from twinstream.hardware_profiles.clusters.schema import Cluster
