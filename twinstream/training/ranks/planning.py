@@ -9,7 +9,6 @@ from twinstream.clusters.choosing import Candidate, RanksQuestion, workloads_of_
 from twinstream.clusters.pipeline import cluster_evaluation_of
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
-from twinstream.data.training_data import TrainingData
 from twinstream.executor.launch.protocol import Ranks, TrainTask
 from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.hardware_profiles.clusters.loader import save_with_node
@@ -36,6 +35,7 @@ from twinstream.training.planning import (
     FEW_STEPS,
     START_S,
     DevicePlan,
+    Documents,
     StepPlan,
     expected_packing,
     packed_length,
@@ -176,7 +176,7 @@ Plan = DevicePlan | RanksPlan
 
 
 def plan_ranks(
-    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, data: TrainingData,
+    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, data: Documents,
     was: Workload | None,
 ) -> RanksPlan:  # fmt: skip
     """The plan of all ranks, with sequences in slices where they do not fit whole.
@@ -202,7 +202,7 @@ def plan_ranks(
 
 
 def workloads_of(
-    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, data: TrainingData
+    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, data: Documents
 ) -> list[Workload]:
     """Ways to cut a step; the first has rounds enough for a pipeline of all ranks.
 
