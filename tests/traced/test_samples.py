@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from torch.nn import functional as F  # noqa: N812
 
-from tests.front_door.command_line import error_of
+from tests.front_door.command_line import call, error_of
 from tests.training.small_runs import Seen, state_files, trained
 from twinstream.data.data_error import DataError
 from twinstream.data.options import Source
@@ -18,6 +18,7 @@ from twinstream.data.packing import Chunk
 from twinstream.data.samples import SampleData
 from twinstream.executor.modules.blocks import RowLosses
 from twinstream.models.providers.traced_parts import TracedInput
+from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.python_file import object_of_file
 from twinstream.training.options import TrainOptions
 from twinstream.training.run.steps import StepBatches
@@ -27,10 +28,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 MOMENTUM, STEPS = 0.9, 3
 
 
-def given(name: str, folder: Path, **more: Any) -> dict[str, Any]:
+def given(name: str, folder: Path, count: int = 48, **more: Any) -> dict[str, Any]:
     """Options of a run of an example, on data that it has written."""
     data = folder / name
-    object_of_file(EXAMPLES / f"{name}.py", "write_samples")(data, 48)
+    object_of_file(EXAMPLES / f"{name}.py", "write_samples")(data, count)
     known = {
         "model": f"{EXAMPLES}/{name}.py:build", "data": (str(data),), "output": folder / "run",
         "steps": STEPS, "tokens_per_step": 32, "chunk_tokens": 8, "machine": "cpu",
@@ -106,6 +107,25 @@ def test_an_example_trains_with_the_bits_of_plain_torch_under_any_cap(
             assert torch.equal(written[key], values), (cap, key)
         moved.append(trainer.prepare().summary.h2d_bytes)
     assert moved[0] < moved[1], "the smaller cap moves weights between memories"
+
+
+def test_a_large_chunk_has_its_head_in_slices_of_samples(tmp_path: Path) -> None:
+    """Two of 600 rows, whose gradients are added in another order than at once."""
+    known = given("dlrm", tmp_path, count=1200, tokens_per_step=1200, chunk_tokens=1200)
+    seen, wanted = Seen(), TrainOptions.of(known)
+    trainer = Trainer(wanted, callbacks=[seen])
+    result = trainer.train()
+    calls = trainer.prepare().plan.parts[0].schedule.calls.values()
+    assert [c.attributes["row_slice"] for c in calls if "row_slice" in c.attributes] == [600]
+    build = object_of_file(EXAMPLES / "dlrm.py", "build")
+    losses, weights = plain(wanted, trainer, build, summed_clicks)
+    assert seen.losses == pytest.approx(losses, abs=1e-6)
+    assert result.model is not None
+    for name, values in load_file(result.model / "model.safetensors").items():
+        assert torch.allclose(values, weights[name], atol=1e-7)
+    whole = Recipe(max_row_slice=30)
+    assert (whole.row_slice(48, 12), whole.row_slice(36, 12), whole.row_slice(64)) == (24, 12, 16)
+    assert whole.row_slice(100, 50) == 50
 
 
 def test_a_run_goes_on_under_another_cap_to_the_bits_of_one_that_did_not_stop(
@@ -270,6 +290,19 @@ def test_samples_have_one_length_and_are_not_scored(tmp_path: Path) -> None:
     told = error_of("train", model, data, "-o", tmp_path / "run", "--seq-len", 8)
     assert "sequences of up to 1 tokens, not 8" in told and "--seq-len 1" in told
     assert "takes tensors of samples" in error_of("score", model, data)
+    clicks = given("dlrm", tmp_path)
+    told = error_of("train", clicks["model"], clicks["data"][0], "-o", tmp_path / "run")
+    assert "makes one logit" in told and "--loss" in told
+
+
+def test_a_plan_of_such_a_model_runs_without_data(tmp_path: Path) -> None:
+    file, plan = EXAMPLES / "dlrm.py", tmp_path / "plan.json"
+    step = ("--seq-len", 1, "--tokens-per-step", 16, "--chunk-tokens", 8, "--machine", "cpu")
+    model = ("--model", f"{file}:build", "--loss", f"{file}:click_loss")
+    assert call("plan", *model, *step, "-o", plan).code == 0
+    ran = call("run", plan, "--steps", 2, "--trust-remote-code")
+    assert ran.code == 0, ran.err
+    assert "loss" in ran.out
 
 
 ENCODERS = """

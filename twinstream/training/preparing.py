@@ -422,6 +422,11 @@ def _samples_of(model: OpenedModel) -> Callable[[tuple[str, ...], int], SampleDa
     spec, limit = model.spec, model.spec.position_limit
     assert limit is not None, "a sample has so many labels"
     classes = None if provider_of(spec).has_own_loss(spec) else spec.vocab_size
+    if classes == 1:
+        raise OptionsError(
+            f"'{spec.name}' makes one logit, whose cross entropy is 0: give a loss of your own, "
+            "--loss FILE.py:FUNCTION"
+        )
 
     def of(names: tuple[str, ...], workers: int) -> SampleData:
         sources = [source_of(name) for name in names]
