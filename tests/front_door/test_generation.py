@@ -18,9 +18,9 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.study.generating import generations
 from twinstream.study.generation import PlannedGeneration, PlannedPass
 
-PUBLISHED = Path(__file__).parents[2] / "docs" / "benchmarks" / "generation.csv"
+BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks"
 NAMES = "card", "tp", "pp", "model", "decode"
-ROWS = list(csv.DictReader(PUBLISHED.read_text("utf-8").splitlines()))
+ROWS = list(csv.DictReader((BENCHMARKS / "generation.csv").read_text("utf-8").splitlines()))
 
 
 def planned(
@@ -78,6 +78,19 @@ def test_a_cache_that_does_not_fit_is_kept_on_the_host() -> None:
         assert less.figures["gap"] < 0.2
     away = steps[0].weights_bytes + steps[0].cache_bytes - 2 * 2**30
     assert steps[-1].token_s > away / 32e9
+
+
+PROMPTS = list(csv.DictReader((BENCHMARKS / "prompts.csv").read_text("utf-8").splitlines()))
+
+
+@pytest.mark.parametrize("row", PROMPTS, ids=lambda row: "-".join(row[name] for name in NAMES[:4]))
+def test_published_times_to_the_first_token_are_met(row: dict[str, str]) -> None:
+    """Of a prompt of 512 tokens that goes through all stages, one behind the other."""
+    generation = TextGeneration(int(row["prompt"]), 2, int(row["batch"]))
+    tp, pp = int(row["tp"]), int(row["pp"])
+    found = planned(row["model"], row["card"], generation, tp=tp, pp=pp)
+    error = 512 / found.first_token_s / float(row["measured_tokens_per_s"]) - 1
+    assert abs(error) <= 0.24
 
 
 def test_errors_of_published_rates_are_those_that_are_told() -> None:
