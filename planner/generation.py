@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.providers.model import length_refusal
 from twinstream.models.providers.trained import all_groups
 from twinstream.planner.request import PlanRequest
@@ -33,15 +34,13 @@ class TextGeneration:
         """Tokens of a sequence that the cache has room for."""
         return self.prompt + self.decode
 
-    def steps(self, request: PlanRequest) -> Iterator[PlanRequest]:
-        """Yield the requests: the prompts, the step of the first token behind them, of the last.
-
-        Of the last token none is computed: it is the logits of the one before.
+    def decoder_of(self, request: PlanRequest) -> ModelSpec:
+        """Return the model that generates.
 
         Raises:
-            TwinstreamError: the model has no such cache, or no positions for so many tokens.
+            TwinstreamError: it has no such cache, or no positions for so many tokens.
         """
-        spec, step = request.spec, request.step
+        spec = request.spec
         if spec.decoder is None:
             raise TwinstreamError(
                 f"'{spec.name}' runs by its own code, which keeps its keys and values itself: only "
@@ -49,6 +48,17 @@ class TextGeneration:
             )
         if (why := length_refusal(spec, self.room)) is not None:
             raise TwinstreamError(why)
+        return spec.decoder
+
+    def steps(self, request: PlanRequest, parts: int = 1) -> Iterator[PlanRequest]:
+        """Yield the requests: the prompts, the step of the first token behind them, of the last.
+
+        Of the last token none is computed: it is the logits of the one before.
+
+        Args:
+            parts: into how many equal chunks the sequences are cut; 1 leaves that open.
+        """
+        spec, step = request.spec, request.step
         frozen = tuple(sorted(all_groups(spec, step.recipe)))
         recipe = step.recipe.model_copy(update={"frozen": frozen, "clips": False})
         last = max(self.prompt, self.room - 2)
@@ -57,6 +67,7 @@ class TextGeneration:
                 request,
                 step=replace(
                     step, seq_len=seq_len, tokens_per_step=self.batch * seq_len, recipe=recipe,
+                    chunk_tokens=step.chunk_tokens if parts == 1 else self.batch // parts * seq_len,
                     packing=None, forward_only=True, cache=Cache(room=self.room, filled=filled),
                 ),
             )  # fmt: skip

@@ -274,8 +274,11 @@ def _batches(
     """The tokens of each step; the stream may begin where the `done` steps stopped."""
     if done and tokens is not None and settings.skip_trained is None:
         raise ArgumentError(_WHICH_TOKENS.format(done=done))
+    spec = model_of(schedule.model)
     stream = tokens if tokens is not None else byte_tokens(default_text())
-    check_vocabulary(stream, model_of(schedule.model).vocab_size)
+    if spec.inputs:  # samples are all what fills them up, labels any
+        stream = stream % spec.vocab_size
+    check_vocabulary(stream, spec.vocab_size)
     begins_there = settings.skip_trained is False
     return TextBatches(stream, schedule.workload, 1 + done if begins_there else 1)
 

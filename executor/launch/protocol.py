@@ -210,12 +210,14 @@ class Batch:
         lengths: of each chunk's sequences, where sequences are packed.
         num_targets: labels that count, of all replicas; of a loss of pairs, pairs.
         reference: of a loss of pairs, of those of each chunk, float32 [2, pairs].
+        samples: of each chunk the tensors of its samples, by name, where the model takes some.
     """
 
     tokens: tuple[NDArray[np.int32], ...]
     lengths: tuple[tuple[int, ...], ...] | None
     num_targets: int
     reference: tuple[NDArray[np.float32], ...] | None = None
+    samples: tuple[Mapping[str, NDArray[Any]], ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """A rank in a training: asks its trainer for data, reports losses, gives and takes its state."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from twinstream.executor.launch.protocol import (
     AtBoundary,
@@ -68,6 +69,7 @@ class TrainingRank:
             num_targets=lambda step: self._batch(step).num_targets,
             max_norm=task.max_norm,
             reference=self._reference,
+            samples=self._sample,
         )
         work = training.host_work(self._part.schedule)
 
@@ -94,6 +96,11 @@ class TrainingRank:
         reference = self._batch(step).reference
         assert reference is not None, "the loss is of pairs"
         return torch.from_numpy(reference[index])
+
+    def _sample(self, step: int, index: int, name: str) -> torch.Tensor:
+        samples = self._batch(step).samples
+        assert samples is not None, "the model takes tensors of samples"
+        return torch.from_numpy(samples[index][name])
 
     def _ask(self, question: object) -> Any:
         """One question at a time, from whatever thread."""
@@ -144,7 +151,12 @@ class TrainingRank:
                 one.num_targets,
                 one.lengths,
                 None if one.reference is None else list(map(torch.from_numpy, one.reference)),
+                None if one.samples is None else list(map(_tensors, one.samples)),
             )
             for one in passes
         ]
         return Losses(tuple(self._rank.evaluate(self._evaluation, batches)))
+
+
+def _tensors(samples: Mapping[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in samples.items()}

@@ -1,8 +1,6 @@
 """Builds the module of a source with parameters on the meta device and real buffers."""
 
-import inspect
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -13,6 +11,7 @@ import torch
 from torch import nn
 
 from twinstream.executor.modules.adapters import add_adapters
+from twinstream.executor.modules.batches import NAMED, named_inputs
 from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, told_of
 from twinstream.executor.modules.calling import POSITIONS, hold_frequencies
 from twinstream.executor.modules.whole.text_part import (
@@ -59,6 +58,7 @@ def build_module(
             module = _from_config(source, dtype, attention).train()
         limit = hold_frequencies(module, by_document=source.rotary == "by_document")
         setattr(module, POSITIONS, limit)
+        setattr(module, NAMED, named_inputs(module))
         if source.lora is not None:
             add_adapters(module, source.lora)
         if source.loss is not None:
@@ -343,41 +343,4 @@ def _parameters_on_meta() -> Iterator[None]:
             module._parameters[name] = kind(parameter.detach().to("meta"), **kept)
 
     with patch.object(nn.Module, "register_parameter", on_meta):
-        yield
-
-
-@contextmanager
-def documents(position_ids: torch.Tensor | None) -> Iterator[None]:
-    """Masks keep apart documents of a row whose positions restart; None: a row is one document.
-
-    transformers looks at the positions itself, which would synchronise the device, and makes other
-    masks for a row that happens to hold one document. Some classes do not tell their masks the
-    positions; here every mask that transformers makes knows them.
-    """
-    masking = sys.modules.get("transformers.masking_utils")
-    if masking is None:
-        yield
-        return
-    prepare = masking._preprocess_mask_arguments
-    signature = inspect.signature(prepare)
-
-    def find(positions: torch.Tensor) -> torch.Tensor | None:
-        if position_ids is None:
-            return None
-        before = positions[:, :1] - 1
-        return (torch.diff(positions, prepend=before, dim=-1) != 1).cumsum(-1)
-
-    def told(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        mask = given.get("attention_mask")
-        if mask is None or mask.dim() == 2:  # of ones: rows are not padded
-            given["attention_mask"] = None
-            if position_ids is not None:
-                given["position_ids"] = position_ids
-        return prepare(**given)
-
-    with (
-        patch.object(masking, "find_packed_sequence_indices", find),
-        patch.object(masking, "_preprocess_mask_arguments", told),
-    ):
         yield

@@ -16,10 +16,10 @@ from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from twinstream.executor.kernels.step_state import StepState
+from twinstream.executor.modules.batches import Batch
 from twinstream.executor.modules.blocks import ModuleRefusal
 from twinstream.models.options import PositionLimit
 
-Batch = Mapping[str, torch.Tensor]
 NEVER = 1.0 - 2**-24  # the largest random number: above every probability of being dropped
 POSITIONS = "twinstream_positions"  # attribute of a module: the limit that its rotary ones have
 _REMADE = ("longrope", "dynamic")
@@ -95,14 +95,6 @@ def _dictionary(kind: type[Any], values: Iterable[Any], context: Any) -> Any:
     return made
 
 
-def fake_batch(batch: int, seq_len: int, is_packed: bool) -> Batch:
-    """A batch of the size, under the mode that holds."""
-    made = {"input_ids": torch.zeros(batch, seq_len, dtype=torch.int64)}
-    if is_packed:
-        made["position_ids"] = torch.zeros(batch, seq_len, dtype=torch.int64)
-    return made
-
-
 def module_inputs(module: nn.Module, batch: Batch) -> Batch:
     """What of a batch the module's forward takes, by its names: some have no argument for
     positions, and of some the first one, the tokens, is called otherwise."""
@@ -110,7 +102,7 @@ def module_inputs(module: nn.Module, batch: Batch) -> Batch:
     given = dict(batch)
     if "position_ids" in batch and "position_ids" not in names:
         del given["position_ids"]
-    if "input_ids" not in names and names:
+    if "input_ids" in given and "input_ids" not in names and names:
         given = {names[0]: given.pop("input_ids"), **given}
     return given
 

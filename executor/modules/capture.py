@@ -16,17 +16,17 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from twinstream.executor.modules.batches import batches_of
 from twinstream.executor.modules.blocks import (
     ModuleRefusal,
     blocks_of,
     told_of,
     what_a_newer_does,
 )
-from twinstream.executor.modules.building import buffer_slots, documents, parameter_slots, placed
+from twinstream.executor.modules.building import buffer_slots, parameter_slots, placed
 from twinstream.executor.modules.calling import (
     NEVER,
     NoMemory,
-    fake_batch,
     flatten_dictionaries,
     module_inputs,
     run_module,
@@ -141,7 +141,8 @@ def _capture(module: nn.Module, size: tuple[int, int], is_packed: bool, coin: fl
             for place, key, name in slots
         }
         fake_buffers = {name: torch.empty_like(place[key]) for place, key, name in buffers}
-        batch = fake_batch(*size, is_packed)
+        batches = batches_of(module, is_packed)
+        batch = batches.made(size)
     everything = {**fakes, **fake_buffers}
     watch.names = {id(tensor): name for name, tensor in everything.items()}
     versions = {name: tensor._version for name, tensor in fake_buffers.items()}
@@ -149,7 +150,7 @@ def _capture(module: nn.Module, size: tuple[int, int], is_packed: bool, coin: fl
         placed(slots, fakes),
         placed(buffers, fake_buffers),
         mode,
-        documents(batch.get("position_ids")),
+        batches.masks(batch),
     ):
         with watch.blocks_watched(), watch:
             try:
@@ -164,12 +165,8 @@ def _capture(module: nn.Module, size: tuple[int, int], is_packed: bool, coin: fl
                 raise
             except Exception as error:
                 raise ModuleRefusal(f"{watch.where()} fails: {told_of(error)}") from error
-        if logits.dim() != 3 or tuple(logits.shape[:2]) != size:
-            raise ModuleRefusal(
-                f"{type(module).__name__} makes logits of shape {tuple(logits.shape)} of "
-                f"{size[0]} sequences of {size[1]} tokens: expected [{size[0]}, {size[1]}, "
-                "vocabulary], a prediction for every token"
-            )
+        if (why := batches.logits_refusal(shape := tuple(logits.shape), size)) is not None:
+            raise ModuleRefusal(f"{type(module).__name__} makes logits of shape {shape} {why}")
         found = watch.finish(logits)
     found.size = size
     found.changed_buffers = tuple(

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from twinstream.executor.modules.batches import batches_of
 from twinstream.executor.modules.blocks import ModuleRefusal
 from twinstream.executor.modules.capture import capture
 from twinstream.models.providers.traced import ModuleSource
@@ -114,6 +115,8 @@ def measured_sizes(
     """
     seq_len = seq_len if longest is None else min(seq_len, longest)
     low, high = seq_lens_like(source, seq_len)
+    if (labels := batches_of(module).labels) is not None:
+        return [(batch, labels) for batch in (2, 3, 4)], labels, labels
     if (fixed := getattr(module, "seq_len", None)) is not None:
         if fixed != seq_len:
             raise ModuleRefusal(

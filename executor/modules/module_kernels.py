@@ -16,9 +16,10 @@ from twinstream.executor.kernels.head_dpo import Pairs, write_pairs
 from twinstream.executor.kernels.operand import Kernel, KernelOperand, Operands
 from twinstream.executor.kernels.step_state import StepState
 from twinstream.executor.kernels.vector.gradients import gradient_views, weight_views
+from twinstream.executor.modules.batches import Batch
 from twinstream.executor.modules.calling import drawing, evaluating, seed_for
 from twinstream.executor.modules.module_program import ChunkProgram, ModuleProgram
-from twinstream.executor.modules.rows_and_values import restored, row_axis, row_losses, stored
+from twinstream.executor.modules.rows_and_values import restored, row_losses, stored
 from twinstream.models.kernel_costs.attributes import PLACES_A_ROUND, Attributes, typed_attribute
 from twinstream.models.providers.traced_parts import TracedValue
 from twinstream.schedule.errors import TwinstreamError
@@ -122,20 +123,10 @@ class _Bound:
             found |= {name: _Contribution(view, operand.mode) for name, view in views.items()}
         return found
 
-    def fed(self) -> Callable[[], dict[str, torch.Tensor]]:
+    def fed(self) -> Callable[[], Batch]:
         """Makes the batch of what has been fed."""
-        fed = self.operands["tokens"].view(torch.int32, (2, self.num_tokens))
-        ids_BS = fed[0].view(self.batch, self.seq_len)
-        if not self.model.is_packed:
-            return lambda: {"input_ids": ids_BS.long()}
-        if "sequences" not in self.operands:
-            length = typed_attribute(self.attributes, "document_len", int)
-            positions = torch.arange(self.num_tokens, device=ids_BS.device).view(1, -1) % length
-            return lambda: {"input_ids": ids_BS.long(), "position_ids": positions}
-        starts = typed_attribute(self.attributes, "most_sequences", int) + 1
-        sequences = self.operands["sequences"].view(torch.int32, (starts + self.num_tokens,))
-        positions_BS = sequences[starts:].view(1, -1)
-        return lambda: {"input_ids": ids_BS.long(), "position_ids": positions_BS.long()}
+        size = self.batch, self.seq_len
+        return self.chunk.batches.fed(self.operands, self.attributes, size)
 
     def random(self) -> Callable[[], None] | None:
         """Seeds what follows by step, seed and place; None where nothing is drawn. Tokens and
@@ -243,9 +234,9 @@ class _Rows:
     def __init__(self, bound: _Bound) -> None:
         self.size = typed_attribute(bound.attributes, "row_slice", int)
         self.starts = range(0, bound.num_tokens, self.size)
-        names = bound.model.postlude.inputs
+        names, self.batches = bound.model.postlude.inputs, bound.chunk.batches
         shapes, size = bound.chunk.found.values, bound.chunk.found.size
-        self.axes = [row_axis(shapes[name].shape, size) for name in names]
+        self.axes = [self.batches.row_axis(shapes[name].shape, size) for name in names]
         self.inputs = self.flat(bound.inputs(names))
         fed = bound.operands["tokens"].view(torch.int32, (2, bound.num_tokens))
         self.labels = _own(fed[1])
@@ -255,15 +246,13 @@ class _Rows:
         )
 
     def flat(self, views: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """[..., 1, B S, ...] of inputs, or of their gradients, that are [..., B, S, ...]."""
-        return [
-            view.view(*view.shape[:axis], 1, -1, *view.shape[axis + 2 :])
-            for axis, view in zip(self.axes, views, strict=True)
-        ]
+        """Inputs, or their gradients, with rows along one axis."""
+        return [self.batches.flat(view, axis) for axis, view in zip(self.axes, views, strict=True)]
 
     def of(self, start: int, place: int, flat: torch.Tensor) -> torch.Tensor:
         """The rows of a slice, of one of the flat inputs or of its gradient."""
-        return flat.narrow(self.axes[place] + 1, start, self.size)
+        first, count = self.batches.places(start), self.batches.places(self.size)
+        return flat.narrow(self.axes[place], first, count)
 
     def inputs_of(self, start: int) -> list[torch.Tensor]:
         """The rows of a slice, of all inputs."""
@@ -276,10 +265,7 @@ class _Rows:
         return [
             None
             if place is None
-            else _Contribution(
-                place.view.view(*place.view.shape[:axis], 1, -1, *place.view.shape[axis + 2 :]),
-                place.mode,
-            )
+            else _Contribution(self.batches.flat(place.view, axis), place.mode)
             for axis, place in zip(self.axes, places, strict=True)
         ]
 

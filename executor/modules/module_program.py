@@ -13,20 +13,18 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from twinstream.executor.modules.batches import Batch, batches_of
 from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, RowLosses
 from twinstream.executor.modules.building import (
     Slot,
     buffer_slots,
     build_module,
-    documents,
     parameter_slots,
     placed,
     tensor_names,
 )
 from twinstream.executor.modules.calling import (
-    Batch,
     NoMemory,
-    fake_batch,
     module_inputs,
     run_module,
 )
@@ -38,7 +36,7 @@ from twinstream.executor.modules.capture import (
     Unread,
     capture,
 )
-from twinstream.executor.modules.rows_and_values import row_axis, row_loss
+from twinstream.executor.modules.rows_and_values import row_loss
 from twinstream.models.providers.traced import TracedModel
 
 Tensors = Mapping[str, torch.Tensor]
@@ -107,6 +105,7 @@ class ChunkProgram:
         self, module: nn.Module, found: Capture, *, is_packed: bool, device: torch.device
     ) -> None:
         self.module, self.found, self.is_packed, self.device = module, found, is_packed, device
+        self.batches = batches_of(module, is_packed)
         self._own_loss: RowLosses | None = getattr(module, OWN_LOSS, None)
         self._prelude_slots = self._slots(found.used[PRELUDE])
         self._postlude_slots = self._slots(found.used[POSTLUDE], found.postlude_modules)
@@ -148,7 +147,7 @@ class ChunkProgram:
         with NoMemory():
             slots = self._prelude_slots
             fakes = {name: torch.empty_like(place[key], device="cpu") for place, key, name in slots}
-            batch = fake_batch(*size, self.is_packed)
+            batch = self.batches.made(size)
             chunk = ChunkProgram(
                 self.module, self.found, is_packed=self.is_packed, device=torch.device("cpu")
             )
@@ -182,7 +181,7 @@ class ChunkProgram:
 
         Args:
             tensors: parameters of the prelude, by name.
-            batch: `input_ids` [B, S], and `position_ids` [B, S] where documents are packed.
+            batch: as `batches` makes it.
             note: is told the number and the (args, kwargs) of each block.
         """
         made: dict[str, torch.Tensor] = {}
@@ -199,7 +198,7 @@ class ChunkProgram:
 
         with (
             self._stubbed(stub),
-            documents(batch["position_ids"] if self.is_packed else None),
+            self.batches.masks(batch),
             self._given(self._prelude_slots, tensors),
             suppress(_Reached),
         ):
@@ -264,14 +263,13 @@ class ChunkProgram:
         return _gradients(outputs, gradients, [], [], parameters)[1]
 
     def postlude(self, tensors: Tensors, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Logits [1, R, V] of a slice of rows, whose values have B = 1 and S = R.
+        """Logits of a slice of R rows: [1, R, V] of tokens, whose values have B = 1 and S = R.
 
         The module runs whole, on the meta device until the last block.
         """
         names = self.found.postlude_inputs
         given = dict(zip(names, inputs, strict=True))
-        axis = row_axis(self.found.values[names[-1]].shape, self.found.size)
-        rows = inputs[-1].shape[axis + 1]
+        axis = self.batches.row_axis(self.found.values[names[-1]].shape, self.found.size)
 
         def stub(index: int, _: Any) -> Any:
             call = self.found.calls[index]
@@ -281,14 +279,15 @@ class ChunkProgram:
                     result = _replaced((result,), path, given[name])[0]
             return result
 
-        ids = torch.zeros(1, rows, dtype=torch.int64, device="meta")
+        with torch.device("meta"):
+            batch = self.batches.rows_made(inputs[-1].shape[axis])
         with (
             self._stubbed(stub),
-            documents(None),
+            self.batches.masks(batch),
             placed(self._hidden_buffers, self._meta_buffers),
             self._given(self._postlude_slots, tensors),
         ):
-            return run_module(self.module, module_inputs(self.module, {"input_ids": ids}))
+            return run_module(self.module, module_inputs(self.module, batch))
 
     def postlude_backward(
         self,

@@ -8,8 +8,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from twinstream.executor.modules.batches import documents
 from twinstream.executor.modules.blocks import ModuleRefusal
-from twinstream.executor.modules.building import build_module, documents, parameter_slots, placed
+from twinstream.executor.modules.building import build_module, parameter_slots, placed
 from twinstream.executor.modules.calling import module_inputs, run_module
 from twinstream.models.providers.traced import ModuleSource
 

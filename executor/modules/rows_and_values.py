@@ -128,24 +128,3 @@ def restored(value: TracedValue, kept: torch.Tensor, size: tuple[int, int]) -> t
     for axis, stride in zip(value.layout, kept.stride(), strict=True):
         strides[axis] = stride
     return kept.as_strided(shape, strides)
-
-
-def row_shape(shape: tuple[int, ...], size: tuple[int, int], rows: int) -> tuple[int, ...]:
-    """The shape of a slice of rows of a value that has B and S side by side.
-
-    Raises:
-        ModuleRefusal: it has not, so that the postlude cannot run on rows.
-    """
-    axis = row_axis(shape, size)
-    return (*shape[:axis], 1, rows, *shape[axis + 2 :])
-
-
-def row_axis(shape: tuple[int, ...], size: tuple[int, int]) -> int:
-    """The axis of B in a shape that has B and S side by side; raises as `row_shape`."""
-    for axis in range(len(shape) - 1):
-        if shape[axis : axis + 2] == size:
-            return axis
-    raise ModuleRefusal(
-        f"what comes after the blocks reads a tensor of shape {shape}, in which {size[0]} "
-        f"sequences of {size[1]} tokens are not side by side: it cannot run on slices of rows"
-    )

@@ -7,12 +7,14 @@ import torch
 from torch import nn
 
 from twinstream.executor.modules.adapters import is_adapter
+from twinstream.executor.modules.batches import batches_of
 from twinstream.executor.modules.blocks import OWN_LOSS, ModuleRefusal, told_of
-from twinstream.executor.modules.calling import NoMemory, fake_batch
+from twinstream.executor.modules.calling import NoMemory
 from twinstream.executor.modules.capture import (
     POSTLUDE,
     PRELUDE,
     Capture,
+    CapturedValue,
     capture,
 )
 from twinstream.executor.modules.fitting import Size, fit, measured_sizes
@@ -25,7 +27,7 @@ from twinstream.executor.modules.grouping import (
 from twinstream.executor.modules.module_program import ChunkProgram
 from twinstream.executor.modules.operations import VECTOR, Amount, CountOperations, Key, TaskCost
 from twinstream.executor.modules.positions.tables import built_for, position_limit
-from twinstream.executor.modules.rows_and_values import check_own_loss, row_shape
+from twinstream.executor.modules.rows_and_values import check_own_loss
 from twinstream.models.options import PositionLimit
 from twinstream.models.providers.traced import ModuleSource, TracedModel
 from twinstream.models.providers.traced_parts import (
@@ -102,6 +104,7 @@ def trace(
         captured_size=sizes[0],
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
         **parts.described(),
+        inputs=batches_of(module).inputs,
         buffers=tuple(
             TracedBuffer(
                 name=name,
@@ -122,6 +125,8 @@ def _positions(module: nn.Module) -> tuple[PositionLimit | None, list[str]]:
     """How many positions a module has, and what is to be said of it."""
     if hasattr(module, "seq_len"):  # sequences have one length
         return None, []
+    if (labels := batches_of(module).labels) is not None:
+        return PositionLimit(tokens=labels, why=f"a sample has {labels:,} of them, its labels"), []
     try:
         return position_limit(module), []
     except ModuleRefusal as error:
@@ -165,11 +170,17 @@ class _Parts:
                 for name, value in chunk.found.values.items():
                     self.shapes[name][size] = value.shape
         lengths = dict.fromkeys(seq_len for _, seq_len in self.sizes)
-        for rows in (
-            lengths if len(lengths) > 1 else [times * min(lengths) for times in (1, 2, 3, 4)]
-        ):
-            with NoMemory():
-                self._measure_postlude(first, (1, rows))
+        few = range(1, 5) if first.batches.labels is None else range(2, 6)  # one repeats no copies
+        for rows in lengths if len(lengths) > 1 else [times * min(lengths) for times in few]:
+            try:
+                with NoMemory():
+                    self._measure_postlude(first, (1, rows))
+            except RuntimeError as error:
+                raise ModuleRefusal(
+                    f"what comes after the blocks of {type(self.module).__name__} fails without "
+                    "what comes before them: it may read what blocks are given and return; make "
+                    f"what else it reads a block ({told_of(error)})"
+                ) from error
 
     def _tensors(self, place: int) -> dict[str, torch.Tensor]:
         return {
@@ -190,7 +201,7 @@ class _Parts:
 
     def _measure_prelude(self, chunk: ChunkProgram, size: Size) -> None:
         tensors = self._tensors(PRELUDE)
-        batch = fake_batch(*size, self.is_packed)
+        batch = chunk.batches.made(size)
         made = self._note(
             "prelude", size, (tensors, dict(batch)), lambda: chunk.prelude(tensors, batch)
         )
@@ -229,13 +240,7 @@ class _Parts:
     def _measure_postlude(self, chunk: ChunkProgram, size: Size) -> None:
         tensors = self._tensors(POSTLUDE)
         names = self.found.postlude_inputs
-        inputs = [
-            torch.empty(
-                row_shape(self.found.values[name].shape, self.found.size, size[1]),
-                dtype=self.found.values[name].dtype,
-            )
-            for name in names
-        ]
+        inputs = [self._rows(chunk, self.found.values[name], size[1]) for name in names]
         labels = torch.zeros(size[1], dtype=torch.int32)
         given = (tensors, inputs, labels)
         self._note(
@@ -250,6 +255,14 @@ class _Parts:
             given,
             lambda: chunk.postlude_backward(tensors, inputs, labels, 1.0, self.trained),
         )
+
+    def _rows(self, chunk: ChunkProgram, value: CapturedValue, rows: int) -> torch.Tensor:
+        """A slice of rows of a value."""
+        batches = chunk.batches
+        axis = batches.row_axis(value.shape, self.found.size)
+        whole = batches.flat(torch.empty(value.shape, dtype=value.dtype), axis)
+        shape = (*whole.shape[:axis], batches.places(rows), *whole.shape[axis + 1 :])
+        return torch.empty(shape, dtype=value.dtype)
 
     def described(self) -> dict[str, Any]:
         """Fields of the document."""

@@ -8,7 +8,6 @@ import torch
 
 from twinstream.executor.kernels.operand import Kernel
 from twinstream.executor.modules.building import has_own_loss, require_own_class
-from twinstream.executor.modules.module_weights import fresh_module_parameters
 from twinstream.executor.program.module_programs import ModulePrograms
 from twinstream.executor.providers.provider import Outline, Provider, Tell, Weights
 from twinstream.executor.weights.hf_folder import stored_tensors
@@ -18,6 +17,7 @@ from twinstream.executor.weights.traced.module_folder import (
     read_module_buffers,
     read_module_parameters,
 )
+from twinstream.executor.weights.traced.module_weights import fresh_module_parameters
 from twinstream.models.lowering.traced_step import MODULE_KERNELS
 from twinstream.models.providers.traced import TracedModel
 from twinstream.models.recipes.recipe import Recipe

@@ -35,12 +35,14 @@ class EvaluationBatch:
         lengths: where sequences of any lengths are packed, those of each chunk; by default as the
             plan expects them.
         reference: where the loss is of pairs, of those of each chunk, float32 [2, pairs].
+        samples: where the model takes tensors of samples, those of each chunk, by name.
     """
 
     tokens: Sequence[torch.Tensor]
     num_targets: int
     lengths: Sequence[tuple[int, ...]] | None = None
     reference: Sequence[torch.Tensor] | None = None
+    samples: Sequence[Mapping[str, torch.Tensor]] | None = None
 
 
 class PassLoss(NamedTuple):
@@ -113,6 +115,7 @@ def pass_losses(
         lengths=data.lengths,
         num_targets=data.num_targets,
         reference=data.reference,
+        samples=data.sample,
     )
     timed = 1 if options.timed_passes is None else options.timed_passes
     once = replace(
@@ -163,13 +166,19 @@ class _Data:
             raise EvaluationError("the loss is of pairs: give the batch a reference for them")
         return given[index]
 
+    def sample(self, step: int, index: int, name: str) -> torch.Tensor:
+        given = self._batch(step).samples
+        if given is None:
+            raise EvaluationError("the model takes tensors of samples: give the batch some")
+        return given[index][name]
+
     def num_targets(self, step: int) -> int:
         return self._batch(step).num_targets
 
     def _batch(self, step: int) -> EvaluationBatch:
         if self._latest is None or self._latest[0] != step:
             found, wanted = self._batches[step - 1], self._workload.chunks_per_round
-            for given in (found.tokens, found.lengths, found.reference):
+            for given in (found.tokens, found.lengths, found.reference, found.samples):
                 if given is not None and len(given) != wanted:
                     raise EvaluationError(
                         f"batch {step} of the evaluation has {len(given)} chunks, and a pass takes "

@@ -13,17 +13,22 @@ from twinstream.executor.kernels.attention.implementation import Starts
 from twinstream.executor.kernels.step_state import packed_step_state
 from twinstream.executor.program.host_work import HostWork
 from twinstream.models.kernel_costs.attention_shape import lengths_text
+from twinstream.models.providers.model import model_of
+from twinstream.models.providers.traced_parts import SAMPLE
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Feed, Fetch
+from twinstream.schedule.tensors import Tensor
 from twinstream.schedule.workload import Workload
 
 # (step, index of the chunk in the step) -> ids and labels, int32 [2, chunk_tokens]
 TokenSource = Callable[[int, int], torch.Tensor]
 # the same -> lengths of the chunk's sequences, in their order; they add up to chunk_tokens
 LengthSource = Callable[[int, int], tuple[int, ...]]
-# the same -> log-probabilities of a chunk's pairs by the reference, float32 [2, pairs]
+# the same, and a name -> that tensor of a chunk's samples
+SampleSource = Callable[[int, int, str], torch.Tensor]
+# (step, index) -> log-probabilities of a chunk's pairs by the reference, float32 [2, pairs]
 ReferenceSource = Callable[[int, int], torch.Tensor]
 
 
@@ -43,6 +48,9 @@ class Training:
     has those of the chunks of a round, by sink and round after round: [2 P] of the two sequences of
     each pair that a chunk has room for, 0 where there is none.
 
+    `samples` are the tensors of a model that takes some of each sample, by default what it fills up
+    samples with.
+
     Where a step begins with the updates of the one before, it is fed the numbers of that one; up to
     step `flushed_step` all updates are made already, by default those before the first step.
     """
@@ -61,6 +69,7 @@ class Training:
     )
     reference: ReferenceSource | None = None
     flushed_step: int | None = None
+    samples: SampleSource | None = None
 
     def host_work(self, schedule: RankSchedule) -> HostWork:
         """
@@ -74,6 +83,7 @@ class Training:
                 "not clip: plan with Recipe(clips=True)"
             )
         shape = (2, schedule.workload.chunk_tokens)
+        inputs = {one.tensor_id: one for one in schedule.tensors if one.role == "input"}
 
         def feed(op: Feed, pass_index: int) -> torch.Tensor:
             step = self.first_step + pass_index
@@ -84,6 +94,8 @@ class Training:
                 return self._sequences(schedule.workload, step, op.index)
             if op.source == "reference":
                 return self._reference(schedule.workload, step, op.index)
+            if op.source.startswith(SAMPLE):
+                return self._sample(schedule, op, inputs[op.tensor], step)
             if op.source != "tokens":
                 raise TwinstreamError(f"op '{op.op_id}' asks for unknown input '{op.source}'")
             tokens = self.tokens(step, op.index)
@@ -102,6 +114,23 @@ class Training:
             self.flushed_step = self.first_step + num_passes - 1
 
         return HostWork(feed, fetch, flushed)
+
+    def _sample(self, schedule: RankSchedule, op: Feed, wanted: Tensor, step: int) -> torch.Tensor:
+        """A tensor of a chunk's samples, as the schedule has it."""
+        name = op.source.removeprefix(SAMPLE)
+        dtype, shape = getattr(torch, wanted.dtype), wanted.shape
+        if self.samples is None:
+            inputs = model_of(schedule.model).inputs
+            fill = next(one.fill for one in inputs if one.name == name)
+            found = torch.full(shape, fill, dtype=dtype)
+        else:
+            found = self.samples(step, op.index, name)
+        if found.shape != shape or found.dtype != dtype:
+            raise TwinstreamError(
+                f"'{name}' of chunk {op.index} of step {step} is {found.dtype} "
+                f"{list(found.shape)}, the schedule needs {dtype} {list(shape)}"
+            )
+        return found.contiguous().view(-1).view(torch.uint8)
 
     def results(self, sink: str) -> list[Any]:
         """What has been taken out so far, of a sink."""

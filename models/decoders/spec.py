@@ -108,6 +108,7 @@ class ModelSpec(Node):
     own_code: ClassVar[None] = None
     attention: ClassVar[None] = None
     own_lora: ClassVar[None] = None
+    inputs: ClassVar[tuple[()]] = ()
     python_files: ClassVar[tuple[()]] = ()
     unread_told: ClassVar[None] = None
     is_tried_in_peft: ClassVar[bool] = True

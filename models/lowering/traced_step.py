@@ -22,15 +22,15 @@ from twinstream.models.providers.model import chunk_refusal
 from twinstream.models.providers.traced import TracedModel
 from twinstream.models.providers.traced_parts import (
     BYTES_OF_DTYPE,
+    SAMPLE,
     STATE,
     TracedTask,
-    TracedValue,
 )
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cost import Work
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import Attribute, TaskOperand
-from twinstream.schedule.tensors import Tensor
+from twinstream.schedule.tensors import Role, Tensor
 from twinstream.schedule.workload import Workload
 
 MODULE_KERNELS = "module_"  # begins the names of kernels that run a module's parts
@@ -74,22 +74,27 @@ class TracedLowering(StepLowering):
         declare_groups(self.builder, self.shapes)
         for chunk in range(self.workload.chunks_per_round):
             declare_inputs(self.builder, self.shapes, chunk)
+            for one in self.model.inputs:
+                name, shape = f"{SAMPLE}{one.name}.{chunk}", (self.batch, *one.shape)
+                self._declare_tensor(name, "input", one.dtype, shape)
             for value in self.model.values:
                 kept = value.stored_shape_at(self.batch, self.seq_len)
-                self._declare_value(value, f"{value.name}.{chunk}", kept)
+                self._declare_tensor(f"{value.name}.{chunk}", "activation", value.dtype, kept)
                 if self._needs_gradient(value.name) and not self.workload.forward_only:
                     whole = value.shape_at(self.batch, self.seq_len)
-                    self._declare_value(value, f"d_{value.name}.{chunk}", whole)
+                    name = f"d_{value.name}.{chunk}"
+                    self._declare_tensor(name, "activation", value.dtype, whole)
         declare_results(self.builder, self.shapes)
 
-    def _declare_value(self, value: TracedValue, name: str, shape: tuple[int, ...]) -> None:
-        size_bytes = prod(shape) * BYTES_OF_DTYPE[value.dtype]
+    def _declare_tensor(self, name: str, role: Role, dtype: str, shape: tuple[int, ...]) -> None:
+        size_bytes = prod(shape) * BYTES_OF_DTYPE[dtype]
         self.builder.declare(
-            Tensor(
-                tensor_id=name, size_bytes=size_bytes, role="activation", dtype=value.dtype,
-                shape=shape,
-            )
-        )  # fmt: skip
+            Tensor(tensor_id=name, size_bytes=size_bytes, role=role, dtype=dtype, shape=shape)
+        )
+
+    @property
+    def _sources(self) -> tuple[str, ...]:
+        return (*super()._sources, *(f"{SAMPLE}{one.name}" for one in self.model.inputs))
 
     def _needs_gradient(self, name: str) -> bool:
         """Whether a gradient flows through a value to something that is trained."""
@@ -126,8 +131,12 @@ class TracedLowering(StepLowering):
         ]
 
     def _fed(self, chunk: int) -> list[TaskOperand]:
-        """Ids and labels of a chunk; where documents are packed, their starts and positions."""
+        """Ids and labels of a chunk; where documents are packed, their starts and positions; of
+        samples their tensors."""
         found = [self.builder.read("tokens", f"tokens.{chunk}")]
+        for one in self.model.inputs:
+            name = f"{SAMPLE}{one.name}"
+            found.append(self.builder.read(name, f"{name}.{chunk}"))
         if self.workload.packing is not None:
             found.append(self.builder.read("sequences", f"sequences.{chunk}"))
         return found
@@ -251,7 +260,7 @@ class TracedLowering(StepLowering):
     def _head_call(self, kernel: str, *tasks: TracedTask, **more: Attribute) -> str:
         """Passes over the rows, one slice after the other."""
         tokens = self.workload.chunk_tokens
-        rows = self.recipe.row_slice(tokens)
+        rows = self.recipe.row_slice(tokens, self.seq_len if self.model.inputs else 1)
         works = tuple(
             _repeated(work, tokens // rows) for task in tasks for work in task.works_at(1, rows)
         )

@@ -14,6 +14,7 @@ from twinstream.models.layout import FlatLayout
 from twinstream.models.options import Experts, PositionLimit
 from twinstream.models.presets import load_model
 from twinstream.models.providers.traced import TracedModel
+from twinstream.models.providers.traced_parts import TracedInput
 from twinstream.models.recipes.lora import ModuleLora
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
@@ -88,6 +89,10 @@ class Model(Protocol):
     @property
     def is_packed(self) -> bool:
         """Documents that are packed in a chunk do not see each other."""
+
+    @property
+    def inputs(self) -> tuple[TracedInput, ...]:
+        """Tensors that each sample has, of a model that takes them in place of token ids."""
 
     @property
     def position_limit(self) -> PositionLimit | None:

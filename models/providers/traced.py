@@ -34,6 +34,7 @@ from twinstream.models.providers.traced_parts import (
     TracedBuffer,
     TracedCall,
     TracedGroup,
+    TracedInput,
     TracedKind,
     TracedPostlude,
     TracedPrelude,
@@ -112,7 +113,8 @@ class TracedModel(Node):
     `is_packed`: chunks are one row of documents whose positions restart, and masks keep them apart
     as far as the model lets them (`packing`: whether it does). S is `min_seq_len` to `max_seq_len`:
     others have other masks (a window); of a document or sequence no more than `positions` are
-    there, which older files do not say. `captured_size` is the (B, S) of the run that showed which
+    there, which older files do not say. With `inputs` a chunk is B samples of so many tensors, and
+    S is the labels of a sample. `captured_size` is the (B, S) of the run that showed which
     values there are. `has_randomness`: training draws random numbers (dropout).
     """
 
@@ -137,6 +139,7 @@ class TracedModel(Node):
     calls: tuple[TracedCall, ...]
     postlude: TracedPostlude
     buffers: tuple[TracedBuffer, ...] = ()
+    inputs: tuple[TracedInput, ...] = ()
     has_randomness: bool = False
     notes: tuple[str, ...] = ()
     torch_version: str
@@ -180,8 +183,8 @@ class TracedModel(Node):
         yield "the postlude", self.postlude.inputs, self.postlude.groups, ()
 
     @model_serializer(mode="wrap")
-    def _without_no_positions(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {k: v for k, v in whole(self).items() if v is not None or k != "positions"}
+    def _without_what_is_not_there(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {k: v for k, v in whole(self).items() if v or k not in ("positions", "inputs")}
 
     @property
     def content_hash(self) -> str:

@@ -8,13 +8,14 @@ from pydantic_core import PydanticCustomError
 
 from twinstream.schedule.cost import Work
 from twinstream.schedule.node import Node
-from twinstream.schedule.numbers import Index, Size
+from twinstream.schedule.numbers import Index, PositiveSize, Size
 
 SHARED = "shared."
 TIED = "tied"
 UNUSED = "unused"
 PRELUDE = "prelude."
 BLOCK = "block."
+SAMPLE = "sample."  # begins the name of a tensor that a chunk is fed of its samples
 STATE = "state."  # begins the name of a group of buffers that a block changes
 
 BYTES_OF_DTYPE = {
@@ -22,6 +23,13 @@ BYTES_OF_DTYPE = {
     **{"bfloat16": 2, "float16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1},
 }
 _PRICED = ("bfloat16", "float16", "float32")  # masks and indices move as float32 does
+
+
+def require_size(dtype: str) -> str:
+    """The dtype; raises a PydanticCustomError if its size is unknown."""
+    if dtype not in BYTES_OF_DTYPE:
+        raise PydanticCustomError("dtype", "the size of {dtype} is unknown", {"dtype": dtype})
+    return dtype
 
 
 class Poly(Node):
@@ -151,9 +159,7 @@ class TracedValue(Node):
     @field_validator("dtype")
     @classmethod
     def _known_dtype(cls, dtype: str) -> str:
-        if dtype not in BYTES_OF_DTYPE:
-            raise PydanticCustomError("dtype", "the size of {dtype} is unknown", {"dtype": dtype})
-        return dtype
+        return require_size(dtype)
 
     def shape_at(self, batch: int, seq_len: int) -> tuple[int, ...]:
         """Its shape in chunks of `batch` sequences of `seq_len` tokens."""
@@ -216,6 +222,29 @@ class TracedPostlude(Node):
     evaluation: TracedTask
     groups: tuple[str, ...]
     inputs: tuple[str, ...]
+
+
+class TracedInput(Node):
+    """A tensor of a person's data that each sample has, and the module's forward an argument for.
+
+    `shape` is of one sample; `fill` is what stands where a sample has less than that, and in
+    samples that only fill up a chunk.
+    """
+
+    name: str
+    shape: tuple[PositiveSize, ...]
+    dtype: str
+    fill: int | float = 0
+
+    @field_validator("dtype")
+    @classmethod
+    def _known_dtype(cls, dtype: str) -> str:
+        return require_size(dtype)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of one sample."""
+        return math.prod(self.shape) * BYTES_OF_DTYPE[self.dtype]
 
 
 class TracedBuffer(Node):

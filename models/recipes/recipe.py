@@ -235,10 +235,12 @@ class Recipe(Node):
             return "model"
         return self.optimizer_state
 
-    def row_slice(self, num_tokens: int) -> int:
-        """The largest divisor of `num_tokens` that is at most `max_row_slice`."""
-        limit = min(num_tokens, self.max_row_slice)
-        return next(rows for rows in range(limit, 0, -1) if num_tokens % rows == 0)
+    def row_slice(self, num_tokens: int, unit: int = 1) -> int:
+        """The largest divisor of `num_tokens` that is at most `max_row_slice`, of whole units; one
+        unit at least."""
+        count = num_tokens // unit
+        limit = min(count, max(1, self.max_row_slice // unit))
+        return unit * next(units for units in range(limit, 0, -1) if count % units == 0)
 
 
 class RecipeError(TwinstreamError):

@@ -142,7 +142,7 @@ def test_chunks_of_real_lengths_are_at_least_97_percent_full(lengths, chunk_toke
     ("shape", "message"),
     [
         ((10, 20, 5), r"chunk of 10 tokens cannot hold documents of up to 20"),
-        ((10, 1, 50), r"longest needs from 2 tokens"),
+        ((10, 0, 50), r"longest needs from 1 token"),
         ((64, 16, 4), r"4 document\(s\) a chunk are too few.*at least 5"),
     ],
 )

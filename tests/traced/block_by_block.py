@@ -9,7 +9,7 @@ from torch import nn
 from twinstream.executor.modules.building import with_floats
 from twinstream.executor.modules.calling import run_module
 from twinstream.executor.modules.module_program import ModuleProgram
-from twinstream.executor.modules.rows_and_values import restored, row_loss, row_shape, stored
+from twinstream.executor.modules.rows_and_values import restored, row_loss, stored
 from twinstream.executor.modules.tracing import count_task
 from twinstream.models.providers.traced import ModuleSource, TracedModel
 from twinstream.models.providers.traced_parts import TracedTask
@@ -121,10 +121,8 @@ def block_step(
             lambda i=index, u=used, x=inputs: chunk.block(i, u, x),
         )
         keep(call.outputs, made)
-    rows = [
-        values[name].reshape(row_shape(values[name].shape, size, ids.numel()))
-        for name in postlude.inputs
-    ]
+    batches, found = chunk.batches, [values[name] for name in postlude.inputs]
+    rows = [batches.flat(value, batches.row_axis(tuple(value.shape), size)) for value in found]
     used = of(postlude.groups)
     step.loss, of_inputs, of_weights = run(
         "postlude",

@@ -22,7 +22,6 @@ from twinstream.executor.modules.building import (
 )
 from twinstream.executor.modules.calling import run_module
 from twinstream.executor.modules.module_program import ModuleProgram
-from twinstream.executor.modules.module_weights import flat_groups
 from twinstream.executor.modules.tracing import trace
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import stored_tensors
@@ -31,6 +30,7 @@ from twinstream.executor.weights.traced.module_folder import (
     read_module_buffers,
     read_module_parameters,
 )
+from twinstream.executor.weights.traced.module_weights import flat_groups
 from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
 from twinstream.log.run_files import RunFiles
 from twinstream.models.providers.traced import ModuleSource, TracedModel

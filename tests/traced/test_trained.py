@@ -20,11 +20,11 @@ from tests.training.small_runs import (
     write_rows,
 )
 from twinstream.executor.modules.building import build_module, python_source
-from twinstream.executor.modules.module_weights import flat_groups
 from twinstream.executor.modules.operations import CountOperations
 from twinstream.executor.modules.tracing import trace
 from twinstream.executor.weights.traced import module_folder
 from twinstream.executor.weights.traced.module_folder import ModuleOutline, loaded_module
+from twinstream.executor.weights.traced.module_weights import flat_groups
 from twinstream.log.metrics import StepMetrics, events_of_kind, read_metrics
 from twinstream.log.run_files import RunFiles
 from twinstream.models.providers.traced import ModuleSource

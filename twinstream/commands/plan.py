@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,8 +23,7 @@ from twinstream.schedule.document import Schedule
 from twinstream.schedule.errors import ArgumentError
 from twinstream.schedule.files import write_document
 from twinstream.study.answer import Answer
-from twinstream.study.generation import PlannedGeneration
-from twinstream.study.one_device import DeviceQuery
+from twinstream.study.generating import generations
 from twinstream.study.query import Query
 from twinstream.study.questions import asked_by, notes_of
 
@@ -101,27 +100,26 @@ def _plan_generation(
     generation: TextGeneration, wanted: PlanOptions, asked: ClusterOptions, output: Path | None, *,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Plan generating text on one device.
+    """Plan generating text.
 
     Raises:
-        ArgumentError: an option is of training, or of several GPUs.
+        ArgumentError: an option is of training.
     """
     beside = [flag for flag in wanted.given() if flag in _OF_TRAINING]
     beside += ["--output"] if output is not None else []
     if beside:
         raise ArgumentError(f"{', '.join(beside)} is of a training step, not of --task inference")
-    query = asked_by(wanted.model_copy(update={"seq_len": str(generation.prompt)}), asked)
-    if not isinstance(query, DeviceQuery):
-        raise ArgumentError("--task inference is planned on one device: leave out --gpus")
     start_s = time.perf_counter()
-    request = query.request
-    with progress(f"planning {request.spec.name} for {request.machine.name}", quiet=as_json):
-        found = PlannedGeneration.of(generation, request)
+    with progress(f"planning {wanted.model}", quiet=as_json):
+        found, *others = generations(generation, wanted, asked)
     seconds = time.perf_counter() - start_s
     if as_json:
-        print_json(found.figures | {"uncertainty": found.uncertainty, "plan_seconds": seconds})
+        told: dict[str, Any] = {"uncertainty": found.uncertainty, "plan_seconds": seconds}
+        if others:
+            told["others"] = [one.figures for one in others]
+        print_json(found.figures | told)
         return
-    print_report(*generation_screen(found, seconds))
+    print_report(*generation_screen(found, others, seconds))
 
 
 def answered(query: Query, known: Mapping[Path, Schedule], *, quiet: bool) -> tuple[Answer, float]:

@@ -212,21 +212,31 @@ def describe(schedule: Schedule) -> dict[str, object]:
     }
 
 
-def generation_screen(found: PlannedGeneration, plan_seconds: float) -> list[RenderableType]:
-    """How fast text is generated, in what memory, and what limits it."""
-    asked, error = found.generation, found.uncertainty
+def generation_screen(
+    found: PlannedGeneration, others: Sequence[PlannedGeneration], plan_seconds: float
+) -> list[RenderableType]:
+    """How fast text is generated, in what memory, and what limits it; and by other layouts."""
+    asked, error, ranks = found.generation, found.uncertainty, found.ranks
     bound = found.bound_s
     table = FittedTable(box=None, show_header=False, width=WIDTH, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
+    each = "" if ranks.num_gpus == 1 else " of the fullest GPU"
     rows = [
         ("first token", f"after {seconds(found.first_token_s)} ({error.short})"),
         ("then", f"{seconds(found.token_s)} a token of each sequence, "
                  f"{rate_text(found.decode_tokens_per_s)} tokens/s in all"),
         ("altogether", f"{rate_text(found.tokens_per_s)} tokens/s, {seconds(found.seconds)} with "
                        "the prompts"),
-        ("memory", f"weights {gib(found.weights_bytes)}, keys and values {gib(found.cache_bytes)}"),
+        ("memory", f"weights {gib(found.weights_bytes)}, keys and values "
+                   f"{gib(found.cache_bytes)}{each}"),
     ]  # fmt: skip
+    if ranks.num_gpus > 1:
+        assert ranks.cluster is not None
+        rows.insert(0, ("layout", f"{ranks.text} on {ranks.cluster.description}"))
+    if others:
+        texts = [f"{one.ranks.text} {rate_text(one.tokens_per_s)}" for one in others]
+        rows.append(("others", f"{', '.join(texts)} tokens/s"))
     if bound:
         gap = f"{found.seconds / bound - 1:.1%} above it"
         rows.append(("lower bound", f"{seconds(bound)} within these caps; all is {gap}"))
@@ -234,17 +244,20 @@ def generation_screen(found: PlannedGeneration, plan_seconds: float) -> list[Ren
     for name, text in rows:
         table.add_row(name, text)
     passes = FittedTable(box=None, width=WIDTH, padding=(0, 2, 0, 0))
-    for column in ("pass", "time", "device", "host", "H2D", "limited by"):
+    said = ["messages"] if ranks.num_gpus > 1 else []
+    for column in ("pass", "time", *said, "device", "host", "H2D", "limited by"):
         passes.add_column(column, justify="left" if column in ("pass", "limited by") else "right")
-    for name, step in found.steps:
-        summary, limits = step.summary, found.limits[name]
+    for name, one in found.steps:
+        limits = ", ".join(map(readable, one.limits)) or "-"
+        messages = [seconds(one.communication_s)] * len(said)
         passes.add_row(
-            name, seconds(step.step_s), gib(step.device_bytes), gib(step.host_bytes),
-            gib(summary.h2d_bytes), ", ".join(map(readable, limits)) or "-",
+            name, seconds(found.pass_s(name, one)), *messages, gib(one.device_bytes),
+            gib(one.slowest.host_bytes), gib(one.slowest.summary.h2d_bytes), limits,
         )  # fmt: skip
+    gpus = "" if ranks.num_gpus == 1 else f"{ranks.num_gpus:,} x "
     sequences = "sequence" if asked.batch == 1 else "sequences"
     title = (
-        f"{found.model.name} generating on {found.machine.name}: {asked.batch:,} {sequences}, "
-        f"{asked.decode:,} tokens behind {asked.prompt:,}"
+        f"{found.request.spec.name} generating on {gpus}{found.machine.name}: {asked.batch:,} "
+        f"{sequences}, {asked.decode:,} tokens behind {asked.prompt:,}"
     )
     return [title, table, "", passes, f"{error.sentence} No profile was fitted to generating text."]

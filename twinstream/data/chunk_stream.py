@@ -3,7 +3,7 @@
 import queue
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Self
@@ -139,6 +139,12 @@ class ChunkMaker:
 class ChunkStream:
     """An iterator of chunks without end, and where it stands.
 
+    Args:
+        chunks: from `start` on, each with the position after it.
+        ahead: whether they are made in a thread, some before they are asked for.
+        skipped: why rows were left out, which grows.
+        feed: of their tokens, to be closed.
+
     Attributes:
         position: what `TrainingData.chunks` takes to go on after the last chunk given.
         waited_s: seconds in which the caller waited for chunks, after the first.
@@ -146,15 +152,18 @@ class ChunkStream:
         skipped: why rows were left out, so far.
     """
 
-    def __init__(self, maker: ChunkMaker, start: Position, *, ahead: bool) -> None:
-        self.position, self.skipped = start, maker.skipped.problems
+    def __init__(
+        self, chunks: Iterator[tuple[Chunk, Position]], start: Position, *, ahead: bool,
+        skipped: Sequence[str] = (), feed: TokenFeed | None = None,
+    ) -> None:  # fmt: skip
+        self.position, self.skipped = start, skipped
         self.waited_s = self.first_wait_s = 0.0
         self._num_tokens = self._num_padding = self._num_chunks = 0
-        self._chunks = maker.chunks(start)
+        self._chunks = chunks
         runner = _Ahead(self._chunks) if ahead else None
         if runner is not None:
             self._chunks = iter(runner)
-        self._close = weakref.finalize(self, _close_in_order, runner, maker.feed)
+        self._close = weakref.finalize(self, _close_in_order, runner, feed)
 
     @property
     def fill(self) -> float:
@@ -188,10 +197,11 @@ class ChunkStream:
         self.close()
 
 
-def _close_in_order(runner: "_Ahead | None", feed: TokenFeed) -> None:
+def _close_in_order(runner: "_Ahead | None", feed: TokenFeed | None) -> None:
     if runner is not None:
         runner.stop()
-    feed.close()
+    if feed is not None:
+        feed.close()
     if runner is not None:
         runner.join()
 

@@ -1,8 +1,9 @@
 """Documents packed into chunks of one size, side by side and apart."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ class Chunk:
         lengths: of the documents one after another, then of the padding; they add up to T.
         num_padding: tokens of padding, the last ones.
         num_pairs: where documents are the two of a pair, one behind the other, how many there are.
+        samples: tensors of the chunk's samples, by name, where the model takes some in place of
+            ids, of which there are none then.
     """
 
     ids: NDArray[np.int32]
@@ -32,6 +35,7 @@ class Chunk:
     lengths: tuple[int, ...]
     num_padding: int = 0
     num_pairs: int = 0
+    samples: Mapping[str, NDArray[Any]] | None = None
 
     @property
     def documents(self) -> Iterator[slice]:
@@ -64,10 +68,10 @@ class ChunkShape:
                 f"a chunk of {self.chunk_tokens} tokens cannot hold both documents of a pair, of "
                 f"up to {self.longest} tokens each"
             )
-        if not 2 <= self.longest <= self.chunk_tokens:
+        if not 1 <= self.longest <= self.chunk_tokens:
             raise DataError(
                 f"a chunk of {self.chunk_tokens} tokens cannot hold documents of up to "
-                f"{self.longest} tokens: the longest needs from 2 tokens to as many as a chunk"
+                f"{self.longest} tokens: the longest needs from 1 token to as many as a chunk"
             )
         needed = self.sides + -(-(self.chunk_tokens - self.sides) // self.longest)
         if self.most_documents < needed:

@@ -12,7 +12,7 @@ from twinstream.data.encoding.block_tokeniser import BlockTokeniser, Encoding
 from twinstream.data.encoding.template import find_template
 from twinstream.data.options import DataOptions, Source
 from twinstream.data.order import Order, Position
-from twinstream.data.packing import ChunkShape
+from twinstream.data.packing import Chunk, ChunkShape, empty_chunk
 from twinstream.data.reading.blocks import DataBlock, split_into_blocks
 from twinstream.data.reading.files import (
     DataFile,
@@ -136,6 +136,20 @@ class TrainingData:
         return 2 if self.options.pairs else 1
 
     @property
+    def text(self) -> str:
+        """What there is, for a screen."""
+        lengths = self.lengths()
+        return (
+            f"about {self.epoch_tokens:,} tokens an epoch, documents of "
+            f"{int(lengths.mean()):,} tokens on average, {int(lengths.max()):,} at most"
+        )
+
+    @property
+    def unit(self) -> str:
+        """What a step has so many of."""
+        return "pairs" if self.options.pairs else "documents"
+
+    @property
     def epoch_tokens(self) -> int:
         """Tokens of an epoch, with the weights: an estimate by the sample, without padding."""
         return self.sample.epoch_tokens
@@ -222,7 +236,14 @@ class TrainingData:
         refuse_long = self.options.long_documents == "refuse"
         skipped = SkippedRows(self.options.skip_bad_rows)
         maker = ChunkMaker(order, shape, self.feed(), refuse_long, name, skipped)
-        return ChunkStream(maker, start, ahead=self.options.workers > 0)
+        return ChunkStream(
+            maker.chunks(start), start, ahead=self.options.workers > 0,
+            skipped=skipped.problems, feed=maker.feed,
+        )  # fmt: skip
+
+    def empty_chunk(self, shape: ChunkShape) -> Chunk:
+        """Return a chunk of padding alone."""
+        return empty_chunk(shape)
 
     def _order(self, chunk_tokens: int, seed: int) -> Order:
         group_bytes = max(_GROUP_BYTES, _GROUP_CHUNKS * _BYTES_PER_TOKEN * chunk_tokens)

@@ -156,7 +156,7 @@ def asked_by(
     cluster = None if asked.cluster is None else load.cluster(asked.cluster)
     machine = _machine(wanted, cluster, load)
     if kind == "cluster" and cluster is None:
-        cluster = _around(machine, num_gpus, wanted)
+        cluster = around(machine, num_gpus, wanted)
     on_host = num_gpus if cluster is None else min(cluster.count("gpus_per_node"), num_gpus)
     packing = Packing.of(lengths) if len(set(lengths)) > 1 else None
     is_packed = kind_of_loss(wanted.loss).sides > 1
@@ -274,8 +274,8 @@ def _machine(wanted: PlanOptions, cluster: Cluster | None, load: Loader) -> Mach
     return machine_of(cluster)
 
 
-def _around(machine: Machine, num_gpus: int, wanted: PlanOptions) -> Cluster:
-    """The machine as one with so many devices."""
+def around(machine: Machine, num_gpus: int, wanted: PlanOptions) -> Cluster:
+    """Return the machine as one with so many devices."""
     found = place_here(machine, num_gpus, cores_here()).cluster
     return found.model_copy(update={"machine": wanted.machine})
 

@@ -66,7 +66,7 @@ class TrainOptions(RecipeOptions, StepOptions, RankOptions):
         "random weights without one.",
     )  # fmt: skip
     seq_len: int = flag(
-        DATA, "N", "Tokens of the longest document; documents are packed.", 2048, ge=2, le=2**30
+        DATA, "N", "Tokens of the longest document; documents are packed.", 2048, ge=1, le=2**30
     )
     columns: str | None = flag(
         DATA, "NAME=COLUMN,...", "Columns of other names: prompt=question,completion=answer."

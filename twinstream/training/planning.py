@@ -2,15 +2,15 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.data.chunk_stream import ChunkStream
+from twinstream.data.data_record import DataRecord
 from twinstream.data.order import Position
-from twinstream.data.packing import ChunkShape
-from twinstream.data.training_data import TrainingData
+from twinstream.data.packing import Chunk, ChunkShape
 from twinstream.executor.launch.protocol import Ranks, TrainTask
 from twinstream.executor.program.module_programs import ModulePrograms
 from twinstream.executor.program.options import BackendName, RunOptions
@@ -70,6 +70,48 @@ class Documents(Protocol):
         """Return the tokens of each of a sample."""
 
 
+class RunData(Documents, Protocol):
+    """The data of a run, whose model takes token ids, or tensors of samples."""
+
+    @property
+    def unit(self) -> str:
+        """What a step has so many of: documents, pairs, samples."""
+
+    @property
+    def text(self) -> str:
+        """What there is, for a screen."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of contents, and of how they become chunks."""
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """How many times an epoch goes through each source."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should know, a line each."""
+
+    @property
+    def record(self) -> DataRecord:
+        """From which a run that goes on knows its data again."""
+
+    def gone_on_with(self, fingerprint: str, record: DataRecord | None) -> Self:
+        """The data of a run that began with it; raises DataError if it is other data."""
+
+    def require_unread(self, chunk_tokens: int, seed: int, start: Position) -> None:
+        """Raise DataError if something that changed has been read before this position."""
+
+    def empty_chunk(self, shape: ChunkShape) -> Chunk:
+        """Return a chunk that only fills up a pass."""
+
+    def chunks(
+        self, *, chunk_tokens: int, most_documents: int, seed: int, start: Position, alone: bool
+    ) -> ChunkStream:
+        """Chunks without end, epoch after epoch, from a position on."""
+
+
 class StepPlan(ABC):
     """What a plan says of its steps and their data, which replicas of the model share out."""
 
@@ -121,7 +163,7 @@ class StepPlan(ABC):
         most = 1 + -(-tokens // data.longest) if packing is None else packing.most_sequences
         return ChunkShape(tokens, data.longest, most, packing is None, data.sides)
 
-    def chunks(self, data: TrainingData, seed: int, start: Position = Position()) -> ChunkStream:  # noqa: B008 - frozen
+    def chunks(self, data: RunData, seed: int, start: Position = Position()) -> ChunkStream:  # noqa: B008 - frozen
         """The data in such chunks, from a position on."""
         shape = self.shape(data)
         return data.chunks(
@@ -310,8 +352,9 @@ def plan_of(
     slices_only = options.chunk_tokens is not None and options.chunk_tokens < longest
     slices_only = slices_only and recipe.loss.sides == 1
     alone = not spec.is_packed
+    padded = alone and not spec.inputs
     step = TrainingStep(
-        longest, options.tokens_per_step, options.chunk_tokens or (longest if alone else None),
+        longest, options.tokens_per_step, options.chunk_tokens or (longest if padded else None),
         options.chunks_per_round, recipe=recipe,
         packing=None if slices_only or alone else expected_packing(lengths, longest),
         forward_only=result is not None, result=result or "loss",

@@ -1,6 +1,7 @@
 """From options to all that a run needs before its first step: model, data, plan, prediction."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
@@ -8,8 +9,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from twinstream.data.data_error import DataError
 from twinstream.data.data_record import DataRecord
 from twinstream.data.options import DataOptions
+from twinstream.data.samples import SampleData
 from twinstream.data.shapes import columns_of
 from twinstream.data.training_data import TrainingData
 from twinstream.executor.memory.host_limits import WORKING_BYTES, process_bytes
@@ -27,7 +30,7 @@ from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.sizes import brief
 from twinstream.tracing import path_notes
-from twinstream.training.amounts import steps_of
+from twinstream.training.amounts import source_of, steps_of
 from twinstream.training.checkpoints import Checkpoint
 from twinstream.training.data_opening import opened, tokenizer_for
 from twinstream.training.machine import LocalMachine, Tell
@@ -35,6 +38,7 @@ from twinstream.training.model_opening import OpenedModel, base_name, dropout_of
 from twinstream.training.options import OptionsError, TrainOptions
 from twinstream.training.planning import (
     DevicePlan,
+    RunData,
     expected_packing,
     packed_length,
     plan_again,
@@ -59,8 +63,8 @@ class Prepared:
     options: TrainOptions
     here: LocalMachine
     model: OpenedModel
-    data: TrainingData
-    eval_data: TrainingData | None
+    data: RunData
+    eval_data: RunData | None
     recipe: Recipe
     outline: "Outline"
     plan: Plan
@@ -128,12 +132,7 @@ class Prepared:
     @property
     def data_line(self) -> str:
         """The data, in a line."""
-        names = ", ".join(self.options.data)
-        lengths = self.data.lengths()
-        return (
-            f"{names}: about {self.data.epoch_tokens:,} tokens an epoch, documents of "
-            f"{int(lengths.mean()):,} tokens on average, {int(lengths.max()):,} at most"
-        )
+        return f"{', '.join(self.options.data)}: {self.data.text}"
 
     @property
     def _model_notes(self) -> list[str]:
@@ -180,7 +179,7 @@ class Prepared:
             found.append("note: other people's modules have not yet been run on a GPU")
         if model.unread_told is not None:
             found.append(f"note: {model.unread_told}")
-        if not model.is_packed:
+        if not model.is_packed and not model.inputs:
             found.append(
                 f"note: {model.own_code} does not keep packed documents apart, so each has a "
                 "sequence of its own, filled up with padding"
@@ -234,7 +233,7 @@ class ProcessMemory:
 
 def prepare(
     options: TrainOptions, here: LocalMachine, model: OpenedModel,
-    opened: tuple[TrainingData, TrainingData | None], checkpoint: Checkpoint | None, tell: Tell,
+    opened: tuple[RunData, RunData | None], checkpoint: Checkpoint | None, tell: Tell,
 ) -> Prepared:  # fmt: skip
     """Everything before the first step.
 
@@ -298,7 +297,7 @@ def outline_for(
     return outline
 
 
-def gone_on_with(data: TrainingData, checkpoint: Checkpoint, options: TrainOptions) -> TrainingData:
+def gone_on_with(data: RunData, checkpoint: Checkpoint, options: TrainOptions) -> RunData:
     """The data as the run began with it.
 
     Raises:
@@ -309,7 +308,7 @@ def gone_on_with(data: TrainingData, checkpoint: Checkpoint, options: TrainOptio
     return data.gone_on_with(checkpoint.state.fingerprint, record)
 
 
-def require_unread(data: TrainingData, plan: Plan, checkpoint: Checkpoint) -> None:
+def require_unread(data: RunData, plan: Plan, checkpoint: Checkpoint) -> None:
     """
     Raises:
         DataError: what was mended of the data has been read by the run.
@@ -318,7 +317,7 @@ def require_unread(data: TrainingData, plan: Plan, checkpoint: Checkpoint) -> No
     data.require_unread(plan.shape(data).chunk_tokens, checkpoint.state.seed, position)
 
 
-def steps_wanted(options: TrainOptions, data: TrainingData, tokens_per_step: int) -> int:
+def steps_wanted(options: TrainOptions, data: RunData, tokens_per_step: int) -> int:
     """Those asked for, or as many as the epochs take."""
     if options.steps is not None:
         return options.steps
@@ -369,7 +368,7 @@ def rate_of(options: TrainOptions, num_steps: int) -> LearningRate:
 
 def open_data(
     options: TrainOptions, model: OpenedModel, cache: Path | None
-) -> tuple[TrainingData, TrainingData | None]:
+) -> tuple[RunData, RunData | None]:
     """What is trained on and, if asked for, evaluated on.
 
     Args:
@@ -378,6 +377,24 @@ def open_data(
     Raises:
         DataError: a file, a row, the tokenizer or its template cannot be used.
     """
+    of = _samples_of(model) if model.spec.inputs else texts_of(options, model, cache)
+    data = of(options.data, options.data_workers)
+    return data, of(options.eval_data, 0) if options.eval_data else None
+
+
+def texts_of(
+    options: TrainOptions, model: OpenedModel, cache: Path | None
+) -> Callable[[tuple[str, ...], int], TrainingData]:
+    """Opens files of text or tokens, of their names and a number of processes that tokenise.
+
+    Raises:
+        DataError: the tokenizer or its template cannot be used; or the model takes other data.
+    """
+    if model.spec.inputs:
+        raise DataError(
+            f"'{model.spec.name}' takes tensors of samples, and no text of which a token follows "
+            "another"
+        )
     tokenizer = tokenizer_for(
         options.tokenizer, model.files, (*options.data, *options.eval_data),
         is_random=model.folder is None,
@@ -389,11 +406,32 @@ def open_data(
         columns=columns_of(options.columns) if options.columns else (),
     )  # fmt: skip
 
-    def of(names: tuple[str, ...], rows: DataOptions) -> TrainingData:
+    def of(names: tuple[str, ...], workers: int) -> TrainingData:
         return opened(
-            names, tokenizer, rows, longest=options.seq_len,
+            names, tokenizer, replace(rows, workers=workers), longest=options.seq_len,
             cache=cache, vocab_size=model.spec.vocab_size,
         )  # fmt: skip
 
-    data = of(options.data, rows)
-    return data, of(options.eval_data, replace(rows, workers=0)) if options.eval_data else None
+    return of
+
+
+def _samples_of(model: OpenedModel) -> Callable[[tuple[str, ...], int], SampleData]:
+    """Opens arrays of samples."""
+    from twinstream.executor.providers.registry import provider_of
+
+    spec, limit = model.spec, model.spec.position_limit
+    assert limit is not None, "a sample has so many labels"
+    classes = None if provider_of(spec).has_own_loss(spec) else spec.vocab_size
+    if classes == 1:
+        raise OptionsError(
+            f"'{spec.name}' makes one logit, whose cross entropy is 0: give a loss of your own, "
+            "--loss FILE.py:FUNCTION"
+        )
+
+    def of(names: tuple[str, ...], workers: int) -> SampleData:
+        sources = [source_of(name) for name in names]
+        return SampleData.open(
+            sources, spec.inputs, limit.tokens, classes=classes, ahead=workers > 0
+        )
+
+    return of

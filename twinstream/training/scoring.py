@@ -32,7 +32,7 @@ from twinstream.training.machine import LocalMachine, Tell, detect_machine
 from twinstream.training.model_opening import OpenedModel, open_model, within_positions
 from twinstream.training.options import TrainOptions
 from twinstream.training.planning import DevicePlan, Documents, plan_of, recipe_of
-from twinstream.training.preparing import open_data
+from twinstream.training.preparing import texts_of
 from twinstream.training.run.starting_state import starting_buffers, starting_state
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ def scorer_of(
 
 
 def _of_files(options: TrainOptions, model: OpenedModel) -> tuple[Documents, _Windows]:
-    data = open_data(options, model, None)[0]
+    data = texts_of(options, model, None)(options.data, options.data_workers)
     return data, partial(_windows, data)
 
 

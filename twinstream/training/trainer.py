@@ -50,7 +50,7 @@ class Trainer:
     ) -> None:
         require_torch()
         require_possible(options)
-        self._options, self._callbacks, self._tell = options, tuple(callbacks), tell
+        self._callbacks, self._tell = tuple(callbacks), tell
         self._timeout_s = timeout_s
         self.stop = Stop(tell)
         every("save_every", options.save_every)  # raises before any work, as do the next lines
@@ -58,6 +58,7 @@ class Trainer:
         if options.tensorboard:
             require_tensorboard()
         self._folder = TrainingFolder(options, resume=resume)
+        self._options = self._folder.options
         self._prepared: Prepared | None = None
         self._loop: TrainingLoop | None = None
 

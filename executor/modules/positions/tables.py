@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from twinstream.executor.modules.batches import documents
 from twinstream.executor.modules.blocks import ModuleRefusal, blocks_of, told_of
 from twinstream.executor.modules.building import (
     buffer_slots,
     build_module,
-    documents,
     parameter_slots,
     placed,
 )

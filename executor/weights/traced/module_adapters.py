@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from twinstream.executor.modules.module_weights import flat_groups
 from twinstream.executor.weights.durable_files import write_file
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.peft.peft_folder import (
@@ -20,6 +19,7 @@ from twinstream.executor.weights.peft.peft_folder import (
 from twinstream.executor.weights.peft.peft_writer import adapter_config
 from twinstream.executor.weights.safetensors_header import read_header
 from twinstream.executor.weights.traced.module_names import layers_in_whole
+from twinstream.executor.weights.traced.module_weights import flat_groups
 from twinstream.models.layout import ADAPTERS
 from twinstream.models.providers.traced import TracedModel
 from twinstream.models.recipes.lora import ModuleLora

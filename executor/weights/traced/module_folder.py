@@ -15,7 +15,6 @@ from twinstream.executor.modules.building import (
     parameter_slots,
     placed,
 )
-from twinstream.executor.modules.module_weights import flat_group, flat_groups
 from twinstream.executor.weights.carried_tensors.carried import CarriedTensors, read_tensor
 from twinstream.executor.weights.codes.coded_tensor import CodedTensor
 from twinstream.executor.weights.durable_files import make_room, sync, write_files, writing
@@ -42,6 +41,7 @@ from twinstream.executor.weights.traced.module_names import (
     layers_in_whole,
     stored_buffers,
 )
+from twinstream.executor.weights.traced.module_weights import flat_group, flat_groups
 from twinstream.executor.weights.traced.stored_groups import StoredGroups
 from twinstream.models.decoders.hf_weights import HfWeight
 from twinstream.models.layout import ADAPTERS

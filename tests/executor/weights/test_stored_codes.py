@@ -15,7 +15,6 @@ from tests.executor.weights import coded_folders as by
 from tests.executor.weights.small_models import random_model, save
 from tests.helpers.hf_weights import unpack_hf_state
 from tests.traced.test_trained import write_model
-from twinstream.executor.modules.module_weights import flat_groups
 from twinstream.executor.modules.tracing import trace
 from twinstream.executor.providers.decoders import Decoders
 from twinstream.executor.weights.codes import scaled
@@ -25,6 +24,7 @@ from twinstream.executor.weights.hf_files import as_values
 from twinstream.executor.weights.hf_folder import stored_tensors
 from twinstream.executor.weights.safetensors_header import StoredTensor, read_header
 from twinstream.executor.weights.traced.module_folder import loaded_module, read_module_parameters
+from twinstream.executor.weights.traced.module_weights import flat_groups
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.providers.traced import ModuleSource
 from twinstream.models.recipes.lora import lora_of

@@ -66,9 +66,8 @@ def train_screen(prepared: Prepared, done: int) -> Group:
 
 def _contents(prepared: Prepared) -> str:
     """How many documents of the data, or pairs, a step has about."""
-    sides = prepared.recipe.loss.sides
-    each = float(prepared.data.lengths().mean()) * sides
-    return f"about {prepared.tokens_per_step / each:,.0f} {'pairs' if sides > 1 else 'documents'}"
+    each = float(prepared.data.lengths().mean()) * prepared.recipe.loss.sides
+    return f"about {prepared.tokens_per_step / each:,.0f} {prepared.data.unit}"
 
 
 def _kept_by(prepared: Prepared) -> str:

@@ -12,7 +12,6 @@ from twinstream.clusters.search.found import Candidate
 from twinstream.clusters.search.search import search_layouts
 from twinstream.clusters.search.space import RunsHere
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
-from twinstream.data.training_data import TrainingData
 from twinstream.executor.launch.protocol import Ranks, TrainTask
 from twinstream.executor.program.options import BackendName, RunOptions
 from twinstream.hardware_profiles.clusters.loader import save_with_node
@@ -39,6 +38,7 @@ from twinstream.training.planning import (
     FEW_STEPS,
     START_S,
     DevicePlan,
+    Documents,
     StepPlan,
     expected_packing,
     packed_length,
@@ -186,7 +186,7 @@ Plan = DevicePlan | RanksPlan
 
 
 def plan_ranks(
-    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, data: TrainingData,
+    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, data: Documents,
     was: Workload | None,
 ) -> RanksPlan:  # fmt: skip
     """The plan of all ranks, with sequences in slices where they do not fit whole.
@@ -212,7 +212,7 @@ def plan_ranks(
 
 
 def workloads_of(
-    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, data: TrainingData
+    options: TrainOptions, here: LocalMachine, spec: ModelSpec, recipe: Recipe, data: Documents
 ) -> list[Workload]:
     """Ways to cut a step; the first has rounds enough for a pipeline of all ranks.
 

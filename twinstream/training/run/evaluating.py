@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from twinstream.data.packing import Chunk, empty_chunk
-from twinstream.data.training_data import TrainingData
+from twinstream.data.packing import Chunk
 from twinstream.log.metrics import EvalMetrics, PairMetrics
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.training.planning import RunData
 from twinstream.training.ranks.planning import Plan
 from twinstream.training.run.pairs import log_probs_of, pair_metrics
 from twinstream.training.run.steps import ReferenceOf, StepData, batch_of, passes_of
@@ -75,7 +75,7 @@ class Evaluator:
         return pair_metrics(chunks, list(log_probs_of(shares)), reference, scale)
 
 
-def passes_over(data: TrainingData, plan: Plan, most_tokens: int) -> list[StepData]:
+def passes_over(data: RunData, plan: Plan, most_tokens: int) -> list[StepData]:
     """The data once, or its first chunks; the last pass is filled up with empty ones.
 
     Args:
@@ -92,7 +92,7 @@ def passes_over(data: TrainingData, plan: Plan, most_tokens: int) -> list[StepDa
             chunks.append(chunk)
             if stream.position.epoch or len(chunks) == most:
                 break
-    passes = list(passes_of(chunks, plan, empty_chunk(shape)))
+    passes = list(passes_of(chunks, plan, data.empty_chunk(shape)))
     if not any(one.targets for one in passes):
         raise TwinstreamError("eval_data: no label counts: there is no loss to evaluate")
     return passes

@@ -14,12 +14,12 @@ from time import monotonic
 
 import numpy as np
 
-from twinstream.data.packing import Chunk, empty_chunk
-from twinstream.data.training_data import TrainingData
+from twinstream.data.packing import Chunk
 from twinstream.executor.weights.durable_files import write_file
 from twinstream.log.run_files import RunFiles
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import digests_of, open_file, read_bytes, reason_of
+from twinstream.training.planning import RunData
 from twinstream.training.preparing import Prepared
 from twinstream.training.ranks.planning import Plan
 from twinstream.training.run.pairs import KEY_BYTES, Floats, keys_of, log_probs_of
@@ -159,9 +159,9 @@ def _some_bytes_hash(path: Path) -> str:
 class ReferencePasses:
     """Has ranks at rest compute what is unknown of a run's reference; what is known is kept."""
 
-    def __init__(self, reference: Reference, plan: Plan, data: TrainingData) -> None:
+    def __init__(self, reference: Reference, plan: Plan, data: RunData) -> None:
         self._reference, self._plan = reference, plan
-        self._empty = empty_chunk(plan.shape(data))
+        self._empty = data.empty_chunk(plan.shape(data))
         self._saved_s = monotonic()
 
     def compute(self, chunks: Iterable[Chunk], server: TrainerServer) -> None:

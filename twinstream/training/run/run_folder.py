@@ -92,6 +92,7 @@ class TrainingFolder:
 
     Attributes:
         checkpoint: to go on from.
+        options: those given, with the length of sequences of the run that goes on.
 
     Raises:
         TwinstreamError: the folder cannot be made, has another run, or none to go on with, or
@@ -107,10 +108,13 @@ class TrainingFolder:
         require_no_writer(self.files.folder)
         if resume and self.files.options.exists():
             kept = TrainOptions.of(read_options(self.files.options), f"{self.files.options}: ")
+            if "seq_len" not in options.model_fields_set:  # which a model may have shortened
+                options = options.model_copy(update={"seq_len": kept.seq_len})
             require_same(options, kept)
             self.checkpoint = self.checkpoints.latest()
             if self.checkpoint is not None:
                 self.checkpoint.require_options(kept, self.files.options)
+        self.options = options
 
     @property
     def steps_done(self) -> int:

@@ -103,9 +103,11 @@ def batch_of(
     tokens = tuple(piece_of(chunk, at, pieces) for chunk in own for at in range(pieces))
     packed = plan.workload.packing is not None
     lengths = tuple(chunk.lengths for chunk in own) if packed else None
+    given = [chunk.samples for chunk in own if chunk.samples is not None]
+    samples = tuple(given) or None
     if reference is None:
-        return Batch(tokens, lengths, data.targets)
-    return Batch(tokens, lengths, data.pairs, tuple(map(reference, own)))
+        return Batch(tokens, lengths, data.targets, samples=samples)
+    return Batch(tokens, lengths, data.pairs, tuple(map(reference, own)), samples)
 
 
 def passes_of(chunks: Iterable[Chunk], plan: Plan, empty: Chunk) -> Iterator[StepData]:
