@@ -105,6 +105,7 @@ class Job(Node):
             tp=layout.tp,
             cp=layout.cp,
             ep=layout.ep,
+            etp=layout.etp,
             sequence_parallel=layout.sequence_parallel and layout.tp > 1,
             matmul_dtype=None if kernels.matmuls == "model" else kernels.matmuls,
             attention_implementation=None if kernels.attention == "flash" else kernels.attention,

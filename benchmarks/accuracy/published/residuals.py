@@ -48,7 +48,8 @@ def residuals_csv(steps: Path, rows: Path, source: str) -> str:
             continue
         cells = StepKind.of(row.job).cells()
         cells |= {"machine": load_cluster(row.cluster).machine, "gpu": row.gpu}
-        writer.writerow(cells | {"series": row.series, "error": f"{error:.4f}"})
+        told = {"series": row.series, "family": row.family, "error": f"{error:.4f}"}
+        writer.writerow(cells | told)
     return text.getvalue()
 
 
