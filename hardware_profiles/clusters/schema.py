@@ -6,7 +6,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.hardware_profiles.clusters.curves import CollectiveCurve
-from twinstream.hardware_profiles.errors import MissingNetworkNumberError
+from twinstream.hardware_profiles.errors import ClusterSizeError, MissingNetworkNumberError
 from twinstream.hardware_profiles.profile_files import Profile, Text
 from twinstream.hardware_profiles.schema import Number
 from twinstream.schedule.node import Node
@@ -129,6 +129,22 @@ class Cluster(Profile):
         if number is None or number.value is None:
             raise MissingNetworkNumberError(cluster=self.name, field=field)
         return number.value
+
+    def require_gpus(self, num_gpus: int) -> None:
+        """Refuse more GPUs than the cluster has; one that states no number of nodes has them all.
+
+        Raises:
+            ClusterSizeError: it has fewer.
+        """
+        if self.most_nodes is None:
+            return
+        per_node, most = self.count("gpus_per_node"), self.count("most_nodes")
+        if num_gpus > per_node * most:
+            raise ClusterSizeError(
+                f"{num_gpus:,} GPUs are more than the {per_node * most:,} of cluster "
+                f"'{self.name}', {most:,} nodes of {per_node}: ask for fewer, or state most_nodes "
+                f'in a profile of your own that begins with base = "{self.name}"'
+            )
 
     def count(self, field: str) -> int:
         """The stated value of a field that counts."""

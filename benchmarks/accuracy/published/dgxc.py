@@ -63,7 +63,7 @@ def row_of(cells: Cells) -> ClusterRow:
     moe = "" if cells.text("architecture") == "dense" else f" {cells.text('architecture')}"
     told = f"{model}{kind}{mode} {precision} {release} {_degrees(cells)}"
     return ClusterRow(
-        series=f"dgxc {gpu} {precision}{moe}{mode}",
+        series=f"{'PaxML' if framework == 'paxml' else 'dgxc'} {gpu} {precision}{moe}{mode}",
         row_id=f"{told} {gpus}",
         family=f"dgxc {gpu} {told}",
         gpu=gpu,
