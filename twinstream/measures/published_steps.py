@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 from pydantic_core import to_json
 
-from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layouts.job import Job
@@ -16,7 +16,7 @@ from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Schedule
 
 COLUMNS = (
-    *("machine", "gpu", "experts", "precision", "parameters", "gpus", "axes", "zero3"),
+    *("cluster", "gpu", "experts", "precision", "parameters", "gpus", "axes", "zero3"),
     *("series", "family", "error"),
 )
 _AXES = ("tp", "cp", "pp", "dp", "ep")
@@ -27,7 +27,9 @@ _MOST_STEPS = 8
 _FEW_STEPS = 5  # fewer say too little of how steps spread
 _FAR = 2.0  # of the nearest: another size of model, or another kind of layout
 _SPREAD = {False: 0.08, True: 0.25}  # of all published steps, dense and with experts
-_GROWTH = 0.1  # of a bar, for each unit of distance to the nearest step
+_GROWTH = 0.2  # of a bar, for each unit of distance to the nearest step
+_SAME_PUBLISHER = 3  # times as much its steps weigh in a bar as others as near
+_DEVIATION = 1.25  # a standard deviation is so many mean absolute ones, of a normal distribution
 _NO_BIAS = 1.0  # so much weight has it that a source has no bias
 _FARTHEST = 4.0  # a model 16 times as large, or 256 times as many GPUs
 _OF_GPUS, _OF_AN_AXIS, _OF_PRECISION, _OF_ZERO3 = 0.5, 1.0, 2.0, 1.0
@@ -105,7 +107,7 @@ class PublishedStep(NamedTuple):
     """
 
     kind: StepKind
-    machine: str
+    cluster: str
     gpu: str
     series: str
     family: str
@@ -122,8 +124,8 @@ class NearSteps(NamedTuple):
 
     `bias` is the mean error of those of one publisher, which counts as known: the nearer a step is,
     the more it weighs, and as little is taken for granted as few of them say. `bar` is how far
-    errors are from it: the root of their mean square, more the farther the nearest step is. Where
-    few are near, or none is like the question, it is no less than the spread of all published.
+    errors are from it, those of this publisher above all, and more the farther the nearest step is.
+    Where few are near, or none is like the question, it is no less than the spread of all published.
     """
 
     steps: tuple[PublishedStep, ...]
@@ -142,8 +144,9 @@ class NearSteps(NamedTuple):
                 for w, step in zip(weights, steps, strict=True)]  # fmt: skip
         errors = [step.error for step in steps]
         bias = sum(w * e for w, e in zip(told, errors, strict=True)) / (sum(told) + _NO_BIAS)
-        squares = sum(w * (e - bias) ** 2 for w, e in zip(weights, errors, strict=True))
-        bar = sqrt(squares / sum(weights) * (1 + 1 / len(steps))) * (1 + _GROWTH * away[0])
+        weights = [w + (_SAME_PUBLISHER - 1) * t for w, t in zip(weights, told, strict=True)]
+        off = sum(w * abs(e - bias) for w, e in zip(weights, errors, strict=True)) / sum(weights)
+        bar = _DEVIATION * off * sqrt(1 + 1 / len(steps)) * (1 + _GROWTH * away[0])
         if len(steps) < _FEW_STEPS or away[0] > _FAR:
             bar = max(bar, _SPREAD[kind.experts])
         return cls(steps, source, bias, bar)
@@ -171,7 +174,8 @@ class PublishedSteps:
 
     def __init__(self) -> None:
         self._source, self._steps = _table()
-        self._machines = {name: load_machine(name) for name in {s.machine for s in self._steps}}
+        names = {step.cluster for step in self._steps}
+        self._machines = {name: machine_of(load_cluster(name)) for name in names}
 
     def near(
         self, kind: StepKind, machine: Machine, *, series: str | None = None, without: str = ""
@@ -189,7 +193,7 @@ class PublishedSteps:
         near = [
             step
             for step in self._steps
-            if step.machine in names
+            if step.cluster in names
             and step.kind.experts == kind.experts
             and step.family != without
             and step.kind.distance(kind) <= _FARTHEST
@@ -240,7 +244,7 @@ def _step(line: Mapping[str, str]) -> PublishedStep:
         axes=frozenset(line["axes"].split()),
         zero3=line["zero3"] == "True",
     )
-    return PublishedStep(kind, line["machine"], line["gpu"], line["series"], line["family"],
+    return PublishedStep(kind, line["cluster"], line["gpu"], line["series"], line["family"],
                          float(line["error"]))  # fmt: skip
 
 
