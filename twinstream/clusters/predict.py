@@ -24,6 +24,7 @@ from twinstream.schedule.analysis.occupancy import slot_bytes_by_role
 from twinstream.schedule.document import Caps, RankSchedule, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
+from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.network_costs import share_of
 from twinstream.simulator.replay import simulate, steady_state

@@ -6,10 +6,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from twinstream.fidelity.cluster_report import ClusterReport, Scored, series_errors
+from twinstream.fidelity.cluster_report import Bars, ClusterReport, Scored, series_errors
 from twinstream.fidelity.scoring import Errors, errors_of, grouped
 from twinstream.fidelity.validation import ScoredLine, TableReport, error_cells
-from twinstream.measures.published_steps import StepKind, nearest
 from twinstream.report.page import Card, Page, Section, Table, html_of
 from twinstream.report.palette import OTHER_COLOUR, series
 
@@ -71,37 +70,33 @@ def cluster_scatter_html(report: ClusterReport) -> str:
     """Return the page of published steps of clusters: a bar is what `plan` would say of the row."""
     known = [each for each in report.rows if each.error is not None and each.row.scored]
     groups = grouped(known, lambda row: f"{row.gpu}{_kind(row.job)}")
-    dots = {name: list(map(_dot_of_step, group)) for name, group in groups.items()}
-    barred = [dot for group in dots.values() for dot in group if dot.bar is not None]
-    within = [
-        sum(abs(dot.measured - dot.predicted) <= times * (dot.bar or 0.0) * dot.predicted
-            for dot in barred)
-        for times in (1, 2)
-    ]  # fmt: skip
+    bars = Bars(report.rows)
+    dots = {name: [_dot_of_step(each, bars) for each in group] for name, group in groups.items()}
+    covered = bars.coverage(known)
     lines = [
         [one["series"], f"{one['all_rows']}", *map(_percent, (one["all_mean_error"],
          one["all_bias"], one["mean_error"], one["worst"]))]
-        for one in series_errors(report.rows) if one["all_rows"]
+        for one in series_errors(report.rows, bars) if one["all_rows"]
     ]  # fmt: skip
     columns = ("series", "rows", "mean", "bias", "mean of unseen", "worst of unseen")
-    count = len(barred)
+    count = f"of {covered['with_bar']} rows with one"
     return html_of(
         Page(
             "Published and predicted",
-            f"{len(known):,} of {len(report.rows):,} published training steps on many GPUs. Figures "
-            "are of tokens/s, other errors of step times, predicted / published - 1; no constant "
-            "was fitted to unseen rows.",
+            f"{len(known):,} of {len(report.rows):,} published training steps on many GPUs. "
+            "Figures are of tokens/s, other errors of step times, predicted / published - 1; no "
+            "constant was fitted to unseen rows.",
             [
                 *_cards(errors_of(known), "of step times"),
-                Card("within the bar", f"{within[0]} of {count}", "once"),
-                Card("within two bars", f"{within[1]} of {count}"),
+                Card("within the bar", _percent(covered["within_bar"]), count),
+                Card("within two bars", _percent(covered["within_two_bars"]), count),
             ],
             [
                 *_charts(dots, "tokens/s of one GPU", "GPUs"),
                 Section("By series", "", Table(columns, lines)),
             ],
-            "Made by twinstream validate --cluster. A bar is the mean error of the published steps "
-            "nearest to a row, itself left out; rows without one have none near.",
+            "Made by twinstream validate --cluster. A bar is what would be said of a row that "
+            "nobody has run: of the published steps near it, without its own family.",
         )
     )
 
@@ -120,10 +115,10 @@ def _dot_of_line(each: ScoredLine) -> Dot:
     )  # fmt: skip
 
 
-def _dot_of_step(each: Scored) -> Dot:
+def _dot_of_step(each: Scored, bars: Bars) -> Dot:
     row, tokens = each.row, each.row.tokens / each.row.num_gpus
     measured = tokens / (row.measured_s or 1.0)
-    predicted, bar = tokens / (each.predicted.step_s or 1.0), _bar(each)
+    predicted, bar = tokens / (each.predicted.step_s or 1.0), bars.bar(each)
     said = "" if bar is None else f" +/- {bar:.1%}"
     return Dot(
         measured, predicted, row.num_gpus,
@@ -132,17 +127,6 @@ def _dot_of_step(each: Scored) -> Dot:
         f"({predicted / measured - 1:+.1%})",
         bar,
     )  # fmt: skip
-
-
-def _bar(each: Scored) -> float | None:
-    """Return the mean error of the published steps near a row, but for its own."""
-    assert each.row.job is not None, "it has an error"
-    kind = StepKind.of(each.row.job)
-    near = nearest(kind, each.row.nodes(None)[0])
-    if near is None:
-        return None
-    others = [s for s in near.steps if (s.kind, s.series) != (kind, each.row.series)]
-    return near._replace(steps=tuple(others)).mean if others else None
 
 
 def _cards(found: Errors, what: str) -> list[Card]:

@@ -278,7 +278,7 @@ class PlannedGeneration:
         return own.model_copy(
             update={
                 "mean": max(own.mean or 0.0, mean), "worst": max(own.worst or 0.0, worst),
-                "kind": "published", "source": _SOURCE,
+                "kind": "published", "source": _SOURCE, "bias": 0.0,
             }
         )  # fmt: skip
 
@@ -320,7 +320,7 @@ class PlannedGeneration:
                 answer.host_bytes for _, one in self.steps for answer in one.answers
             ),
             "limits": {name: list(one.limits) for name, one in self.steps},
-            "expected_error_mean": self.uncertainty.mean,
+            "expected_error_mean": self.uncertainty.symmetric,
             "expected_error_kind": self.uncertainty.kind,
         }
 

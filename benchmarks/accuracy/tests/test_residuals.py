@@ -24,7 +24,7 @@ def test_only_steps_that_nothing_was_fitted_to_are_written(tmp_path: Path) -> No
     assert source == "# a page"
     (one,) = csv.DictReader(lines)
     assert list(one) == list(COLUMNS)
-    assert (one["machine"], one["axes"], one["zero3"]) == ("h100_training", "dp tp", "True")
+    assert (one["cluster"], one["axes"], one["zero3"]) == ("h100_dgx", "dp tp", "True")
     assert (one["parameters"], one["gpus"], one["error"]) == ("8030261248", "16", "0.1235")
 
 

@@ -130,8 +130,9 @@ def _about(model: str, cell: FitCell) -> str:
     limits = ", ".join(map(readable, cell.limits)) or "nothing"
     memory = f"{gib(cell.device_bytes or 0)} of device and {gib(cell.host_bytes or 0)} of host"
     return (
-        f"{model} on {cell.machine}, {cell.way}: {rate_text(cell.tokens_per_s or 0.0)} tokens/s{mfu}; "
-        f"the prediction's error is {error}.\n{memory} memory; limited by {limits}.\n"
+        f"{model} on {cell.machine}, {cell.way}: {rate_text(cell.tokens_per_s or 0.0)} "
+        f"tokens/s{mfu}; the prediction's error is {error}.\n{memory} memory; limited by "
+        f"{limits}.\n"
         f"{cell.kept_in}.\n"
         f"This figure:  {cell.plan_command}\nTrain so:     {cell.command}"
     )
