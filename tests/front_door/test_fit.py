@@ -43,6 +43,22 @@ def test_a_cell_says_what_plan_says(tmp_path: Path) -> None:
     assert sizes["full"] > sizes["full, 8-bit optimizer"] > sizes["LoRA"]
 
 
+def test_several_gpus_have_columns_of_their_own_as_plan_says() -> None:
+    asked = ("--machine", "cpu", "--seq-len", 512, "--tokens-per-step", 4096)
+    told = call("fit", "tiny", *asked, "--gpus", "1,2", "--jobs", 1, "--json")
+    assert told.code == 0, told.err
+    cells = [cell for cell in json.loads(told.out)["cells"] if cell["way"] == "full"]
+    assert [(cell["gpus"], bool(cell["layout"])) for cell in cells] == [(1, False), (2, True)]
+    both = cells[1]
+    plan = call("plan", "--model", "tiny", *asked, "--ranks", 2, "--json").json()
+    assert both["tokens_per_s"] == plan["predicted"]["tokens_per_s"]
+    assert both["device_bytes"] == plan["predicted"]["device_peak_bytes"]
+    assert "--ranks 2" in both["command"] and "--gpus 2" in both["plan_command"]
+    shown = call("fit", "tiny", *asked, "--gpus", "1,2", "--jobs", 1).out
+    assert "cpu, 2 GPUs, within" in shown and both["layout"] in shown
+    assert "numbers of 1 to 64" in call("fit", "tiny", *asked, "--gpus", "2,x").err
+
+
 def test_a_loss_of_pairs_is_planned_as_plan_does(tmp_path: Path) -> None:
     rows, dpo = tmp_path / "pairs.jsonl", ("--loss", "dpo,beta=0.3")
     pair = {"prompt": "What is it?", "chosen": "A good answer. " * 9, "rejected": "A bad one. " * 9}
@@ -155,7 +171,7 @@ def shown(found: FitTable) -> str:
 
 def test_a_table_fills_in() -> None:
     """Of two lengths one is planned: the other has dots."""
-    question = FitQuestion("tiny", ("rtx4090",), (512, 1024), 2048)
+    question = FitQuestion("tiny", ("rtx4090",), (1,), (512, 1024), 2048)
     tables: list[FitTable] = []
     ts.fit(question, effort="quick", on_table=tables.append)
     assert "..." in shown(tables[2]) and "..." not in shown(tables[-1])
@@ -163,7 +179,9 @@ def test_a_table_fills_in() -> None:
 
 def test_cells_come_quickly_first_and_get_no_worse() -> None:
     seen: list[FitCell] = []
-    question = FitQuestion("tiny", ("rtx4090",), (512,), 2048, device_mem="2GiB", host_mem="1GiB")
+    question = FitQuestion(
+        "tiny", ("rtx4090",), (1,), (512,), 2048, device_mem="2GiB", host_mem="1GiB"
+    )
     tables: list[FitTable] = []
     found = ts.fit(question, effort="normal", on_cell=seen.append, on_table=tables.append)
     assert [len(one.cells) for one in tables[: len(ways())]] == [1, 2, 3, 4, 5]

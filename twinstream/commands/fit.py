@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _THOUSAND = 1024  # of a length such as 8k
 _LONGEST = 2**30
 _LENGTHS = ",".join(f"{each // _THOUSAND}k" for each in LENGTHS)
+_MOST_GPUS = 64  # of one machine
 _GRAIN = 128  # tokens that the data's longest document is rounded up to
 
 
@@ -55,6 +56,7 @@ class FitOptions(OptionGroup):
     machine: tuple[str, ...] = flag(
         WHERE, "NAME|FILE", "A machine to plan for; may be given again.", ()
     )
+    gpus: str = flag(WHERE, "LIST", "Numbers of GPUs of a machine: 1,2,4,8.", "1")
     device_mem: str | None = same_flag(StepOptions, "device_mem")
     host_mem: str | None = same_flag(StepOptions, "host_mem")
     seq_len: str = flag(STEPS, "LIST", "Lengths: 2k,8k,32k or tokens.", _LENGTHS)
@@ -97,8 +99,8 @@ class FitOptions(OptionGroup):
         if data:
             own, told = self._own_lengths(model, data, max(lengths))
         return FitQuestion(
-            model, machines, lengths, self.tokens_per_step, self.lora, self.device_mem,
-            self.host_mem, own, told, prices_by_machine(self.price, machines),
+            model, machines, _numbers(self.gpus), lengths, self.tokens_per_step, self.lora,
+            self.device_mem, self.host_mem, own, told, prices_by_machine(self.price, machines),
             join([*data, *self._of_data]) if data else "DATA", self.loss,
             counts_bytes=bool(data) and self.tokenizer == Path(BYTES),
         )  # fmt: skip
@@ -134,6 +136,18 @@ class FitOptions(OptionGroup):
         seq_len = min(longest, -(-int(found.max()) // _GRAIN) * _GRAIN)
         packing = expected_packing(found, seq_len * sides)
         return OwnLengths(seq_len, packing), read.epoch_tokens
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Numbers of GPUs.
+
+    Raises:
+        FitError: one is none.
+    """
+    found = [int(one) if one.strip().isdecimal() else 0 for one in text.split(",")]
+    if not all(1 <= one <= _MOST_GPUS for one in found):
+        raise FitError(f"--gpus {text}: numbers of 1 to {_MOST_GPUS}, with commas between them")
+    return tuple(dict.fromkeys(found))
 
 
 @grouped()

@@ -25,10 +25,11 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node, records_html
 from twinstream.schedule.workload import Packing
 from twinstream.study.answer import Answer
+from twinstream.study.layouts import LayoutQuery
 from twinstream.study.one_device import DeviceQuery
 from twinstream.study.processes import answers_of
 from twinstream.study.query import Loader
-from twinstream.study.questions import device_query
+from twinstream.study.questions import query_of
 from twinstream.study.values import Values
 
 LORA = "r=16"
@@ -71,14 +72,16 @@ class OwnLengths:
 
 
 class FitCell(Node):
-    """One way on one machine at one length; what is predicted is None where it does not fit.
+    """One way on GPUs of a machine at one length; what is predicted is None where it does not fit.
 
     Fields:
+        gpus: of one machine; `layout` is the fastest that was found for several. Bytes are then
+            those of the fullest.
         seq_len: tokens of the longest sequence; `is_own` are the data's own lengths, packed.
         error: mean error of the prediction, as a fraction, None where none is known.
         mfu: of the peak that the machine's profile states.
         limits: what the lower bound hangs on; `gap` is how far above it the step is.
-        checkpoint_bytes: on the disk, of weights and optimizer state that are trained.
+        checkpoint_bytes: on the disk, of weights and optimizer state that are trained; of one GPU.
         hours, money: of the data, where they and a price were given; of pairs without the forward
             pass over them that the reference takes before the first step.
         lacking_device_bytes, lacking_host_bytes: what is missing at least of one memory with the
@@ -91,10 +94,12 @@ class FitCell(Node):
     """
 
     machine: str
+    gpus: int = 1
     way: str
     seq_len: int
     is_own: bool
     tokens_per_step: int
+    layout: str = ""
     tokens_per_s: float | None = None
     error: float | None = None
     mfu: float | None = None
@@ -115,18 +120,32 @@ class FitCell(Node):
     effort: str
 
     @property
+    def where(self) -> str:
+        """The machine, and how many of its GPUs."""
+        return where_of(self.machine, self.gpus)
+
+    @property
     def fits(self) -> bool:
         """Whether there is a plan."""
         return self.tokens_per_s is not None
 
 
-class FitTable(Node):
-    """All cells, machine by machine, way by way, length by length.
+def where_of(machine: str, gpus: int) -> str:
+    """A machine with so many GPUs.
 
-    `peaks` says by machine what MFU is a share of, and where that number is from, `caps` what
-    memory plans may take; `download` how weights of a model of the hub are fetched, into the folder
-    that commands name. `loss` is that of pairs, None where it is cross entropy. `counts_bytes`:
-    each byte of the data is a token.
+    >>> where_of("rtx4090", 2)
+    'rtx4090, 2 GPUs'
+    """
+    return machine if gpus == 1 else f"{machine}, {gpus} GPUs"
+
+
+class FitTable(Node):
+    """All cells, machine by machine, by number of GPUs, way by way, length by length.
+
+    `peaks` says by machine what MFU is a share of, and where that number is from, `caps` by place
+    what memory plans may take of each GPU; `download` how weights of a model of the hub are
+    fetched, into the folder that commands name. `loss` is that of pairs, None where it is cross
+    entropy. `counts_bytes`: each byte of the data is a token.
     """
 
     model: str
@@ -144,8 +163,8 @@ class FitTable(Node):
         return [cell.model_dump() for cell in self.cells]
 
     def _repr_html_(self) -> str:
-        columns = ("machine", "way", "seq_len", "tokens_per_s", "error", "mfu", "hours", "money",
-                   "refused", "command")  # fmt: skip
+        columns = ("machine", "gpus", "way", "seq_len", "tokens_per_s", "error", "mfu", "hours",
+                   "money", "refused", "command")  # fmt: skip
         rows = [{name: record[name] for name in columns} for record in self.records()]
         return records_html(f"{self.model}, {self.tokens_per_step:,} tokens a step", rows)
 
@@ -154,13 +173,14 @@ class FitTable(Node):
 class FitQuestion:
     """What to try, and within which memory; caps are as of `plan`, None is what `train` takes.
 
-    `price_per_hour` is by machine. `data` is the name that commands are told. `loss` is `dpo` with
-    its options, of pairs of sequences; None: cross entropy. `counts_bytes`: each byte of the data
-    is a token.
+    `gpus`: numbers of GPUs of each machine. `price_per_hour` is of a GPU, by machine. `data` is the
+    name that commands are told. `loss` is `dpo` with its options, of pairs of sequences; None:
+    cross entropy. `counts_bytes`: each byte of the data is a token.
     """
 
     model: str
     machines: tuple[str, ...]
+    gpus: tuple[int, ...] = (1,)
     lengths: tuple[int, ...] = LENGTHS
     tokens_per_step: int = TOKENS_PER_STEP
     lora: str = LORA
@@ -180,6 +200,7 @@ class AskedCell:
 
     question: FitQuestion
     machine: str
+    gpus: int
     way: Way
     seq_len: int
     own: OwnLengths | None
@@ -191,6 +212,11 @@ class AskedCell:
         """Those asked for, in whole sequences, or pairs of them."""
         each = self.seq_len * kind_of_loss(self.question.loss).sides
         return ceil(self.question.tokens_per_step / each) * each
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What tells it from the others."""
+        return self.machine, self.gpus, self.way.name, self.seq_len, self.own is not None
 
     @property
     def caps(self) -> dict[str, str]:
@@ -219,10 +245,13 @@ def fit(
     read_lora(spec, question.lora)
     peaks = {name: _peak(load, name, spec) for name in question.machines}
     caps = {
-        name: caps_of(load.machine(name), question.device_mem, question.host_mem)
+        where_of(name, gpus): caps_of(
+            load.machine(name), question.device_mem, question.host_mem, gpus
+        )
         for name in question.machines
+        for gpus in question.gpus
     }
-    order = [_place(one.machine, one.way.name, one.seq_len, one.own is not None) for one in asked]
+    order = [one.place for one in asked]
     known: dict[tuple[object, ...], FitCell] = {}
 
     def table() -> FitTable:
@@ -234,29 +263,26 @@ def fit(
         )  # fmt: skip
 
     def take(cell: FitCell) -> None:
-        place = _place(cell.machine, cell.way, cell.seq_len, cell.is_own)
+        place = cell.machine, cell.gpus, cell.way, cell.seq_len, cell.is_own
         known[place] = _faster(known.get(place, cell), cell)
         on_cell(cell)
         on_table(table())
 
     answers_of(answered_cell, asked, num_jobs, take)
     if effort != "quick":
-        again = [replace(one, effort=effort, advises=True) for one in asked]
+        again = [replace(one, effort=effort, advises=True) for one in asked if one.gpus == 1]
         answers_of(answered_cell, again, num_jobs, take)
     return table()
 
 
-def _place(machine: str, way: str, seq_len: int, is_own: bool) -> tuple[object, ...]:
-    return machine, way, seq_len, is_own
-
-
 def num_plans(question: FitQuestion, effort: str) -> int:
     """How often `on_cell` of `fit` is called."""
-    return len(asked_cells(question, advises=False)) * (1 if effort == "quick" else 2)
+    asked = asked_cells(question, advises=False)
+    return len(asked) + sum(one.gpus == 1 for one in asked) * (effort != "quick")
 
 
 def asked_cells(question: FitQuestion, *, advises: bool) -> list[AskedCell]:
-    """Every cell of a question, machine by machine, way by way, length by length.
+    """Every cell of a question, in the order of its table.
 
     `advises`: what does not fit is told what it lacks.
     """
@@ -264,8 +290,9 @@ def asked_cells(question: FitQuestion, *, advises: bool) -> list[AskedCell]:
     if question.own is not None:
         columns.append((question.own.seq_len, question.own))
     return [
-        AskedCell(question, machine, way, length, own, "quick", advises)
+        AskedCell(question, machine, gpus, way, length, own, "quick", advises)
         for machine in question.machines
+        for gpus in question.gpus
         for way in ways(question.lora, question.loss)
         for length, own in columns
     ]
@@ -278,20 +305,22 @@ def _faster(one: FitCell, other: FitCell) -> FitCell:
 def answered_cell(asked: AskedCell, planner: Planner) -> FitCell:
     """One plan, or why there is none."""
     make = partial(
-        FitCell, machine=asked.machine, way=asked.way.name, seq_len=asked.seq_len,
+        FitCell, machine=asked.machine, gpus=asked.gpus, way=asked.way.name, seq_len=asked.seq_len,
         is_own=asked.own is not None, tokens_per_step=asked.tokens, command=_command(asked),
         plan_command=_plan_command(asked), effort=asked.effort,
     )  # fmt: skip
     values: Values = {
         "model": asked.question.model, "machine": asked.machine, "seq_len": asked.seq_len,
-        "tokens_per_step": asked.tokens, "effort": asked.effort, **asked.caps, **asked.way.values,
+        "tokens_per_step": asked.tokens, **asked.caps, **asked.way.values,
+        **({"effort": asked.effort} if asked.gpus == 1 else {"ranks": asked.gpus}),
     }  # fmt: skip
     try:
-        query = device_query(values, _loader())
+        query = query_of(values, _loader())
+        assert isinstance(query, DeviceQuery | LayoutQuery), "it is of a step on a machine"
         if asked.own is not None:
             packing = asked.own.packing  # of one sequence of seq_len, or of both of a pair
             step = replace(query.request.step, packing=packing, seq_len=packing.tokens)
-            query = DeviceQuery(replace(query.request, step=step))
+            query = replace(query, request=replace(query.request, step=step))
         found = query.answer(planner=planner, advises=asked.advises)
     except InfeasiblePlan as error:
         device, host = error.shortage.proven or (None, None)
@@ -317,19 +346,21 @@ def _lacking(needed: int | None, has: int | None) -> int | None:
 
 def _predicted(asked: AskedCell, found: Answer, make: Callable[..., FitCell]) -> FitCell:
     tokens, prices = asked.question.dataset_tokens, asked.question.price_per_hour or {}
+    saved = checkpoint_bytes(found.schedule.only) if found.schedule.is_one_device else None
     hours = None if tokens is None else tokens / found.tokens_per_s / _HOUR_S
     price = prices.get(asked.machine)
     return make(
         tokens_per_s=found.tokens_per_s, error=found.uncertainty.symmetric, mfu=found.mfu,
         limits=found.limits, gap=found.gap, device_bytes=found.device_bytes,
-        host_bytes=found.host_bytes, checkpoint_bytes=checkpoint_bytes(found.schedule.only),
+        host_bytes=found.host_bytes, checkpoint_bytes=saved,
         hours=hours, kept_in=_kept_in(found), not_on_gpus=_not_on_gpus(found),
-        money=None if hours is None or price is None else hours * price,
+        layout=found.layout_text,
+        money=None if hours is None or price is None else hours * asked.gpus * price,
     )  # fmt: skip
 
 
 def _kept_in(found: Answer) -> str:
-    schedule = found.schedule.only
+    schedule = found.schedule.of(found.schedule.classes[0])
     recipe = Recipe.model_validate(schedule.recipe)
     dtype = model_of(schedule.model).dtype
     state, gradients = recipe.state_of(dtype), recipe.gradient_dtype(dtype)
@@ -345,7 +376,7 @@ def _kept_in(found: Answer) -> str:
 
 def _not_on_gpus(found: Answer) -> tuple[str, ...]:
     """What docs/benchmarks/gpu.md lists as not yet run on a GPU."""
-    schedule = found.schedule
+    schedule = found.schedule.of(found.schedule.classes[0])
     recipe, model = Recipe.model_validate(schedule.recipe), schedule.model
     if found.machine.device != "cuda":
         return ()
@@ -357,6 +388,7 @@ def _not_on_gpus(found: Answer) -> tuple[str, ...]:
         "LoRA": recipe.lora is not None,
         "a base in few bits": recipe.base != "model",
         recipe.loss.name.upper(): recipe.loss.name != "",
+        "several GPUs": found.num_gpus > 1,
     }
     return tuple(name for name, is_so in told.items() if is_so)
 
@@ -368,6 +400,7 @@ def _command(asked: AskedCell) -> str:
         f"twinstream train {quote(folder_of(question.model))} {question.data} -o DIR",
         asked.way.flags,
         f"--seq-len {asked.seq_len} --tokens-per-step {asked.tokens}",
+        "" if asked.gpus == 1 else f"--ranks {asked.gpus}",
         _flags(asked.caps),
     ]  # fmt: skip
     return " ".join(filter(None, parts))
@@ -378,7 +411,8 @@ def _plan_command(asked: AskedCell) -> str:
     parts = [
         f"twinstream plan --model {quote(question.model)} --machine {quote(asked.machine)}",
         asked.way.flags,
-        f"--seq-len {asked.seq_len} --tokens-per-step {asked.tokens} --effort {asked.effort}",
+        f"--seq-len {asked.seq_len} --tokens-per-step {asked.tokens}",
+        f"--effort {asked.effort}" if asked.gpus == 1 else f"--gpus {asked.gpus}",
         _flags(asked.caps),
     ]  # fmt: skip
     return " ".join(filter(None, parts))

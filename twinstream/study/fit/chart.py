@@ -87,7 +87,9 @@ def chart(
         load_machine(card)
     ladders = []
     for model in models:
-        question = FitQuestion(model, tuple(cards), (seq_len,), tokens_per_step)
+        question = FitQuestion(
+            model, tuple(cards), lengths=(seq_len,), tokens_per_step=tokens_per_step
+        )
         asked = [one for one in asked_cells(question, advises=False) if one.way.name in LADDER]
         ladders += [tuple(one for one in asked if one.machine == card) for card in cards]
     cells = answers_of(_fullest, ladders, num_jobs, on_cell)

@@ -20,27 +20,27 @@ _HIGH_MFU = 0.75
 def fit_screen(found: FitTable) -> Group:
     """A table for each machine: ways to train, by lengths."""
     parts: list[RenderableType] = [_title(found)]
-    for machine in _machines(found):
+    for where, _ in _places(found):
         table = FittedTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        head, *rows = _rows(found, machine)
+        head, *rows = _rows(found, where)
         for at, name in enumerate(head):
             table.add_column(name, justify="right" if at else "left")
         for row in rows:
             table.add_row(*row)
-        within = memory_text(found.caps[machine])
-        parts += ["", f"{machine}, within {within}: tokens/s, MFU, memories", table]
+        within = memory_text(found.caps[where])
+        parts += ["", f"{where}, within {within}: tokens/s, MFU, memories", table]
     return Group(*parts, "", *_notes(found))
 
 
 def fit_html(found: FitTable) -> str:
     """The same as a page, with the command of every cell."""
     sections = []
-    for machine in _machines(found):
-        head, *rows = _rows(found, machine)
-        about = f"{found.peaks[machine]}. Plans within {memory_text(found.caps[machine])}."
-        sections.append(Section(machine, about, Table(head, rows)))
+    for where, machine in _places(found):
+        head, *rows = _rows(found, where)
+        about = f"{found.peaks[machine]}. Plans within {memory_text(found.caps[where])}."
+        sections.append(Section(where, about, Table(head, rows)))
     commands = [
-        [cell.machine, cell.way, _length(cell.seq_len, is_own=cell.is_own), cell.command]
+        [cell.where, cell.way, _length(cell.seq_len, is_own=cell.is_own), cell.command]
         for cell in found.cells
         if cell.fits
     ]
@@ -66,13 +66,14 @@ def memory_text(caps: Caps) -> str:
     return f"{' and '.join(told)} memory"
 
 
-def _machines(found: FitTable) -> list[str]:
-    return list(dict.fromkeys(cell.machine for cell in found.cells))
+def _places(found: FitTable) -> list[tuple[str, str]]:
+    """Each machine with so many GPUs, and the machine."""
+    return list(dict.fromkeys((cell.where, cell.machine) for cell in found.cells))
 
 
-def _rows(found: FitTable, machine: str) -> list[list[str]]:
+def _rows(found: FitTable, where: str) -> list[list[str]]:
     """The heads, and a row for each way."""
-    cells = [cell for cell in found.cells if cell.machine == machine]
+    cells = [cell for cell in found.cells if cell.where == where]
     lengths = list(dict.fromkeys((cell.seq_len, cell.is_own) for cell in cells))
     ways = list(dict.fromkeys(cell.way for cell in cells))
     by_place = {(cell.way, cell.seq_len, cell.is_own): cell for cell in cells}
@@ -97,6 +98,8 @@ def _text(cell: FitCell | None) -> str:
     error = " +/- ?" if cell.error is None else f" +/- {cell.error:.0%}"
     lines = [f"{rate_text(cell.tokens_per_s)}{error}", f"MFU {cell.mfu:.0%}"]
     lines.append(f"{gib(cell.device_bytes or 0)}, {gib(cell.host_bytes or 0)}")
+    if cell.layout:
+        lines.append(cell.layout)
     if cell.hours is not None:
         lines.append(f"{range_text(cell.hours, cell.error, lambda hours: f'{hours:,.3g}')} h")
         if cell.money is not None:
@@ -130,7 +133,8 @@ def _notes(found: FitTable) -> Sequence[str]:
     if limits:
         told = "; ".join(f"{way}: {limit}" for way, limit in limits.items())
         notes.append(f"Limited, at the longest that fits, by: {told}.")
-    sizes = {cell.way: gib(cell.checkpoint_bytes or 0) for cell in fitting}
+    saved = [cell for cell in fitting if cell.checkpoint_bytes is not None]
+    sizes = {cell.way: gib(cell.checkpoint_bytes or 0) for cell in saved}
     if sizes:
         told = "; ".join(f"{way} {size}" for way, size in sizes.items())
         notes.append(f"A checkpoint takes: {told}.")
