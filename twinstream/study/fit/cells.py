@@ -315,13 +315,14 @@ def answered_cell(asked: AskedCell, planner: Planner) -> FitCell:
         **({"effort": asked.effort} if asked.gpus == 1 else {"ranks": asked.gpus}),
     }  # fmt: skip
     try:
-        query = query_of(values, _loader())
-        assert isinstance(query, DeviceQuery | LayoutQuery), "it is of a step on a machine"
+        found = query_of(values, _loader())
+        assert isinstance(found, DeviceQuery | LayoutQuery), "it is of a step on a machine"
+        query: DeviceQuery | LayoutQuery = found
         if asked.own is not None:
             packing = asked.own.packing  # of one sequence of seq_len, or of both of a pair
             step = replace(query.request.step, packing=packing, seq_len=packing.tokens)
             query = replace(query, request=replace(query.request, step=step))
-        found = query.answer(planner=planner, advises=asked.advises)
+        answer = query.answer(planner=planner, advises=asked.advises)
     except InfeasiblePlan as error:
         device, host = error.shortage.proven or (None, None)
         caps = query.request.caps
@@ -331,7 +332,7 @@ def answered_cell(asked: AskedCell, planner: Planner) -> FitCell:
         )
     except TwinstreamError as error:
         return make(refused=str(error))
-    return _predicted(asked, found, make)
+    return _predicted(asked, answer, make)
 
 
 @cache
