@@ -58,7 +58,7 @@ class StageProgram:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class StageMeeting:
     """Exchanges of the same sides, one after the other: each a stage and its stream.
 
     The price draws on the resources of one side after the other, as many as each has.

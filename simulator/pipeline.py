@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from twinstream.simulator.blocks import COMPUTE, IrregularError, Meeting, StageProgram
+from twinstream.simulator.blocks import COMPUTE, IrregularError, StageMeeting, StageProgram
 from twinstream.simulator.states import (
     AHEAD,
     ARRIVED,
@@ -15,15 +15,16 @@ from twinstream.simulator.states import (
     MEETS,
     NEAR,
     WAITS,
-    Change,
     MessageState,
     StageState,
+    StateChange,
     States,
     StreamState,
     SystemState,
 )
 
 _Side = tuple[int, int]  # a stage and its stream
+_Uses = list[tuple[int, tuple[int, ...], tuple[int, ...]]]
 _Messages = list[tuple[int, MessageState]]  # with the number of the meeting
 
 
@@ -35,7 +36,7 @@ class _System:
     meetings: tuple[int, ...]
     state: SystemState
     since_ns: int
-    change: Change
+    change: StateChange
     is_current: bool = True
 
 
@@ -47,13 +48,13 @@ class PassLog:
     when all had, and when it was over.
     """
 
-    changes: dict[int, tuple[Change, list[tuple[int, tuple[int, ...], tuple[int, ...]]]]] = field(
-        default_factory=dict
+    changes: dict[int, tuple[StateChange, list[tuple[int, tuple[int, ...], tuple[int, ...]]]]] = (
+        field(default_factory=dict)
     )
     messages: list[tuple[int, int, int, int, int, int, int]] = field(default_factory=list)
 
     def add(
-        self, change: Change, since_ns: int, stages: tuple[int, ...], at: tuple[int, ...]
+        self, change: StateChange, since_ns: int, stages: tuple[int, ...], at: tuple[int, ...]
     ) -> None:
         """A change has come about, from then on."""
         found = self.changes.get(id(change))
@@ -167,7 +168,7 @@ class PipelineRun:
     """All stages through all passes."""
 
     def __init__(
-        self, states: States, programs: Sequence[StageProgram], meetings: Sequence[Meeting]
+        self, states: States, programs: Sequence[StageProgram], meetings: Sequence[StageMeeting]
     ) -> None:
         self._states, self._meetings = states, meetings
         self._stages = [_Stage(states, one) for one in programs]
@@ -246,7 +247,7 @@ class PipelineRun:
             state = tuple([self._stages[stage].state for stage in members]), told
             self._enter(now_ns, members, tuple([m for m, _ in own]), state)
 
-    def _take(self, system: _System, change: Change) -> None:
+    def _take(self, system: _System, change: StateChange) -> None:
         """Bring the stages of a system to where a change ends."""
         at = tuple([self._stages[stage].base for stage in system.stages])
         self.log.add(change, system.since_ns, system.stages, at)

@@ -70,7 +70,7 @@ class OpTime(NamedTuple):
     at_ns: int
 
 
-class Change(NamedTuple):
+class StateChange(NamedTuple):
     """What a state comes to.
 
     Fields:
@@ -102,8 +102,8 @@ class States:
     rates: KnownRates = field(default_factory=dict)
     _around_at: dict[tuple[int, ...], int] = field(default_factory=dict)
     _flows: dict[tuple[int, tuple[int, ...]], SharedFlow] = field(default_factory=dict)
-    _next: dict[SystemState, Change] = field(default_factory=dict)
-    _later: dict[tuple[SystemState, int], Change] = field(default_factory=dict)
+    _next: dict[SystemState, StateChange] = field(default_factory=dict)
+    _later: dict[tuple[SystemState, int], StateChange] = field(default_factory=dict)
 
     def blocks_around(self, numbers: tuple[int, ...]) -> int:
         """The number of a view of blocks, from `BEHIND` that of compute to `AHEAD`; -1: none."""
@@ -113,14 +113,14 @@ class States:
             self.around.append(tuple([None if one < 0 else blocks[one] for one in numbers]))
         return self._around_at[numbers]
 
-    def next(self, state: SystemState) -> Change:
+    def next(self, state: SystemState) -> StateChange:
         """What it comes to at its next event."""
         found = self._next.get(state)
         if found is None:
             found = self._next[state] = _Run(self, state).to(None)
         return found
 
-    def later(self, state: SystemState, after_ns: int) -> Change:
+    def later(self, state: SystemState, after_ns: int) -> StateChange:
         """What it comes to after so long, before any event then."""
         change = self.next(state)
         if not change.goes_on and after_ns >= change.after_ns:
@@ -320,7 +320,7 @@ class _Run:
         end = partial(self._end, member, number)
         self._after(op.delay_ns + op.price.fixed_ns, stream, op.price, (member,), end)
 
-    def to(self, until_ns: int | None) -> Change:
+    def to(self, until_ns: int | None) -> StateChange:
         """Run to the next event, or for so long."""
         clock, goes_on = self._clock, True
         while True:
@@ -339,7 +339,7 @@ class _Run:
                 clock.now = until_ns
                 break
             clock.step()
-        return Change(
+        return StateChange(
             clock.now, goes_on, tuple(self._arrivals), tuple(self._ended), tuple(self._over),
             tuple(map(_moved, self._streams)),
             tuple([self._told(streams) for streams in self._streams]),

@@ -28,7 +28,7 @@ from twinstream.simulator.blocks import (
     BlockOp,
     Interned,
     IrregularError,
-    Meeting,
+    StageMeeting,
     StageProgram,
 )
 from twinstream.simulator.costs import CostModel
@@ -267,7 +267,7 @@ class _Programs:
         }
         self._between = {self._streams[q] for one in self._meeting_ops.values() for q in one}
         self._met: dict[tuple[tuple[int, int], ...], int] = {}
-        self.meetings: list[Meeting] = []
+        self.meetings: list[StageMeeting] = []
         known: dict[Role, tuple[list[Block], list[Block]]] = {}
         self.stages: list[StageProgram] = []
         for stage, role in enumerate(self._roles):
@@ -300,7 +300,7 @@ class _Programs:
             price = self._exchanged(
                 [(self._names[s], o) for (s, _), o in zip(sides, ops, strict=True)]
             )
-            self.meetings.append(Meeting(key, price))
+            self.meetings.append(StageMeeting(key, price))
         return self._met[key]
 
     def _exchanged(self, sides: Sequence[Side]) -> OpPrice:
