@@ -295,6 +295,12 @@ def test_samples_have_one_length_and_are_not_scored(tmp_path: Path) -> None:
     assert "makes one logit" in told and "--loss" in told
 
 
+def test_a_batch_size_counts_samples(tmp_path: Path) -> None:
+    known = {n: v for n, v in given("dlrm", tmp_path).items() if n != "tokens_per_step"}
+    prepared = Trainer(TrainOptions.of(known | {"batch_size": 24})).prepare()
+    assert prepared.tokens_per_step == 24 and prepared.options.seq_len == 1
+
+
 def test_a_plan_of_such_a_model_runs_without_data(tmp_path: Path) -> None:
     file, plan = EXAMPLES / "dlrm.py", tmp_path / "plan.json"
     step = ("--seq-len", 1, "--tokens-per-step", 16, "--chunk-tokens", 8, "--machine", "cpu")

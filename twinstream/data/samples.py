@@ -49,12 +49,14 @@ class _Part:
         values, dtype = self.arrays[one.name], np.dtype(one.dtype)
         if (offsets := self.arrays.get(one.name + OFFSETS)) is None:
             return values[rows].astype(dtype)
-        found = np.full((len(rows), prod(one.shape[:-1]), one.shape[-1]), one.fill, dtype)
-        bags = found.shape[1]
-        for at, row in enumerate(rows):
-            ends = offsets[row * bags : (row + 1) * bags + 1]
-            for bag in range(bags):
-                found[at, bag, : ends[bag + 1] - ends[bag]] = values[ends[bag] : ends[bag + 1]]
+        each = prod(one.shape[:-1])
+        lists = (rows[:, None] * each + np.arange(each)).ravel()
+        starts = offsets[lists].astype(np.int64)
+        lengths = offsets[lists + 1].astype(np.int64) - starts
+        found = np.full((len(lists), one.shape[-1]), one.fill, dtype)
+        within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        at = np.repeat(np.arange(len(lists)), lengths)
+        found[at, within] = values[np.repeat(starts, lengths) + within]
         return found.reshape(len(rows), *one.shape)
 
     def labels(self, rows: Ints) -> NDArray[np.int32]:

@@ -96,7 +96,7 @@ def within_positions(options: TrainOptions, spec: AnyModel, tell: Tell) -> Train
     tell(
         f"sequences have up to {limit.tokens:,} tokens, not {options.seq_len:,}, since {limit.why}"
     )
-    return options.model_copy(update={"seq_len": limit.tokens})
+    return options.with_seq_len(limit.tokens)
 
 
 def dropout_of(adapter: Path | None) -> float:

@@ -242,6 +242,13 @@ class TrainOptions(RecipeOptions, StepOptions, RankOptions):
             )
         return self.model_copy(update={"tokens_per_step": tokens, "batch_size": None})
 
+    def with_seq_len(self, seq_len: int) -> "TrainOptions":
+        """Return them with sequences of another length; where a batch size is given, as many."""
+        changes = {"seq_len": seq_len}
+        if self.tokens_per_step is not None and "batch_size" in self.model_fields_set:
+            changes["tokens_per_step"] = self.tokens_per_step // self.seq_len * seq_len
+        return self.model_copy(update=changes)
+
 
 _NO_LONGER = (("fp32_tail", 0),)  # as run.toml of older runs has what was not asked for
 

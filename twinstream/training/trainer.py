@@ -170,7 +170,8 @@ def train(
 
     Args:
         model: a Hugging Face folder, a config.json (random weights) or a preset.
-        data: files and folders: .txt, .jsonl, .parquet, .bin; `PATH=WEIGHT` gives a weight.
+        data: files and folders: .txt, .jsonl, .parquet, .bin; `PATH=WEIGHT` gives a weight. Of a
+            model that takes tensors of samples, folders of .npy, or .safetensors.
         output: the folder of the run, which is made.
         resume: go on from the last checkpoint in `output`.
         callbacks: told of steps, evaluations and checkpoints.

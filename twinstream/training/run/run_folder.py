@@ -109,7 +109,7 @@ class TrainingFolder:
         if resume and self.files.options.exists():
             kept = TrainOptions.of(read_options(self.files.options), f"{self.files.options}: ")
             if "seq_len" not in options.model_fields_set:  # which a model may have shortened
-                options = options.model_copy(update={"seq_len": kept.seq_len})
+                options = options.with_seq_len(kept.seq_len)
             require_same(options, kept)
             self.checkpoint = self.checkpoints.latest()
             if self.checkpoint is not None:
