@@ -20,7 +20,8 @@ class FrozenWork(ShapeWork):
 
     >>> from twinstream.models.presets import load_preset
     >>> from twinstream.models.recipes.lora import Lora
-    >>> work = FrozenWork(shape=load_preset("8b"), seq_len=8192, recipe=Recipe(lora=Lora(rank=16)))
+    >>> LORA = Recipe(lora=Lora(rank=16, alpha=32.0))
+    >>> work = FrozenWork(shape=load_preset("8b"), seq_len=8192, recipe=LORA)
     >>> sum(one.flops for one in work.mlp().backward_weight) < 1e12
     True
     """

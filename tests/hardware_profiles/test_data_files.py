@@ -30,7 +30,6 @@ FIGURES = {
     "rtx4090": (165.2, 32, 83, 1008, 24564),
     "mi300x": (1307.4, 64, 460, 5300, 196608),
     "mi325x": (1307.4, 64, 460, 6000, 262144),
-    "h200_training": (989, 64, 307, 4800, 143771),
     "a100_training": (312, 32, 188, 2039, 81920),
     "h100_training": (989, 64, 307, 3350, 81559),
     "a100_40gb": (312, 32, 188, 1555, 40960),
@@ -49,7 +48,6 @@ BORROWED = ("a100", "b200", "gh200", "h200_datasheet", "mi300x", "mi325x",
             "rtx4090", "rtx5090")  # fmt: skip
 TRAINING = ("a100_training", "h100_training")  # fitted to steps of clusters
 PROBED = ("h200",)
-SAME_DIE = ("h200_training",)  # whose constants are another's
 SUSTAINED = ("b200_training", "b300", "gb200", "gb300")  # of whose steps only that is known
 POOLS = ("gb10", "strix_halo")
 OTHERS = (
@@ -72,7 +70,7 @@ def test_what_was_probed_says_so_and_the_rest_is_its_base():
 
 def test_the_shipped_machines_are_the_documented_ones():
     known = (
-        *FITTED, *DATASHEET, *BORROWED, *TRAINING, *SUSTAINED, *SAME_DIE, *PROBED, *POOLS, *OTHERS,
+        *FITTED, *DATASHEET, *BORROWED, *TRAINING, *SUSTAINED, *PROBED, *POOLS, *OTHERS,
         "cpu",
     )  # fmt: skip
     assert machine_names() == tuple(sorted(known))
@@ -88,7 +86,7 @@ def test_every_number_of_a_shipped_profile_has_a_kind_and_a_source(name):
         if field in NARROW_PEAKS and number is None:
             continue
         assert isinstance(number, Number), f"{name} lacks {field}"
-        fitted = ("fitted",) if name in (*FITTED, *TRAINING, *SUSTAINED, *SAME_DIE) else ()
+        fitted = ("fitted",) if name in (*FITTED, *TRAINING, *SUSTAINED) else ()
         assert number.kind in ("datasheet", "measured", "assumed", *fitted)
         assert len(number.source) > 10
     for curve in machine.efficiency.values():

@@ -124,9 +124,9 @@ class NearSteps(NamedTuple):
 
     `bias` is the mean error of those of one publisher, which counts as known: the nearer a step is,
     the more it weighs, and as little is taken for granted as few of them say. `bar` is how far
-    errors are from it, those of this publisher above all, and more the farther the nearest step is.
-    Where few are near, or none is like the question, it is no less than the spread of all that are
-    published.
+    errors are from it, those of this publisher above all, and more the farther the nearest step
+    is. Where few are near, or none is like the question, it is no less than the spread of all that
+    are published.
     """
 
     steps: tuple[PublishedStep, ...]
