@@ -7,7 +7,13 @@ from typing import Literal
 
 from twinstream.hardware_profiles.curve_choice import ATTENTION_RANK, ChosenCurve, curve_for
 from twinstream.hardware_profiles.errors import UnknownDtypeError
-from twinstream.hardware_profiles.schema import NARROW_PEAKS, Efficiency, Machine
+from twinstream.hardware_profiles.memories import LINKS, MemoryLink
+from twinstream.hardware_profiles.schema import (
+    CURVE_OF_RATE,
+    NARROW_PEAKS,
+    Efficiency,
+    Machine,
+)
 from twinstream.schedule.cost import GROUPED_TILE_ROWS, Work
 from twinstream.schedule.ops import KernelCall
 
@@ -21,6 +27,7 @@ PEAK_OF_DTYPE = {
     "fp4": "peak_fp4_flop_per_s",
 }
 _MATMUL_RANK = 3
+_LINKS = {link.name: link for link in LINKS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +111,25 @@ def host_work_ns(work: Work, machine: Machine) -> float:
     return max(compute_ns, own_ns, dram_ns)
 
 
-def copy_alone_ns(size_bytes: int, direction: Literal["h2d", "d2h"], machine: Machine) -> float:
-    """Time of one copy between pinned host memory and HBM that has the machine to itself.
+def copy_alone_ns(
+    size_bytes: int, direction: Literal["h2d", "d2h", "disk"], machine: Machine
+) -> float:
+    """Time of one copy between two memories, pinned where it is the host's, that has the machine
+    to itself.
 
-    The copy latency plus the bytes at the slowest of the link in its direction (with its curve
-    over bytes per copy), the link's duplex limit, host DRAM and HBM.
+    The link's latency plus the bytes at the slowest of the link in its direction (with its curve
+    over bytes per copy, where it has one) and of what it shares: the link's duplex limit, host DRAM
+    and HBM; of a read from a disk host DRAM.
 
     Raises:
         MissingNumberError: the profile lacks a number that a copy needs.
     """
-    latency_ns = machine.number("copy_latency_ns")
+    link = _LINKS[direction]
+    latency_ns = machine.number(link.latency_field)
     if size_bytes == 0:
         return latency_ns
-    shared = ("pcie_duplex_bytes_per_s", "host_dram_bytes_per_s", "hbm_bytes_per_s")
-    slowest = min(machine.rate(field) for field in shared)
-    link_ns = _link_ns(size_bytes, direction, machine)
+    slowest = min(machine.rate(field) for _, field in link.shared)
+    link_ns = _link_ns(size_bytes, link, machine)
     return latency_ns + max(link_ns, size_bytes * 1e9 / slowest)
 
 
@@ -206,11 +217,13 @@ def _memory_ns(work: Work, machine: Machine) -> float:
     return max(own_ns, work.hbm_bytes * 1e9 / (nominal * hbm_curve.max))
 
 
-def _link_ns(size_bytes: int, direction: Literal["h2d", "d2h"], machine: Machine) -> float:
-    nominal = machine.number(f"pcie_{direction}_bytes_per_s")
+def _link_ns(size_bytes: int, link: MemoryLink, machine: Machine) -> float:
+    nominal = machine.number(link.rate_field)
     if math.isinf(nominal):
         return 0.0
-    return _time_ns(size_bytes, 1, nominal, machine.curve(direction))
+    if link.rate_field not in CURVE_OF_RATE:
+        return size_bytes * 1e9 / nominal
+    return _time_ns(size_bytes, 1, nominal, machine.curve(CURVE_OF_RATE[link.rate_field]))
 
 
 def _peak_field(work: Work) -> str:

@@ -26,12 +26,16 @@ CURVE_OF_RATE = {
 }
 # Peaks of tensor cores that many machines lack; matrix products are asked for in them, or not.
 NARROW_PEAKS = ("peak_fp8_flop_per_s", "peak_fp4_flop_per_s")
+# What a machine may lack, and most do: peaks of narrow types, and a drive.
+DISK_FIELDS = ("disk_memory_bytes", "disk_read_bytes_per_s", "disk_latency_ns")
+OPTIONAL_FIELDS = (*NARROW_PEAKS, *DISK_FIELDS)
 RATE_FIELDS = (
     "peak_bf16_flop_per_s",
     *NARROW_PEAKS,
     "peak_fp32_flop_per_s",
     "host_peak_fp32_flop_per_s",
     *CURVE_OF_RATE,
+    "disk_read_bytes_per_s",
 )
 # Which curve, where a profile states it, turns a peak into what the board's power limit sustains.
 SUSTAINED_OF_PEAK = dict.fromkeys(("peak_bf16_flop_per_s", *NARROW_PEAKS), "sustained")
@@ -46,8 +50,9 @@ COST_FIELDS = (
     "launch_latency_ns",
     "copy_latency_ns",
     "event_wait_latency_ns",
+    "disk_latency_ns",
 )
-NUMBER_FIELDS = RATE_FIELDS + CAPACITY_FIELDS + COST_FIELDS
+NUMBER_FIELDS = (*RATE_FIELDS, *CAPACITY_FIELDS, *COST_FIELDS, "disk_memory_bytes")
 
 _LEAST_RATE, _MOST_RATE = 1e5, 1e21  # what is beyond them is a slip
 _LEAST_CAPACITY, _MOST_CAPACITY = 2**16, 2**60
@@ -174,6 +179,9 @@ class Machine(Profile):
     `duplex_h2d_share` is what H2D has of the duplex rate while both directions are busy, D2H the
     rest; where it is not stated, both want the same.
 
+    `disk_read_bytes_per_s` is what large direct reads of a drive reach, several in flight, and
+    `disk_latency_ns` what each read of a tensor takes beside them.
+
     `unified_memory_bytes` is the one memory of a machine whose GPU has none of its own: the two
     capacities are shares of it (a profile is refused where they are more than it has). A plan has
     all of it as the device's, but for what feeds the device.
@@ -197,6 +205,9 @@ class Machine(Profile):
     device_memory_bytes: Number | None = None
     host_memory_bytes: Number | None = None
     unified_memory_bytes: Number | None = None
+    disk_memory_bytes: Number | None = None
+    disk_read_bytes_per_s: Number | None = None
+    disk_latency_ns: Number | None = None
     device_reserve_bytes: Number | None = None
     launch_latency_ns: Number | None = None
     copy_latency_ns: Number | None = None
@@ -328,7 +339,11 @@ class Machine(Profile):
         document: dict[str, Any] = self.model_dump(mode="json")
         for field in (*_NO_PART_OF_PLANS, *NARROW_PEAKS):
             del document[field]  # nothing that a plan follows from, which is of bf16 or float32
-        for optional in ("attention", "duplex_h2d_share"):  # as before profiles could state one
+        for optional in (
+            "attention",
+            "duplex_h2d_share",
+            *DISK_FIELDS,
+        ):  # as before profiles could state one
             if document[optional] is None:
                 del document[optional]
         for curve in document["efficiency"].values():  # as before curves could
@@ -360,7 +375,7 @@ def _number_fault(field: str, value: float | None) -> tuple[str, str] | None:
     if value == 0:
         return "value_zero", "0 is not positive; drop an unknown number"
     least, most, unit = _LEAST_RATE, _MOST_RATE, "bytes a second"
-    if field in (*CAPACITY_FIELDS, _UNIFIED):
+    if field.endswith("memory_bytes"):
         least, most, unit = _LEAST_CAPACITY, _MOST_CAPACITY, "bytes"
         usual = f"{value:g} GiB are {value * 2**30:.0f}"
     else:

@@ -1,5 +1,6 @@
 """How many bytes the caps leave for the arenas of a chain, and whether that can be enough."""
 
+from twinstream.planner.lifetimes.uses import UnitMap, read_only_leaves
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.document import Caps
 
@@ -22,10 +23,18 @@ def _persistent_bytes(chain: Chain) -> int:
 
 
 def is_hopeless(chain: Chain, caps: Caps) -> bool:
-    """Whether both arenas together are smaller than all that persists."""
+    """Whether all arenas together are smaller than all that persists; a disk has no more of it
+    than parameters that are only read."""
     caps = with_library_memory(caps, chain)
     arenas = [caps.arena_bytes("device"), caps.arena_bytes("host")]
-    return None not in arenas and _persistent_bytes(chain) > sum(arena or 0 for arena in arenas)
+    if None in arenas:
+        return False
+    kept = _persistent_bytes(chain)
+    if caps.disk_bytes is not None:
+        sizes = {tensor.tensor_id: tensor.size_bytes for tensor in chain.tensors}
+        on_disk = sum(sizes[leaf] for leaf in read_only_leaves(chain, UnitMap(chain)))
+        kept -= min(on_disk, caps.disk_bytes)
+    return kept > sum(arena or 0 for arena in arenas)
 
 
 def holds_all_state(chain: Chain, caps: Caps) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import overload
 
 from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.overrides import changed
 from twinstream.hardware_profiles.schema import FEED_BYTES, Machine
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.providers.model import (
@@ -107,6 +108,7 @@ class PlanRequest:
         step: TrainingStep,
         device_mem: str | int | None = None,
         host_mem: str | int | None = None,
+        disk_mem: str | int | None = None,
         policy: str = DEFAULT_POLICY,
         choices: Choices = OPEN,
     ) -> PlanRequest:
@@ -118,7 +120,7 @@ class PlanRequest:
         require("step", step, TrainingStep)
         spec, profile = load_any_model(model, longest=step.seq_len), load_machine(machine)
         require("choices", choices, Choices)
-        caps = caps_of(profile, device_mem, host_mem)
+        caps = caps_of(profile, device_mem, host_mem, disk_mem=disk_mem)
         return PlanRequest(spec, step, profile, caps, policy, choices).allowed()
 
     def allowed(self, *, runs: bool = True) -> PlanRequest:
@@ -132,7 +134,10 @@ class PlanRequest:
             NotExecutableError: they do not.
             NondeterministicAttentionError: the attention is not deterministic, which is not
                 allowed.
+            ChoiceError: there is a disk, and no use for it.
         """
+        if self.caps.disk_bytes is not None:
+            self._require_use_of_disk()
         if runs:
             require_executable(self.spec)
         if runs or self.step.recipe.kernels is not None:
@@ -140,6 +145,22 @@ class PlanRequest:
         if self.machine.pool_bytes is not None and self.policy == DEFAULT_POLICY:
             return replace(self, choices=self.choices.of_one_memory)
         return self
+
+    def _require_use_of_disk(self) -> None:
+        why = None
+        if self.policy != DEFAULT_POLICY:
+            why = f"policy '{self.policy}' has homes of its own: leave it out, or the disk"
+        elif self.machine.pool_bytes is not None:
+            why = (
+                f"{self.machine.name} has one memory, of which a disk is no part yet: leave it out"
+            )
+        elif not (self.step.recipe.lora or self.step.recipe.frozen or self.spec.own_lora):
+            why = (
+                "it holds weights that are frozen, and all are trained here: add --lora r=16, or "
+                "--freeze"
+            )
+        if why is not None:
+            raise ChoiceError(f"a disk (--disk, --disk-mem): {why}")
 
     @property
     def decoder(self) -> ModelSpec:
@@ -201,9 +222,10 @@ class PlanRequest:
 
 
 def caps_of(
-    machine: Machine, device_mem: str | int | None, host_mem: str | int | None, ranks: int = 1
-) -> Caps:
-    """Return the caps given, and the device's reserve.
+    machine: Machine, device_mem: str | int | None, host_mem: str | int | None, ranks: int = 1,
+    *, disk_mem: str | int | None = None,
+) -> Caps:  # fmt: skip
+    """Return the caps given, and the device's reserve; a disk only where its cap is given.
 
     By default they are what `train` would take of such a machine with nothing else on it: the
     device's memory, and beside a GPU 0.8 of the host's. A memory's nominal size is all it has:
@@ -216,7 +238,8 @@ def caps_of(
         SizeError: a cap cannot be read, or is more memory than the machine has.
     """
     if (pool := machine.pool_bytes) is not None:
-        return _caps_of_pool(machine, pool // ranks, device_mem, host_mem)
+        caps = _caps_of_pool(machine, pool // ranks, device_mem, host_mem)
+        return caps.model_copy(update={"disk_bytes": _disk_bytes(disk_mem, machine)})
     of_device = ranks if machine.device == "cpu" else 1
     host_bytes = _cap_bytes(host_mem, machine, "host_memory_bytes", ranks)
     if host_mem is None and host_bytes is not None and machine.device == "cuda":
@@ -225,7 +248,38 @@ def caps_of(
         device_bytes=_cap_bytes(device_mem, machine, "device_memory_bytes", of_device),
         host_bytes=host_bytes,
         device_reserve_bytes=round(machine.number("device_reserve_bytes")),
+        disk_bytes=_disk_bytes(disk_mem, machine),
     )
+
+
+def _disk_bytes(given: str | int | None, machine: Machine) -> int | None:
+    return None if given is None else _cap_bytes(given, machine, "disk_memory_bytes", 1)
+
+
+def with_drive(
+    machine: Machine, bandwidth: str | float, source: str = "--disk-bandwidth"
+) -> Machine:
+    """Return the machine with a drive of a rate: `7GB/s`, or bytes a second.
+
+    Args:
+        source: of the number.
+
+    Raises:
+        SizeError: the rate cannot be read.
+        ProfileError: it is no rate.
+    """
+    rate = bandwidth
+    if isinstance(rate, str):
+        rate = float(parse_bytes(rate.strip().removesuffix("/s")))
+    kind = "hypothetical" if source == "--disk-bandwidth" else "measured"
+    document: dict[str, object] = {
+        "disk_read_bytes_per_s": {"value": rate, "kind": kind, "source": source}
+    }
+    if machine.disk_latency_ns is None:
+        document["disk_latency_ns"] = {
+            "value": 1e5, "kind": "assumed", "source": "what a read takes beside its bytes: 0.1 ms",
+        }  # fmt: skip
+    return changed(Machine, document, machine, source)
 
 
 def _caps_of_pool(

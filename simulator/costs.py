@@ -10,11 +10,13 @@ from twinstream.hardware_profiles.cost import (
     device_copy_alone_ns,
     work_time,
 )
+from twinstream.hardware_profiles.memories import DISK_READS
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import SeveralRanksError
 from twinstream.schedule.ops import Communicate, Compute, Copy, Feed, Fetch, Op
 from twinstream.schedule.proof.accesses import AccessMap
+from twinstream.schedule.tensors import DISK
 from twinstream.simulator.flows import Flow
 
 
@@ -43,7 +45,8 @@ class MachineCosts:
 
     A kernel sequence is one flow: alone it takes the sum of its kernels' times; it uses compute
     all that time and its HBM bytes evenly over it. A copy uses its direction of the link, the
-    link's joint limit, HBM and host DRAM; one inside the device reads and writes HBM. What the
+    link's joint limit, HBM and host DRAM; one inside the device reads and writes HBM; a read from a
+    disk uses that and host DRAM. What the
     host fills or takes uses host DRAM; what it computes uses the host CPU and its bytes of host
     DRAM evenly over its time alone.
 
@@ -69,6 +72,9 @@ class MachineCosts:
         if any(call.processor == "host" for call in schedule.calls.values()):
             self.capacity = {**self.capacity, "host_compute": 1.0}
         self.capacity = {**self.capacity, **(network or {})}
+        if any(slot.tier == DISK for slot in schedule.slots):
+            rate = machine.rate(DISK_READS.rate_field) / 1e9
+            self.capacity = {**self.capacity, DISK_READS.name: rate}
         self._access_map = AccessMap(schedule.tensors, schedule.slots)
         self._tiers = {slot.slot_id: slot.tier.kind for slot in schedule.slots}
         self._calls = {name: self._call_cost(name) for name in schedule.calls}
@@ -108,7 +114,9 @@ class MachineCosts:
         return _op_cost(sum(t.launch_ns for t in times), alone_ns, amounts)
 
     def _copy_cost(self, source: str, destination: str, size_bytes: int) -> OpCost:
-        direction: Literal["h2d", "d2h"] = "d2h" if destination == "host" else "h2d"
+        direction: Literal["h2d", "d2h", "disk"] = "d2h" if destination == "host" else "h2d"
+        if source == "disk":
+            direction = "disk"
         inside = source == destination == "device"
         key = ("d2d" if inside else direction, size_bytes)
         if key not in self._copies:
@@ -117,6 +125,10 @@ class MachineCosts:
                 latency_ns = self._machine.number("launch_latency_ns")
                 alone_ns = device_copy_alone_ns(size_bytes, self._machine)
                 amounts: tuple[tuple[str, float], ...] = (("hbm", 2.0 * size),)
+            elif direction == "disk":
+                latency_ns = self._machine.number(DISK_READS.latency_field)
+                alone_ns = copy_alone_ns(size_bytes, direction, self._machine)
+                amounts = tuple((name, size) for name, _ in DISK_READS.resources)
             else:
                 latency_ns = self._machine.number("copy_latency_ns")
                 alone_ns = copy_alone_ns(size_bytes, direction, self._machine)

@@ -68,6 +68,7 @@ def plan(  # noqa: PLR0913
     step: TrainingStep,
     device_mem: str | int | None = None,
     host_mem: str | int | None = None,
+    disk_mem: str | int | None = None,
     policy: str = DEFAULT_POLICY,
     choices: Choices = OPEN,
     warm_start: Sequence[Schedule] = (),
@@ -87,6 +88,8 @@ def plan(  # noqa: PLR0913
         device_mem: cap of device memory, `24GiB`, `80%` or bytes; by default all of it. The
             machine's reserve for context and libraries is taken off.
         host_mem: cap of pinned host memory; by default all that the profile states.
+        disk_mem: most of a drive for frozen weights that have no room in host memory; by default
+            none. The machine states `disk_read_bytes_per_s` and `disk_latency_ns`.
         policy: by name; see `twinstream.planner.policies`. It decides where the optimizer runs,
             whatever the recipe of `step` says.
         choices: what is fixed of a plan of `optimal`: homes, recompute level, prefetch; and how
@@ -108,8 +111,8 @@ def plan(  # noqa: PLR0913
     require("step", step, TrainingStep)
     found = find_model(model, longest=step.seq_len)
     request = PlanRequest.of(
-        found, machine, step=step, device_mem=device_mem, host_mem=host_mem, policy=policy,
-        choices=choices,
+        found, machine, step=step, device_mem=device_mem, host_mem=host_mem,
+        disk_mem=disk_mem, policy=policy, choices=choices,
     )  # fmt: skip
     return Planner(steady_state).plan(request, warm_start)
 

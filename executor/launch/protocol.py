@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # who trains imports this file, and no torch with it
     from twinstream.executor.ranks.waiting import Wait
     from twinstream.executor.ranks.world import Patience, StoreAddress
     from twinstream.executor.run.evaluation import PassLoss
+    from twinstream.executor.weights.disk_reader import DiskFiles
 
 _COUNT_BYTES = 4
 
@@ -84,6 +85,7 @@ class TrainTask:
         max_norm: of a step's gradients; 0 is any.
         evaluation: the schedule of an evaluation, of all ranks; None where there is none.
         buffers: of a traced model's module, where a folder has them.
+        disk: the files of what is at home on a disk.
     """
 
     first: int
@@ -93,6 +95,7 @@ class TrainTask:
     max_norm: float
     evaluation: Schedule | None
     buffers: "Mapping[str, torch.Tensor]" = field(default_factory=dict)
+    disk: "DiskFiles | None" = None
 
     @property
     def num_passes(self) -> int:

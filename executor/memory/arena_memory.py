@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from twinstream.executor.memory.device_memory import (
     check_device_memory,
     release_device,
 )
+from twinstream.executor.memory.disk_arena import DiskArena
 from twinstream.executor.memory.host_limits import check_host_memory, host_limits
 from twinstream.executor.memory.numa import cpus_near
 from twinstream.executor.memory.pinned import Pinning, pinned_arena
@@ -20,7 +22,7 @@ from twinstream.executor.memory.pinned_pieces import host_ranges
 from twinstream.executor.program.options import Progress, RunOptions
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.sizes import gib
-from twinstream.schedule.tensors import DEVICE, HOST, Tier
+from twinstream.schedule.tensors import DEVICE, DISK, HOST, Tier
 
 
 @contextlib.contextmanager
@@ -34,7 +36,22 @@ def arena_memory(schedule: RankSchedule, options: RunOptions) -> Iterator[dict[T
         DeviceMemoryError: it does not fit the device's free memory; nothing has been touched.
         NoBoundaryError: the host arena cannot be pinned in pieces.
         DeviceFailedError: the device failed while it was open.
+        TwinstreamError: something is at home on a disk, and no file has it.
     """
+    if all(slot.tier != DISK for slot in schedule.slots):
+        with _in_memory(schedule, options) as memory:
+            yield memory
+        return
+    with (
+        closing(DiskArena(schedule, options.disk)) as disk,
+        _in_memory(schedule, options) as memory,
+    ):
+        yield memory | {DISK: disk}
+
+
+@contextlib.contextmanager
+def _in_memory(schedule: RankSchedule, options: RunOptions) -> Iterator[dict[Tier, ArenaMemory]]:
+    """The memory of the device and the host."""
     sizes = Arenas.sizes(schedule)
     if options.backend == "cpu":
         check_host_memory(sum(sizes.values()), host_limits())

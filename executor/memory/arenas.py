@@ -1,18 +1,20 @@
 """Arenas, one per tier, and views of tensors in their slots."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from twinstream.executor.backends.gpu import TorchGpu
 from twinstream.executor.kernels.operand import KernelOperand, Pack
+from twinstream.executor.memory.disk_arena import DiskArena
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Communicate, Compute, Copy
 from twinstream.schedule.proof.accesses import AccessMap
 from twinstream.schedule.proof.verify_layout import arena_bytes
-from twinstream.schedule.tensors import Tier
+from twinstream.schedule.tensors import DISK, Tier
 
 POISON_BYTE = 0xFF  # as bf16 and float32 a NaN
 
@@ -97,12 +99,15 @@ class Arenas:
 
     @staticmethod
     def sizes(schedule: RankSchedule) -> dict[Tier, int]:
-        """Bytes of each tier's arena."""
-        tiers = sorted({slot.tier for slot in schedule.slots}, key=str)
+        """Bytes of each tier's arena; a disk's are there already."""
+        tiers = sorted({slot.tier for slot in schedule.slots} - {DISK}, key=str)
         return {tier: arena_bytes(schedule, tier) for tier in tiers}
 
     def view(self, tensor: str, slot: str, num_parts: int | None = None) -> torch.Tensor:
-        """The tensor's bytes in the slot, 1-D uint8."""
+        """The tensor's bytes in the slot, 1-D uint8; of a disk a copy that is read anew."""
+        if self.tier(slot) == DISK:
+            start, end = self._map.address(tensor, slot, num_parts)
+            return self.memory[DISK][start:end]
         key = (tensor, slot, num_parts)
         if key not in self._views:
             start, end = self._map.address(tensor, slot, num_parts)
@@ -132,6 +137,13 @@ class Arenas:
         """(source, destination) bytes."""
         source = self.view(op.tensor, op.source, op.num_parts)
         return source, self.view(op.tensor, op.destination, op.num_parts)
+
+    def disk_read(self, op: Copy) -> Callable[[], None]:
+        """What reads the source of a copy, which is on a disk, into its destination."""
+        disk = self.memory[DISK]
+        assert isinstance(disk, DiskArena), "a disk's tier has its arena"
+        start, end = self._map.address(op.tensor, op.source, op.num_parts)
+        return partial(disk.read, start, end, self.view(op.tensor, op.destination, op.num_parts))
 
     def poison(self) -> None:
         """Fill everything with NaN."""

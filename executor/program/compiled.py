@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twinstream.schedule.document import RankSchedule
-from twinstream.schedule.ops import HOST_COMPUTE, Compute, Feed, Fetch, Op, Stream
+from twinstream.schedule.ops import DISK_READ, HOST_COMPUTE, Compute, Feed, Fetch, Op, Stream
 from twinstream.schedule.proof.needed_waits import needed_waits
 
+_OF_HOST = (HOST_COMPUTE, DISK_READ)  # queues
 Work = Callable[[int], None]
 """What an op does when its turn comes; it is told the number of the pass."""
 
@@ -29,7 +30,7 @@ class Launch:
     @property
     def on_host(self) -> bool:
         """Whether the host carries it out, and not the device."""
-        return isinstance(self.op, Feed | Fetch) or self.op.stream.queue == HOST_COMPUTE
+        return isinstance(self.op, Feed | Fetch) or self.op.stream.queue in _OF_HOST
 
     @property
     def kernel_call(self) -> str | None:

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from twinstream.executor.program.module_programs import ModulePrograms
 from twinstream.schedule.errors import TwinstreamError
+
+if TYPE_CHECKING:
+    from twinstream.executor.weights.disk_reader import DiskFiles
 
 BackendName = Literal["cpu", "cuda"]
 Graphs = Literal["auto", "on", "off"]
@@ -43,6 +46,8 @@ class RunOptions:
 
     `modules`: what a traced model's parts run by, made once for all that happens in the run.
 
+    `disk`: the files of what is at home on a disk.
+
     `zero_ns`: the reading of `perf_counter_ns` that the timeline counts from, by default when the
     backend is made.
     """
@@ -61,6 +66,7 @@ class RunOptions:
     tell: Callable[[str], None] = _say_nothing
     check: Callable[[], None] | None = None
     zero_ns: int | None = None
+    disk: "DiskFiles | None" = None
     modules: ModulePrograms = field(default_factory=ModulePrograms)
 
 

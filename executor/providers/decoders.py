@@ -1,7 +1,7 @@
 """Decoders of our kernels: their weights are those of Hugging Face folders, adapters PEFT's."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from twinstream.executor.kernels.operand import DTYPES
-from twinstream.executor.providers.provider import Outline, Provider, Tell, Weights
+from twinstream.executor.providers.provider import Extents, Outline, Provider, Tell, Weights
 from twinstream.executor.weights.base_cache import BaseCache, in_base
 from twinstream.executor.weights.durable_files import write_files
 from twinstream.executor.weights.hf_folder import HfFolder
@@ -43,18 +43,27 @@ class Decoders(Provider):
 
     def parameters(
         self, folder: Path, model: ModelSpec, recipe: Recipe, run: Path | None = None,
-        tell: Tell = print,
+        tell: Tell = print, left_out: Collection[str] = (),
     ) -> Weights:  # fmt: skip
         source = HfFolder.open(folder, model)
         kept = None
         if run is not None and recipe.base != "model":
-            kept = BaseCache(run, source, recipe, tell)
+            kept = BaseCache.of_base(run, source, recipe, tell)
         for group in model.parameter_groups:
+            if group in left_out:
+                continue
             make = partial(_read, source, recipe, group)
             if kept is None or recipe.base_of(group) == "model":
                 yield group, make()
             else:
                 yield group, kept.of(group, make)
+
+    def in_place(
+        self, folder: Path, model: ModelSpec, recipe: Recipe, group: str
+    ) -> Extents | None:
+        if recipe.base_of(group) != "model":
+            return None
+        return HfFolder.open(folder, model).extents(group)
 
     def with_adapters(self, folder: Path, model: ModelSpec, base: Weights) -> Weights:
         """With what the folder has of the base, too."""

@@ -1,6 +1,6 @@
 """Traced modules: other people's code runs them, and their weights are as transformers has them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -44,9 +44,11 @@ class Modules(Provider):
             stored_tensors(folder)
 
     def parameters(
-        self, folder: Path, model: TracedModel, recipe: Recipe, run: Path | None, tell: Tell
-    ) -> Weights:
-        return read_module_parameters(folder, model)
+        self, folder: Path, model: TracedModel, recipe: Recipe, run: Path | None, tell: Tell,
+        left_out: Collection[str] = (),
+    ) -> Weights:  # fmt: skip
+        groups = read_module_parameters(folder, model)
+        return ((group, flat) for group, flat in groups if group not in left_out)
 
     def with_adapters(self, folder: Path, model: TracedModel, base: Weights) -> Weights:
         return chain(base, read_module_adapters(folder, model))

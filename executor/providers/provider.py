@@ -1,7 +1,7 @@
 """All that the executor asks of a provider of models."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,11 +11,13 @@ from twinstream.executor.kernels.operand import Kernel
 from twinstream.executor.kernels.registry import registered_kernel
 from twinstream.executor.program.module_programs import ModulePrograms
 from twinstream.executor.weights.carried_tensors.carried import CarriedTensors
+from twinstream.executor.weights.disk_reader import FileExtent
 from twinstream.models.recipes.lora import Lora
 from twinstream.models.recipes.recipe import Recipe
 
 Weights = Iterable[tuple[str, torch.Tensor]]
 """Name and flat parameters of group after group, 1-D uint8 on the host."""
+Extents = tuple[FileExtent, ...]
 Tell = Callable[[str], None]
 
 
@@ -57,13 +59,20 @@ class Provider(ABC):
     def check(self, folder: Path, model: Any, *, has_weights: bool) -> None:
         """Check the headers of a folder's weights, without which a folder may be."""
 
+    def in_place(self, folder: Path, model: Any, recipe: Recipe, group: str) -> Extents | None:
+        """Return where a folder's files have a group as the recipe keeps it, byte for byte; None
+        where they have it otherwise."""
+        return None
+
     @abstractmethod
     def parameters(
-        self, folder: Path, model: Any, recipe: Recipe, run: Path | None, tell: Tell
-    ) -> Weights:
+        self, folder: Path, model: Any, recipe: Recipe, run: Path | None, tell: Tell,
+        left_out: Collection[str] = (),
+    ) -> Weights:  # fmt: skip
         """Read the groups of a folder, as the recipe keeps them.
 
         Args:
+            left_out: groups that are not asked for.
             run: a folder beside which blocks in few bits are kept, once they are made.
             tell: takes a line on those that are made anew.
         """

@@ -137,7 +137,7 @@ class GraphReplay:
         for launch in self._program.launches:
             call = launch.kernel_call
             if call is None:
-                found.append(isinstance(launch.op, Copy))
+                found.append(isinstance(launch.op, Copy) and not launch.on_host)
                 continue
             if call not in tried:
                 work = self._works[launch.position]

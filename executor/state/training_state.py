@@ -17,6 +17,7 @@ from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.derived.flush import is_state
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.tensors import DISK
 
 State = dict[str, torch.Tensor]
 
@@ -91,7 +92,8 @@ def fill_carried(schedule: RankSchedule, arenas: Arenas, state: Mapping[str, tor
     """
     staging = Staging()
     for tensor, slot, source in _carried(schedule, state):
-        staging.copy(arenas.view(tensor, slot), source)
+        if arenas.tier(slot) != DISK:
+            staging.copy(arenas.view(tensor, slot), source)
 
 
 def read_carried(
@@ -101,7 +103,8 @@ def read_carried(
     result = {name: flat.clone() for name, flat in state.items()}
     staging = Staging()
     for tensor, slot, destination in _carried(schedule, result):
-        staging.copy(destination, arenas.view(tensor, slot))
+        if arenas.tier(slot) != DISK:
+            staging.copy(destination, arenas.view(tensor, slot))
     return result
 
 
@@ -122,12 +125,15 @@ def put_carried(
     flat: torch.Tensor,
     staging: Staging | None = None,
 ) -> None:
-    """Put one whole tensor, 1-D uint8, into every slot that carries it or a part of it.
+    """Put one whole tensor, 1-D uint8, into every slot that carries it or a part of it; what is on
+    a disk is there.
 
     Of several that follow one another `staging` has the copies overlap.
     """
     staging = staging or Staging()
     for tensor, slot, source in _carried(schedule, {name: flat}, name):
+        if arenas.tier(slot) == DISK:
+            continue
         staging.copy(arenas.view(tensor, slot), source)
 
 

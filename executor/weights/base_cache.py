@@ -1,22 +1,24 @@
-"""A run's frozen blocks in few bits, kept beside the run: made once, read when it goes on.
+"""A run's frozen groups kept in files as they lie in memory: made once, read when it goes on.
 
-A file for each block, as it lies in memory, and `made_of.json`, written last: the digests of the
-source's files, the format, and the digest of each block. Where any of that differs, blocks are made
-anew. Digests of a source whose files have their stamps still are not computed again.
+Such are blocks in few bits, beside the run, and what is read from a disk and lies nowhere else.
+A file for each group, and `made_of.json`, written last: the digests of the source's files, the
+format, and the digest of each group. Where any of that differs, groups are made anew. Digests of a
+source whose files have their stamps still are not computed again.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Self
 
 import torch
 
 from twinstream.executor.kernels.base_codes import quantized_group
 from twinstream.executor.kernels.operand import DTYPES
-from twinstream.executor.weights.durable_files import make_room, write_file
+from twinstream.executor.weights.durable_files import make_room, write_file, writing
 from twinstream.executor.weights.errors import WeightsError
 from twinstream.executor.weights.hf_folder import HfFolder
 from twinstream.models.providers.model import Model
@@ -38,23 +40,63 @@ def in_base(spec: Model, recipe: Recipe, group: str, flat: torch.Tensor) -> torc
 
 
 class BaseCache:
-    """A cache in a run's folder of a frozen base's blocks, coded as the recipe keeps them."""
+    """A cache in a folder of frozen groups as a recipe keeps them.
+
+    Args:
+        files: of the source.
+        made_of: what else groups follow from.
+        sizes: of the groups that are kept.
+        tell: takes a line on what is made anew.
+    """
 
     def __init__(
-        self, run: Path, source: HfFolder, recipe: Recipe, tell: Callable[[str], None]
-    ) -> None:
-        """
-        Args:
-            tell: takes a line on what is made anew.
-        """
-        self._folder, self._tell = run / FOLDER, tell
-        self._files = sorted({file for stored in source.stored.values() for file in stored.files})
-        self._made_of = {"base": recipe.base, "dtype": source.spec.dtype}
-        groups = [g for g in source.spec.parameter_groups if recipe.base_of(g) != "model"]
-        self._sizes = {g: layout_of(source.spec, recipe, g).size_bytes for g in groups}
+        self, folder: Path, files: Iterable[Path], made_of: Mapping[str, object],
+        sizes: Mapping[str, int], tell: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._folder, self._tell = folder, tell
+        self._files, self._made_of, self._sizes = sorted(files), dict(made_of), dict(sizes)
         self._stamps = {file.name: stamp_of(file) for file in self._files}
         self._known = self._digests_kept()
         self._made: dict[str, str] = {}
+
+    @classmethod
+    def of_base(
+        cls, run: Path, source: HfFolder, recipe: Recipe, tell: Callable[[str], None]
+    ) -> Self:
+        """Return that of a run's frozen base, coded as the recipe keeps it."""
+        files = {file for stored in source.stored.values() for file in stored.files}
+        groups = [g for g in source.spec.parameter_groups if recipe.base_of(g) != "model"]
+        sizes = {g: layout_of(source.spec, recipe, g).size_bytes for g in groups}
+        made_of = {"base": recipe.base, "dtype": source.spec.dtype}
+        return cls(run / FOLDER, files, made_of, sizes, tell)
+
+    def file(self, group: str) -> Path:
+        """Return the file of a group."""
+        return self._folder / f"{group}.bin"
+
+    def has(self, group: str) -> bool:
+        """Return whether a group's file is there, as it was made."""
+        return _read(self.file(group), self._sizes[group], self._known.get(group)) is not None
+
+    def write(self, groups: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Write groups, and then what all that are there were made of.
+
+        Raises:
+            WeightsError: one cannot be written.
+        """
+        kept = ((g, d) for g, d in self._known.items() if g not in self._sizes or self.has(g))
+        self._made = dict(kept)
+        for group, flat in groups:
+            self._write(group, flat)
+        with writing(self._folder / _MADE_OF, 0):
+            self._finish()
+
+    def _write(self, group: str, flat: torch.Tensor) -> None:
+        make_room(self._folder, self._sizes[group])
+        with writing(self._folder, 0):
+            (self._folder / _MADE_OF).unlink(missing_ok=True)
+        write_file(self.file(group), flat.numpy().tobytes())
+        self._made[group] = _digest_of(flat)
 
     def _digests_kept(self) -> dict[str, str]:
         """Of each block that was made of this; of none where the file says otherwise, or is
@@ -88,8 +130,7 @@ class BaseCache:
         Raises:
             WeightsError: a file cannot be read or written.
         """
-        path = self._folder / f"{group}.bin"
-        digest = self._known.get(group)
+        path, digest = self.file(group), self._known.get(group)
         flat = _read(path, self._sizes[group], digest)
         if flat is None and digest is not None:
             self._tell(f"{path} is damaged: the block is made anew")
@@ -100,17 +141,15 @@ class BaseCache:
                     self._finish()
             return flat
         flat = make()
-        self._keep(group, path, flat)
+        self._keep(group, flat)
         return flat
 
-    def _keep(self, group: str, path: Path, flat: torch.Tensor) -> None:
+    def _keep(self, group: str, flat: torch.Tensor) -> None:
         """On the disk; `made_of.json` follows the last of them."""
         with suppress(WeightsError, OSError):  # it costs time at the next start, nothing else
             if not self._made:
                 make_room(self._folder, sum(self._sizes.values()))
-            (self._folder / _MADE_OF).unlink(missing_ok=True)
-            write_file(path, flat.numpy().tobytes())
-            self._made[group] = _digest_of(flat)
+            self._write(group, flat)
             if len(self._made) == len(self._sizes):
                 self._finish()
 

@@ -14,6 +14,7 @@ from twinstream.executor.kernels.base_codes import quantized_group
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.executor.weights.carried_tensors.carried import require_tied
 from twinstream.executor.weights.codes.coded_tensor import STORED_DTYPES, CodedTensor, fill
+from twinstream.executor.weights.disk_reader import FileExtent
 from twinstream.executor.weights.errors import WeightsError, some_of
 from twinstream.executor.weights.hf_files import INDEX, SINGLE, as_values, weight_map
 from twinstream.executor.weights.model_files import CONFIG
@@ -87,6 +88,20 @@ class HfFolder:
         assert destination.device.type == "cpu" and destination.is_contiguous()
         weights = hf_weights_of(self.spec, group, fused=self.fused)
         read_weights(self.stored, weights, self.spec.dtype, destination)
+
+    def extents(self, group: str) -> tuple[FileExtent, ...] | None:
+        """Return where the files have a group's values in the model's dtype and order; None where
+        they have others."""
+        found = []
+        for weight in hf_weights_of(self.spec, group, fused=self.fused):
+            stored, dtype = self.stored[weight.name], DTYPES[weight.dtype or self.spec.dtype]
+            is_coded = isinstance(stored, CodedTensor)
+            if is_coded or weight.axes or STORED_DTYPES.get(stored.dtype) != dtype:
+                return None
+            found.append(
+                FileExtent(stored.file, stored.start_bytes, stored.size_bytes, weight.offset_bytes)
+            )
+        return tuple(sorted(found, key=lambda one: one.at_bytes))
 
     def has_nf4(self, group: str) -> bool:
         """Return whether the folder stores matrices of a group in NF4."""

@@ -27,7 +27,8 @@ class GapColumns:
     """Fractions of a gap's content: kept on the device, loaded, written to the host.
 
     `valid`: on the host from the gap's begin on, because of a gap before. Where a version has one
-    gap only, it is None, and `written` is `loaded`: what is loaded is written, once.
+    gap only, it is None, and `written` is `loaded`: what is loaded is written, once. `read`: read
+    from a disk into host memory in the gap; None of what is on no disk.
     """
 
     kept: int
@@ -35,21 +36,27 @@ class GapColumns:
     written: int
     valid: int | None
     weight: float
+    read: int | None = None
 
     @property
     def alone(self) -> bool:
         return self.valid is None
 
     @property
+    def at_home(self) -> tuple[int, ...]:
+        """The columns whose sum is the fraction at home on the host at some time in the gap."""
+        return (self.written,) if self.valid is None else (self.valid, self.written)
+
+    @property
     def on_host(self) -> tuple[int, ...]:
         """The columns whose sum is the fraction on the host at some time in the gap."""
-        return (self.written,) if self.valid is None else (self.valid, self.written)
+        return self.at_home if self.read is None else (*self.at_home, self.read)
 
 
 class ChainGaps:
     """Columns and rows of all gaps, by key (element, gap, whether it joins two middle rounds)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         program: LinearProgram,
         view: ChainView,
@@ -58,12 +65,13 @@ class ChainGaps:
         choices: Choices,
         *,
         tied: bool,
+        with_disk: bool = False,
     ) -> None:
         """Add the columns and rows of all gaps. With `tied`, all crossings from round to round are
-        decided alike, as a plan needs it."""
+        decided alike, as a plan needs it; and what is read from a disk is read for every load."""
         self.program, self.rounds, self.tied = program, rounds, tied
         self.whole_ends = tied and not segments.single
-        self.elements = elements(view, segments, choices)
+        self.elements = elements(view, segments, choices, with_disk=with_disk)
         self.recompute = _recompute_columns(program, view.chain, choices)
         self._sizes = {tensor.tensor_id: tensor.size_bytes for tensor in view.chain.tensors}
         self.columns: dict[Key, GapColumns] = {}
@@ -129,6 +137,14 @@ class ChainGaps:
             for (number, _, _), columns in self.columns.items()
         ]
 
+    def read_gib(self) -> Terms:
+        """Return the GiB read from a disk in a step, as terms."""
+        return [
+            (columns.read, columns.weight * self._size_gib(number))
+            for (number, _, _), columns in self.columns.items()
+            if columns.read is not None
+        ]
+
     def loaded_gib(self) -> Terms:
         return [
             (columns.loaded, columns.weight * self._size_gib(number))
@@ -177,7 +193,9 @@ class ChainGaps:
         loaded = self.program.column(upper=0.0 if element.home == "device" else 1.0)
         if alone:
             return GapColumns(kept, loaded, loaded, None, weight)
-        return GapColumns(kept, loaded, self.program.column(), self.program.column(), weight)
+        written, valid = self.program.column(), self.program.column()
+        read = self.program.column() if element.on_disk else None
+        return GapColumns(kept, loaded, written, valid, weight, read)
 
     def _add_rows(self, number: int, index: int, gap: Gap) -> None:
         for extra in (False, True):
@@ -188,7 +206,7 @@ class ChainGaps:
             # kept + loaded + remade >= 1: what the use at the gap's end reads is there
             self.program.at_most([(columns.kept, -1.0), (columns.loaded, -1.0), *remade], -1.0)
             if not columns.alone:
-                # loaded <= valid + written: only what the host has can come back
+                # loaded <= valid + written + read: only what the host has can come back
                 on_host = [(column, -1.0) for column in columns.on_host]
                 self.program.at_most([(columns.loaded, 1.0), *on_host], 0.0)
         if not self.columns[number, index, False].alone:
@@ -220,8 +238,9 @@ class ChainGaps:
         if gap.after is not None:
             before = self.elements[number].gaps[gap.after]
             for key, share in self._side(number, gap.after, before, "entering"):
-                terms += [(column, -share) for column in self.columns[key].on_host]
-        # valid <= valid + written of the gap before; 0 where content is made anew
+                there = self.columns[key].at_home if self.tied else self.columns[key].on_host
+                terms += [(column, -share) for column in there]
+        # valid <= valid + written + read of the gap before; 0 where content is made anew
         self.program.at_most(terms, 0.0)
 
     def _stored_from(self, number: int, index: int) -> int | None:
@@ -303,6 +322,11 @@ class ChainGaps:
             kept = [(self.columns[key].kept, share * size) for key, share in shares]
             self.kept_at.append((low, high, kept))
             loaded = [(self.columns[key].loaded, share * size) for key, share in shares]
+            loaded += [  # what is read from a disk was in neither memory before
+                (column, -share * size)
+                for key, share in shares
+                if (column := self.columns[key].read) is not None
+            ]
             self.loaded_at.append((low, high, loaded))
         for low, high, shares in self._shares(number, index, gap, into=True):
             kept = [(self.columns[key].kept, share * size) for key, share in shares]
@@ -331,8 +355,8 @@ class ChainGaps:
             homes.append((home, self._size_gib(number)))
             for index in range(len(element.gaps)):
                 # valid + written <= home: a plan's home has room for all that is ever there
-                on_host = [(c, 1.0) for c in self.columns[number, index, False].on_host]
-                self.program.at_most([*on_host, (home, -1.0)], 0.0)
+                at_home = [(c, 1.0) for c in self.columns[number, index, False].at_home]
+                self.program.at_most([*at_home, (home, -1.0)], 0.0)
         return homes
 
     def _held(self, columns: GapColumns) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from math import ceil
 
 from twinstream.planner.bound.segments import Segments
 from twinstream.planner.choices import Choices, Home
-from twinstream.planner.lifetimes.uses import UnitMap
+from twinstream.planner.lifetimes.uses import UnitMap, read_only_leaves
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.chain import Chain
 
@@ -53,7 +53,8 @@ class Gap:
 class Element:
     """Leaves (tensors without parts, or parts) with the same uses: names, bytes, uses and gaps.
 
-    `home`: where all of them are at home, if that is fixed.
+    `home`: where all of them are at home, if that is fixed. `on_disk`: whether they may be at home
+    on a disk: parameters that no task changes.
     """
 
     leaves: tuple[str, ...]
@@ -61,9 +62,12 @@ class Element:
     touches: tuple[Touch, ...]
     gaps: tuple[Gap, ...]
     home: Home | None
+    on_disk: bool = False
 
 
-def elements(view: ChainView, segments: Segments, choices: Choices) -> list[Element]:
+def elements(
+    view: ChainView, segments: Segments, choices: Choices, *, with_disk: bool = False
+) -> list[Element]:
     """Return all content of a chain that can be kept, moved or recomputed; positions are segments.
 
     Inputs, losses and scratch are left out; their bytes count only where tasks use them. Gaps
@@ -78,11 +82,15 @@ def elements(view: ChainView, segments: Segments, choices: Choices) -> list[Elem
     persistent = {leaf for root in chain.persistent for leaf in units.leaves(root, None)}
     remade = _recomputes_of_leaf(view, segments)
     away = _away(view, segments, choices)
+    on_disk = read_only_leaves(view.chain, units) if with_disk else frozenset()
     alike: dict[tuple[object, ...], list[str]] = {}
     for leaf, found in touches.items():
         if roles[leaf] not in _FREE_ROLES:
             home = choices.home(roles[leaf])
-            key = (tuple(found), leaf in persistent, remade.get(leaf), home, away.get(leaf))
+            key = (
+                tuple(found), leaf in persistent, remade.get(leaf), home, away.get(leaf),
+                leaf in on_disk,
+            )  # fmt: skip
             alike.setdefault(key, []).append(leaf)
     return [
         Element(
@@ -98,6 +106,7 @@ def elements(view: ChainView, segments: Segments, choices: Choices) -> list[Elem
                 )
             ),
             choices.home(roles[leaves[0]]),
+            leaves[0] in on_disk,
         )
         for leaves in alike.values()
     ]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinstream.hardware_profiles.cost import work_time
+from twinstream.hardware_profiles.memories import DISK_READS
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.bound.gap_columns import GIB, ChainGaps, Terms
 from twinstream.planner.bound.program import LinearProgram
@@ -45,11 +46,12 @@ class Interval:
 
 @dataclass(frozen=True)
 class Resource:
-    """The rows of a resource, one per interval, and its rate in GiB/ms."""
+    """The rows of a resource, one per interval or one for the step, and its rate in GiB/ms."""
 
     name: str
     rows: list[int]
     gib_per_ms: float
+    of_step: bool = False
 
 
 class ChainIntervals:
@@ -62,7 +64,10 @@ class ChainIntervals:
         segments: Segments,
         machine: Machine,
         rounds: RoundClasses,
+        *,
+        with_disk: bool = False,
     ) -> None:
+        self.with_disk = with_disk
         self.program, self.chain, self.machine, self.rounds = program, chain, machine, rounds
         self.segments = segments
         self.calls = {
@@ -177,6 +182,21 @@ class ChainIntervals:
             found.append(Resource(name, rows, gib_per_ms))
         return found
 
+    def add_reads(self, gaps: ChainGaps) -> list[Resource]:
+        """Add that what a step reads from a disk takes its time, whenever in the step it is read.
+
+        None where nothing may be at home there.
+        """
+        terms = gaps.read_gib()
+        if not terms:
+            return []
+        rate = self.machine.rate(DISK_READS.rate_field) / GIB / _MS_PER_S
+        if rate == float("inf"):
+            return []
+        # read in the step <= rate * step, in GiB
+        spent = [(column, -rate * weight) for column, weight in self.step_ms()]
+        return [Resource("disk", [self.program.at_most([*terms, *spent], 0.0)], rate, of_step=True)]
+
     def add_loads(self, gaps: ChainGaps) -> None:
         """Add that what a task needs is loaded before it starts, and takes memory from then on."""
         due: list[Terms] = [[] for _ in self.intervals]
@@ -258,6 +278,8 @@ class ChainIntervals:
                 "hbm_bytes_per_s", "host_dram_bytes_per_s",
             )
         )  # fmt: skip
+        if self.with_disk:
+            slowest = min(slowest, self.machine.rate(DISK_READS.rate_field))
         # twice: both directions may copy that much, and use the same resource
         return 1.0 + busy + 2.0 * moved * GIB / slowest * _MS_PER_S
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
+
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.arena_caps import is_hopeless, with_library_memory
 from twinstream.planner.bound.gap_columns import GIB, ChainGaps, Terms
@@ -56,7 +58,7 @@ def lower_bound(
     Raises:
         MissingNumberError: the profile lacks a rate.
     """
-    kind = ProgramKind(choices, most_segments)
+    kind = ProgramKind(choices, most_segments, with_disk=caps.disk_bytes is not None)
     return BoundProgram(ChainView(chain), machine, num_rounds, kind).bound(caps)
 
 
@@ -64,12 +66,14 @@ def lower_bound(
 class ProgramKind:
     """The kind of a chain's program: what is fixed, how coarse it is, for bounds or for plans.
 
-    With `tied`, all crossings from round to round are decided alike, as a plan needs it.
+    With `tied`, all crossings from round to round are decided alike, as a plan needs it. With
+    `with_disk`, parameters that are only read may be at home on a disk.
     """
 
     choices: Choices = OPEN
     most_segments: int | None = None
     tied: bool = False
+    with_disk: bool = False
 
 
 class BoundProgram:
@@ -86,9 +90,12 @@ class BoundProgram:
         rounds = RoundClasses.of(self.chain, self.segments, num_rounds)
         self.program = LinearProgram()
         self.gaps = ChainGaps(
-            self.program, view, self.segments, rounds, kind.choices, tied=kind.tied
+            self.program, view, self.segments, rounds, kind.choices, tied=kind.tied,
+            with_disk=kind.with_disk,
+        )  # fmt: skip
+        self.intervals = ChainIntervals(
+            self.program, self.chain, self.segments, machine, rounds, with_disk=kind.with_disk
         )
-        self.intervals = ChainIntervals(self.program, self.chain, self.segments, machine, rounds)
         self._all_gib = 1.0 + sum(t.size_bytes for t in self.chain.tensors) / GIB
         self._host = HostRows(
             self.program, self.gaps, self.intervals.intervals, self._used_gib, self._all_gib
@@ -153,7 +160,7 @@ class BoundProgram:
         device_cap, host_cap = (_gib(caps.arena_bytes(tier)) for tier in ("device", "host"))
         with self.program.extended():
             compute = self.intervals.add_compute(self.gaps.recompute)
-            resources = self.intervals.add_resources(shares)
+            resources = self.intervals.add_resources(shares) + self.intervals.add_reads(self.gaps)
             self.intervals.add_loads(self.gaps)
             self.intervals.add_stores(self.gaps)
             kept = [] if device_cap is None else self._occupied(self.gaps.kept_at)
@@ -161,7 +168,8 @@ class BoundProgram:
             # the step: lengths of all intervals, each as often as there are rounds of its class
             step_ms = dict(self.intervals.step_ms())
             costs = dict(step_ms)
-            for column, gib in (*self.gaps.loaded_gib(), *self.gaps.written_gib()):
+            gaps = self.gaps
+            for column, gib in (*gaps.loaded_gib(), *gaps.written_gib(), *gaps.read_gib()):
                 if copy_cost:
                     costs[column] = costs.get(column, 0.0) + copy_cost * gib
             solution, host, both = self._minimised(costs, kept, device_cap, host_cap, start)
@@ -264,13 +272,18 @@ class BoundProgram:
         lengths_ms = values[[interval.length_ms for interval in self.intervals.intervals]]
         # weak duality holds of exact sums: a little less covers how these floats are added up
         step_ms = max(0.0, solution.dual_objective * (1.0 - _SOLVER_TOLERANCE))
+        # what the row of a resource has its rate for: an interval, or the whole step
+        lasting_ms = (
+            lengths_ms,
+            np.asarray([sum(values[c] * w for c, w in self.intervals.step_ms())]),
+        )
         pressed = {r.name: float(-prices[r.rows].sum()) for r in resources}
         return Relaxation(
             step_s=step_ms / 1e3,
             device_s_per_gib=float(-prices[device].sum()) / 1e3,
             host_s_per_gib=float(-prices[host].sum()) / 1e3,
             link_s_per_gb_per_s={
-                r.name: float(-prices[r.rows] @ lengths_ms) * 1e9 / GIB / 1e6
+                r.name: float(-prices[r.rows] @ lasting_ms[r.of_step]) * 1e9 / GIB / 1e6
                 for r in resources
                 if r.name != "compute"
             },

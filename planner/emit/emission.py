@@ -2,6 +2,7 @@
 
 The walk is in task order, as a runtime would issue: before a task the loads whose bytes become
 free there, in order of need; the task; then the offload of every content that became final. A
+load of what is at home on a disk reads it into the next slot of a ring in host memory first. A
 task of the host CPU works on what is at home in host memory; then what it made is copied to where
 it is needed on the device.
 """
@@ -13,11 +14,14 @@ from twinstream.hardware_profiles.schema import Machine
 from twinstream.planner.arena_caps import with_library_memory
 from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.lifetimes.residencies import Residency
+from twinstream.planner.lifetimes.rounds import Folding
+from twinstream.planner.lifetimes.uses import Unit
 from twinstream.planner.pack.placement import Placement
 from twinstream.schedule.chain import Input, Output, Task
 from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import Caps, RankSchedule
 from twinstream.schedule.ops import (
+    DISK_READ,
     HOST_COMPUTE,
     Compute,
     Copy,
@@ -28,7 +32,7 @@ from twinstream.schedule.ops import (
     Stream,
     TaskOperand,
 )
-from twinstream.schedule.tensors import DEVICE, HOST, Carried, Slot
+from twinstream.schedule.tensors import DEVICE, DISK, HOST, Carried, Slot, Tier
 from twinstream.schedule.workload import MachineRef
 
 COMPUTE = Stream(queue="compute")
@@ -36,6 +40,7 @@ HOST_STREAM = Stream(queue=HOST_COMPUTE)
 H2D = Stream(queue="h2d")
 H2D_INPUTS = Stream(queue="h2d_inputs")  # so that tokens do not wait behind layers in one queue
 D2H = Stream(queue="d2h")
+DISK_STREAM = Stream(queue=DISK_READ)
 HOST_QUEUE = Stream(queue="host")
 
 
@@ -80,6 +85,15 @@ def emitted(placement: Placement, machine: Machine, caps: Caps, policy: str) -> 
     return Emitted(schedule, placement, emission.residency_of_copy, emission.positions)
 
 
+@dataclass(frozen=True)
+class _RingLoad:
+    """A load through a slot of the ring: its reads, and the ids of its copies to the device."""
+
+    slot: str
+    reads: Sequence[Copy]
+    copies: list[str]
+
+
 class _Emission:
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
@@ -100,6 +114,9 @@ class _Emission:
             for residency, offset in zip(placement.residencies, placement.offsets, strict=True)
         ]
         self._numbers: dict[str, int] = {}
+        self._position = 0
+        self._ring_loads: dict[int, list[_RingLoad]] = {}
+        self._folding = Folding.of(placement.chain, placement.tasks)
         self._place_homes()
 
     def run(self) -> list[Op]:
@@ -112,6 +129,7 @@ class _Emission:
             for use in residency.uses:
                 slot_at[use.position][residency.unit] = self._slot_of_residency[index]
         for position, task in enumerate(self.placement.tasks):
+            self._position = position
             due = starting.get(position, [])
             due.sort(key=self._due)
             for index in due:
@@ -123,7 +141,32 @@ class _Emission:
             for index, leaves in self.traffic.stores.get(position, {}).items():
                 ops += self._store(index, leaves)
             self.positions += [position] * (len(ops) - len(self.positions))
-        return ops
+        return self._reads_ahead(ops)
+
+    def _reads_ahead(self, ops: list[Op]) -> list[Op]:
+        """Issue each read where its slot of the ring is free, behind the copy that empties it, so
+        that who issues ops need not have waited for the reads before; no earlier than its round."""
+        where = {op.op_id: at for at, op in enumerate(ops)}
+        rounds = [self._folding.round_of(position) for position in self.positions]
+        issued: dict[int, list[int]] = {}  # reads, by the place that they are issued at
+        places = list(self.positions)
+        for round_, loads in self._ring_loads.items():
+            first = rounds.index(round_)
+            for number, load in enumerate(loads):
+                before = number - self.placement.on_disk.num_slots
+                copy = first if before < 0 else where[loads[before].copies[-1]]
+                reads = [where[read.op_id] for read in load.reads]
+                issued.setdefault(copy + (before >= 0), []).extend(reads)
+                for read in reads:
+                    places[read] = places[copy]
+        gone = {at for reads in issued.values() for at in reads}
+        order: list[int] = []
+        for place in range(len(ops) + 1):
+            order += issued.get(place, ())
+            if place < len(ops) and place not in gone:
+                order.append(place)
+        self.positions = [places[at] for at in order]
+        return [ops[at] for at in order]
 
     def _due(self, index: int) -> tuple[int, int]:
         """Return when a residency's content is first used, and its number."""
@@ -162,18 +205,51 @@ class _Emission:
         return slot_id
 
     def _place_homes(self) -> None:
+        on_disk = self.placement.on_disk
+        self._ring_begins = self._place(HOST, self.placement.host_units)
+        self._place(DISK, on_disk.units)
+        self._on_disk = {unit.unit_id for unit in on_disk.units}
+
+    def _place(self, tier: Tier, units: Sequence[Unit]) -> int:
+        """Give units homes one after the other, and return where the last one ends."""
         offset = 0
-        for unit in self.placement.host_units:
-            slot_id = f"host.{unit.unit_id}"
+        for unit in units:
+            slot_id = f"{tier.kind}.{unit.unit_id}"
             self.homes[unit.unit_id] = slot_id
             self.slots[slot_id] = Slot(
                 slot_id=slot_id,
-                tier=HOST,
+                tier=tier,
                 offset_bytes=offset,
                 size_bytes=unit.tensor.size_bytes,
                 origin_bytes=unit.tensor.offset_bytes,
             )
-            offset += align_up(unit.tensor.size_bytes)
+            offset += align_up(unit.tensor.size_bytes, tier.alignment_bytes)
+        return offset
+
+    def _read(self, index: int, unit: str, copied: Sequence[tuple[str, int]]) -> _RingLoad:
+        """Read a unit into the next slot of the ring; every round begins with the first one, so
+        that rounds are alike."""
+        on_disk, tensor = self.placement.on_disk, self.units.units[unit].tensor
+        round_ = self._folding.round_of(self._position)
+        loads = self._ring_loads.setdefault(round_, [])
+        number = len(loads) % on_disk.num_slots
+        slot_id = f"ring.{number}.{unit}"
+        self.slots[slot_id] = Slot(
+            slot_id=slot_id,
+            tier=HOST,
+            offset_bytes=self._ring_begins + number * on_disk.slot_bytes,
+            size_bytes=tensor.size_bytes,
+            origin_bytes=tensor.offset_bytes,
+        )
+        reads = [
+            Copy(
+                op_id=self._copy_id("disk", name, index), stream=DISK_STREAM, tensor=name,
+                version=version, source=self.homes[unit], destination=slot_id,
+            )
+            for name, version in copied
+        ]  # fmt: skip
+        loads.append(_RingLoad(slot_id, reads, []))
+        return loads[-1]
 
     def _on_host(self, task: Task) -> bool:
         return self.placement.chain.calls[task.call].processor == "host"
@@ -224,8 +300,13 @@ class _Emission:
         unit = self.placement.residencies[index].unit
         stream = H2D_INPUTS if self.units.units[unit].tensor.role == "input" else H2D
         ops: list[Op] = []
-        for tensor, version in self._copied(unit, leaves):
-            home, slot = self.homes[unit], self._slot_of_residency[index]
+        copied, load = self._copied(unit, leaves), None
+        if unit in self._on_disk and copied:
+            load = self._read(index, unit, copied)
+            ops += load.reads
+        for tensor, version in copied:
+            home = self.homes[unit] if load is None else load.slot
+            slot = self._slot_of_residency[index]
             ops += self._fed(tensor, version, home)
             ops.append(
                 Copy(
@@ -233,6 +314,8 @@ class _Emission:
                     version=version, source=home, destination=slot,
                 )
             )  # fmt: skip
+            if load is not None:
+                load.copies.append(ops[-1].op_id)
         return ops
 
     def _store(self, index: int, leaves: dict[str, int]) -> list[Op]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from twinstream.planner.evaluate.dataflow import Dataflow
 from twinstream.planner.evaluate.errors import NoEvaluation
 from twinstream.schedule.chain import Chain
+from twinstream.schedule.derived.disk_reads import DiskReads
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.ops import Copy, Op, Stream
 from twinstream.schedule.proof.accesses import Access, AccessMap
@@ -18,6 +19,7 @@ _BY_CONVENTION = {
     ("device", "host"): Stream(queue="d2h"),
     ("device", "device"): Stream(queue="compute"),
     ("host", "host"): Stream(queue="d2h"),
+    ("disk", "device"): Stream(queue="h2d"),  # by way of the host
 }
 
 
@@ -138,8 +140,9 @@ def _restored(training: RankSchedule, state: _State, ops: Sequence[Op]) -> list[
         state.lost,
         key=lambda one: min(first_use.get(state.map.leaves[n], len(ops)) for n in one.leaves),
     )
-    streams = _streams(training, state.map)
-    return [copy for one in lost for copy in _copies_back(state, one, streams)]
+    streams, reads = _streams(training, state.map), DiskReads(state.map, training.ops)
+    back = [copy for one in lost for copy in _copies_back(state, one, streams)]
+    return [copy for one in back for copy in reads.to_device(one)]
 
 
 def _copies_back(

@@ -103,6 +103,24 @@ class UnitMap:
         return together
 
 
+def read_only_leaves(chain: Chain, units: UnitMap) -> frozenset[str]:
+    """Return the leaves of parameters that no task changes: files may hold them all the time."""
+    made = {
+        leaf
+        for task in [*chain.tasks, *(r.task for r in chain.recomputes)]
+        for operand in task.operands
+        if operand.mode != "read"
+        for leaf in units.leaves(operand.tensor, operand.num_parts)
+    }
+    return frozenset(
+        leaf
+        for unit in units.units.values()
+        if unit.persistent and unit.tensor.role == "parameter"
+        for leaf in unit.leaves
+        if leaf not in made
+    )
+
+
 def uses_by_unit(tasks: Sequence[Task], units: UnitMap) -> dict[str, list[Use]]:
     """Return the uses of every unit, in task order."""
     found: dict[str, list[Use]] = {}

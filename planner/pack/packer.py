@@ -130,7 +130,7 @@ class Packer:
         most_bytes: int | None = None,
     ) -> Packed:
         """Place decisions with time for copies; do not pack what overruns the host anyway."""
-        bare = _placement(simulated, simulated.residencies(decisions), ())
+        bare = self._placement(simulated, simulated.residencies(decisions), ())
         if missing := self._missing_host_bytes(bare):
             return Packed(decisions, Allowances({}, {}), bare, {}, missing)
         most = self.caps.arena_bytes("device") if most_bytes is None else most_bytes
@@ -143,7 +143,7 @@ class Packer:
         residencies = allowances.widened(sequence, sequence.residencies(decisions))
         cap = self.caps.arena_bytes("device")
         packing = pack_folded(residencies, sequence.units, sequence.folding, cap, self.limits.moves)
-        placement = _placement(sequence, packing.residencies, packing.offsets)
+        placement = self._placement(sequence, packing.residencies, packing.offsets)
         missing = self._missing_host_bytes(placement)
         return Packed(decisions, allowances, placement, packing.over_bytes, missing)
 
@@ -151,8 +151,8 @@ class Packer:
         cap = self.caps.arena_bytes("host")
         return 0 if cap is None else max(0, placement.host_bytes - cap)
 
-
-def _placement(
-    sequence: TaskSequence, residencies: Sequence[Residency], offsets: Sequence[int]
-) -> Placement:
-    return Placement(sequence.chain, sequence.tasks, sequence.units, residencies, offsets)
+    def _placement(
+        self, sequence: TaskSequence, residencies: Sequence[Residency], offsets: Sequence[int]
+    ) -> Placement:
+        chain, tasks, units = sequence.chain, sequence.tasks, sequence.units
+        return Placement(chain, tasks, units, residencies, offsets, self.caps)

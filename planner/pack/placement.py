@@ -8,18 +8,24 @@ from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.lifetimes.residencies import Residency
 from twinstream.planner.lifetimes.traffic import Traffic, traffic_of
 from twinstream.planner.lifetimes.uses import Unit, UnitMap
+from twinstream.planner.pack.disk_homes import DiskHomes
 from twinstream.schedule.chain import Chain, Task
+from twinstream.schedule.document import Caps
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Whole decisions with their offsets, from which a schedule is written out."""
+    """Whole decisions with their offsets, from which a schedule is written out.
+
+    `caps` say whether there is a disk for what has no room on the host; without any there is none.
+    """
 
     chain: Chain
     tasks: Sequence[Task]
     units: UnitMap
     residencies: Sequence[Residency]
     offsets: Sequence[int]
+    caps: Caps | None = None
 
     def same_as(self, other: "Placement") -> bool:
         """Return whether another placement of the same chain comes to the same schedule."""
@@ -32,8 +38,23 @@ class Placement:
         return traffic_of(self.chain, self.units, self.residencies)
 
     @cached_property
+    def on_disk(self) -> DiskHomes:
+        """Return the units that are at home on a disk."""
+        if self.caps is None or self.caps.disk_bytes is None:
+            return DiskHomes()
+        return DiskHomes.of(
+            self.chain, self.units, self._at_home, self.residencies, self.traffic, self.caps
+        )
+
+    @cached_property
     def host_units(self) -> list[Unit]:
-        """Units that need a home in host memory, in a fixed order.
+        """Units that need a home in host memory, in a fixed order."""
+        elsewhere = {unit.unit_id for unit in self.on_disk.units}
+        return [unit for unit in self._at_home if unit.unit_id not in elsewhere]
+
+    @cached_property
+    def _at_home(self) -> list[Unit]:
+        """Units that need a home off the device, in a fixed order.
 
         What persists and is in no residency, since no task uses it, stays there.
         """
@@ -51,7 +72,8 @@ class Placement:
     @property
     def host_bytes(self) -> int:
         """Return the bytes of the host arena."""
-        return sum(align_up(unit.tensor.size_bytes) for unit in self.host_units)
+        homes = sum(align_up(unit.tensor.size_bytes) for unit in self.host_units)
+        return homes + self.on_disk.ring_bytes
 
     def host_overflow_task(self, cap_bytes: int) -> str:
         """The task whose offload is the first to find no room under the cap."""

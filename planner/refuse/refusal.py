@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 
 from twinstream.planner.arena_caps import with_library_memory
-from twinstream.planner.bound.lower_bound import ProgramKind, Side
+from twinstream.planner.bound.lower_bound import Side
 from twinstream.planner.infeasible import InfeasiblePlan, Shortage
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS
 from twinstream.planner.search.chunking import with_few_blocks
@@ -79,7 +79,7 @@ def _needed_bytes(cuts: Cuts, cut: Workload, side: Side) -> float:
 
     Two rounds take no more than many. Infinite where no size of that memory would do.
     """
-    kind = ProgramKind(cuts.choices, cuts.limits.bound_segments)
+    kind = cuts.kind(cuts.limits.bound_segments)
     two = cut.model_copy(update={"rounds_per_step": min(cut.rounds_per_step, 2)})
     found = cuts.program(two, kind).least_cap_bytes(cuts.caps, side)
     return inf if found is None else found

@@ -21,6 +21,7 @@ from twinstream.planner.infeasible import InfeasiblePlan
 from twinstream.planner.lifetimes.rounds import PROGRAM_ROUNDS, SIMULATED_ROUNDS
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.planner.limits import SearchLimits
+from twinstream.planner.pack.disk_homes import ring_bytes
 from twinstream.planner.pack.packer import Packed, Packer
 from twinstream.planner.search.clock import simulated_clock
 from twinstream.planner.search.cuts import StepCut
@@ -164,6 +165,8 @@ class CutPlanner:
         at_most = (
             None if host is None else round(host * (1.0 - _ROUNDING * self.cuts.limits.host_step))
         )
+        if at_most is not None and self.cuts.caps.disk_bytes is not None:
+            at_most = max(0, at_most - ring_bytes(self.small.chain, self.small.units, self.caps))
         return Knobs(choices, room_bytes, self.full_shares, at_most)
 
     @property
@@ -216,7 +219,8 @@ class CutPlanner:
         return max(call_ns[task.call] for task in self.few.chain.tasks)
 
     def _program(self, choices: Choices) -> BoundProgram:
-        kind = ProgramKind(choices, self.cuts.limits.guide_segments, tied=True)
+        with_disk = self.cuts.caps.disk_bytes is not None
+        kind = ProgramKind(choices, self.cuts.limits.guide_segments, True, with_disk)
         return self.cuts.program(self.cut.workload, kind)
 
     def _packer(self, knobs: Knobs) -> Packer:

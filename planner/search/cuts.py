@@ -140,6 +140,10 @@ class Cuts:
         recipe = self.request.recipe
         return self.reuse.program(self.spec, workload, recipe, self.machine, kind)
 
+    def kind(self, most_segments: int, *, tied: bool = False) -> ProgramKind:
+        """Return the kind of a program of these cuts."""
+        return ProgramKind(self.choices, most_segments, tied, self.caps.disk_bytes is not None)
+
     def _bounded(self, workloads: Sequence[Workload], *, every: bool) -> list[StepCut]:
         """Return the workloads that have a bound, as cuts, the least first.
 
@@ -176,7 +180,7 @@ class Cuts:
     def bound(self, workload: Workload) -> Relaxation | None:
         """Return the lower bound of a cut; None where nothing fits."""
         if workload not in self._bounds:
-            kind = ProgramKind(self.choices, self.limits.bound_segments)
+            kind = self.kind(self.limits.bound_segments)
             self._bounds[workload] = self.program(workload, kind).bound(self.caps)
         return self._bounds[workload]
 

@@ -7,11 +7,17 @@ import pytest
 
 from twinstream.hardware_profiles.cost import copy_alone_ns, cost_alone_ns
 from twinstream.hardware_profiles.loader import load_machine, machine_names
-from twinstream.hardware_profiles.schema import NARROW_PEAKS, NUMBER_FIELDS, RATE_FIELDS, Number
+from twinstream.hardware_profiles.schema import (
+    NARROW_PEAKS,
+    NUMBER_FIELDS,
+    OPTIONAL_FIELDS,
+    RATE_FIELDS,
+    Number,
+)
 from twinstream.schedule.cost import Work
 
 MIB = 2**20
-COMMON_FIELDS = tuple(field for field in NUMBER_FIELDS if field not in NARROW_PEAKS)
+COMMON_FIELDS = tuple(field for field in NUMBER_FIELDS if field not in OPTIONAL_FIELDS)
 # bf16 dense TFLOP/s, PCIe one way GB/s, host DRAM GB/s, HBM GB/s, device memory MiB
 FIGURES = {
     "h100": (989, 64, 307, 3350, 81559),
@@ -83,7 +89,7 @@ def test_every_number_of_a_shipped_profile_has_a_kind_and_a_source(name):
     assert machine.description
     for field in NUMBER_FIELDS:
         number = getattr(machine, field)
-        if field in NARROW_PEAKS and number is None:
+        if field in OPTIONAL_FIELDS and number is None:
             continue
         assert isinstance(number, Number), f"{name} lacks {field}"
         fitted = ("fitted",) if name in (*FITTED, *TRAINING, *SUSTAINED) else ()

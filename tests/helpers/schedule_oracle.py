@@ -17,7 +17,7 @@ from twinstream.schedule.tensors import Slot, Tensor
 RACE = "race"
 LAYOUT = {
     "BadPart", "SlotMisaligned", "ArenaExceedsCap", "TensorOutsideSlot", "BadWait",
-    "OperandInWrongMemory", "UnknownTier", "StreamMixed",
+    "OperandInWrongMemory", "UnknownTier", "StreamMixed", "DiskMisused",
 }  # fmt: skip
 
 Byte = tuple[str, int]
@@ -154,9 +154,10 @@ def layout_problems(schedule: RankSchedule) -> set[str]:
     for slot in schedule.slots:
         if slot.offset_bytes % (4096 if slot.tier.kind == "disk" else 256):
             found.add("SlotMisaligned")
-        if (slot.tier.kind, slot.tier.index) not in (("device", 0), ("host", 0)):
+        if (slot.tier.kind, slot.tier.index) not in (("device", 0), ("host", 0), ("disk", 0)):
             found.add("UnknownTier")
         caps = {"device": schedule.caps.device_bytes, "host": schedule.caps.host_bytes}
+        caps["disk"] = schedule.caps.disk_bytes or 0
         cap = caps.get(slot.tier.kind)
         if cap is not None and slot.offset_bytes + slot.size_bytes > cap:
             found.add("ArenaExceedsCap")
@@ -167,6 +168,7 @@ def layout_problems(schedule: RankSchedule) -> set[str]:
         | _wait_problems(schedule)
         | _memory_problems(schedule)
         | _stream_problems(schedule)
+        | _disk_problems(schedule)
     )
 
 
@@ -211,6 +213,23 @@ def _stream_problems(schedule: RankSchedule) -> set[str]:
     by_host = {str(op.stream) for op in schedule.ops if op.kind in ("feed", "fetch")}
     others = {str(op.stream) for op in schedule.ops if op.kind not in ("feed", "fetch")}
     return {"StreamMixed"} if by_host & others else set()
+
+
+def _disk_problems(schedule: RankSchedule) -> set[str]:
+    """A disk's slot is the source of copies to the host, all on one queue, and nothing else."""
+    tiers = {s.slot_id: s.tier for s in schedule.slots}
+    if all(str(tier) != "disk:0" for tier in tiers.values()):
+        return set()
+    for op in schedule.ops:
+        on_disk = [use for use in uses_of(op) if str(tiers[use.slot]) == "disk:0"]
+        is_read = (
+            isinstance(op, Copy)
+            and str(tiers[op.source]) == "disk:0"
+            and str(tiers[op.destination]) == "host:0"
+        )
+        if (on_disk and not is_read) or is_read != (op.stream.queue == "disk_read"):
+            return {"DiskMisused"}
+    return set()
 
 
 def _wait_problems(schedule: RankSchedule) -> set[str]:

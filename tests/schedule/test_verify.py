@@ -115,7 +115,7 @@ CASES: dict[str, tuple[RankSchedule, Violation]] = {
     ),
     "a slot on a second device": (
         with_slot("device.loss", tier=Tier(kind="device", index=1)),
-        UnknownTier("device:1 holds slots, which only device:0 and host:0 can yet"),
+        UnknownTier("device:1 holds slots, which only device:0, host:0, disk:0 can yet"),
     ),
     "a feed on a stream of the device": (
         with_op("feed", stream=COMPUTE),

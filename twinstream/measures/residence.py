@@ -10,10 +10,10 @@ from twinstream.schedule.analysis.occupancy import memory_over_time
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
-from twinstream.schedule.ops import Copy
+from twinstream.schedule.ops import DISK_READ, Copy
 from twinstream.schedule.proof.accesses import AccessMap
 from twinstream.schedule.proof.verify_layout import arena_bytes
-from twinstream.schedule.tensors import DEVICE, HOST, Role, Tier
+from twinstream.schedule.tensors import DEVICE, HOST, TIERS, Role, Tier
 from twinstream.schedule.timeline import RankTimeline
 
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -27,7 +27,7 @@ class RoleResidence(Node):
     pass of the timeline, so those of all roles add up. The homes are of parameters, gradients and
     optimizer state only, each byte in one of them: `device_only_bytes` never lie on the host;
     `both_bytes` lie on both from step to step and are not loaded; `host_home_bytes` are all others:
-    they are loaded from the host or used there.
+    they are loaded from the host or used there; or `disk_home_bytes`, which are read from a disk.
     """
 
     role: Role
@@ -38,6 +38,8 @@ class RoleResidence(Node):
     both_bytes: NonNegativeInt
     h2d_bytes: NonNegativeInt
     d2h_bytes: NonNegativeInt
+    disk_home_bytes: NonNegativeInt = 0
+    disk_read_bytes: NonNegativeInt = 0
 
 
 class Residence(Node):
@@ -72,6 +74,8 @@ def residence(schedule: RankSchedule, timeline: RankTimeline) -> Residence:
             both_bytes=homes.get((role, "both"), 0),
             h2d_bytes=moved.get((role, "h2d"), 0),
             d2h_bytes=moved.get((role, "d2h"), 0),
+            disk_home_bytes=homes.get((role, "disk_home"), 0),
+            disk_read_bytes=moved.get((role, DISK_READ), 0),
         )
         for role in ROLES
     )
@@ -107,7 +111,7 @@ def _homes(schedule: RankSchedule) -> dict[tuple[Role, str], int]:
     """Bytes of the state, by role and home."""
     access_map = AccessMap(schedule.tensors, schedule.slots)
     kinds = [tier.kind for tier in access_map.tiers]
-    carried: dict[str, set[int]] = {"device": set(), "host": set()}
+    carried: dict[str, set[int]] = {tier.kind: set() for tier in TIERS}
     for item in schedule.carried:
         tier, ranges = access_map.ranges(item.tensor, item.slot, None)
         carried[kinds[tier]].update(leaf for _, _, leaf in ranges)
@@ -124,6 +128,7 @@ def _homes(schedule: RankSchedule) -> dict[tuple[Role, str], int]:
         tensor = access_map.tensors[name]
         if tensor.role in STATE:
             home = "both" if leaf in stays else "host_home" if leaf in on_host else "device_only"
+            home = "disk_home" if leaf in carried["disk"] else home
             key = tensor.role, home
             found[key] = found.get(key, 0) + tensor.size_bytes
     return found
@@ -139,14 +144,15 @@ def copied_sizes(schedule: RankSchedule) -> Iterator[tuple[Copy, int]]:
 
 
 def moved_bytes(schedule: RankSchedule) -> dict[tuple[Role, str], int]:
-    """Bytes that copies move in one step, by role and direction."""
+    """Bytes that copies move in one step, by role and direction; out of a disk as its queue."""
     roles = {tensor.tensor_id: tensor.role for tensor in schedule.tensors}
     kinds = {slot.slot_id: slot.tier.kind for slot in schedule.slots}
     moved: dict[tuple[Role, str], int] = {}
     for op, size_bytes in copied_sizes(schedule):
         if kinds[op.source] == kinds[op.destination]:
             continue
-        key = roles[op.tensor], "h2d" if kinds[op.destination] == "device" else "d2h"
+        way = "h2d" if kinds[op.destination] == "device" else "d2h"
+        key = roles[op.tensor], DISK_READ if kinds[op.source] == "disk" else way
         moved[key] = moved.get(key, 0) + size_bytes
     return moved
 

@@ -46,6 +46,19 @@ class StepOptions(OptionGroup):
         "Cap of pinned host memory, of each rank: 75GiB, 80% or bytes; by default 80% (of what is "
         "free, where it runs).",
     )
+    disk_mem: str | None = flag(
+        MEMORY,
+        "SIZE",
+        "Most of a drive for frozen weights that have no room in host memory, 2TB or bytes: they "
+        "are read from there for each use. By default none (of a run with --disk: all).",
+    )
+    disk_bandwidth: str | None = flag(
+        MEMORY,
+        "SIZE/s",
+        "Rate of the drive, 7GB/s; a run reads no faster. By default the profile's (of a run what "
+        "is measured when it begins).",
+        rare=True,
+    )
     policy: str = flag(
         MEMORY,
         "NAME",

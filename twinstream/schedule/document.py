@@ -18,7 +18,7 @@ from twinstream.schedule.workload import MachineRef, ModelRef, Workload
 
 
 class Caps(Node):
-    """Bytes the process may take of each memory; None is no limit.
+    """Bytes the process may take of each memory; None is no limit, and of a disk that none is used.
 
     Not the arena's are, of the device cap, `device_reserve_bytes`, which context and libraries
     take, and `library_bytes`, which libraries allocate while a kernel runs.
@@ -28,6 +28,7 @@ class Caps(Node):
     host_bytes: Size | None = None
     device_reserve_bytes: Size = 0
     library_bytes: Size = 0
+    disk_bytes: Size | None = None
 
     @property
     def outside_arena_bytes(self) -> int:
@@ -36,9 +37,10 @@ class Caps(Node):
 
     def arena_bytes(self, tier_kind: str) -> int | None:
         """Return how large the tier's arena may be."""
-        if tier_kind == "device" and self.device_bytes is not None:
-            return max(0, self.device_bytes - self.outside_arena_bytes)
-        return self.host_bytes if tier_kind == "host" else None
+        if tier_kind == "device":
+            cap = self.device_bytes
+            return None if cap is None else max(0, cap - self.outside_arena_bytes)
+        return self.host_bytes if tier_kind == "host" else self.disk_bytes or 0
 
     def with_arenas(self, device_bytes: int | None, host_bytes: int | None) -> "Caps":
         """Caps whose arenas have these sizes."""
@@ -121,7 +123,8 @@ class RankSchedule(Node):
             "caps": ", ".join(
                 f"{'any' if size is None else gib(size)} of {memory} memory"
                 for memory, size in (("device", caps.device_bytes), ("host", caps.host_bytes))
-            ),
+            )
+            + ("" if caps.disk_bytes is None else f", {gib(caps.disk_bytes)} of a disk"),
             "bound of the step": "" if bound is None else f"{bound.step_s:.4g} s",
         }
         named = f"{self.model.name} on {self.machine.name}, policy {self.policy}"

@@ -13,12 +13,14 @@ Attribute = bool | int | float | str | tuple[int, ...]
 Mode = Literal["read", "write", "update", "scratch"]
 Processor = Literal["device", "host"]
 HOST_COMPUTE = "host_compute"  # the queue of what the host's cores compute
+DISK_READ = "disk_read"  # the queue of what is read from a disk into host memory
 
 
 class Stream(Node):
     """An in-order queue. By convention `compute`, `h2d`, `d2h`, `host`; names are open.
 
-    What the host CPU computes has the queue `host_compute` (`HOST_COMPUTE`).
+    What the host CPU computes has the queue `host_compute` (`HOST_COMPUTE`), what is read from a
+    disk `disk_read` (`DISK_READ`).
     """
 
     device: Index = 0

@@ -17,10 +17,16 @@ Role = Literal[
 ]
 
 
-class Tier(Node):
-    """One memory: HBM of a device, host RAM, a disk. Each tier has one arena."""
+TierKind = Literal["device", "host", "disk"]
 
-    kind: Literal["device", "host", "disk"]
+
+class Tier(Node):
+    """One memory: HBM of a device, host RAM, a disk. Each tier has one arena.
+
+    A disk's is read only: what lies in its slots is the bytes of files that a run names.
+    """
+
+    kind: TierKind
     index: Index = 0
 
     @property
@@ -33,6 +39,8 @@ class Tier(Node):
 
 DEVICE = Tier(kind="device")
 HOST = Tier(kind="host")
+DISK = Tier(kind="disk")
+TIERS = (DEVICE, HOST, DISK)
 
 
 class Tensor(Node):

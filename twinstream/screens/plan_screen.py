@@ -203,8 +203,9 @@ def residence_table(residence: Residence, caps: Caps) -> Group:
     unit, name = _unit(max(taken, taken_host))
     table = FittedTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(name)
-    columns = "device\npeak", "host\npeak", "device\nonly", "host\nhome", "both", "H2D", "D2H"
-    for column in columns:
+    columns = ["device\npeak", "host\npeak", "device\nonly", "host\nhome", "both", "H2D", "D2H"]
+    has_disk = any(role.disk_home_bytes for role in residence.roles)
+    for column in [*columns, *(("disk\nhome", "disk\nread") if has_disk else ())]:
         table.add_column(column, justify="right", no_wrap=True)
 
     def shown(size_bytes: int) -> str:
@@ -213,7 +214,8 @@ def residence_table(residence: Residence, caps: Caps) -> Group:
 
     for role in residence.roles:
         if any(value for value in role.model_dump(exclude={"role"}).values()):
-            table.add_row(role.role, *map(shown, _columns(role)))
+            disk = (role.disk_home_bytes, role.disk_read_bytes) if has_disk else ()
+            table.add_row(role.role, *map(shown, (*_columns(role), *disk)))
     unused = residence.device_unused_bytes, residence.host_unused_bytes
     table.add_row("unused (packing)", *map(shown, unused))
     table.add_row("context, libraries", shown(residence.device_reserve_bytes), "-")

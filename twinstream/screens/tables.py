@@ -30,6 +30,7 @@ _NAMES = {
     "h2d_context": "H2D context",
     "d2h_loss": "D2H loss",
     "host_compute": "host CPU",
+    "disk_read": "disk",
     "hbm": "HBM",
     "host_dram": "host DRAM",
     "pcie": "PCIe, both ways",

@@ -35,7 +35,7 @@ from twinstream.planner.choices import (
 )
 from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.policies import ON_DEVICE, optimizer_places
-from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
+from twinstream.planner.request import PlanRequest, TrainingStep, caps_of, with_drive
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import from_options
 from twinstream.schedule.sizes import SizeError, parse_number
@@ -175,9 +175,18 @@ def asked_by(
         max(lengths), wanted.tokens_per_step, chunk_tokens, wanted.chunks_per_round, recipe,
         overhead, packing,
     )  # fmt: skip
+    if wanted.disk_mem is not None and kind != "device":
+        raise TwinstreamError(
+            "--disk-mem is of one device: several GPUs read no disk yet; leave it out"
+        )
+    if wanted.disk_bandwidth is not None:
+        machine = with_drive(machine, wanted.disk_bandwidth)
     request = PlanRequest(
         with_aux_loss(spec, wanted.aux_loss), step, machine,
-        caps_of(machine, wanted.device_mem, wanted.host_mem, on_host), wanted.policy, choices,
+        caps_of(
+            machine, wanted.device_mem, wanted.host_mem, on_host, disk_mem=wanted.disk_mem
+        ),
+        wanted.policy, choices,
     ).allowed(runs=kind != "cluster")  # fmt: skip
     if kind == "device":
         return DeviceQuery(request)

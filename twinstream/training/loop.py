@@ -25,6 +25,7 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.timeline import Timeline
 from twinstream.training.machine import Tell
 from twinstream.training.preparing import Prepared
+from twinstream.training.run.disk_files import disk_files, groups_on_disk
 from twinstream.training.run.evaluating import Evaluator, passes_over
 from twinstream.training.run.hooks import RunProgress, StepHooks
 from twinstream.training.run.reference import Reference, ReferencePasses, reference_of
@@ -43,6 +44,7 @@ from twinstream.training.server import TrainerServer
 if TYPE_CHECKING:
     from twinstream.executor.providers.provider import Weights
     from twinstream.executor.state.sources import Optimizer
+    from twinstream.executor.weights.disk_reader import DiskFiles
 
 _LEAST_TIMEOUT_S, _TIMEOUT_STEPS = 60.0, 20.0
 
@@ -116,9 +118,12 @@ class TrainingLoop:
 
     def _train(self) -> Timeline:
         prepared, plan, hooks = self._prepared, self._prepared.plan, self.hooks
+        machine, first = prepared.here.machine, plan.parts[0].schedule
+        files = disk_files(first, prepared.model, prepared.options, machine, self._tell)
         state = starting_state(
-            prepared.model, prepared.options, plan.recipe, hooks.checkpoint, self._tell
-        )
+            prepared.model, prepared.options, plan.recipe, hooks.checkpoint, self._tell,
+            groups_on_disk(first, alone=True),
+        )  # fmt: skip
         batches = self._batches()
         evaluated: list[StepData] = []
         if prepared.eval_data is not None:
@@ -137,7 +142,7 @@ class TrainingLoop:
 
         timeout_s = self._timeout_s or max(_LEAST_TIMEOUT_S, _TIMEOUT_STEPS * plan.step_s)
         evaluates_at_all = bool(evaluated) or reference is not None
-        task = self._task(plan.evaluation() if evaluates_at_all else None)
+        task = self._task(plan.evaluation() if evaluates_at_all else None, files)
         backend: BackendName = "cuda" if prepared.here.backend == "cuda" else "cpu"
         with closing(plan.started(task, backend, self._tell, timeout_s)) as ranks:
             self.pids = ranks.pids
@@ -229,7 +234,8 @@ class TrainingLoop:
         if not all(map(reference.has, chunks())):
             self._tell("computing the reference: log-probabilities of pairs before training")
             options = prepared.options.model_copy(update={"adapter": None})
-            before = starting_state(prepared.model, options, plan.recipe, None, self._tell)
+            on_disk = groups_on_disk(plan.parts[0].schedule, alone=True)
+            before = starting_state(prepared.model, options, plan.recipe, None, self._tell, on_disk)
             self._write_state(server, *before)
             ReferencePasses(reference, plan, prepared.data).compute(chunks(), server)
             self._tell(f"the reference knows {len(reference):,} pairs")
@@ -260,7 +266,7 @@ class TrainingLoop:
             on_step=on_step,
         )
 
-    def _task(self, evaluation: Schedule | None) -> TrainTask:
+    def _task(self, evaluation: Schedule | None, disk: "DiskFiles | None") -> TrainTask:
         prepared = self._prepared
         return TrainTask(
             first=self._first,
@@ -270,6 +276,7 @@ class TrainingLoop:
             max_norm=prepared.options.max_grad_norm if prepared.plan.recipe.clips else 0.0,
             evaluation=evaluation,
             buffers=starting_buffers(prepared.model, self.hooks.checkpoint),
+            disk=disk,
         )
 
     def _write_state(

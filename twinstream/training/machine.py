@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from twinstream.hardware_profiles.profile_files import profile_toml
 from twinstream.hardware_profiles.schema import DEVICE_SHARE, FEED_BYTES, Machine
 from twinstream.log.run_files import MACHINE
 from twinstream.models.kernel_costs.attention_limits import attention_limits, attention_names
-from twinstream.planner.request import HOST_SHARE
+from twinstream.planner.request import HOST_SHARE, with_drive
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import read_text, write_text
 from twinstream.training.options import OptionsError, TrainOptions
@@ -48,6 +49,7 @@ class LocalMachine:
     device_mem: str | int | None
     host_mem: str | int | None
     nvlink: bool | None = None
+    disk_mem: str | int | None = None
 
     @property
     def is_here(self) -> bool:
@@ -89,13 +91,47 @@ def detect_machine(
     """
     gpus = _gpus_of_ranks(options) if backend == "cuda" else None
     machine = _machine(options, folder, backend, dtype, tell, head_dim)
+    machine, disk_mem = with_disk(options, machine, tell)
     if machine.device != backend:
         tell(f"planning for {machine.name}, which is not this machine: caps are of its own memory")
-        return LocalMachine(machine, backend, options.device_mem, options.host_mem)
+        return LocalMachine(
+            machine, backend, options.device_mem, options.host_mem, disk_mem=disk_mem
+        )
     device_mem, host_mem = _free(options, machine, backend, gpus)
-    return LocalMachine(
-        machine, backend, device_mem, host_mem, None if gpus is None else gpus.nvlink
-    )
+    nvlink = None if gpus is None else gpus.nvlink
+    return LocalMachine(machine, backend, device_mem, host_mem, nvlink, disk_mem)
+
+
+def with_disk(
+    options: TrainOptions, machine: Machine, tell: Tell
+) -> tuple[Machine, str | int | None]:
+    """The machine with the drive that the options name, and its cap; None without one.
+
+    Its rate is given, the profile's, or measured on the folder now, which takes some seconds.
+
+    Raises:
+        OptionsError: the folder is none, or a cap or a rate is of no folder.
+        WeightsError: it cannot be read or written.
+    """
+    if options.disk is None:
+        if (options.disk_mem or options.disk_bandwidth) is not None:
+            flag = "disk_mem" if options.disk_mem else "disk_bandwidth"
+            raise OptionsError(f"{flag} needs disk, a folder on the drive: --disk PATH")
+        return machine, None
+    if not options.disk.is_dir():
+        raise OptionsError(f"disk: {options.disk} is no folder: name one on the drive")
+    if (options.ranks or 1) > 1:
+        raise OptionsError(
+            "disk: several ranks read none yet; leave it out, or train on one device"
+        )
+    if options.disk_bandwidth is not None:
+        machine = with_drive(machine, options.disk_bandwidth)
+    elif machine.disk_read_bytes_per_s is None:
+        from twinstream.executor.probe.drive import probed_drive
+
+        tell(f"measuring reads of the drive of {options.disk}: some seconds")
+        machine = probed_drive(options.disk).on(machine)
+    return machine, options.disk_mem or shutil.disk_usage(options.disk).total
 
 
 def keep_machine(here: LocalMachine, folder: Path) -> None:

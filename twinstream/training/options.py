@@ -15,6 +15,7 @@ from twinstream.log.run_files import OPTIONS
 from twinstream.models.loss import kind_of_loss
 from twinstream.options.option_group import (
     DATA,
+    MEMORY,
     OPTIMIZER,
     RUN,
     SEVERAL,
@@ -156,6 +157,12 @@ class TrainOptions(RecipeOptions, StepOptions, RankOptions):
     max_grad_norm: float = flag(
         OPTIMIZER, "X", "Gradients are clipped to this norm of all; 0 is not at all.", 1.0, ge=0
     )
+
+    disk: Path | None = flag(
+        MEMORY, "PATH", "A folder on a drive. Frozen weights that have no room in host memory are "
+        "read from there for each use: from the model's own files if they lie there and are of the "
+        "same values, else from copies that are made there once.",
+    )  # fmt: skip
 
     machine: str | None = flag(
         WHERE, "NAME|FILE", "Profile of this machine; by default found or measured."

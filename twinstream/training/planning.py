@@ -234,7 +234,9 @@ class DevicePlan(StepPlan):
 
         # of the last two passes the last is never begun: one is timed, and runs without graphs
         modules = ModulePrograms(task.buffers)
-        options = RunOptions(backend, task.num_passes, timed_passes=2, tell=tell, modules=modules)
+        options = RunOptions(
+            backend, task.num_passes, timed_passes=2, tell=tell, modules=modules, disk=task.disk
+        )
         return LocalRank(self.schedule.only, task, options)
 
     def measured(self, outcomes: "list[RankOutcome]", num_steps: int) -> Timeline:
@@ -416,7 +418,7 @@ def planned(
     level = None if options.recompute is None else recompute_level(options.recompute)
     request = PlanRequest.of(
         spec, here.machine, step=step, device_mem=here.device_mem, host_mem=here.host_mem,
-        policy=options.policy, choices=Choices(recompute=level),
+        disk_mem=here.disk_mem, policy=options.policy, choices=Choices(recompute=level),
     )  # fmt: skip
     try:
         schedule = Planner(steady_state).plan(request)

@@ -33,6 +33,7 @@ from twinstream.training.model_opening import OpenedModel, open_model, within_po
 from twinstream.training.options import TrainOptions
 from twinstream.training.planning import DevicePlan, Documents, plan_of, recipe_of
 from twinstream.training.preparing import texts_of
+from twinstream.training.run.disk_files import disk_files, groups_on_disk
 from twinstream.training.run.starting_state import starting_buffers, starting_state
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ SCORED = (
     *("tokenizer", "seq_len", "columns", "loss_on", "long_documents", "skip_bad_rows"),
     *("chat_template", "data_workers", "adapter", "dtype", "kernels", "attention"),
     *("nondeterministic", "tokens_per_step", "chunk_tokens", "device_mem", "host_mem", "policy"),
+    *("disk", "disk_mem", "disk_bandwidth"),
     *("machine", "backend", "seed", "trust_remote_code"),
 )
 """The options of a run that scoring has a use for."""
@@ -118,10 +120,12 @@ class Scorer:
         schedule = plan.schedule.only
         backend: BackendName = "cuda" if self.here.backend == "cuda" else "cpu"
         modules = ModulePrograms(starting_buffers(self.model, None))
-        options = RunOptions(backend, modules=modules, tell=self.tell)
+        disk = disk_files(schedule, self.model, self.options, self.here.machine, self.tell)
+        options = RunOptions(backend, modules=modules, tell=self.tell, disk=disk)
         prove(schedule, backend)
         prepare_device(schedule, backend)
-        weights, _ = starting_state(self.model, self.options, recipe, None, self.tell)
+        on_disk = groups_on_disk(schedule, alone=True)
+        weights, _ = starting_state(self.model, self.options, recipe, None, self.tell, on_disk)
         with arena_memory(schedule, options) as memory:
             arenas, staging = Arenas(schedule, memory), Staging()
             for group, flat in weights:

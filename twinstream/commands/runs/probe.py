@@ -3,7 +3,7 @@
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,11 @@ from twinstream.commands.output import print_json, print_report, progress
 from twinstream.hardware_profiles.loader import save_machine
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.schedule.errors import TwinstreamError
+from twinstream.schedule.sizes import gib
 from twinstream.screens.tables import probed_table
+
+if TYPE_CHECKING:
+    from twinstream.executor.probe.drive import DriveReads
 
 
 class Dtype(StrEnum):
@@ -38,12 +42,22 @@ def probe(
         list[Dtype] | None,
         typer.Option(help="A dtype in which a CPU is measured beside float32."),
     ] = None,
+    disk: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Measure reads of this folder's drive, too, as a run with --disk reads it: of the "
+            "largest file in it, or one of 256 MiB that is written and removed; or of this file.",
+            exists=True,
+        ),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure this machine, for which runs are then predicted well.
 
-    A CPU takes seconds. A CUDA device takes some minutes, under load; its profile names the
-    attention that is right and fastest on it, and is of the dtypes that models are trained in.
+    A CPU takes seconds, and so does a drive. A CUDA device takes some minutes, under load; its
+    profile names the attention that is right and fastest on it, and is of the dtypes that models
+    are trained in.
     """
     if backend_named(backend) == "cuda":
         machine = _probed_cuda(dtype)
@@ -51,6 +65,13 @@ def probe(
         dtypes = list(dict.fromkeys(["float32", *(d.value for d in dtype or [])]))
         with progress(f"measuring this machine in {', '.join(dtypes)}", quiet=as_json):
             machine = api.probe(dtypes)
+    reads = None
+    if disk is not None:
+        from twinstream.executor.probe.drive import probed_drive
+
+        with progress(f"measuring reads of {disk}", quiet=as_json):
+            reads = probed_drive(disk)
+        machine = reads.on(machine)
     try:
         if output is not None:
             save_machine(machine, output)
@@ -58,9 +79,19 @@ def probe(
         if as_json:
             print_json(machine)
         else:
-            print_report(probed_table(machine))
+            print_report(probed_table(machine), *([] if reads is None else [_drive_lines(reads)]))
     if output is not None and not as_json:
         print_report(f"Wrote the profile to {output}; use it as --machine {output}.")
+
+
+def _drive_lines(reads: "DriveReads") -> str:
+    """What reads of a drive take, by size."""
+    sizes = ", ".join(
+        f"{size / ns:.2f} GB/s of {gib(size)}" for size, ns in sorted(reads.times_ns.items())
+    )
+    written = reads.written_bytes_per_s
+    told = "" if written is None else f"; a file of its own was written at {written / 1e9:.2f} GB/s"
+    return f"Reads of {reads.place}: {sizes}{told}."
 
 
 def _probed_cuda(dtype: list[Dtype] | None) -> Machine:

@@ -10,7 +10,7 @@ from twinstream.schedule.analysis.critical_path import Releases
 from twinstream.schedule.document import Schedule
 from twinstream.schedule.node import Node
 from twinstream.schedule.numbers import PositiveCount
-from twinstream.schedule.ops import Communicate, Compute, Copy, Op, Stream
+from twinstream.schedule.ops import DISK_READ, Communicate, Compute, Copy, Op, Stream
 from twinstream.schedule.timeline import (
     PassSpans,
     Timeline,
@@ -19,11 +19,12 @@ from twinstream.schedule.timeline import (
 
 AXES = ("tp", "cp", "ep", "dp")
 ALL_RANKS, TRANSFER, BUBBLE, LATE_RANKS = "all_ranks", "transfer", "bubble", "late_ranks"
-COPY, HOST, LATENCY = "copy", "host", "latency"
-CAUSES = (*AXES, ALL_RANKS, TRANSFER, BUBBLE, LATE_RANKS, COPY, HOST, LATENCY)
+COPY, DISK, HOST, LATENCY = "copy", "disk", "host", "latency"
+CAUSES = (*AXES, ALL_RANKS, TRANSFER, BUBBLE, LATE_RANKS, COPY, DISK, HOST, LATENCY)
 """Why a stream is idle: a collective of an axis was under way, or one of all ranks (the norm), or a
 message along the pipeline; its other side had not come yet (along the pipeline a bubble, otherwise
-ranks that are late); a copy; the host; nothing but latency of waits and launches."""
+ranks that are late); a copy; a read from a disk; the host; nothing but latency of waits and
+launches."""
 
 _PIPELINE = "pp"
 COMPUTE_STREAM = Stream(queue="compute")
@@ -100,6 +101,8 @@ def cause_of(op: Op) -> str:
     weights, it is of `dp`; if it crosses the ranks of a stage or of a layer it is of all ranks.
     """
     if not isinstance(op, Communicate):
+        if op.stream.queue == DISK_READ:
+            return DISK
         return COPY if isinstance(op, Copy) else HOST
     if op.shift and op.axes == (_PIPELINE,):
         return TRANSFER

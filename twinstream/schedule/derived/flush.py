@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from twinstream.schedule.chain import Chain
+from twinstream.schedule.derived.disk_reads import DiskReads
 from twinstream.schedule.derived.makers import with_makers
 from twinstream.schedule.derived.waits import derive_waits
 from twinstream.schedule.document import RankSchedule
@@ -203,6 +204,7 @@ class _Flush:
         self._schedule, self._updates = schedule, updates
         self._map = AccessMap(schedule.tensors, schedule.slots)
         self._placed = _Placed(self._map)
+        self._reads = DiskReads(self._map, schedule.ops)
         self._final: dict[int, int] = {}  # by leaf that is updated
         self._slots: dict[int, dict[str, None]] = {}  # by leaf, where it may lie
 
@@ -222,9 +224,10 @@ class _Flush:
         for leaf, slot in leaves:
             maker = self._placed.maker(leaf, slot, self._content(leaf))
             if maker is None:
-                maker = len(found)
-                found.append(self._restored(leaf, slot))
-                self._placed.run(found[-1])
+                for copy in self._reads.to_device(self._restored(leaf, slot)):
+                    found.append(copy)
+                    self._placed.run(copy)
+                maker = len(found) - 1
             wanted.add(maker)
         kept = with_makers(wanted - {_BEGINNING}, self._placed.made_by)
         return tuple(op for number, op in enumerate(found) if number in kept)

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from twinstream.schedule.document import RankSchedule
-from twinstream.schedule.ops import Feed, Fetch
+from twinstream.schedule.ops import DISK_READ, Copy, Feed, Fetch
 from twinstream.schedule.proof.accesses import AccessMap, uses_of
 from twinstream.schedule.proof.violations import (
     ArenaExceedsCap,
     BadPart,
     CarriedNotValid,
+    DiskMisused,
     OperandInWrongMemory,
     SlotMisaligned,
     StreamMixed,
@@ -17,7 +18,7 @@ from twinstream.schedule.proof.violations import (
     UnknownTier,
     Violation,
 )
-from twinstream.schedule.tensors import DEVICE, HOST, Tier
+from twinstream.schedule.tensors import DISK, HOST, TIERS, Tier
 
 
 def arena_bytes(schedule: RankSchedule, tier: Tier) -> int:
@@ -31,6 +32,7 @@ def layout_violations(schedule: RankSchedule, access_map: AccessMap) -> list[Vio
         *_part_violations(access_map),
         *_slot_violations(schedule, access_map),
         *_tier_violations(access_map),
+        *_disk_violations(schedule, access_map),
         *_stream_violations(schedule),
         *_fit_violations(schedule, access_map),
         *_memory_violations(schedule, access_map),
@@ -80,10 +82,30 @@ def _slot_violations(schedule: RankSchedule, access_map: AccessMap) -> Iterator[
 
 
 def _tier_violations(access_map: AccessMap) -> Iterator[Violation]:
-    """Caps are those of one device and the host, and so is all that runs a schedule."""
+    """Caps are those of one device, the host and a disk, and so is all that runs a schedule."""
     for tier in access_map.tiers:
-        if tier not in (DEVICE, HOST):
-            yield UnknownTier(f"{tier} holds slots, which only {DEVICE} and {HOST} can yet")
+        if tier not in TIERS:
+            known = ", ".join(map(str, TIERS))
+            yield UnknownTier(f"{tier} holds slots, which only {known} can yet")
+
+
+def _disk_violations(schedule: RankSchedule, access_map: AccessMap) -> Iterator[Violation]:
+    """A disk is read into host memory, on a queue that threads serve, and never written."""
+    for op in schedule.ops:
+        on_disk = [use for use in uses_of(op) if access_map.slots[use[1]].tier == DISK]
+        reads = isinstance(op, Copy) and access_map.slots[op.source].tier == DISK
+        into_host = isinstance(op, Copy) and access_map.slots[op.destination].tier == HOST
+        if any(mode != "read" for *_, mode in on_disk):
+            what = "writes to a disk, which is only read"
+        elif on_disk and not (reads and into_host):
+            what = "takes from a disk what it does not copy to host memory"
+        elif bool(on_disk) != (op.stream.queue == DISK_READ):
+            is_not = "reads a disk, but not" if on_disk else "does not read a disk, but is"
+            what = f"{is_not} on a queue '{DISK_READ}', where nothing else is"
+        else:
+            continue
+        tensor, slot = on_disk[0][:2] if on_disk else (None, None)
+        yield DiskMisused(f"op '{op.op_id}' {what}", (op.op_id,), tensor, slot)
 
 
 def _stream_violations(schedule: RankSchedule) -> Iterator[Violation]:

@@ -38,7 +38,11 @@ class ArenaExceedsCap(Violation):
 
 
 class UnknownTier(Violation):
-    rule = "slots are in the memory of device 0 or of the host: nothing runs on other tiers yet"
+    rule = "slots are in the memory of device 0, of the host or on disk 0: nothing runs elsewhere"
+
+
+class DiskMisused(Violation):
+    rule = "what lies on a disk is copied to host memory on a queue of its own, and nothing else"
 
 
 class StreamMixed(Violation):

@@ -1,5 +1,6 @@
 """The state that a run begins or goes on with: weights, optimizer, buffers."""
 
+from collections.abc import Collection
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
 
 def starting_state(
     model: OpenedModel, options: TrainOptions, recipe: Recipe, checkpoint: Checkpoint | None,
-    tell: Tell,
+    tell: Tell, left_out: Collection[str] = (),
 ) -> tuple["Weights", "Optimizer"]:  # fmt: skip
     """The state before the first step that is left.
 
     Args:
+        left_out: groups of a folder that are on a disk already.
         tell: takes a line on what is made anew.
 
     Raises:
@@ -31,7 +33,7 @@ def starting_state(
     from twinstream.executor.state.sources import fresh_optimizer, kept_optimizer
     from twinstream.executor.weights.checkpoint_files import CheckpointFiles
 
-    weights = _weights(model, options, recipe, checkpoint, tell)
+    weights = _weights(model, options, recipe, checkpoint, tell, left_out)
     if checkpoint is None:
         return weights, fresh_optimizer(model.spec, recipe)
     files = CheckpointFiles(checkpoint.path)
@@ -54,7 +56,7 @@ def starting_buffers(model: OpenedModel, checkpoint: Checkpoint | None) -> "Buff
 
 def _weights(
     model: OpenedModel, options: TrainOptions, recipe: Recipe, checkpoint: Checkpoint | None,
-    tell: Tell,
+    tell: Tell, left_out: Collection[str],
 ) -> "Weights":  # fmt: skip
     """Of the base, and of adapters beside it: a checkpoint has what is trained."""
     from twinstream.executor.providers.registry import provider_of
@@ -69,7 +71,7 @@ def _weights(
     if base is None:
         parameters = in_their_base(provider.fresh(spec, options.seed), spec, recipe)
     else:
-        parameters = provider.parameters(base, spec, recipe, options.output, tell)
+        parameters = provider.parameters(base, spec, recipe, options.output, tell, left_out)
     adapter = options.adapter if checkpoint is None else checkpoint.path
     if not has_adapters or adapter is None:
         return chain(parameters, fresh_adapters(spec, options.seed, recipe))

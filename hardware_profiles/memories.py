@@ -1,0 +1,74 @@
+"""The memories of a machine and the links between them, as lists that all rooms go through."""
+
+from dataclasses import dataclass
+
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.schedule.tensors import Tier, TierKind
+
+
+@dataclass(frozen=True)
+class MachineMemory:
+    """One memory: its size where the profile states it, and what addresses are multiples of."""
+
+    kind: TierKind
+    size_bytes: int | None
+    granularity_bytes: int
+
+
+@dataclass(frozen=True)
+class MemoryLink:
+    """A way from one memory to another.
+
+    Attributes:
+        name: of the resource that a byte draws of, and of nothing else.
+        rate_field: of a profile, its rate.
+        latency_field: what each copy takes beside its bytes.
+        shared: what a byte draws of, too, by name and field of a profile.
+    """
+
+    source: TierKind
+    destination: TierKind
+    name: str
+    rate_field: str
+    latency_field: str
+    shared: tuple[tuple[str, str], ...]
+
+    @property
+    def resources(self) -> tuple[tuple[str, str], ...]:
+        """Everything that its copies draw of, by name and field."""
+        return ((self.name, self.rate_field), *self.shared)
+
+
+_DRAM = ("host_dram", "host_dram_bytes_per_s")
+_PCIE = (("pcie", "pcie_duplex_bytes_per_s"), ("hbm", "hbm_bytes_per_s"), _DRAM)
+H2D = MemoryLink("host", "device", "h2d", "pcie_h2d_bytes_per_s", "copy_latency_ns", _PCIE)
+D2H = MemoryLink("device", "host", "d2h", "pcie_d2h_bytes_per_s", "copy_latency_ns", _PCIE)
+DISK_READS = MemoryLink(
+    "disk", "host", "disk", "disk_read_bytes_per_s", "disk_latency_ns", (_DRAM,)
+)
+LINKS = (H2D, D2H, DISK_READS)
+_SIZE_FIELDS: dict[TierKind, str] = {
+    "device": "device_memory_bytes", "host": "host_memory_bytes", "disk": "disk_memory_bytes",
+}  # fmt: skip
+
+
+def memories_of(machine: Machine) -> tuple[MachineMemory, ...]:
+    """Return the memories of a machine: a disk only where the profile has one."""
+    found = []
+    for kind, field in _SIZE_FIELDS.items():
+        number = getattr(machine, field)
+        if number is None and all(getattr(machine, link.rate_field) is None for link in _at(kind)):
+            continue
+        size = None if number is None or number.value is None else int(number.value)
+        found.append(MachineMemory(kind, size, Tier(kind=kind).alignment_bytes))
+    return tuple(found)
+
+
+def link_between(source: TierKind, destination: TierKind) -> MemoryLink | None:
+    """Return the link from one memory to another; None where there is none."""
+    found = (link for link in LINKS if (link.source, link.destination) == (source, destination))
+    return next(found, None)
+
+
+def _at(kind: TierKind) -> list[MemoryLink]:
+    return [link for link in LINKS if kind in (link.source, link.destination)]

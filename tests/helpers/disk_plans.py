@@ -1,0 +1,63 @@
+"""Plans of a small model whose frozen base is in part at home on a disk."""
+
+from dataclasses import replace
+
+from tests.helpers.tiny_chains import small
+from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.overrides import override
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.recipes.lora import lora_of
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
+from twinstream.planner.choices import Choices
+from twinstream.planner.planner import Planner
+from twinstream.planner.request import PlanRequest, TrainingStep
+from twinstream.schedule.document import RankSchedule
+from twinstream.simulator.replay import steady_state
+
+LORA = Recipe(lora=lora_of("r=2"), kernels=KernelChoice())
+SPEC = small("tiny", num_layers=4, d_model=64, d_ff=128)
+
+
+def machine_with_disk(bytes_per_s: float = 1e9) -> Machine:
+    """The CPU with a drive whose reads take 0.1 ms beside their bytes."""
+    cpu = load_machine("cpu")
+    return override(cpu, {"disk_read_bytes_per_s": bytes_per_s, "disk_latency_ns": 1e5})
+
+
+def disk_request(
+    device_mem: str = "700KiB",
+    host_mem: str = "500KiB",
+    bytes_per_s: float = 1e9,
+    *,
+    disk_mem: str = "1GiB",
+    tokens: int = 64,
+    chunk_tokens: int | None = None,
+) -> PlanRequest:
+    """A LoRA step of a model of 4 layers, 150 KB each, within caps."""
+    chunks = None if chunk_tokens is None else 1
+    step = TrainingStep(32, tokens, chunk_tokens, chunks, recipe=LORA)
+    return PlanRequest.of(
+        SPEC, machine_with_disk(bytes_per_s), step=step, device_mem=device_mem, host_mem=host_mem,
+        disk_mem=disk_mem, choices=Choices(effort="quick"),
+    )  # fmt: skip
+
+
+def disk_plan(
+    device_mem: str = "700KiB",
+    host_mem: str = "500KiB",
+    bytes_per_s: float = 1e9,
+    *,
+    tokens: int = 64,
+    chunk_tokens: int | None = None,
+) -> RankSchedule:
+    """Its plan, proven."""
+    request = disk_request(
+        device_mem, host_mem, bytes_per_s, tokens=tokens, chunk_tokens=chunk_tokens
+    )
+    return Planner(steady_state).plan(request, name_caps=False).only
+
+
+def without_disk(request: PlanRequest) -> PlanRequest:
+    """The same, of a machine without a drive."""
+    caps = request.caps.model_copy(update={"disk_bytes": None})
+    return replace(request, caps=caps)

@@ -1,0 +1,132 @@
+"""The files that a run reads frozen weights from: the model's own, or copies made once.
+
+A group is read where the model's files have it, if they lie under the folder that the user named
+and hold it byte for byte as it is trained beside. Any other is written there once, as it lies in
+memory, and is there for the next run of the same model.
+"""
+
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twinstream.hardware_profiles.memories import DISK_READS
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.providers.trained import layout_of
+from twinstream.models.recipes.recipe import Recipe
+from twinstream.schedule.document import RankSchedule
+from twinstream.schedule.sizes import brief
+from twinstream.schedule.tensors import DISK
+from twinstream.training.machine import Tell
+from twinstream.training.model_opening import OpenedModel
+from twinstream.training.options import OptionsError, TrainOptions
+
+if TYPE_CHECKING:
+    from twinstream.executor.providers.provider import Extents, Provider
+    from twinstream.executor.weights.disk_reader import DiskFiles
+
+_PARAMETERS = "param."
+_COPIES = "twinstream-weights-"  # begins the name of a folder with copies
+
+
+def groups_on_disk(schedule: RankSchedule, *, alone: bool = False) -> list[str]:
+    """Return the groups of parameters that a schedule has at home on a disk, whole or in part.
+
+    Args:
+        alone: leave out what is somewhere else, too, when a pass begins.
+    """
+    slots = {slot.slot_id for slot in schedule.slots if slot.tier == DISK}
+    parents = {tensor.tensor_id: tensor.parent for tensor in schedule.tensors}
+    there, elsewhere = dict[str, None](), set[str]()
+    for item in schedule.carried:
+        name = parents[item.tensor] or item.tensor
+        if item.slot in slots:
+            there[name] = None
+        else:
+            elsewhere.add(name)
+    found = [name for name in there if not (alone and name in elsewhere)]
+    return [name.removeprefix(_PARAMETERS) for name in found]
+
+
+def disk_files(
+    schedule: RankSchedule, model: OpenedModel, options: TrainOptions, machine: Machine, tell: Tell
+) -> "DiskFiles | None":
+    """Find the files of what a schedule reads from a disk, and make copies of what no file has;
+    None of one that reads nothing.
+
+    Raises:
+        WeightsError: a file has gone, or a copy cannot be written.
+        OptionsError: an adapter that is gone on from has frozen weights of its own.
+    """
+    groups = groups_on_disk(schedule)
+    if not groups:
+        return None
+    from twinstream.executor.providers.registry import provider_of
+    from twinstream.executor.weights.disk_reader import DiskFiles
+
+    assert options.disk is not None, "a plan with a disk is of a run with one"
+    recipe, provider = Recipe.model_validate(schedule.recipe), provider_of(model.spec)
+    place, found = options.disk.absolute(), dict[str, "Extents"]()
+    _require_own_base(recipe, options)
+    for group in groups if model.folder is not None else ():
+        assert model.folder is not None
+        there = provider.in_place(model.folder, model.spec, recipe, group)
+        if there is not None and all(_lies_in(one.path, place) for one in there):
+            found[group] = there
+    if copied := [group for group in groups if group not in found]:
+        found |= _copies(copied, model, recipe, options, provider, tell)
+    extents = {f"{_PARAMETERS}{group}": found[group] for group in groups}
+    rate, limited = machine.rate(DISK_READS.rate_field), options.disk_bandwidth is not None
+    return DiskFiles(extents, rate, limited, tell)
+
+
+def _lies_in(path: Path, place: Path) -> bool:
+    return path.absolute().is_relative_to(place) or path.resolve().is_relative_to(place.resolve())
+
+
+def _require_own_base(recipe: Recipe, options: TrainOptions) -> None:
+    saved = recipe.lora is not None and recipe.lora.saved
+    if saved and options.adapter is not None:
+        raise OptionsError(
+            f"disk: {options.adapter} has weights of the base of its own "
+            f"({', '.join(recipe.lora.saved if recipe.lora else ())}), which are not read from a "
+            "disk yet: leave out --disk"
+        )
+
+
+def _copies(
+    groups: Sequence[str], model: OpenedModel, recipe: Recipe, options: TrainOptions,
+    provider: "Provider", tell: Tell,
+) -> dict[str, "Extents"]:  # fmt: skip
+    """Files of groups under the folder that the user named, made where they are not there yet."""
+    from twinstream.executor.state.sources import in_their_base
+    from twinstream.executor.weights.base_cache import BaseCache
+    from twinstream.executor.weights.disk_reader import FileExtent
+    from twinstream.executor.weights.hf_folder import stored_tensors
+
+    spec, folder = model.spec, model.folder
+    made_of: dict[str, object] = {
+        "base": recipe.base, "dtype": spec.dtype, "model": spec.ref().content_hash,
+    }  # fmt: skip
+    files: set[Path] = set()
+    if folder is None:
+        made_of["seed"] = options.seed
+    else:
+        files = {one for stored in stored_tensors(folder).values() for one in stored.files}
+    source = "" if folder is None else str(folder.resolve())
+    key = sha256(f"{sorted(made_of.items())} {source}".encode()).hexdigest()[:12]
+    assert options.disk is not None
+    place = options.disk / f"{_COPIES}{key}"
+    sizes = {group: layout_of(spec, recipe, group).size_bytes for group in groups}
+    kept = BaseCache(place, files, made_of, sizes, tell)
+    if missing := [group for group in groups if not kept.has(group)]:
+        size = sum(sizes[group] for group in missing)
+        tell(f"writing {brief(size)} of frozen weights to {place}, which are read from there")
+
+        if folder is None:
+            weights = in_their_base(provider.fresh(spec, options.seed), spec, recipe)
+        else:
+            others = [one for one in spec.parameter_groups if one not in missing]
+            weights = provider.parameters(folder, spec, recipe, None, tell, others)
+        kept.write((group, flat) for group, flat in weights if group in missing)
+    return {group: (FileExtent(kept.file(group), 0, sizes[group], 0),) for group in groups}
