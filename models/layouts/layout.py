@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
@@ -23,6 +23,10 @@ class Layout(Node):
 
     Fields:
         tp: tensor parallel; with `sequence_parallel` norms and residuals are split over it too.
+        parts: of ranks that run, in how many parts heads, the feed-forward network's width and the
+            vocabulary are computed, whatever tp is; what they make is added up in their order, in
+            float32. So every tp that divides it has the same bits. None: a part a rank, and the
+            transport's own sums.
         cp: context parallel: each sequence is split, keys and values go around a ring.
         pp: pipeline stages; `virtual_stages` of them on each rank (interleaved, ring).
         dp: data parallel replicas, GPUs / (tp cp pp); `ep` of them share the routed experts.
@@ -43,6 +47,7 @@ class Layout(Node):
     """
 
     tp: PositiveCount = 1
+    parts: PositiveCount | None = None
     cp: PositiveCount = 1
     pp: PositiveCount = 1
     dp: PositiveCount = 1
@@ -68,6 +73,24 @@ class Layout(Node):
             return {name: value for name, value in given.items() if name != "gradient_dtype"}
         return given
 
+    @model_serializer(mode="wrap")
+    def _without_parts(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Documents only tell a number of parts that is asked for."""
+        document: dict[str, object] = serialize(self)
+        if self.parts is None:
+            document.pop("parts", None)
+        return document
+
+    @property
+    def num_parts(self) -> int:
+        """In how many parts a block is computed by our kernels; 1 where it is one task."""
+        return self.tp if self.parts is None else self.parts
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether blocks are parts with sums between them, be it on one rank."""
+        return self.tp > 1 or self.parts is not None
+
     @property
     def num_gpus(self) -> int:
         """GPUs of the layout."""
@@ -82,7 +105,8 @@ class Layout(Node):
         """
         stages = f"pp{self.pp}" + (f"x{self.virtual_stages}" if self.virtual_stages > 1 else "")
         words = {
-            f"tp{self.tp}": self.tp > 1, f"cp{self.cp}": self.cp > 1, stages: self.pp > 1,
+            f"tp{self.tp}": self.tp > 1, f"parts{self.parts}": self.parts is not None,
+            f"cp{self.cp}": self.cp > 1, stages: self.pp > 1,
             f"dp{self.dp}": self.dp > 1 or self.num_gpus == 1, f"ep{self.ep}": self.ep > 1,
             f"mb{self.micro_batch}": self.micro_batch > 1, self.pipeline: self.pp > 1,
             f"zero{self.zero}": self.dp * self.cp > 1,

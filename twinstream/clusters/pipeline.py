@@ -7,7 +7,7 @@ from pydantic_core import to_json
 
 from twinstream.clusters.assembling import in_one_order
 from twinstream.clusters.conforms import require_conforming, workload_of_rounds
-from twinstream.clusters.kernel_sets import layout_refusal
+from twinstream.clusters.kernel_sets import layout_refusal, parts_refusal
 from twinstream.clusters.planned_stage import PlannedStage, plan_stage, without_messages
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.decoders.spec import ModelSpec
@@ -60,8 +60,8 @@ def plan_pipeline(
     Raises:
         LayoutError: the layout is not one that can be run yet, or a stage does not fit.
     """
-    layout = stages.layout
-    _require_executable(layout)
+    stages, layout = _with_kernels(stages), stages.layout
+    _require_executable(stages)
     if layout.dp == 1 or not layout.dp_overlap:
         return _laid_out(stages, machine, caps, choices).document
     without = layout.model_copy(update={"dp_overlap": False})
@@ -101,7 +101,8 @@ def _in_slots(
 ) -> _LaidOut:
     layout = stages.layout
     axes = [Axis(name="pp", size=layout.pp)]
-    axes += [Axis(name="dp", size=layout.dp)] if layout.dp > 1 else []
+    sizes = (("dp", layout.dp), ("tp", layout.tp))
+    axes += [Axis(name=name, size=size) for name, size in sizes if size > 1]
     planned, classes = dict[str, PlannedStage](), []
     for stage in range(layout.pp):
         name = f"stage {stage}"
@@ -116,7 +117,7 @@ def _in_slots(
         classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
     schedules = {name: one.schedule for name, one in planned.items()}
     document = Schedule(
-        mesh=Mesh(axes=tuple(axes), ranks_per_node=layout.pp * layout.dp),
+        mesh=Mesh(axes=tuple(axes), ranks_per_node=layout.num_gpus),
         classes=tuple(classes),
         schedules=schedules,
         order=(),
@@ -151,9 +152,18 @@ def _micro_batch(workload: Workload) -> int:
     return workload.sequences_per_step // workload.rounds_per_step
 
 
-def _require_executable(layout: Layout) -> None:
-    if (why := layout_refusal(layout)) is not None:
+def _require_executable(stages: Stages) -> None:
+    why = layout_refusal(stages.layout) or parts_refusal(stages.spec, stages.recipe, stages.layout)
+    if why is not None:
         raise LayoutError(f"ranks cannot run {why} yet")
+
+
+def _with_kernels(stages: Stages) -> Stages:
+    """Parts of a block are ours where kernels are named: those that the recipe has anyway."""
+    if not stages.layout.in_parts:
+        return stages
+    named = stages.recipe.model_copy(update={"kernels": stages.recipe.implementations})
+    return replace(stages, recipe=named)
 
 
 def layout_in(document: Schedule) -> Layout:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from math import inf, isinf
 from typing import Any
 
-from twinstream.clusters.choosing import RanksQuestion, workloads_of_ranks
+from twinstream.clusters.choosing import workloads_of_ranks
 from twinstream.clusters.kernel_sets import with_kernels
+from twinstream.clusters.parts_question import PartsQuestion
 from twinstream.clusters.predict import predict
 from twinstream.clusters.refusals import require_possible
 from twinstream.clusters.search.search import SearchResult, search_layouts
@@ -283,9 +284,10 @@ class LayoutQuery(Query):
             TwinstreamError: it cannot be here, or does not fit.
         """
         if self.runs_here:
-            replicas, left = divmod(self.num_gpus, layout.pp)
+            replicas, left = divmod(self.num_gpus, layout.pp * layout.tp)
             if left:
-                raise LayoutError(f"{self.num_gpus} ranks are no pipelines of {layout.pp} stages")
+                of = f"{layout.pp} stages" + (f" x tp {layout.tp}" if layout.tp > 1 else "")
+                raise LayoutError(f"{self.num_gpus} ranks are no pipelines of {of}")
             before = {name: getattr(layout, name) for name in LAYOUT_OF_RANKS}
             return self._on_ranks({**before, **self.fixed, "dp": replicas}, is_known=True)
         machine = machine_of(self._nodes)
@@ -312,7 +314,7 @@ class LayoutQuery(Query):
         request, place = self.request, self.place
         spec = request.decoder
         workloads = workloads_of_ranks(spec, request.step, request.machine, self.num_gpus)
-        question = RanksQuestion(
+        question = PartsQuestion(
             spec, request.recipe, workloads, self.num_gpus, fixed, place.cluster, place.machine,
             request.caps, request.choices,
         )  # fmt: skip

@@ -5,7 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from twinstream.clusters.choosing import Candidate, RanksQuestion, workloads_of_ranks
+from twinstream.clusters.choosing import Candidate, workloads_of_ranks
+from twinstream.clusters.parts_question import PartsQuestion
 from twinstream.clusters.pipeline import cluster_evaluation_of
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.clusters.shared_machine import Place, cores_here, place_here
@@ -18,8 +19,8 @@ from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.residence import written_names
 from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layout import PART
 from twinstream.models.layouts.layout import Layout, LayoutError
-from twinstream.models.lowering.sharding import sharding_of
 from twinstream.models.recipes.recipe import OptimizerPlace, Recipe
 from twinstream.planner.request import TrainingStep, caps_of
 from twinstream.schedule.analysis.comparison import compare
@@ -43,7 +44,7 @@ from twinstream.training.planning import (
 
 if TYPE_CHECKING:
     from twinstream.executor.ranks.rank_run import RankOutcome
-    from twinstream.executor.state.sharded_state import ShardedState
+    from twinstream.executor.state.parted_state import RankStates
 
 _WITHOUT = "only one device does that yet: leave it out, or train without --ranks"
 _PIECES = (2, 4, 8, 16)  # of a sequence, where none fits whole
@@ -101,8 +102,8 @@ class RanksPlan(StepPlan):
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Of what is written of all stages, replicas' once; shards padded as they are."""
-        zero, dp = self.layout.zero, self.layout.dp
+        """Of what is written of all stages and parts, replicas' once; shards padded as they are."""
+        zero, dp, tp = self.layout.zero, self.layout.dp, self.layout.tp
         times = {"parameter": dp if zero == 3 else 1, "optimizer_state": dp if zero else 1}
         sizes: dict[str, int] = {}
         for part in self.schedule.schedules.values():
@@ -110,7 +111,8 @@ class RanksPlan(StepPlan):
             for item in part.carried:
                 whole = tensors[tensors[item.tensor].parent or item.tensor]
                 if whole.role in times:
-                    sizes[whole.tensor_id] = whole.size_bytes * times[whole.role]
+                    ranks = tp if PART in whole.tensor_id else 1
+                    sizes[whole.tensor_id] = whole.size_bytes * times[whole.role] * ranks
         return sum(sizes[name] for name in written_names(list(sizes)))
 
     @property
@@ -118,12 +120,11 @@ class RanksPlan(StepPlan):
         return [rank_part(self.schedule, rank) for rank in range(self.num_ranks)]
 
     @property
-    def shards(self) -> "ShardedState | None":
-        from twinstream.executor.state.sharded_state import ShardedState
+    def states(self) -> "RankStates | None":
+        from twinstream.executor.state.parted_state import RankStates
 
-        sharding = sharding_of(self.layout)
         spec = ModelSpec.model_validate(self.schedule.model)
-        return None if sharding is None else ShardedState(spec, self.recipe, sharding)
+        return RankStates.of(spec, self.recipe, self.layout)
 
     def evaluation(self) -> Schedule:
         return cluster_evaluation_of(self.schedule)
@@ -211,7 +212,7 @@ def workloads_of(
     Raises:
         ChunkingError: the numbers given contradict each other.
     """
-    assert options.ranks is not None
+    ranks = options.ranks or 1
     longest, chunk = packed_length(options), options.chunk_tokens
     sliced = chunk is not None and chunk < longest and recipe.loss.sides == 1
     step = TrainingStep(
@@ -221,7 +222,7 @@ def workloads_of(
     most_tokens = None
     if options.steps is None:  # few data: smaller steps
         most_tokens = int((options.epochs or 1.0) * data.epoch_tokens / FEW_STEPS)
-    return workloads_of_ranks(spec, step, here.machine, options.ranks, most_tokens)
+    return workloads_of_ranks(spec, step, here.machine, ranks, most_tokens)
 
 
 def slices_of(workload: Workload) -> Iterator[Workload]:
@@ -248,10 +249,10 @@ def planned_for_ranks(
     Raises:
         LayoutError: there is none; says why of each.
     """
-    assert options.ranks is not None
-    place = place_here(here.machine, options.ranks, cores_here(), here.nvlink)
-    question = RanksQuestion(
-        spec, recipe, workloads, options.ranks, options.layout_fields(), place.cluster,
+    ranks = options.ranks or 1
+    place = place_here(here.machine, ranks, cores_here(), here.nvlink)
+    question = PartsQuestion(
+        spec, recipe, workloads, ranks, options.layout_fields(), place.cluster,
         place.machine, _caps(options, here),
     )  # fmt: skip
     found = question.answer()
@@ -262,18 +263,18 @@ def planned_for_ranks(
 
 def _caps(options: TrainOptions, here: LocalMachine) -> Caps:
     """Of a rank: those given, or its share of what is free; a GPU is its own."""
-    assert options.ranks is not None
+    ranks = options.ranks or 1
 
     def own(given: str | None, found: str | int | None) -> str | int | None:
         if given is not None or not isinstance(found, int):
             return given
-        return found // options.ranks if options.ranks else found
+        return found // ranks
 
     device = here.device_mem
     if here.machine.device == "cpu":
         device = own(options.device_mem, device)
     host = own(options.host_mem, here.host_mem)
-    return caps_of(here.machine, device, host, options.ranks)
+    return caps_of(here.machine, device, host, ranks)
 
 
 def what_is_of_one_device(options: TrainOptions) -> str | None:
@@ -290,11 +291,13 @@ def require_possible(options: TrainOptions) -> None:
     Raises:
         OptionsError: an option is of what ranks do not do yet, or of ranks, and there is one.
     """
-    if (options.ranks or 1) > 1:
+    if options.on_ranks:
         if (what := what_is_of_one_device(options)) is not None:
             raise OptionsError(f"{what}: {_WITHOUT}")
         return
-    alone = {"pp": 1, "dp": 1, "zero": 0, "virtual_stages": 1, "pipeline": None}
+    alone = {
+        **dict.fromkeys(("pp", "dp", "tp", "virtual_stages"), 1), "zero": 0, "pipeline": None,
+    }  # fmt: skip
     given = [name for name, one in alone.items() if getattr(options, name) not in (None, one)]
     if given:
         raise OptionsError(f"{', '.join(given)}: of several ranks; say how many: ranks = N")
