@@ -12,6 +12,8 @@ EMBEDDING, HEAD = "embedding", "head"  # groups outside the blocks
 ADAPTERS = "lora."  # begins the name of a group of adapters
 EXPERTS = ".experts"  # ends the name of the group of a layer's experts
 ROUTER_BIAS = ".bias"  # ends that of its router's untrained bias
+PART = ".tp"  # and a number: ends that of a part of a group that tensor parallelism splits
+_OF_ALL_PARTS = ("attention_norm", "q_norm", "k_norm", "ffn_norm")  # every part of a block reads
 
 
 class ExpertSizes(Protocol):
@@ -93,6 +95,26 @@ def block_layout(spec: DecoderSizes) -> FlatLayout:
     >>> block_layout(load_preset("tiny")).tensor("qkv_proj").shape
     (256, 128)
     """
+    return packed_layout(_block_shapes(spec), spec.itemsize)
+
+
+def shared_layout(spec: DecoderSizes) -> FlatLayout:
+    """Return the layout of what every part of a block reads: its norms."""
+    shapes = [(name, shape) for name, shape in _block_shapes(spec) if name in _OF_ALL_PARTS]
+    return packed_layout(shapes, spec.itemsize)
+
+
+def part_layout(spec: DecoderSizes) -> FlatLayout:
+    """Return the layout of the matrices, and their biases, of one part of a block.
+
+    Args:
+        spec: with the heads and the width of the part.
+    """
+    shapes = [(name, shape) for name, shape in _block_shapes(spec) if name not in _OF_ALL_PARTS]
+    return packed_layout(shapes, spec.itemsize)
+
+
+def _block_shapes(spec: DecoderSizes) -> list[tuple[str, tuple[int, ...]]]:
     d_qkv = spec.d_q + 2 * spec.d_kv
     shapes: list[tuple[str, tuple[int, ...]]] = [
         ("attention_norm", (spec.d_model,)),
@@ -112,7 +134,7 @@ def block_layout(spec: DecoderSizes) -> FlatLayout:
         shapes += [
             ("gate_up_proj", (2 * d_ff, spec.d_model)), ("down_proj", (spec.d_model, d_ff))
         ]  # fmt: skip
-    return packed_layout(shapes, spec.itemsize)
+    return shapes
 
 
 def dense_width(spec: DecoderSizes) -> int:
@@ -160,11 +182,21 @@ def embedding_layout(spec: DecoderSizes) -> FlatLayout:
 def layer_of(group: str) -> int | None:
     """The layer whose parameters or adapters a group of a decoder of ours has; None of others.
 
-    >>> layer_of("lora.3"), layer_of("3.experts"), layer_of("head")
-    (3, 3, None)
+    >>> layer_of("lora.3"), layer_of("3.experts"), layer_of("3.tp1"), layer_of("head")
+    (3, 3, 3, None)
     """
-    number = group.removeprefix(ADAPTERS).removesuffix(EXPERTS).removesuffix(ROUTER_BIAS)
+    number = whole_group(group).removeprefix(ADAPTERS)
+    number = number.removesuffix(EXPERTS).removesuffix(ROUTER_BIAS)
     return int(number) if number.isdigit() else None
+
+
+def whole_group(name: str) -> str:
+    """The group that a name of one of its parts is of; or of a tensor of one.
+
+    >>> whole_group("param.3.tp1"), whole_group("head")
+    ('param.3', 'head')
+    """
+    return name.partition(PART)[0]
 
 
 def padded_vocab(vocab_size: int, tp: int) -> int:

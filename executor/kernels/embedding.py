@@ -47,11 +47,12 @@ def embed_backward(
     ids_T = operands["tokens"].view(torch.int32, (2, num_tokens))[0]
     workspace = Workspace(operands["scratch"].bytes)
     tokens = SortedTokens(*(workspace.take((num_tokens,), torch.int64) for _ in range(3)))
-    calls.add(_sort, ids_T, tokens)
+    calls.add(sort_tokens, ids_T, tokens)
     calls.add(vector.add_token_gradients, d_hidden_TD, tokens, gradient_VD, workspace.remaining())
 
 
-def _sort(ids_T: torch.Tensor, tokens: SortedTokens) -> None:
+def sort_tokens(ids_T: torch.Tensor, tokens: SortedTokens) -> None:
+    """Write ids in order, which token each is of, and where the run of each ends."""
     torch.sort(tokens.last.copy_(ids_T), stable=True, out=(tokens.ids, tokens.order))
     torch.searchsorted(tokens.ids, tokens.ids, right=True, out=tokens.last).sub_(1)
 

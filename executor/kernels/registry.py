@@ -23,6 +23,22 @@ from twinstream.executor.kernels.head_dpo import head_dpo, head_dpo_evaluate
 from twinstream.executor.kernels.head_forward import head_evaluate
 from twinstream.executor.kernels.head_loss import head_loss
 from twinstream.executor.kernels.operand import Kernel, Operands
+from twinstream.executor.kernels.parts.block_parts import (
+    attention_part_backward,
+    attention_part_forward,
+    attention_part_recompute,
+    mlp_part_backward,
+    mlp_part_forward,
+    mlp_part_recompute,
+)
+from twinstream.executor.kernels.parts.end_parts import (
+    embed_part_backward,
+    embed_part_forward,
+    head_part_backward,
+    head_part_sums,
+    parts_loss,
+)
+from twinstream.executor.kernels.parts.sums import add_parts, norm_parts_backward
 from twinstream.executor.kernels.updates.adamw_step import adamw_step
 from twinstream.executor.kernels.updates.element_step import element_step
 from twinstream.executor.kernels.updates.muon_step import muon_step
@@ -52,6 +68,19 @@ _COMPOSITIONS: dict[str, Callable[..., None]] = {
     "adamw_step": adamw_step,
     "element_step": element_step,
     "muon_step": muon_step,
+    "embed_part_forward": embed_part_forward,
+    "embed_part_backward": embed_part_backward,
+    "attention_part_forward": attention_part_forward,
+    "attention_part_recompute": attention_part_recompute,
+    "attention_part_backward": attention_part_backward,
+    "mlp_part_forward": mlp_part_forward,
+    "mlp_part_recompute": mlp_part_recompute,
+    "mlp_part_backward": mlp_part_backward,
+    "add_parts": add_parts,
+    "norm_parts_backward": norm_parts_backward,
+    "head_part_sums": head_part_sums,
+    "head_part_backward": head_part_backward,
+    "parts_loss": parts_loss,
 }
 _VECTOR = ("eager", "triton")
 _OF_HOST: dict[str, Callable[..., None]] = {

@@ -22,14 +22,45 @@ Sizes = Callable[[int], list[int]]  # of so many elements the bytes of each thin
 
 
 @dataclass(frozen=True)
-class ShardedState:
+class StateSizes:
+    """How the state of a model's groups lies."""
+
+    spec: ModelSpec
+    recipe: Recipe
+
+    def sizes(self, kind: str) -> Sizes:
+        """Of so many elements the bytes of parameters, or of each number of their state."""
+        itemsize = ITEMSIZE_BYTES[self.spec.dtype]
+        if kind == "param":
+            return lambda count: [count * itemsize]
+        match self.recipe.state_of(self.spec.dtype):
+            case "model":
+                states = states_of_element(self.recipe.update)
+                return lambda count: states * [count * itemsize]
+            case "float32_master":
+                return lambda count: 3 * [count * 4]
+            case "8bit":
+                return lambda count: 2 * [count] + 2 * [4 * code_blocks(count)]
+
+    def parts(self, kind: str, group: str) -> list[int]:
+        """Elements of each part of the whole."""
+        if kind == "param":
+            return [self.num_elements(group)]
+        parts = optimizer_parts(self.spec, group, self.recipe)
+        return [part.num_elements for part in parts]
+
+    def num_elements(self, group: str) -> int:
+        """Of a whole group, with padding."""
+        return layout_of(self.spec, self.recipe, group).size_bytes // self.spec.itemsize
+
+
+@dataclass(frozen=True)
+class ShardedState(StateSizes):
     """The cut of a model's state into the shards of ranks, and back.
 
     Keys and values are as in `initial_state`; a rank's are as its schedule has them.
     """
 
-    spec: ModelSpec
-    recipe: Recipe
     sharding: Sharding
 
     def shard(self, state: State, index: int) -> State:
@@ -41,7 +72,7 @@ class ShardedState:
             if not self._is_cut(group):
                 found[name] = flat
                 continue
-            cut = _recut(flat, self._sizes(kind), self._parts(kind, group), self._shards(group))
+            cut = recut(flat, self.sizes(kind), self.parts(kind, group), self._shards(group))
             keeps = kind == "opt" or self.sharding.zero == 3
             found[name] = cut.chunk(num_shards)[index].clone() if keeps else cut
         return found
@@ -56,43 +87,20 @@ class ShardedState:
                 continue
             keeps = kind == "opt" or self.sharding.zero == 3
             flat = torch.cat([one[name] for one in shards]) if keeps else shards[0][name]
-            parts = self._parts(kind, group)
-            found[name] = _recut(flat, self._sizes(kind), self._shards(group), parts)
+            parts = self.parts(kind, group)
+            found[name] = recut(flat, self.sizes(kind), self._shards(group), parts)
         return found
 
     def _is_cut(self, group: str) -> bool:
         """What is not trained is whole where parameters are."""
         return self.sharding.zero == 3 or group in trained_groups(self.spec, self.recipe)
 
-    def _sizes(self, kind: str) -> Sizes:
-        itemsize = ITEMSIZE_BYTES[self.spec.dtype]
-        if kind == "param":
-            return lambda count: [count * itemsize]
-        match self.recipe.state_of(self.spec.dtype):
-            case "model":
-                states = states_of_element(self.recipe.update)
-                return lambda count: states * [count * itemsize]
-            case "float32_master":
-                return lambda count: 3 * [count * 4]
-            case "8bit":
-                return lambda count: 2 * [count] + 2 * [4 * code_blocks(count)]
-
-    def _parts(self, kind: str, group: str) -> list[int]:
-        """Elements of each part of the whole."""
-        if kind == "param":
-            return [self._num_elements(group)]
-        parts = optimizer_parts(self.spec, group, self.recipe)
-        return [part.num_elements for part in parts]
-
     def _shards(self, group: str) -> list[int]:
-        shard = self.sharding.shard_elements(self._num_elements(group), self.recipe)
+        shard = self.sharding.shard_elements(self.num_elements(group), self.recipe)
         return self.sharding.num_shards * [shard]
 
-    def _num_elements(self, group: str) -> int:
-        return layout_of(self.spec, self.recipe, group).size_bytes // self.spec.itemsize
 
-
-def _recut(
+def recut(
     flat: torch.Tensor, sizes: Sizes, have: Sequence[int], want: Sequence[int]
 ) -> torch.Tensor:
     """From pieces of so many elements each to other pieces; zeros follow what there is."""

@@ -13,6 +13,7 @@ Attributes = Mapping[str, Attribute]
 TEMPORARY_BYTES = "temporary_bytes"  # what a call takes of torch's allocator at most
 PLACES_A_ROUND = "places_a_round"  # of a call whose random numbers follow from its round
 FROZEN_NORM = "frozen_norm"  # of a head whose matrix alone is trained
+IN_PARTS = "in_parts"  # of a kernel of a part of a block
 _EXPERTS = "experts."
 _T = TypeVar("_T", int, float, str, bool)
 

@@ -8,20 +8,20 @@ Legend: T tokens of the chunk, d model width, q width of Q, k width of K (= of V
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from twinstream.models.kernel_costs.attention_limits import attention_limits
-from twinstream.models.kernel_costs.attention_shape import AttentionPass, AttentionShape
+from twinstream.models.kernel_costs.attention_shape import AttentionPass
 from twinstream.models.kernel_costs.attributes import (
     TEMPORARY_BYTES,
     Attributes,
-    base_format,
-    experts_of,
-    is_frozen,
-    most_packed,
     typed_attribute,
 )
-from twinstream.models.kernel_costs.end_scratch import (
+from twinstream.models.kernel_costs.scratch.block_sizes import (
+    BlockSizes,
+    attention_shape,
+    block_sizes,
+)
+from twinstream.models.kernel_costs.scratch.end_scratch import (
     embed_backward,
     embed_backward_triton,
     head_evaluate,
@@ -30,6 +30,11 @@ from twinstream.models.kernel_costs.end_scratch import (
     head_loss,
     head_loss_triton,
     with_pairs,
+)
+from twinstream.models.kernel_costs.scratch.part_scratch import (
+    PARTS_ATTENTION,
+    PARTS_EAGER,
+    PARTS_TRITON,
 )
 from twinstream.models.kernel_costs.scratch_sizes import (
     INT32_BYTES,
@@ -40,9 +45,6 @@ from twinstream.models.kernel_costs.scratch_sizes import (
 )
 from twinstream.models.layout import aligned
 from twinstream.models.options import Experts
-from twinstream.models.recipes.adapter_layout import low_widths
-from twinstream.models.recipes.lora import lora_of_attributes
-from twinstream.models.recipes.quantized_base import BaseFormat
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.ops import KernelCall
 
@@ -51,6 +53,7 @@ _PASS_OF: Mapping[str, AttentionPass] = {
     "block_forward": "forward",
     "block_recompute_input": "forward",
     "block_backward": "backward",
+    **PARTS_ATTENTION,
 }
 
 
@@ -92,112 +95,20 @@ def library_bytes(call: KernelCall) -> int:
     return attention_limits(name).allocates(of_pass, attention_shape(call.attributes))
 
 
-@dataclass(frozen=True)
-class _Block:
-    """The sizes in a block kernel's attributes."""
-
-    tokens: int
-    d: int
-    f: int
-    qk_norm: bool
-    qkv_bias: bool
-    attention: str
-    attention_shape: AttentionShape
-    frozen: bool
-    low_widths: Mapping[str, int]
-    base: BaseFormat
-    experts_base: BaseFormat
-    experts: Experts | None
-    expert_rank: int  # of adapters of experts; 0 without any
-    qk_norm_rows: bool
-
-    @property
-    def room(self) -> int:
-        """Bytes of the largest matrix, where it is made anew from codes."""
-        widest = 0 if self.base == "model" else max(2 * self.f, self.q + 2 * self.k, self.q)
-        if self.experts is not None and self.experts_base != "model":
-            widest = max(widest, self.experts.count * 2 * self.experts.d_ff)
-        return aligned(widest * self.d * self.itemsize)
-
-    def low(self, site: str) -> int:
-        """Bytes of the gradient of x A^T of a site's adapters."""
-        return aligned(self.tokens * self.low_widths.get(site, 0) * self.itemsize)
-
-    @property
-    def q(self) -> int:
-        return self.attention_shape.num_heads * self.attention_shape.head_dim
-
-    @property
-    def k(self) -> int:
-        return self.attention_shape.num_kv_heads * self.attention_shape.head_dim
-
-    @property
-    def itemsize(self) -> int:
-        return self.attention_shape.itemsize_bytes
-
-    def attention_scratch(self, of_pass: AttentionPass) -> int:
-        return attention_limits(self.attention).scratch(of_pass, self.attention_shape)
-
-
-def _block(attributes: Attributes) -> _Block:
-    experts, lora = experts_of(attributes), lora_of_attributes(attributes)
-    d_ff = typed_attribute(attributes, "d_ff", int) if experts is None else experts.shared_d_ff
-    adapts_experts = lora is not None and experts is not None and "experts" in lora.targets
-    return _Block(
-        tokens=typed_attribute(attributes, "num_tokens", int),
-        d=typed_attribute(attributes, "d_model", int),
-        f=d_ff,
-        qk_norm=typed_attribute(attributes, "qk_norm", bool),
-        qkv_bias=typed_attribute(attributes, "qkv_bias", bool),
-        attention=typed_attribute(attributes, "attention", str),
-        attention_shape=attention_shape(attributes),
-        frozen=is_frozen(attributes),
-        low_widths={} if lora is None else low_widths(lora, d_ff),
-        base=base_format(attributes),
-        experts_base=base_format(attributes, "experts_base"),
-        experts=experts,
-        expert_rank=lora.rank if lora is not None and adapts_experts else 0,
-        qk_norm_rows=bool(attributes.get("qk_norm_rows", False)),
-    )
-
-
-def attention_shape(attributes: Attributes) -> AttentionShape:
-    """The attention inside a block kernel that is called with these attributes.
-
-    Raises:
-        TwinstreamError: an attribute is missing or of another type.
-    """
-    tokens, seq_len = (typed_attribute(attributes, name, int) for name in ("num_tokens", "seq_len"))
-    most = most_packed(attributes)
-    queries = tokens if most else min(tokens, seq_len)
-    return AttentionShape(
-        num_sequences=tokens // queries,
-        num_queries=queries,
-        num_keys=typed_attribute(attributes, "chunk_start", int) + queries,
-        num_heads=typed_attribute(attributes, "num_heads", int),
-        num_kv_heads=typed_attribute(attributes, "num_kv_heads", int),
-        head_dim=typed_attribute(attributes, "head_dim", int),
-        dtype=typed_attribute(attributes, "dtype", str),
-        sliced=tokens < seq_len,
-        most_packed=most,
-        longest_tokens=seq_len if most else 0,
-    )
-
-
 def _block_forward(attributes: Attributes) -> int:
     """The experts' outputs lie beside their products."""
-    block = _block(attributes)
+    block = block_sizes(attributes)
     output = aligned(block.tokens * block.f * block.itemsize)
     if block.experts is not None:
         widths = (block.experts.d_ff, block.d)
         routed = sum(_rows(block, width) for width in widths)
         output = max(output, routed + _rows(block, block.expert_rank))
     after = _routed_rows(block) + max(_projections(block), output)
-    return block.room + max(_normed(block), _rotated_and_attention(block), after)
+    return block.room + max(block.normed, block.rotated_and_attention, after)
 
 
 def _block_recompute_experts(attributes: Attributes) -> int:
-    block = _block(attributes)
+    block = block_sizes(attributes)
     return block.room + _routed_rows(block) + _projections(block)
 
 
@@ -206,19 +117,19 @@ def _block_recompute_attention(attributes: Attributes) -> int:
 
 
 def _block_recompute_input(attributes: Attributes) -> int:
-    block = _block(attributes)
+    block = block_sizes(attributes)
     projections = _routed_rows(block) + _projections(block)
-    return block.room + max(_normed(block), projections, _rotated_and_attention(block))
+    return block.room + max(block.normed, projections, block.rotated_and_attention)
 
 
-def _projections(block: _Block) -> int:
+def _projections(block: BlockSizes) -> int:
     """Normed rows, and beside them those gathered for experts and what their adapters take."""
     if block.experts is None:
-        return _normed(block)
-    return _normed(block) + _rows(block, block.d) + _rows(block, block.expert_rank)
+        return block.normed
+    return block.normed + _rows(block, block.d) + _rows(block, block.expert_rank)
 
 
-def _routed_rows(block: _Block) -> int:
+def _routed_rows(block: BlockSizes) -> int:
     """Where rows go: three orders of them and where each expert's end; a gate of every token."""
     experts = block.experts
     if experts is None:
@@ -228,19 +139,19 @@ def _routed_rows(block: _Block) -> int:
     return orders + aligned(experts.count * INT32_BYTES) + gate
 
 
-def _rows(block: _Block, width: int) -> int:
+def _rows(block: BlockSizes, width: int) -> int:
     """So many columns of every row that goes to an expert."""
     assert block.experts is not None
     return aligned(block.tokens * block.experts.per_token * width * block.itemsize)
 
 
 def _block_backward(attributes: Attributes) -> int:
-    return _backward_with(_block(attributes), 0, lambda width: 0)
+    return _backward_with(block_sizes(attributes), 0, lambda width: 0)
 
 
 def _block_backward_triton(attributes: Attributes) -> int:
     """Room for SwiGLU's product, where a gradient needs it, and for sums."""
-    block = _block(attributes)
+    block = block_sizes(attributes)
     if not block.frozen:
         product = aligned(block.tokens * block.f * block.itemsize)
         return _backward_with(block, product, lambda width: partial_sum_bytes(block.tokens, width))
@@ -248,20 +159,20 @@ def _block_backward_triton(attributes: Attributes) -> int:
     return _backward_with(block, product, lambda width: 0)
 
 
-def _backward_with(block: _Block, product: int, sums_of: Callable[[int], int]) -> int:
+def _backward_with(block: BlockSizes, product: int, sums_of: Callable[[int], int]) -> int:
     """`sums_of` is what the gradient of a vector of so many weights takes to be summed up.
 
     Beside the gradients of gate and up: SwiGLU's product, then normed rows; and what adapters take.
     """
     tokens, itemsize = block.tokens, block.itemsize
     if block.experts is None:
-        rows = _normed(block) + max(block.low("gate_up"), sums_of(block.d))
+        rows = block.normed + max(block.low("gate_up"), sums_of(block.d))
         ffn = aligned(tokens * 2 * block.f * itemsize) + max(product + block.low("down"), rows)
     else:
         ffn = _experts_backward(block, block.experts, product, sums_of)
     d_qkv = aligned(tokens * (block.q + 2 * block.k) * itemsize)
     d_attention_and_rotated_q = 2 * aligned(tokens * block.q * itemsize)
-    normed, widths = _normed(block), [block.d]
+    normed, widths = block.normed, [block.d]
     if block.qk_norm:
         normed += aligned(tokens * block.k * itemsize)
         widths.append(block.q if block.qk_norm_rows else block.attention_shape.head_dim)
@@ -275,7 +186,7 @@ def _backward_with(block: _Block, product: int, sums_of: Callable[[int], int]) -
 
 
 def _experts_backward(
-    block: _Block, experts: Experts, product: int, sums_of: Callable[[int], int]
+    block: BlockSizes, experts: Experts, product: int, sums_of: Callable[[int], int]
 ) -> int:
     """Where rows go, normed rows and their gradient; then routed experts, or those of all tokens.
 
@@ -291,17 +202,9 @@ def _experts_backward(
     gate_up = aligned(tokens * itemsize) + aligned(tokens * 2 * block.f * itemsize)
     product = 0 if experts.shared_gate else product
     of_all = gate_up + max(product + block.low("down"), block.low("gate_up")) if block.f else 0
-    kept = _routed_rows(block) + 2 * _normed(block)
+    kept = _routed_rows(block) + 2 * block.normed
     sums = (gate_up if block.f else 0) + sums_of(block.d)
     return kept + max(routed, of_all, sums)
-
-
-def _normed(block: _Block) -> int:
-    return aligned(block.tokens * block.d * block.itemsize)
-
-
-def _rotated_and_attention(block: _Block) -> int:
-    return aligned(block.tokens * block.q * block.itemsize) + block.attention_scratch("forward")
 
 
 def _gradient_squares(attributes: Attributes) -> int:
@@ -335,6 +238,7 @@ _EAGER: Mapping[str, Callable[[Attributes], int]] = {
     "adamw_step": _none,
     "element_step": _none,
     "muon_step": _none,
+    **PARTS_EAGER,
 }
 _TRITON = {
     **_EAGER,
@@ -344,6 +248,7 @@ _TRITON = {
     "head_dpo": with_pairs(head_loss_triton),
     "head_dpo_evaluate": with_pairs(head_forward_buffers),
     "embed_backward": embed_backward_triton,
+    **PARTS_TRITON,
 }
 _FORMULAS = {
     **{f"{kernel}/eager": formula for kernel, formula in _EAGER.items()},

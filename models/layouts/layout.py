@@ -2,12 +2,7 @@
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
@@ -28,6 +23,10 @@ class Layout(Node):
 
     Fields:
         tp: tensor parallel; with `sequence_parallel` norms and residuals are split over it too.
+        parts: of ranks that run, in how many parts heads, the feed-forward network's width and the
+            vocabulary are computed, whatever tp is; what they make is added up in their order, in
+            float32. So every tp that divides it has the same bits. None: a part a rank, and the
+            transport's own sums.
         cp: context parallel: each sequence is split, keys and values go around a ring.
         pp: pipeline stages; `virtual_stages` of them on each rank (interleaved, ring).
         dp: data parallel replicas, GPUs / (tp cp pp); `ep` of them share the routed experts.
@@ -52,6 +51,7 @@ class Layout(Node):
     """
 
     tp: PositiveCount = 1
+    parts: PositiveCount | None = None
     cp: PositiveCount = 1
     pp: PositiveCount = 1
     dp: PositiveCount = 1
@@ -83,13 +83,25 @@ class Layout(Node):
     def _without_what_is_usual(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Documents of before have no such fields."""
         document: dict[str, object] = serialize(self)
-        usual = {"etp": self.etp is None, "tp_overlap": not self.tp_overlap}
+        usual = {
+            "etp": self.etp is None, "tp_overlap": not self.tp_overlap, "parts": self.parts is None,
+        }  # fmt: skip
         return {name: value for name, value in document.items() if not usual.get(name)}
 
     @property
     def expert_replicas(self) -> int:
         """Replicas that share the experts: those of `ep` that are not ranks of tp."""
         return self.ep if self.etp in (None, self.tp) else self.ep // self.tp
+
+    @property
+    def num_parts(self) -> int:
+        """In how many parts a block is computed by our kernels; 1 where it is one task."""
+        return self.tp if self.parts is None else self.parts
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether blocks are parts with sums between them, be it on one rank."""
+        return self.tp > 1 or self.parts is not None
 
     @property
     def num_gpus(self) -> int:
@@ -105,7 +117,8 @@ class Layout(Node):
         """
         stages = f"pp{self.pp}" + (f"x{self.virtual_stages}" if self.virtual_stages > 1 else "")
         words = {
-            f"tp{self.tp}": self.tp > 1, f"cp{self.cp}": self.cp > 1, stages: self.pp > 1,
+            f"tp{self.tp}": self.tp > 1, f"parts{self.parts}": self.parts is not None,
+            f"cp{self.cp}": self.cp > 1, stages: self.pp > 1,
             f"dp{self.dp}": self.dp > 1 or self.num_gpus == 1, f"ep{self.ep}": self.ep > 1,
             f"etp{self.etp}": self.etp not in (None, self.tp),
             f"mb{self.micro_batch}": self.micro_batch > 1, self.pipeline: self.pp > 1,

@@ -174,6 +174,14 @@ class Shapes:
         """The parts of the sums of squares that the norm is taken of: one number for each group."""
         return tuple((group, 1) for group in self.trained)
 
+    def norm_part(self, group: str) -> str:
+        """The part of them that a group's sum of squares is in."""
+        return group
+
+    def squares_tensor(self, group: str) -> str:
+        """Where a group's sum of squares is written to."""
+        return f"grad_squares.{group}"
+
     @property
     def sharding(self) -> Sharding | None:
         """What each replica keeps of groups; None where that is all."""
@@ -376,8 +384,8 @@ def declare_step(builder: ChainBuilder, shapes: DecoderShapes) -> None:
     if workload.sliced:
         for sequence in range(workload.chunks_per_round // workload.chunks_per_sequence):
             for layer in range(spec.num_layers):
-                _declare_context(builder, shapes, f"kv.{layer}.{sequence}", spec.dtype)
-            _declare_context(builder, shapes, f"d_context.{sequence}", "float32")
+                declare_context(builder, shapes, f"kv.{layer}.{sequence}", spec.dtype)
+            declare_context(builder, shapes, f"d_context.{sequence}", "float32")
     if shapes.balances and spec.experts:
         sums = (2, spec.experts.count)
         builder.declare(dense_tensor("balance", "activation", "float32", sums))
@@ -435,7 +443,7 @@ def _declare_saved(builder: ChainBuilder, shapes: DecoderShapes, layer: int, chu
     )
 
 
-def _declare_context(builder: ChainBuilder, shapes: DecoderShapes, name: str, dtype: str) -> None:
+def declare_context(builder: ChainBuilder, shapes: DecoderShapes, name: str, dtype: str) -> None:
     """Keys and values (or their gradients) of a whole sequence, in parts by chunk."""
     spec, workload = shapes.spec, shapes.workload
     row = (2, spec.num_kv_heads, spec.head_dim)

@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from twinstream.models.decoders.spec import ModelSpec
-from twinstream.models.kernel_costs.attributes import expert_attributes
+from twinstream.models.kernel_costs.attributes import IN_PARTS, expert_attributes
+from twinstream.models.kernel_costs.part_work import (
+    attention_part_backward,
+    attention_part_forward,
+    attention_part_recompute,
+    mlp_part_backward,
+    mlp_part_forward,
+    mlp_part_recompute,
+)
 from twinstream.models.kernel_costs.triton_work import TritonChunkWork
 from twinstream.models.kernel_costs.work import ChunkWork
 from twinstream.models.layout import EXPERTS
@@ -20,6 +28,17 @@ from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute
 from twinstream.schedule.workload import Workload
+
+_PARTS: Mapping[str, Callable[[ChunkWork], tuple[Work, ...]]] = {
+    "attention_part_forward": attention_part_forward,
+    "attention_part_recompute": attention_part_recompute,
+    "attention_part_backward": attention_part_backward,
+    "mlp_part_forward": mlp_part_forward,
+    "mlp_part_recompute": mlp_part_recompute,
+    "mlp_part_backward": mlp_part_backward,
+}
+
+_OF_TOKENS = frozenset(name for name in _PARTS if name.startswith("mlp_"))  # each by itself
 
 
 @dataclass(frozen=True)
@@ -64,6 +83,7 @@ class KernelCalls:
             return call_id
         work = self.work(start, spec)
         costs: dict[str, Callable[[], tuple[Work, ...]]] = {
+            **{name: partial(priced, work) for name, priced in _PARTS.items()},
             "block_forward": work.block_forward,
             "block_recompute_experts": work.recompute_experts,
             "block_recompute_attention": work.recompute_attention,
@@ -90,13 +110,15 @@ class KernelCalls:
         }
         if spec.qk_norm_rows:
             attributes["qk_norm_rows"] = True
+        if kernel in _PARTS:
+            attributes[IN_PARTS] = True
         if spec.experts is not None:
             attributes |= self.experts_attributes(spec.experts)
         if spec.rope_scaling is not None:
             attributes |= {f"{ROPE_SCALING}{n}": v for n, v in spec.rope_scaling}
-        if self.workload.packing is not None:
+        if self.workload.packing is not None and kernel not in _OF_TOKENS:
             attributes["most_sequences"] = self.workload.packing.most_sequences
-        if kernel == "block_backward":
+        if kernel.endswith("_backward"):
             attributes |= gradient_attribute(self.recipe, spec.dtype) | frozen_attribute(is_frozen)
             if experts_frozen:
                 attributes["frozen_experts"] = True

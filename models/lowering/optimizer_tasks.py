@@ -148,7 +148,7 @@ class OptimizerTasks(GroupLife[TaskOperand]):
             attributes,
             gradient_squares_work(num_elements, dtype),
         )
-        squares = self.builder.write("squares", f"grad_squares.{group}")
+        squares = self.builder.write("squares", self.shapes.squares_tensor(group))
         operands = [self._gradient(group, "read"), squares]
         label = self._label("gradient_squares", group)
         self.builder.add(f"gradient_squares.{group}", call, operands, label)

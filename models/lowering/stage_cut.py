@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from twinstream.models.decoders.spec import ModelSpec
-from twinstream.models.layout import layer_of
+from twinstream.models.layout import layer_of, whole_group
 from twinstream.models.layouts.layout import Layout, stages_of
 from twinstream.models.layouts.orders import actions_of
 from twinstream.models.lowering.declarations import DecoderShapes
@@ -78,12 +78,13 @@ class StageCut:
         """Whether a group of parameters is the stage's."""
         layer = layer_of(group)
         if layer is None:
-            return self.last if group == "head" else self.first or (self.tied and self.last)
+            is_head = whole_group(group) == "head"
+            return self.last if is_head else self.first or (self.tied and self.last)
         return any(layer in span for span in self.spans)
 
     def squares(self, group: str) -> bool:
         """Whether the stage sums up the squares of a group's gradient."""
-        return self.has(group) and (group != "embedding" or self.first)
+        return self.has(group) and (whole_group(group) != "embedding" or self.first)
 
 
 def stage_cut(layout: Layout, spec: ModelSpec, workload: Workload, stage: int) -> StageCut:
@@ -124,7 +125,8 @@ class StageShapes(DecoderShapes):
         """One for each group that it sums up, and one for each run of groups of other stages."""
         found: list[tuple[str, int]] = []
         own = True
-        for group in trained_groups(self.spec, self.recipe):
+        trained = trained_groups(self.spec, self.recipe)
+        for group in dict.fromkeys(map(self.norm_part, trained)):
             before, own = own, self.cut.squares(group)
             if own:
                 found.append((group, 1))
@@ -143,6 +145,11 @@ class StageShapes(DecoderShapes):
     def sharding(self) -> Sharding | None:
         """What each replica keeps of a stage's groups."""
         return self.cut.sharding
+
+    @property
+    def of_embedding(self) -> tuple[str, ...]:
+        """The groups whose parameters the embedding's tasks read."""
+        return ("embedding",)
 
     @property
     def of_head(self) -> tuple[str, ...]:

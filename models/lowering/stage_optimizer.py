@@ -103,7 +103,8 @@ class StageOptimizer(OptimizerTasks):
 
     def _take_norm(self) -> None:
         builder = self.builder
-        others = [part for part in self.shapes.norm_parts if part[0] not in self.shapes.trained]
+        own = {self.shapes.norm_part(group) for group in self.shapes.trained}
+        others = [part for part in self.shapes.norm_parts if part[0] not in own]
         for name, count in others:
             call = builder.call(
                 f"no_squares.{count}", f"no_squares/{self.recipe.implementations.vector}", {},
@@ -167,6 +168,6 @@ class StageOptimizer(OptimizerTasks):
         )  # fmt: skip
         operands = [
             builder.read("values", f"all_squares.{group}"),
-            builder.write("squares", f"grad_squares.{group}"),
+            builder.write("squares", self.shapes.squares_tensor(group)),
         ]
         builder.add(f"sum_squares.{group}", call, operands, label)

@@ -9,7 +9,7 @@ Tensors keep their names from round to round; versions tell rounds apart.
 from abc import ABC, abstractmethod
 from typing import Any
 
-from twinstream.models.layout import EMBEDDING
+from twinstream.models.layout import EMBEDDING, whole_group
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.declarations import Shapes
 from twinstream.models.lowering.optimizer_tasks import OptimizerTasks
@@ -36,7 +36,7 @@ class StepLowering(ABC):
         self.builder = ChainBuilder()
         self.shapes = shapes
         self.trained = frozenset(shapes.trained)
-        self.trains_embedding = EMBEDDING in self.trained
+        self.trains_embedding = EMBEDDING in map(whole_group, self.trained)
         self.first_backward = first_backward_layer(shapes.spec, recipe)
         self.round_starts: list[int] = []
 

@@ -6,6 +6,8 @@ round of the workload; all have names of their own here, since several are alive
 round r chunk c is chunk r x chunks_per_round + c.
 """
 
+from typing import ClassVar
+
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.lowering.decoder import DecoderLowering
 from twinstream.models.lowering.stage import run_stage
@@ -36,6 +38,9 @@ class TaskBlocks(DecoderLowering):
 
     shapes: StageShapes
     groups: StageOptimizer
+    shapes_kind: ClassVar[type[StageShapes]] = StageShapes
+    groups_kind: ClassVar[type[StageOptimizer]] = StageOptimizer
+    updates_a_layer = 1  # of a gradient of hidden states, by the tasks of a layer
 
     def __init__(self, spec: ModelSpec, workload: Workload, recipe: Recipe, cut: StageCut) -> None:
         _require_simple(spec, recipe, cut)
@@ -46,7 +51,7 @@ class TaskBlocks(DecoderLowering):
                 "rounds_per_step": 1,
             }
         )
-        super().__init__(spec, whole, recipe, StageShapes(spec, whole, recipe, cut=cut))
+        super().__init__(spec, whole, recipe, self.shapes_kind(spec, whole, recipe, cut=cut))
         self.cut, self.has_head = cut, cut.last
         self._microbatch = 0
         self._completes = False
@@ -57,7 +62,7 @@ class TaskBlocks(DecoderLowering):
 
     def _add_tasks(self, step_state: TaskOperand) -> None:
         told = self.builder, self.shapes, self.recipe, step_state, self.cut
-        self.groups = StageOptimizer(*told)
+        self.groups = self.groups_kind(*told)
         self.optimizer = self.groups
         self.round_starts.append(0)
         run_stage(self.cut, self, trains=self._trains)
@@ -74,7 +79,7 @@ class TaskBlocks(DecoderLowering):
                     self._feed(source, one, one)
 
     def embed_forward(self, chunk: int, j: int) -> None:
-        self.groups.use(("embedding",), j)
+        self.groups.use(self.shapes.of_embedding, j)
         self._embed_forward(0)
 
     def hidden_in(self, chunk: int, j: int) -> list[Message]:
@@ -107,7 +112,7 @@ class TaskBlocks(DecoderLowering):
         if not self._goes_below(stop):
             return []
         # as many as there are tasks that make it anew: the head's, and those of later layers
-        version = 1 + self.spec.num_layers - stop
+        version = 1 + self.updates_a_layer * (self.spec.num_layers - stop)
         return [
             self.builder.incoming(f"d_hidden.{one}", version) for one in self._chunks_reversed()
         ]
@@ -124,7 +129,7 @@ class TaskBlocks(DecoderLowering):
         return [self.builder.outgoing(f"d_hidden.{one}") for one in self._chunks_reversed()]
 
     def embed_backward(self, chunk: int, j: int) -> None:
-        if "embedding" in self.trained:
+        if self.trains_embedding:
             self._embed_backward(0)
 
     def _begin_backward(self, chunk: int, j: int) -> None:
@@ -136,7 +141,7 @@ class TaskBlocks(DecoderLowering):
 
     def _goes_below(self, layer: int) -> bool:
         """Return whether anything before a layer is trained."""
-        return self.first_backward < layer or "embedding" in self.trained
+        return self.first_backward < layer or self.trains_embedding
 
     def _after_group(self, group: str, round_: int) -> None:
         if self._completes:

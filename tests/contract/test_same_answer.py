@@ -155,9 +155,9 @@ def test_what_does_not_run_says_why_and_run_says_the_same(tmp_path: Path):
     split = (*STEP, "--cluster", "h100_dgx", "--gpus", 2, "--tp", 2)
     told, file = planned(*split, folder=tmp_path)
     (layout, *_) = told["layouts"]
-    assert not layout["runs_here"] and "tp 2 (no kernels here are split" in layout["why_not_here"]
+    assert not layout["runs_here"] and "tp 2 with sequence parallelism" in layout["why_not_here"]
     assert layout["recipe"]["kernels"]["vector"] == "megatron"
-    assert "tp 2 (no kernels here are split" in error_of("run", file)
+    assert "tp 2 with sequence parallelism" in error_of("run", file)
     named = error_of("plan", *split, "--kernels", "triton")
     assert "the kernel set triton does not compute this layout: tp 2" in named
 

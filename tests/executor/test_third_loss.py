@@ -18,7 +18,7 @@ from twinstream.executor.run.execute import execute
 from twinstream.executor.run.training import Training
 from twinstream.executor.state.training_state import initial_state
 from twinstream.models.kernel_costs import workspace
-from twinstream.models.kernel_costs.end_scratch import head_loss
+from twinstream.models.kernel_costs.scratch.end_scratch import head_loss
 from twinstream.models.kernel_costs.scratch_sizes import float32_bytes
 from twinstream.models.loss import LOSSES, CrossEntropy, Loss, loss_of
 from twinstream.models.recipes.recipe import KernelChoice, Recipe

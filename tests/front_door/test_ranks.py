@@ -148,7 +148,8 @@ def test_ranks_are_planned_for_a_cluster(profile):
             ("--virtual-stages", 2, "--pipeline", "gpipe"),
             "'gpipe' has no virtual stages: 2 a rank need",
         ),
-        (("--tp", 2), "--tp is not of ranks that run"),
+        (("--tp", 3), "tp 3 are 3 ranks, and there are 2"),
+        (("--cp", 2), "--cp is not of ranks that run"),
         (("--policy", "resident"), "--policy is not of ranks that run"),
         (("--device-mem", "1MiB"), "stage 0 does not fit 1.00 MiB of device memory"),
         (("--cluster", "nowhere"), "unknown cluster 'nowhere'"),
@@ -160,7 +161,7 @@ def test_what_ranks_cannot_be_is_said_in_one_message(flags, said):
 
 def test_a_predicted_layout_is_not_run(cluster_file):
     said = error_of("run", cluster_file, "--backend", "cpu")
-    assert "tp 2, cp 2 (no kernels here are split over tp, cp or ep)" in said
+    assert "cp 2 (no kernels here are split over cp or ep)" in said
 
 
 def test_the_library_sums_where_it_is_asked_to(tmp_path):

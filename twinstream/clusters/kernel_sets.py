@@ -4,6 +4,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.models.decoders.parted import parts_refusal as model_parts_refusal
 from twinstream.models.kernel_costs.attention_libraries import DeviceName
 from twinstream.models.kernel_costs.attention_limits import (
     attention_limits,
@@ -24,10 +25,15 @@ _OWN_RECOMPUTE = ("auto", "none", "experts", "attention", "full")
 def layout_refusal(layout: Layout) -> str | None:
     """Why ranks here cannot run a layout, whatever the model; None if they can."""
     wrong = []
-    if layout.tp * layout.cp * layout.ep > 1:
-        degrees = {"tp": layout.tp, "cp": layout.cp, "ep": layout.ep}
-        split = ", ".join(f"{axis} {size}" for axis, size in degrees.items() if size > 1)
-        wrong.append(f"{split} (no kernels here are split over tp, cp or ep)")
+    degrees = {"cp": layout.cp, "ep": layout.ep}
+    if split := ", ".join(f"{axis} {size}" for axis, size in degrees.items() if size > 1):
+        wrong.append(f"{split} (no kernels here are split over cp or ep)")
+    if layout.tp > 1 and layout.sequence_parallel:
+        wrong.append(
+            f"{_in_parts(layout)} with sequence parallelism (norms here are of all tokens)"
+        )
+    if layout.num_parts % layout.tp:
+        wrong.append(f"{layout.parts} parts on tp {layout.tp} (as many on each rank)")
     if layout.zero and layout.shards != layout.dp:
         wrong.append(f"ZeRO over {layout.shards} of {layout.dp} replicas (only over all of them)")
     if layout.pipeline == "zero_bubble" and layout.pp > 1:
@@ -35,6 +41,35 @@ def layout_refusal(layout: Layout) -> str | None:
     if layout.recompute not in _OWN_RECOMPUTE:
         wrong.append(f"recompute {layout.recompute} (kernels here repeat whole blocks)")
     return "; ".join(wrong) or None
+
+
+def parts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
+    """Why ranks here cannot train a model by a recipe in parts; None if they can, or there are
+    none."""
+    decoder = model.decoder
+    if not layout.in_parts or decoder is None:
+        return (
+            None if decoder is not None or not layout.in_parts else "other people's code in parts"
+        )
+    reasons = model_parts_refusal(decoder, layout.num_parts)
+    beside = {
+        "LoRA": recipe.lora is not None,
+        "frozen weights": bool(recipe.frozen),
+        "a loss of pairs": recipe.loss.sides > 1,
+        "Muon, whose matrices are whole": recipe.update == "muon",
+        "8-bit optimizer state, whose blocks lie across parts": (
+            recipe.state_of(model.dtype) == "8bit"
+        ),
+        "tied embeddings on two stages": decoder.tied_embeddings and layout.pp > 1,
+    }
+    reasons += [
+        f"{what} beside {_in_parts(layout)}" for what, is_asked in beside.items() if is_asked
+    ]
+    return "; ".join(reasons) or None
+
+
+def _in_parts(layout: Layout) -> str:
+    return f"tp {layout.tp}" if layout.parts is None else f"{layout.parts} parts"
 
 
 def recipe_refusal(recipe: Recipe) -> str | None:
@@ -50,9 +85,12 @@ def run_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
     >>> from twinstream.models.presets import load_preset
     >>> run_refusal(load_preset("8b"), Recipe(), Layout(pp=2, dp=2, recompute="full"))
     >>> run_refusal(load_preset("8b"), Recipe(), Layout(tp=2))
-    'tp 2 (no kernels here are split over tp, cp or ep)'
+    'tp 2 with sequence parallelism (norms here are of all tokens)'
     """
-    reasons = [recipe_refusal(recipe), _model_refusal(model, layout), layout_refusal(layout)]
+    reasons = [
+        recipe_refusal(recipe), _model_refusal(model, layout), layout_refusal(layout),
+        parts_refusal(model, recipe, layout),
+    ]  # fmt: skip
     return "; ".join(reason for reason in reasons if reason) or None
 
 
@@ -84,6 +122,8 @@ def with_kernels(job: Job, machine: Machine) -> Job:
     named = job.recipe.kernels
     is_megatron = named is not None and named.vector == "megatron"
     why_not = run_refusal(job.shape, job.recipe, job.layout)
+    if why_not is None and job.layout.tp > 1:
+        why_not = "tp runs here with --machine NAME --gpus N, and is priced for clusters"
     if job.layout.recompute in ("attention", "experts") and why_not is not None:
         raise LayoutError(
             f"recompute '{job.layout.recompute}' is of twinstream's own kernels, and not for this: "

@@ -7,7 +7,7 @@ from pydantic_core import to_json
 
 from twinstream.clusters.assembling import in_one_order
 from twinstream.clusters.conforms import require_conforming, workload_of_rounds
-from twinstream.clusters.kernel_sets import layout_refusal
+from twinstream.clusters.kernel_sets import layout_refusal, parts_refusal
 from twinstream.clusters.planned_stage import PlannedStage, plan_stage, without_messages
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.decoders.spec import ModelSpec
@@ -51,8 +51,8 @@ def plan_pipeline(
     Raises:
         LayoutError: the layout is not one that can be run yet, or a stage does not fit.
     """
-    layout = job.layout
-    _require_executable(layout)
+    job, layout = _with_kernels(job), job.layout
+    _require_executable(job)
     if layout.dp == 1 or not layout.dp_overlap:
         return _laid_out(job, machine, caps, choices).document
     without = layout.model_copy(update={"dp_overlap": False})
@@ -92,7 +92,8 @@ def _in_slots(
 ) -> _LaidOut:
     layout, workload = job.layout, job.workload
     axes = [Axis(name="pp", size=layout.pp)]
-    axes += [Axis(name="dp", size=layout.dp)] if layout.dp > 1 else []
+    sizes = (("dp", layout.dp), ("tp", layout.tp))
+    axes += [Axis(name=name, size=size) for name, size in sizes if size > 1]
     planned, classes = dict[str, PlannedStage](), []
     for stage in range(layout.pp):
         name = f"stage {stage}"
@@ -107,7 +108,7 @@ def _in_slots(
         classes.append(RankClass(name=name, schedule=name, cells={"pp": (stage,)}))
     schedules = {name: one.schedule for name, one in planned.items()}
     document = Schedule(
-        mesh=Mesh(axes=tuple(axes), ranks_per_node=layout.pp * layout.dp),
+        mesh=Mesh(axes=tuple(axes), ranks_per_node=layout.num_gpus),
         classes=tuple(classes),
         schedules=schedules,
         order=(),
@@ -137,9 +138,18 @@ def _beside_communication(caps: Caps, machine: Machine, layout: Layout) -> Caps:
     return caps.model_copy(update={"device_reserve_bytes": reserve})
 
 
-def _require_executable(layout: Layout) -> None:
-    if (why := layout_refusal(layout)) is not None:
+def _require_executable(job: Job) -> None:
+    why = layout_refusal(job.layout) or parts_refusal(job.shape, job.recipe, job.layout)
+    if why is not None:
         raise LayoutError(f"ranks cannot run {why} yet")
+
+
+def _with_kernels(job: Job) -> Job:
+    """Parts of a block are ours where kernels are named: those that the recipe has anyway."""
+    if not job.layout.in_parts:
+        return job
+    named = job.recipe.model_copy(update={"kernels": job.recipe.implementations})
+    return job.model_copy(update={"recipe": named})
 
 
 def layout_in(document: Schedule) -> Layout:

@@ -119,6 +119,22 @@ class RankOptions(OptionGroup):
         "What replicas shard, by ZeRO: 0 nothing, 1 state, 2 gradients too, 3 all; by default "
         "what is needed to fit, or is faster.",
     )
+    tp: int | None = flag(
+        SEVERAL,
+        "N",
+        "Tensor parallel ranks: each has some heads, columns and rows of the vocabulary; 1 of "
+        "ranks that run by default.",
+        ge=1,
+    )
+    parts: int | None = flag(
+        SEVERAL,
+        "N",
+        "Of ranks that run: compute blocks in so many parts, whatever --tp is, and add them up in "
+        "their order: every --tp that divides N has the same bits. By default a part a rank, and "
+        "the transport's sums, which are faster.",
+        ge=1,
+        rare=True,
+    )
     virtual_stages: int | None = flag(
         SEVERAL,
         "N",

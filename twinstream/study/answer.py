@@ -35,7 +35,7 @@ from twinstream.simulator.replay import simulate
 
 LAYOUT_OF_RANKS = ("pp", "dp", "virtual_stages", "zero", "reduction", "pipeline", "recompute")
 LAYOUT_OF_CLUSTERS = tuple(
-    name for name in Layout.model_fields if name not in ("stage_layers", "reduction")
+    name for name in Layout.model_fields if name not in ("stage_layers", "reduction", "parts")
 )
 
 

@@ -283,10 +283,12 @@ class LayoutQuery(Query):
             TwinstreamError: it cannot be here, or does not fit.
         """
         if self.runs_here:
-            replicas, left = divmod(self.num_gpus, layout.pp)
+            replicas, left = divmod(self.num_gpus, layout.pp * layout.tp)
             if left:
-                raise LayoutError(f"{self.num_gpus} ranks are no pipelines of {layout.pp} stages")
-            before = {name: getattr(layout, name) for name in LAYOUT_OF_RANKS}
+                of = f"{layout.pp} stages" + (f" x tp {layout.tp}" if layout.tp > 1 else "")
+                raise LayoutError(f"{self.num_gpus} ranks are no pipelines of {of}")
+            names = (*LAYOUT_OF_RANKS, "tp", "parts")
+            before = {name: getattr(layout, name) for name in names}
             return self._on_ranks({**before, **self.fixed, "dp": replicas}, is_known=True)
         machine = machine_of(self._nodes)
         job = with_kernels(self.kept_job(layout), machine)

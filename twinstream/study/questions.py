@@ -10,13 +10,14 @@ from dataclasses import replace
 from math import nan
 from typing import Any, TypeVar, get_args
 
+from twinstream.clusters.kernel_sets import parts_refusal
 from twinstream.clusters.shared_machine import cores_here, place_here
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.attention_limits import attention_names
-from twinstream.models.layouts.layout import LayoutError, Recompute
+from twinstream.models.layouts.layout import Layout, LayoutError, Recompute
 from twinstream.models.loss import has_function, kind_of_loss
 from twinstream.models.presets import model_notes
 from twinstream.models.providers.model import AnyModel, require_decoder, with_aux_loss
@@ -70,7 +71,7 @@ _NOT_OF_CLUSTERS = (
 # Of several GPUs, and what each of them may be of a single one.
 _OF_SEVERAL = {
     **dict.fromkeys(("tp", "cp", "pp", "dp", "ep", "virtual_stages"), 1), "pipeline": None,
-    "reduction": None, "zero": 0, "keep": None,
+    "reduction": None, "zero": 0, "keep": None, "parts": None,
 }  # fmt: skip
 
 
@@ -219,9 +220,18 @@ def _kind(
         runs = spec.executor_refusal is None
         if asked.cluster is None or (asked.gpus == 1 and runs):
             return "device"
-    is_split = any((getattr(asked, axis) or 1) > 1 for axis in ("tp", "cp", "ep"))
+    is_split = any((getattr(asked, axis) or 1) > 1 for axis in ("cp", "ep"))
+    is_split = is_split or not _runs_in_parts(wanted, asked, spec)
     several = asked.cluster is None and (asked.gpus or 1) > 1
     return "ranks" if several and not is_split and not is_priced else "cluster"
+
+
+def _runs_in_parts(wanted: PlanOptions, asked: ClusterOptions, spec: AnyModel) -> bool:
+    """Whether kernels here compute the parts of tensor parallelism that are asked for, if any."""
+    tp = asked.tp or 1
+    layout = Layout(tp=tp, parts=asked.parts, pp=asked.pp or 1, sequence_parallel=tp == 1)
+    recipe = wanted.recipe(spec, kernels=None, clips=wanted.clips, optimizer=_optimizer(wanted))
+    return parts_refusal(spec, recipe, layout) is None
 
 
 def _matmuls(asked: ClusterOptions) -> str:

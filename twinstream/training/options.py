@@ -42,7 +42,8 @@ FIXED = (
     "kernels",
     *("attention", "max_grad_norm"),
 )
-LAYOUT = ("pp", "dp", "zero", "pipeline", "virtual_stages")  # of ranks: none of it decides the data
+# Of ranks: none of it decides the data.
+LAYOUT = ("pp", "dp", "zero", "tp", "pipeline", "virtual_stages")
 ALIASES = {"lr": "learning_rate"}
 
 
@@ -55,6 +56,11 @@ class TrainOptions(RecipeOptions, StepOptions, RankOptions):
 
     The description of each field is the help of its flag: `learning_rate` is `--learning-rate`.
     """
+
+    @property
+    def on_ranks(self) -> bool:
+        """Whether ranks train, in processes of their own; be it one."""
+        return (self.ranks or 1) > 1 or self.parts is not None
 
     model: str = Field(title="A Hugging Face folder, a config.json or a preset.")
     data: tuple[str, ...] = Field(title="Files and folders, PATH or PATH=WEIGHT.")

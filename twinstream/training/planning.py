@@ -180,7 +180,7 @@ class DevicePlan(StepPlan):
     predicted: Timeline
     machine: Machine
     num_ranks = num_replicas = 1
-    shards = None
+    states = None
 
     @property
     def notes(self) -> tuple[str, ...]:

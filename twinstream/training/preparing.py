@@ -256,7 +256,7 @@ def prepare(
     outline = outline_for(model, recipe, checkpoint)
     again = "" if was is None else " again"
     plan: Plan
-    if (options.ranks or 1) > 1:
+    if options.on_ranks:
         tell(f"planning {model.spec.name} for {options.ranks} ranks on {here.machine.name}{again}")
         plan = plan_ranks(options, here, require_decoder(model.spec), recipe, data, was)
     else:

@@ -17,12 +17,14 @@ from twinstream.executor.launch.protocol import (
     WriteTensor,
 )
 from twinstream.executor.ranks.errors import RanksError
+from twinstream.models.layout import whole_group
 from twinstream.training.planning import START_S
 from twinstream.training.ranks.planning import Plan
 
 if TYPE_CHECKING:
     from twinstream.executor.ranks.rank_run import RankOutcome
     from twinstream.executor.run.evaluation import PassLoss
+    from twinstream.executor.state.parted_state import Place
 
 _PIECE_BYTES = 2**25
 _KEPT_STEPS = 16  # stages are a few steps apart, at most
@@ -55,23 +57,29 @@ class TrainerServer:
         result: Callable[[int, StepResult], None],
         timeout_s: float,
     ) -> None:
+        from twinstream.executor.state.parted_state import place_of
         from twinstream.executor.state.training_state import carried_names
 
         self._ranks, self._batch, self._result = ranks, batch, result
         self._timeout_s, self._limit_s = timeout_s, START_S
-        self._shards = plan.shards
+        self._states = plan.states
         self._pauses: dict[int, bool] = {}  # by step, what the first rank that asked was told
         self._asker = 0
         self._resting: dict[int, int] = {}
         self._replicas: dict[int, int] = {}
-        self._owners: dict[str, dict[int, int]] = {}  # by name and replica, the first rank
+        self._silent: set[int] = set()  # ranks whose results another one has, too
+        self._places: dict[int, Place] = {}
+        self._owners: dict[str, dict[Place, int]] = {}  # by name and place, the first rank
         self._all_owners: dict[str, list[int]] = {}
         self._sizes: dict[str, int] = {}
         for part in plan.parts:
             self._sizes.update((t.tensor_id, t.size_bytes) for t in part.schedule.tensors)
-            replica = self._replicas[part.rank] = part.coordinates.get("dp", 0)
-            for name in carried_names(part.schedule):
-                self._owners.setdefault(name, {}).setdefault(replica, part.rank)
+            place = self._places[part.rank] = place_of(part.coordinates)
+            self._replicas[part.rank] = place[0]
+            if place[1]:
+                self._silent.add(part.rank)
+            for name in dict.fromkeys(map(whole_group, carried_names(part.schedule))):
+                self._owners.setdefault(name, {}).setdefault(place, part.rank)
                 self._all_owners.setdefault(name, []).append(part.rank)
         self.names = list(self._owners)
 
@@ -128,7 +136,7 @@ class TrainerServer:
         return [found[rank] for rank in sorted(found)]
 
     def read(self, name: str) -> Any:
-        """A whole tensor of the state, 1-D uint8: of the first replica, where sharded of all.
+        """A whole tensor of the state, 1-D uint8: of the first replica, where cut of all ranks.
 
         Tied embeddings, which two stages have alike, are the first stage's.
 
@@ -136,18 +144,21 @@ class TrainerServer:
             SilentRankError: a rank does not give it.
         """
         owners = self._owners[name]
-        if self._shards is None:
-            return self._read(owners[0], name)
-        shards = [{name: self._read(owners[at], name)} for at in sorted(owners)]
-        return self._shards.whole(shards)[name]
+        if self._states is None:
+            return self._read(next(iter(owners.values())), name)
+        states = {
+            place: {own: self._read(rank, own) for own in self._states.names(name)}
+            for place, rank in owners.items()
+        }
+        return self._states.whole(states)[name]
 
     def pieces(self, name: str) -> Iterator[Any]:
-        """The same, piece by piece; whole where it is put together of shards.
+        """The same, piece by piece; whole where it is put together of what ranks have.
 
         Raises:
             SilentRankError: a rank does not give it.
         """
-        if self._shards is not None:
+        if self._states is not None:
             yield self.read(name)
             return
         owner = next(iter(self._owners[name].values()))
@@ -156,16 +167,18 @@ class TrainerServer:
             yield self._read(owner, name, start, min(size, start + _PIECE_BYTES))
 
     def write(self, name: str, flat: Any) -> None:
-        """Write a whole tensor of the state, 1-D uint8, to all ranks that have it or a shard.
+        """Write a whole tensor of the state, 1-D uint8, to all ranks that have something of it.
 
         Raises:
             SilentRankError: a rank does not take it.
         """
         for rank in self._all_owners[name]:
-            own = flat
-            if self._shards is not None:
-                own = self._shards.shard({name: flat}, self._replicas[rank])[name]
-            self._request({rank: WriteTensor(name, own.numpy())}, f"'{name}'", self._timeout_s)
+            own = {name: flat}
+            if self._states is not None:
+                own = self._states.of_rank(own, self._places[rank])
+            for held, values in own.items():
+                written = WriteTensor(held, values.numpy())
+                self._request({rank: written}, f"'{held}'", self._timeout_s)
 
     def evaluate(self, batches: Sequence[tuple[Batch, ...]]) -> "list[Sequence[PassLoss]]":
         """The losses of passes, by replica; a pass may take as long as a step.
@@ -212,6 +225,8 @@ class TrainerServer:
         match message:
             case GetBatch(step):
                 self._ranks.send(rank, self._batch(self._replicas[rank], step))
+            case StepResult() if rank in self._silent:
+                pass
             case StepResult():
                 self._result(self._replicas[rank], message)
             case ShouldPause(step):

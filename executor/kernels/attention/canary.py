@@ -15,7 +15,7 @@ from twinstream.executor.kernels.attention.trial import AttentionTrial
 from twinstream.models.kernel_costs.attention_libraries import DeviceName
 from twinstream.models.kernel_costs.attention_shape import AttentionShape
 from twinstream.models.kernel_costs.attributes import typed_attribute
-from twinstream.models.kernel_costs.workspace import attention_shape
+from twinstream.models.kernel_costs.scratch.block_sizes import attention_shape
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.errors import TwinstreamError
 

@@ -32,7 +32,7 @@ from twinstream.schedule.ops import Mode
 
 
 @dataclass(frozen=True)
-class _Gradients:
+class BlockGradients:
     """The gradients of the block's weights, and that of its output on the way to its input.
 
     Frozen weights have none: `by_name` is empty. Those of adapters are beside them.
@@ -44,7 +44,7 @@ class _Gradients:
     d_hidden: torch.Tensor  # [T, D]
 
     @classmethod
-    def of(cls, block: BlockOperands, attributes: Attributes) -> "_Gradients":
+    def of(cls, block: BlockOperands, attributes: Attributes) -> "BlockGradients":
         call, operands = block.call, block.operands
         adapters = AdapterGradients.of(block.adapters, operands, call, attributes)
         d_hidden = block.tokens_by_width("d_hidden")
@@ -80,7 +80,7 @@ def block_backward(
     are then complete, because later slices ran before, and go on through the projections.
     """
     block = BlockOperands.of(operands, attributes, vector, calls)
-    gradients = _Gradients.of(block, attributes)
+    gradients = BlockGradients.of(block, attributes)
     with block.workspace.frame():
         if block.call.spec.experts is None:
             _ffn_backward(block, gradients)
@@ -90,14 +90,14 @@ def block_backward(
     with block.workspace.frame():
         d_qkv_TN = block.take(spec.d_q + 2 * spec.d_kv)
         with block.workspace.frame():
-            _attention_backward(block, gradients, d_qkv_TN)
+            attention_backward(block, gradients, d_qkv_TN)
         _qkv_backward(block, gradients, d_qkv_TN)
 
 
-def _ffn_backward(block: BlockOperands, gradients: _Gradients) -> None:
+def _ffn_backward(block: BlockOperands, gradients: BlockGradients) -> None:
     """From the output to x_o."""
     d_gate_up_T2F = block.take(2 * block.call.spec.d_ff)
-    _swiglu_backward(block, gradients, d_gate_up_T2F, None)
+    swiglu_backward(block, gradients, d_gate_up_T2F, None)
     normed_TD = block.take(block.call.spec.d_model)
     if gradients.needs("gate_up_proj", "gate_up"):
         block.calls.add(block.vector.write_normed, block.norm("ffn_norm"), normed_TD)
@@ -106,7 +106,7 @@ def _ffn_backward(block: BlockOperands, gradients: _Gradients) -> None:
 
 
 def _gate_up_backward(
-    block: BlockOperands, gradients: _Gradients, d_gate_up_T2F: torch.Tensor, x_TD: torch.Tensor
+    block: BlockOperands, gradients: BlockGradients, d_gate_up_T2F: torch.Tensor, x_TD: torch.Tensor
 ) -> None:
     """Turn the input of gate and up into its gradient."""
     gradients.add_matmul("gate_up_proj", d_gate_up_T2F, x_TD)
@@ -115,7 +115,7 @@ def _gate_up_backward(
 
 
 def _experts_backward(
-    block: BlockOperands, gradients: _Gradients, of_experts: ExpertGradients
+    block: BlockOperands, gradients: BlockGradients, of_experts: ExpertGradients
 ) -> None:
     """From the output to x_o, through routed experts and the network that all tokens go through."""
     rows, width = RoutedRows.take(block), block.call.spec.d_model
@@ -130,7 +130,7 @@ def _experts_backward(
         d_gate_T1 = block.take(1)
         d_gate_up_T2F = block.take(2 * block.call.dense_width)
         gate = None if rows.shared is None else (rows.shared, d_gate_T1)
-        _swiglu_backward(block, gradients, d_gate_up_T2F, gate)
+        swiglu_backward(block, gradients, d_gate_up_T2F, gate)
         if gate is not None:
             _through_router(block, gradients, "shared_gate", d_gate_T1, normed_TD, d_normed_TD)
         _gate_up_backward(block, gradients, d_gate_up_T2F, normed_TD)
@@ -139,7 +139,7 @@ def _experts_backward(
 
 
 def _through_router(
-    block: BlockOperands, gradients: _Gradients, name: str, d_out: torch.Tensor,
+    block: BlockOperands, gradients: BlockGradients, name: str, d_out: torch.Tensor,
     normed_TD: torch.Tensor, d_normed_TD: torch.Tensor,
 ) -> None:  # fmt: skip
     """Add the gradients of a small matrix, and of the normed rows that it is multiplied with."""
@@ -148,8 +148,8 @@ def _through_router(
 
 
 def _input_gradient(
-    block: BlockOperands, gradients: _Gradients, site: str, d_outputs: Mapping[str, torch.Tensor],
-    d_out: torch.Tensor, x_TI: torch.Tensor,
+    block: BlockOperands, gradients: BlockGradients, site: str,
+    d_outputs: Mapping[str, torch.Tensor], d_out: torch.Tensor, x_TI: torch.Tensor,
 ) -> None:  # fmt: skip
     """Turn the input of a site into its gradient; add those of the site's adapters before."""
     weight = block.matrix(f"{site}_proj")
@@ -159,8 +159,8 @@ def _input_gradient(
         block.adapters.input_gradient(site, d_low, d_out, weight, x_TI)
 
 
-def _swiglu_backward(
-    block: BlockOperands, gradients: _Gradients, d_gate_up_T2F: torch.Tensor,
+def swiglu_backward(
+    block: BlockOperands, gradients: BlockGradients, d_gate_up_T2F: torch.Tensor,
     gate: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> None:  # fmt: skip
     """From the output to the gate and up projections.
@@ -193,8 +193,8 @@ def _swiglu_backward(
             block.calls.add(vector.swiglu_backward, block.gate_up, d_gate_up_T2F, None)
 
 
-def _attention_backward(
-    block: BlockOperands, gradients: _Gradients, d_qkv_TN: torch.Tensor
+def attention_backward(
+    block: BlockOperands, gradients: BlockGradients, d_qkv_TN: torch.Tensor
 ) -> None:
     """From x_o to the gradients of rotated Q, rotated K, and V, rounded to the block's dtype."""
     spec = block.call.spec
@@ -234,12 +234,27 @@ def _context_gradient(block: BlockOperands) -> torch.Tensor:
     return sums
 
 
-def _qkv_backward(block: BlockOperands, gradients: _Gradients, d_qkv_TN: torch.Tensor) -> None:
+def _qkv_backward(block: BlockOperands, gradients: BlockGradients, d_qkv_TN: torch.Tensor) -> None:
     """From rotated Q and K, and V, to the block's input."""
+    normed_TD = qkv_gradients(block, gradients, d_qkv_TN)
+    d_outputs = {name: d_qkv_TN[:, columns] for name, columns in block.qkv_columns.items()}
+    _input_gradient(block, gradients, "qkv", d_outputs, d_qkv_TN, normed_TD)
+    _norm_backward(block, gradients, "attention_norm", normed_TD)
+
+
+def qkv_gradients(
+    block: BlockOperands, gradients: BlockGradients, d_qkv_TN: torch.Tensor
+) -> torch.Tensor:
+    """Take the gradients of rotated Q and K back before RoPE, and add those of the weights.
+
+    Returns:
+        The normed input, [T, D], a temporary.
+    """
     spec = block.call.spec
     normed_TD = block.take(spec.d_model)
     if spec.qk_norm or gradients.needs("qkv_proj", "qkv"):
-        block.calls.add(block.vector.write_normed, block.norm("attention_norm"), normed_TD)
+        norm, eps = block.norm("attention_norm"), block.call.eps_again
+        block.calls.add(block.vector.write_normed, norm, normed_TD, eps=eps)
     d_outputs = {name: d_qkv_TN[:, columns] for name, columns in block.qkv_columns.items()}
     k_TK = None
     if spec.qk_norm:
@@ -250,12 +265,11 @@ def _qkv_backward(block: BlockOperands, gradients: _Gradients, d_qkv_TN: torch.T
     if (bias := gradients.vector("qkv_bias")) is not None:
         block.calls.add(block.vector.add_column_sums, d_qkv_TN, bias, block.workspace.remaining())
     gradients.add_matmul("qkv_proj", d_qkv_TN, normed_TD)
-    _input_gradient(block, gradients, "qkv", d_outputs, d_qkv_TN, normed_TD)
-    _norm_backward(block, gradients, "attention_norm", normed_TD)
+    return normed_TD
 
 
 def _head_backward(
-    block: BlockOperands, gradients: _Gradients, name: str, d_heads: torch.Tensor,
+    block: BlockOperands, gradients: BlockGradients, name: str, d_heads: torch.Tensor,
     before_norm: torch.Tensor | None,
 ) -> None:  # fmt: skip
     """Back through RoPE and, if there is one, through the norm of each head, in place."""
@@ -267,7 +281,7 @@ def _head_backward(
 
 
 def _norm_backward(
-    block: BlockOperands, gradients: _Gradients, name: str, d_normed_TD: torch.Tensor
+    block: BlockOperands, gradients: BlockGradients, name: str, d_normed_TD: torch.Tensor
 ) -> None:
     """Add the gradient of a norm's input to the residual stream's."""
     block.calls.add(

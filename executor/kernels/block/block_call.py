@@ -8,6 +8,7 @@ import torch
 from twinstream.executor.kernels.operand import DTYPES
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.attributes import (
+    IN_PARTS,
     Attributes,
     base_format,
     experts_of,
@@ -16,7 +17,13 @@ from twinstream.models.kernel_costs.attributes import (
     required_attributes,
     typed_attribute,
 )
-from twinstream.models.layout import FlatLayout, block_layout, dense_width, experts_layout
+from twinstream.models.layout import (
+    FlatLayout,
+    block_layout,
+    dense_width,
+    experts_layout,
+    part_layout,
+)
 from twinstream.models.options import ROPE_SCALING, RopeScaling
 from twinstream.models.recipes.lora import Lora, lora_of_attributes
 from twinstream.models.recipes.quantized_base import BaseFormat, quantized_layout
@@ -42,6 +49,7 @@ class BlockCall:
 
     It packs at most `most_packed` sequences of any lengths up to `seq_len`, if that is not 0.
     `frozen` weights have no gradient, nor have `frozen_experts`; adapters, if there are any, do.
+    With `in_parts` it is a part of a block, and the spec has the sizes of that.
     """
 
     spec: ModelSpec
@@ -55,6 +63,7 @@ class BlockCall:
     lora: Lora | None = None
     base: BaseFormat = "model"
     experts_base: BaseFormat = "model"
+    in_parts: bool = False
 
     @classmethod
     def from_attributes(cls, attributes: Attributes) -> "BlockCall":
@@ -79,6 +88,7 @@ class BlockCall:
             lora=lora_of_attributes(attributes),
             base=base_format(attributes),
             experts_base=base_format(attributes, "experts_base"),
+            in_parts=IN_PARTS in attributes,
         )
 
     @property
@@ -97,7 +107,14 @@ class BlockCall:
 
     @cached_property
     def layout(self) -> FlatLayout:
+        if self.in_parts:
+            return part_layout(self.spec)
         return quantized_layout(block_layout(self.spec), self.base)
+
+    @property
+    def eps_again(self) -> float | None:
+        """Of a norm that is computed again; None where the reciprocals of its rows' are saved."""
+        return self.spec.norm_eps if self.in_parts else None
 
     @cached_property
     def experts_layout(self) -> FlatLayout | None:

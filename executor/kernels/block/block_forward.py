@@ -30,9 +30,9 @@ def block_forward(
         normed = block.take(spec.d_model)
         calls.add(vector.write_normed, block.norm("attention_norm"), normed, eps=spec.norm_eps)
         adapters.write_low("qkv", normed)
-        _write_q(block, normed)
-        _write_kv(block, normed)
-    _write_attention(block)
+        write_q(block, normed)
+        write_kv(block, normed)
+    write_attention(block)
     with block.workspace.frame():
         rows = RoutedRows.take(block) if spec.experts else None
         _write_x_o_and_projections(block, rows, eps=spec.norm_eps)
@@ -78,7 +78,7 @@ def block_recompute_attention(
 ) -> None:
     """Recompute from level ATTENTION: write the projections."""
     block = BlockOperands.of(operands, attributes, vector, calls)
-    _rewrite_q(block)
+    rewrite_q(block)
     _rewrite_projections(block)
 
 
@@ -87,8 +87,8 @@ def block_recompute_input(
 ) -> None:
     """Recompute from level INPUT: write attention and the projections."""
     block = BlockOperands.of(operands, attributes, vector, calls)
-    _rewrite_q(block)
-    _write_attention(block)
+    rewrite_q(block)
+    write_attention(block)
     _rewrite_projections(block)
 
 
@@ -98,12 +98,12 @@ def _rewrite_projections(block: BlockOperands) -> None:
         _write_x_o_and_projections(block, rows, eps=None)
 
 
-def _write_q(block: BlockOperands, normed_TD: torch.Tensor) -> None:
+def write_q(block: BlockOperands, normed_TD: torch.Tensor) -> None:
     """Q as projected, with its bias, before q_norm and RoPE."""
     project(block, normed_TD, "q", block.q)
 
 
-def _write_attention(block: BlockOperands) -> None:
+def write_attention(block: BlockOperands) -> None:
     """Attention's output and log-sum-exp, from Q and from the saved K and V."""
     with block.workspace.frame():
         rotated = block.take(block.call.spec.d_q)
@@ -180,7 +180,7 @@ def project(block: BlockOperands, normed_TD: torch.Tensor, names: str, out: torc
         block.calls.add(torch.mm, normed_TD, weight.t(), out=out)
 
 
-def _write_kv(block: BlockOperands, normed_TD: torch.Tensor) -> None:
+def write_kv(block: BlockOperands, normed_TD: torch.Tensor) -> None:
     kv = block.kv
     project(block, normed_TD, "kv", kv.flatten(1))
     keys = kv[:, 0]
@@ -188,8 +188,9 @@ def _write_kv(block: BlockOperands, normed_TD: torch.Tensor) -> None:
     block.calls.add(write_rotated, keys, norm, block.rope, keys)
 
 
-def _rewrite_q(block: BlockOperands) -> None:
+def rewrite_q(block: BlockOperands) -> None:
     with block.workspace.frame():
         normed = block.take(block.call.spec.d_model)
-        block.calls.add(block.vector.write_normed, block.norm("attention_norm"), normed)
-        _write_q(block, normed)
+        norm, eps = block.norm("attention_norm"), block.call.eps_again
+        block.calls.add(block.vector.write_normed, norm, normed, eps=eps)
+        write_q(block, normed)

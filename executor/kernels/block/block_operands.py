@@ -2,6 +2,7 @@
 
 `projections` holds Q as projected (with its bias, before q_norm and RoPE), x_o (hidden plus the
 output of attention) and gate_up (gate columns, then up) of the network that all tokens go through.
+A part of a block has those of its own heads in one operand, gate_up in another, and x_o by itself.
 `expert_projections` holds gate_up of every row that goes to an expert, in the order of experts, and
 `routes` where rows go. `kv` holds K after k_norm and RoPE, and V. `sequences` holds where packed
 sequences start, and each token's position in its own. Legend: T tokens of the chunk, C tokens seen
@@ -31,6 +32,7 @@ from twinstream.executor.kernels.vector.rope import Rope
 from twinstream.executor.kernels.vector.vector_ops import HeadNorm, RmsNorm, VectorOps
 from twinstream.executor.kernels.workspace import Workspace
 from twinstream.models.kernel_costs.attributes import Attributes
+from twinstream.models.layout import shared_layout
 from twinstream.models.options import Experts
 from twinstream.models.recipes.quantized_base import BLOCK_ELEMENTS, CODE_BITS, SCALES
 
@@ -53,6 +55,7 @@ class BlockOperands:
     adapters: Adapters
     room: torch.Tensor | None  # [elements] of the largest matrix of a base in few bits
     levels: torch.Tensor | None  # of its codes
+    rstd: torch.Tensor | None  # [2, T] of a part, whose norms are not saved
 
     @classmethod
     def of(
@@ -63,6 +66,10 @@ class BlockOperands:
         if call.experts_layout is not None:
             weights |= weight_views(operands["experts"], call.experts_layout, call.dtype)
         workspace, positions, starts = Workspace(operands["scratch"].bytes), None, None
+        rstd = None
+        if call.in_parts:
+            weights |= weight_views(operands["shared"], shared_layout(call.spec), call.dtype)
+            rstd = workspace.take((2, call.num_tokens), torch.float32)
         if call.most_packed:
             sequences = operands["sequences"].bytes.view(torch.int32)
             num_starts = call.most_packed + 1
@@ -82,8 +89,9 @@ class BlockOperands:
             largest = max(prod(i.shape) for each in layouts for i in each.tensors)
             room = workspace.take((largest,), call.dtype)
         return cls(
-            call, calls, weights, operands, vector, workspace, rope, starts, adapters, room, table
-        )
+            call, calls, weights, operands, vector, workspace, rope, starts, adapters, room, table,
+            rstd,
+        )  # fmt: skip
 
     def matrix(self, name: str, rows: slice = slice(None)) -> torch.Tensor:
         """[rows, in] of a projection; of a base in few bits made anew by a call that comes before
@@ -120,6 +128,8 @@ class BlockOperands:
     @property
     def norms(self) -> torch.Tensor:
         """[2, T]: rstd of attention_norm and of ffn_norm."""
+        if self.rstd is not None:
+            return self.rstd
         return self.operands["norms"].view(torch.float32, (2, self.call.num_tokens))
 
     def norm(self, name: str) -> RmsNorm:
@@ -193,13 +203,16 @@ class BlockOperands:
     @property
     def x_o(self) -> torch.Tensor:
         """[T, D]."""
+        if self.call.in_parts:
+            return self.tokens_by_width("x_o")
         return self._projection(self.call.spec.d_q, self.call.spec.d_model)
 
     @property
     def gate_up(self) -> torch.Tensor:
         """[T, 2 F]: of the network that all tokens go through."""
         spec = self.call.spec
-        return self._projection(spec.d_q + spec.d_model, 2 * self.call.dense_width)
+        before = 0 if self.call.in_parts else spec.d_q + spec.d_model
+        return self._projection(before, 2 * self.call.dense_width)
 
     @property
     def expert_gate_up(self) -> torch.Tensor:

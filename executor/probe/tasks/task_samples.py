@@ -16,7 +16,7 @@ from twinstream.executor.probe.tasks.chain_memory import ChainMemory, in_order
 from twinstream.executor.probe.tasks.sample_log import SampleLog
 from twinstream.executor.probe.timing.device_timing import DeviceTimer, Timing
 from twinstream.executor.run.device_state import DeviceState
-from twinstream.models.kernel_costs.workspace import attention_shape
+from twinstream.models.kernel_costs.scratch.block_sizes import attention_shape
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import KernelCall

@@ -42,7 +42,7 @@ def train_replicas(
     if tied_apart:
         chain = _tied_apart(chain)
     found = Reference({}, [[] for _ in trainings])
-    memory = _Memory(chain, state)
+    memory = ChainMemory(chain, state)
     for step in range(num_steps):
         gradients: list[dict[str, torch.Tensor]] = []
         for training, losses in zip(trainings, found.losses, strict=True):
@@ -91,14 +91,23 @@ def _sum(pieces: Sequence[torch.Tensor], result: torch.Tensor) -> None:
     result.copy_(total)
 
 
-class _Memory:
+def with_recomputes(chain: Chain, levels: tuple[str, ...]) -> list[Task]:
+    """The chain's tasks, with the recomputes of these levels before those that they are for."""
+    before: dict[str, list[Task]] = {}
+    for one in chain.recomputes:
+        if one.task.label.level in levels:
+            before.setdefault(one.before, []).append(one.task)
+    return [each for task in chain.tasks for each in (*before.get(task.task_id, []), task)]
+
+
+class ChainMemory:
     """Every whole tensor of a chain in bytes of its own."""
 
-    def __init__(self, chain: Chain, state: State) -> None:
+    def __init__(self, chain: Chain, state: State, fill: int = 0) -> None:
         self.chain = chain
         self.tensors = {tensor.tensor_id: tensor for tensor in chain.tensors}
         self.roots = {
-            name: state[name].clone() if name in state else torch.zeros(t.size_bytes).byte()
+            name: state[name].clone() if name in state else torch.full((t.size_bytes,), fill).byte()
             for name, t in self.tensors.items()
             if t.parent is None
         }
@@ -113,8 +122,12 @@ class _Memory:
     def number(self, name: str) -> float:
         return float(self.roots[name].view(torch.float32).item())
 
-    def run(self, step: int, wanted: Callable[[Task], bool]) -> None:
-        for task in filter(wanted, self.chain.tasks):
+    def operands_of(self, task: Task) -> dict[str, KernelOperand]:
+        return {o.name: KernelOperand(self._view(o), o.mode) for o in task.operands}
+
+    def run(self, step: int, wanted: Callable[[Task], bool], levels: tuple[str, ...] = ()) -> None:
+        again = with_recomputes(self.chain, levels)
+        for task in filter(wanted, again):
             for operand in task.operands:
                 if fed := self._inputs.get((operand.tensor, operand.version)):
                     op = Feed(
@@ -123,8 +136,7 @@ class _Memory:
                     )  # fmt: skip
                     self.roots[fed.tensor].copy_(self.feed(op, step))
             call = self.chain.calls[task.call]
-            operands = {o.name: KernelOperand(self._view(o), o.mode) for o in task.operands}
-            registered_kernel(call.kernel)(operands, call.attributes)()
+            registered_kernel(call.kernel)(self.operands_of(task), call.attributes)()
 
     def _view(self, operand: TaskOperand) -> torch.Tensor:
         tensor = self.tensors[operand.tensor]

@@ -10,7 +10,7 @@ import torch
 from tests.executor.ranks.faulty import going_wrong, summing
 from tests.executor.ranks.talks import fed, taken, value
 from tests.executor.ranks.test_pipelines import SPEC, WORKLOAD, given
-from tests.executor.ranks.trained import Case, train_ranks
+from tests.executor.ranks.trained import Case, states, train_ranks
 from tests.helpers.plans import MACHINE, planned
 from tests.helpers.runs import run
 from twinstream.clusters.pipeline import plan_pipeline
@@ -73,13 +73,9 @@ def test_replicas_have_the_bits_of_one_process(zero, monkeypatch):
     monkeypatch.setattr(RankProcesses, "execute", on_gpus)
     with RankProcesses(2) as processes:
         whole, found = (train_ranks(one, processes) for one in (Case(Layout(dp=2, zero=0)), case))
-    for rank, outcome in enumerate(found):
-        if case.sharded is None:
-            state = outcome.state
-        else:
-            state = case.sharded.whole([one.state for one in found])
+    for state in states(case, found):
         for name, flat in state.items():
-            assert torch.equal(flat, whole[rank].state[name]), name
+            assert torch.equal(flat, whole[0].state[name]), name
 
 
 @pytest.mark.parametrize(

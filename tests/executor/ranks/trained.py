@@ -12,14 +12,14 @@ from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.program.options import RunOptions
 from twinstream.executor.ranks.rank_run import RankInputs, RankOutcome
 from twinstream.executor.run.training import Training
-from twinstream.executor.state.sharded_state import ShardedState
+from twinstream.executor.state.parted_state import RankStates, place_of
 from twinstream.executor.state.training_state import State, initial_state
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layout import whole_group
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
-from twinstream.models.lowering.sharding import sharding_of
 from twinstream.models.options import Experts
 from twinstream.models.presets import load_preset
 from twinstream.models.recipes.recipe import Recipe
@@ -43,10 +43,14 @@ class Case:
     preset: str = "tiny"
     dtype: str = "bfloat16"
     experts: Experts | None = None
+    heads: int | None = None  # of queries; half as many of keys
 
     @property
     def spec(self) -> ModelSpec:
         spec = load_preset(self.preset).model_copy(update={"dtype": self.dtype})
+        if self.heads is not None:
+            heads = {"num_heads": self.heads, "num_kv_heads": self.heads // 2, "head_dim": 16}
+            spec = spec.model_copy(update=heads)
         return spec if self.experts is None else spec.model_copy(update={"experts": self.experts})
 
     def training(self, replica: int) -> Training:
@@ -74,9 +78,8 @@ class Case:
         )
 
     @property
-    def sharded(self) -> ShardedState | None:
-        sharding = sharding_of(self.layout)
-        return None if sharding is None else ShardedState(self.spec, self.recipe, sharding)
+    def rank_states(self) -> RankStates | None:
+        return RankStates.of(self.spec, self.recipe, self.layout)
 
     def state(self) -> State:
         return initial_state(self.spec, 3, self.recipe)
@@ -86,10 +89,11 @@ def inputs(case: Case, part: RankPart) -> RankInputs:
     work = case.training(part.coordinates.get("dp", 0)).host_work(part.schedule)
     carried = {item.tensor for item in part.schedule.carried}
     own = {t.parent or t.tensor_id for t in part.schedule.tensors if t.tensor_id in carried}
-    state = {name: flat for name, flat in case.state().items() if name in own}
-    if (sharded := case.sharded) is not None:
-        state = sharded.shard(state, part.coordinates["dp"])
-    return RankInputs(work, state)
+    whole = set(map(whole_group, own))
+    state = {name: flat for name, flat in case.state().items() if name in whole}
+    if (states := case.rank_states) is not None:
+        state = states.of_rank(state, place_of(part.coordinates))
+    return RankInputs(work, {name: flat for name, flat in state.items() if name in own})
 
 
 def planned_ranks(case: Case) -> Schedule:
@@ -126,13 +130,14 @@ def numbers(outcome: RankOutcome, sink: str) -> list[float]:
 
 
 def states(case: Case, outcomes: Sequence[RankOutcome]) -> list[State]:
-    """Of each rank, or of each stage, if its replicas have shards."""
-    if case.sharded is None:
+    """Of each rank, or of each stage, if its ranks have shards or parts."""
+    rank_states = case.rank_states
+    if rank_states is None:
         return [outcome.state for outcome in outcomes]
     found: list[State] = []
     for stage in range(case.layout.pp):
-        own = [o.state for o in outcomes if o.coordinates["pp"] == stage]
-        found.append(case.sharded.whole(own))
+        own = [o for o in outcomes if o.coordinates["pp"] == stage]
+        found.append(rank_states.whole({place_of(o.coordinates): o.state for o in own}))
     return found
 
 

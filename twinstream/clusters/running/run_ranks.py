@@ -17,8 +17,8 @@ from twinstream.clusters.pipeline import layout_in
 from twinstream.clusters.running.measured import measured_cluster_timeline
 from twinstream.data.text import TextBatches, check_vocabulary
 from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layout import whole_group
 from twinstream.models.layouts.layout import Layout
-from twinstream.models.lowering.sharding import sharding_of
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.run_settings import RunSettings
 from twinstream.schedule.cluster.projecting import RankPart
@@ -77,7 +77,7 @@ class TextInputs:
     def _state(self, part: RankPart) -> State:
         """Of the groups that the rank carries; the bits are those of the whole model's state."""
         from twinstream.executor.providers.registry import provider_of
-        from twinstream.executor.state.sharded_state import ShardedState
+        from twinstream.executor.state.parted_state import RankStates, place_of
         from twinstream.executor.state.training_state import (
             carried_names,
             fresh_optimizer_state,
@@ -85,17 +85,15 @@ class TextInputs:
         from twinstream.executor.weights.base_cache import in_base
 
         recipe = Recipe.model_validate(part.schedule.recipe)
-        names = set(carried_names(part.schedule))
+        names = set(map(whole_group, carried_names(part.schedule)))
         state: State = {}
         for group, flat in provider_of(self.spec).fresh(self.spec, self.seed):
             if f"param.{group}" in names:
                 state[f"param.{group}"] = in_base(self.spec, recipe, group, flat)
             if f"opt.{group}" in names:
                 state[f"opt.{group}"] = fresh_optimizer_state(self.spec, group, flat, recipe)
-        sharding = sharding_of(self.layout)
-        if sharding is None:
-            return state
-        return ShardedState(self.spec, recipe, sharding).shard(state, part.coordinates["dp"])
+        states = RankStates.of(self.spec, recipe, self.layout)
+        return state if states is None else states.of_rank(state, place_of(part.coordinates))
 
 
 def _source(batches: TextBatches, before: int) -> TokenSource:
@@ -240,7 +238,8 @@ def _losses(outcomes: Sequence[RankOutcome]) -> tuple[float, ...]:
 
     found: dict[int, float] = {}
     for outcome in outcomes:
-        for one in outcome.fetched:
+        is_told = not outcome.coordinates.get("tp", 0)  # others of tp have the same
+        for one in outcome.fetched if is_told else ():
             if one.sink == "loss":
                 part = float(one.values.view(torch.float32).item())
                 found[one.pass_number] = found.get(one.pass_number, 0.0) + part

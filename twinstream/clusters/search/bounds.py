@@ -163,6 +163,20 @@ class BoundTables:
         )
         return Bounds(step_ns / 1e9, memory)
 
+    def in_parts_s(self, layout: Layout) -> float:
+        """The bound of a layout whose blocks are parts by our kernels, which nothing else bounds.
+
+        Of what a rank computes of whole blocks, one of tp ranks has no less than its share; in
+        forward each of a block's two sums is waited for.
+        """
+        whole = layout.model_copy(update={"tp": 1, "parts": None, "sequence_parallel": True})
+        column, job = self._column(whole), self._job.laid_out(layout)
+        mesh = mesh_of(job, self._pricing.cluster.count("gpus_per_node"))
+        hidden = stored_hidden_bytes(self._job.laid_out(whole).work)
+        sum_ns = self._pricing.collective_ns(mesh, ("tp",), "all_reduce", hidden, job.dtype)
+        block_ns = column.each / layout.tp + 2 * sum_ns
+        return column.microbatches * column.most_layers * block_ns / 1e9
+
     def least_cost(self, layouts: Sequence[Layout]) -> np.ndarray:
         """By layout: time a byte that the cheapest level spares, as a share of that of `full`."""
         found = []

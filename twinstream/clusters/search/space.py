@@ -125,7 +125,14 @@ class SearchSpace:
         is_open = _PRICED if self.here is None else _HERE
         if self.here is not None:
             fixed = {**fixed, "micro_batch": self.job.layout.micro_batch}
-        return layouts(self.job, self.num_gpus, gpus_per_node, fixed, is_open, refused=refused)
+        found = layouts(self.job, self.num_gpus, gpus_per_node, fixed, is_open, refused=refused)
+        if self.here is None:
+            return found
+        parts = fixed.get("parts")  # with them norms are of all tokens
+        return (
+            one.model_copy(update={"parts": parts, "sequence_parallel": one.tp == 1})
+            for one in found
+        )
 
     def _refusals(self, layout: Layout) -> list[str]:
         one = self.job.laid_out(layout)

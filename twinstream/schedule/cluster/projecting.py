@@ -14,6 +14,8 @@ from twinstream.schedule.ops import Attribute, Communicate, KernelCall
 # is of the first shard: its elements (`num_elements`), where it begins (`element_offset`), and of
 # the whole the ranges that are not decayed (`undecayed`).
 SHARD_AXES = "shard_axes"
+# Of a call that has values of some attributes for each rank of an axis: that, and their names.
+BY_RANK = "by_rank"
 
 
 class Channel(NamedTuple):
@@ -81,10 +83,25 @@ def _with_shards(part: RankSchedule, mesh: Mesh, coordinates: Mapping[str, int])
     """Calls on shards are told which of them is this rank's; the same where there are none."""
     filled = {}
     for name, call in part.calls.items():
+        if BY_RANK in call.attributes:
+            filled[name] = call = _call_of_rank(call, coordinates)
         if SHARD_AXES in call.attributes:
             line = _line(mesh, tuple(str(call.attributes[SHARD_AXES]).split()), coordinates)
             filled[name] = shard_call(call, line.index(mesh.rank(coordinates)))
     return part.model_copy(update={"calls": {**part.calls, **filled}}) if filled else part
+
+
+def _call_of_rank(call: KernelCall, coordinates: Mapping[str, int]) -> KernelCall:
+    told = dict(call.attributes)
+    axis, *names = str(told.pop(BY_RANK)).split()
+    for name in names:
+        values, place = told.get(name), coordinates.get(axis, -1)
+        if not isinstance(values, tuple) or not 0 <= place < len(values):
+            raise TwinstreamError(
+                f"a call has no {name} of rank {place} along '{axis}': {values!r}"
+            )
+        told[name] = values[place]
+    return call.model_copy(update={"attributes": told})
 
 
 def shard_call(call: KernelCall, index: int) -> KernelCall:

@@ -20,8 +20,8 @@ from twinstream.log.run_files import RunFiles
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.residence import written_names
 from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layout import PART
 from twinstream.models.layouts.layout import Layout, LayoutError
-from twinstream.models.lowering.sharding import sharding_of
 from twinstream.models.recipes.recipe import OptimizerPlace, Recipe
 from twinstream.planner.request import TrainingStep, caps_of
 from twinstream.schedule.analysis.comparison import compare
@@ -46,7 +46,7 @@ from twinstream.training.planning import (
 
 if TYPE_CHECKING:
     from twinstream.executor.ranks.rank_run import RankOutcome
-    from twinstream.executor.state.sharded_state import ShardedState
+    from twinstream.executor.state.parted_state import RankStates
 
 _WITHOUT = "only one device does that yet: leave it out, or train without --ranks"
 _PIECES = (2, 4, 8, 16)  # of a sequence, where none fits whole
@@ -104,8 +104,8 @@ class RanksPlan(StepPlan):
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Of what is written of all stages, replicas' once; shards padded as they are."""
-        zero, dp = self.layout.zero, self.layout.dp
+        """Of what is written of all stages and parts, replicas' once; shards padded as they are."""
+        zero, dp, tp = self.layout.zero, self.layout.dp, self.layout.tp
         times = {"parameter": dp if zero == 3 else 1, "optimizer_state": dp if zero else 1}
         sizes: dict[str, int] = {}
         for part in self.schedule.schedules.values():
@@ -113,7 +113,8 @@ class RanksPlan(StepPlan):
             for item in part.carried:
                 whole = tensors[tensors[item.tensor].parent or item.tensor]
                 if whole.role in times:
-                    sizes[whole.tensor_id] = whole.size_bytes * times[whole.role]
+                    ranks = tp if PART in whole.tensor_id else 1
+                    sizes[whole.tensor_id] = whole.size_bytes * times[whole.role] * ranks
         return sum(sizes[name] for name in written_names(list(sizes)))
 
     @property
@@ -121,12 +122,11 @@ class RanksPlan(StepPlan):
         return [rank_part(self.schedule, rank) for rank in range(self.num_ranks)]
 
     @property
-    def shards(self) -> "ShardedState | None":
-        from twinstream.executor.state.sharded_state import ShardedState
+    def states(self) -> "RankStates | None":
+        from twinstream.executor.state.parted_state import RankStates
 
-        sharding = sharding_of(self.layout)
         spec = ModelSpec.model_validate(self.schedule.model)
-        return None if sharding is None else ShardedState(spec, self.recipe, sharding)
+        return RankStates.of(spec, self.recipe, self.layout)
 
     def evaluation(self) -> Schedule:
         return cluster_evaluation_of(self.schedule)
@@ -221,7 +221,7 @@ def workloads_of(
     Raises:
         ChunkingError: the numbers given contradict each other.
     """
-    assert options.ranks is not None
+    ranks = options.ranks or 1
     longest, chunk = packed_length(options), options.chunk_tokens
     sliced = chunk is not None and chunk < longest and recipe.loss.sides == 1
     step = TrainingStep(
@@ -231,7 +231,7 @@ def workloads_of(
     most_tokens = None
     if options.steps is None:  # few data: smaller steps
         most_tokens = int((options.epochs or 1.0) * data.epoch_tokens / FEW_STEPS)
-    return cuts_of_ranks(spec, step, here.machine, options.ranks, most_tokens)
+    return cuts_of_ranks(spec, step, here.machine, ranks, most_tokens)
 
 
 def slices_of(workload: Workload) -> Iterator[Workload]:
@@ -258,14 +258,13 @@ def planned_for_ranks(
     Raises:
         LayoutError: there is none; says why of each.
     """
-    assert options.ranks is not None
     place = place_here(
         here.machine, options.ranks_on_host, cores_here(), here.nvlink, options.hosts
     )
     job, *others = jobs_of_ranks(spec, recipe, workloads)
     searched = search_layouts(
-        job, options.ranks, place.cluster, options.layout_fields(), caps=_caps(options, here),
-        here=RunsHere(place.machine, others),
+        job, options.ranks or 1, place.cluster, options.layout_fields(),
+        caps=_caps(options, here), here=RunsHere(place.machine, others),
     )  # fmt: skip
     best = searched.best[0]
     assert best.schedule is not None and best.timeline is not None, "it is planned"
@@ -303,11 +302,13 @@ def require_possible(options: TrainOptions) -> None:
     Raises:
         OptionsError: an option is of what ranks do not do yet, or of ranks, and there is one.
     """
-    if (options.ranks or 1) > 1:
+    if options.on_ranks:
         if (what := what_is_of_one_device(options)) is not None:
             raise OptionsError(f"{what}: {_WITHOUT}")
         return
-    alone = {"pp": 1, "dp": 1, "zero": 0, "virtual_stages": 1, "pipeline": None}
+    alone = {
+        **dict.fromkeys(("pp", "dp", "tp", "virtual_stages"), 1), "zero": 0, "pipeline": None,
+    }  # fmt: skip
     given = [name for name, one in alone.items() if getattr(options, name) not in (None, one)]
     if given:
         raise OptionsError(f"{', '.join(given)}: of several ranks; say how many: ranks = N")

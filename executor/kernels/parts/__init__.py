@@ -1,0 +1,1 @@
+"""Computes a decoder in parts, as tensor parallelism splits it, and adds up what parts make."""

@@ -1,0 +1,167 @@
+"""The parts of a block: attention of some heads, some columns of the feed-forward network.
+
+Each norms its input anew, and writes its piece of a sum over all parts: of the output, or of the
+gradient of the normed input. Behind the latter are the part's gradients of the norms that all heads
+of Q and of K share. Legend as in `block_operands`; P elements of a piece.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from twinstream.executor.kernels.block.adapters import AdapterGradients
+from twinstream.executor.kernels.block.block_backward import (
+    BlockGradients,
+    attention_backward,
+    qkv_gradients,
+    swiglu_backward,
+)
+from twinstream.executor.kernels.block.block_forward import (
+    rewrite_q,
+    write_attention,
+    write_kv,
+    write_q,
+)
+from twinstream.executor.kernels.block.block_operands import BlockOperands
+from twinstream.executor.kernels.calls import Calls
+from twinstream.executor.kernels.operand import KernelOperand, Operands
+from twinstream.executor.kernels.vector.gradients import gradient_views
+from twinstream.executor.kernels.vector.vector_ops import VectorGradient, VectorOps
+from twinstream.models.kernel_costs.attributes import Attributes
+
+_ATTENTION = frozenset({"qkv_proj", "qkv_bias", "o_proj"})
+_MLP = frozenset({"gate_up_proj", "down_proj"})
+
+
+def attention_part_forward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Write K and V, attention and Q of some heads, and their piece of the output projection."""
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    with block.workspace.frame():
+        normed = _normed(block, "attention_norm")
+        write_q(block, normed)
+        write_kv(block, normed)
+    write_attention(block)
+    piece = _piece(block)
+    calls.add(torch.mm, block.attention_out, block.matrix("o_proj").t(), out=piece)
+
+
+def attention_part_recompute(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Write attention and Q again, from the saved K and V."""
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    rewrite_q(block)
+    write_attention(block)
+
+
+def mlp_part_forward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Write some columns of gate and up, and their piece of the down projection."""
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    _write_gate_up(block)
+    with block.workspace.frame():
+        product, piece = block.take(block.call.spec.d_ff), _piece(block)
+        calls.add(vector.write_swiglu, block.gate_up, product)
+        calls.add(torch.mm, product, block.matrix("down_proj").t(), out=piece)
+
+
+def mlp_part_recompute(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Write gate and up again."""
+    _write_gate_up(BlockOperands.of(operands, attributes, vector, calls))
+
+
+def attention_part_backward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Add the gradients of the part's weights; write its piece of the normed input's gradient."""
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    spec = block.call.spec
+    piece, heads = _piece(block), _head_norms(block)
+    gradients = _PartGradients.of_part(block, attributes, _ATTENTION, heads)
+    d_qkv_TN = block.take(spec.d_q + 2 * spec.d_kv)
+    with block.workspace.frame():
+        attention_backward(block, gradients, d_qkv_TN)
+    with block.workspace.frame():
+        qkv_gradients(block, gradients, d_qkv_TN)
+    calls.add(torch.mm, d_qkv_TN, block.matrix("qkv_proj"), out=piece)
+
+
+def mlp_part_backward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """The same of the feed-forward network."""
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    piece, gradients = _piece(block), _PartGradients.of_part(block, attributes, _MLP, {})
+    d_gate_up_T2F = block.take(2 * block.call.spec.d_ff)
+    swiglu_backward(block, gradients, d_gate_up_T2F, None)
+    with block.workspace.frame():
+        gradients.add_matmul("gate_up_proj", d_gate_up_T2F, _normed(block, "ffn_norm"))
+    calls.add(torch.mm, d_gate_up_T2F, block.matrix("gate_up_proj"), out=piece)
+
+
+@dataclass(frozen=True)
+class _PartGradients(BlockGradients):
+    """Those of a part's weights; of norms that heads share each part writes its own by itself."""
+
+    heads: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of_part(
+        cls, block: BlockOperands, attributes: Attributes, made: frozenset[str],
+        heads: Mapping[str, torch.Tensor],
+    ) -> "_PartGradients":  # fmt: skip
+        """Of the weights whose gradients are `made` here; those of others begin at zero."""
+        flat = block.operands["gradients"]
+        by_name = gradient_views(flat, block.call.layout, attributes, block.calls)
+        if flat.mode == "write":  # another kernel adds its own
+            for name in sorted(by_name.keys() - made):
+                block.calls.add(by_name[name].zero_)
+        adapters = AdapterGradients.of(block.adapters, block.operands, block.call, attributes)
+        d_hidden = block.tokens_by_width("d_hidden")
+        return cls(by_name, flat.mode, adapters, d_hidden, heads)
+
+    def vector(self, name: str) -> VectorGradient | None:
+        if name in self.heads:
+            return VectorGradient(self.heads[name], "write")
+        return super().vector(name)
+
+
+def _write_gate_up(block: BlockOperands) -> None:
+    with block.workspace.frame():
+        normed = _normed(block, "ffn_norm")
+        block.calls.add(torch.mm, normed, block.matrix("gate_up_proj").t(), out=block.gate_up)
+
+
+def _normed(block: BlockOperands, name: str) -> torch.Tensor:
+    normed = block.take(block.call.spec.d_model)
+    block.calls.add(block.vector.write_normed, block.norm(name), normed, eps=block.call.eps_again)
+    return normed
+
+
+def _piece(block: BlockOperands) -> torch.Tensor:
+    """[T, D]; what is behind it is zero until somebody writes it."""
+    operand = block.operands["output"]
+    piece = block.tokens_by_width("output")
+    if (behind := _behind(operand, piece)).numel():
+        block.calls.add(behind.zero_)
+    return piece
+
+
+def _head_norms(block: BlockOperands) -> dict[str, torch.Tensor]:
+    """Where the gradients of q_norm and of k_norm go, behind a piece."""
+    spec = block.call.spec
+    if not spec.qk_norm:
+        return {}
+    behind = _behind(block.operands["output"], block.tokens_by_width("output"))
+    both = behind.view(block.call.dtype)[: 2 * spec.head_dim].view(2, spec.head_dim)
+    return {"q_norm": both[0], "k_norm": both[1]}
+
+
+def _behind(operand: KernelOperand, piece: torch.Tensor) -> torch.Tensor:
+    return operand.bytes[piece.numel() * piece.dtype.itemsize :]

@@ -1,0 +1,113 @@
+"""Sums over parts, in their order, in float32; through residual streams and norms.
+
+Legend: N pieces, T tokens, D d_model, E head_dim.
+"""
+
+import torch
+
+from twinstream.executor.kernels.calls import Calls
+from twinstream.executor.kernels.operand import DTYPES, Operands
+from twinstream.executor.kernels.vector.gradients import (
+    add_vector,
+    gradient_views,
+    weight_views,
+)
+from twinstream.executor.kernels.vector.row_blocks import float32_copy, row_blocks
+from twinstream.executor.kernels.vector.vector_ops import (
+    NormGradients,
+    RmsNorm,
+    VectorGradient,
+    VectorOps,
+)
+from twinstream.executor.kernels.workspace import Workspace
+from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
+from twinstream.models.layout import FlatLayout, packed_layout
+
+FINAL_NORM = "final_norm"
+
+
+def add_parts(operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls) -> None:
+    """Write the sum of pieces and, where there is one, of what they are added to."""
+    pieces_NTD, _ = _pieces(operands, attributes)
+    shape, dtype = pieces_NTD.shape[1:], pieces_NTD.dtype
+    residual = operands["hidden"].view(dtype, tuple(shape)) if "hidden" in operands else None
+    calls.add(_write_sum, pieces_NTD, residual, operands["output"].view(dtype, tuple(shape)))
+
+
+def norm_parts_backward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Take the sum of pieces, the gradient of normed rows, through the norm of a block or the last.
+
+    That of a block adds to the gradient of hidden states; the last writes it.
+    """
+    name = typed_attribute(attributes, "norm", str)
+    eps = typed_attribute(attributes, "norm_eps", float)
+    pieces_NTD, heads_NE = _pieces(operands, attributes)
+    shape, dtype = tuple(pieces_NTD.shape[1:]), pieces_NTD.dtype
+    layout = _norms(name, attributes)
+    x_TD, d_hidden_TD = (operands[n].view(dtype, shape) for n in ("hidden", "d_hidden"))
+    workspace = Workspace(operands["scratch"].bytes)
+    total_TD, rstd_T = workspace.take(shape, dtype), workspace.take(shape[:1], torch.float32)
+    weight = weight_views(operands["parameters"], layout, dtype)[name]
+    norm = RmsNorm(x_TD, rstd_T, weight)
+    calls.add(vector.write_normed, norm, total_TD, eps=eps)  # for its rstd
+    calls.add(_write_sum, pieces_NTD, None, total_TD)
+    d_weight = None
+    if (flat := operands.get("gradients")) is not None:
+        gradients = gradient_views(flat, layout, attributes, calls)
+        for other in gradients if flat.mode == "write" else ():
+            calls.add(gradients[other].zero_)
+        d_weight = VectorGradient(gradients[name], "update")
+        if name == "attention_norm" and heads_NE is not None:
+            for number, head in enumerate(("q_norm", "k_norm")):
+                calls.add(_add_heads, gradients[head], heads_NE[:, number])
+    of_norm = NormGradients(total_TD, d_hidden_TD, d_weight, accumulate=name != FINAL_NORM)
+    calls.add(vector.rms_norm_backward, norm, of_norm, workspace.remaining())
+
+
+def _pieces(operands: Operands, attributes: Attributes) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Of hidden states, [N, T, D]; and, if heads share norms, of their gradients, [N, 2, E]."""
+    dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
+    count, elements, tokens, width = (
+        typed_attribute(attributes, name, int)
+        for name in ("num_pieces", "piece_elements", "num_tokens", "d_model")
+    )
+    all_NP = operands["pieces"].view(dtype, (count, elements))
+    hidden = torch.unflatten(all_NP[:, : tokens * width], 1, (tokens, width))
+    if "head_dim" not in attributes:
+        return hidden, None
+    head_dim = typed_attribute(attributes, "head_dim", int)
+    heads = torch.unflatten(all_NP[:, tokens * width :][:, : 2 * head_dim], 1, (2, head_dim))
+    return hidden, heads
+
+
+def _norms(name: str, attributes: Attributes) -> FlatLayout:
+    """The layout of the group that a norm is in."""
+    dtype = DTYPES[typed_attribute(attributes, "dtype", str)]
+    width = (typed_attribute(attributes, "d_model", int),)
+    shapes = [(FINAL_NORM, width)]
+    if name != FINAL_NORM:
+        head = (typed_attribute(attributes, "head_dim", int),) if "head_dim" in attributes else ()
+        of_heads = [("q_norm", head), ("k_norm", head)] if head else []
+        shapes = [("attention_norm", width), *of_heads, ("ffn_norm", width)]
+    return packed_layout(shapes, dtype.itemsize)
+
+
+def _write_sum(
+    pieces_NTD: torch.Tensor, residual_TD: torch.Tensor | None, out_TD: torch.Tensor
+) -> None:
+    for rows in row_blocks(*out_TD.shape):
+        total = float32_copy(pieces_NTD[0, rows])
+        for piece_TD in pieces_NTD[1:]:
+            total.add_(piece_TD[rows])
+        if residual_TD is not None:
+            total.add_(residual_TD[rows])
+        out_TD[rows].copy_(total)
+
+
+def _add_heads(gradient_E: torch.Tensor, pieces_NE: torch.Tensor) -> None:
+    total = float32_copy(pieces_NE[0])
+    for piece_E in pieces_NE[1:]:
+        total.add_(piece_E)
+    add_vector(gradient_E, total, "update")

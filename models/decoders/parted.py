@@ -1,0 +1,135 @@
+"""A decoder as a rank of tensor parallelism has it: what all ranks have, and parts of the rest.
+
+A model is cut into so many parts: of heads, of the width of the feed-forward network, and of rows
+of the vocabulary. Each rank has as many of them, one behind the other; one rank may have all. What
+a part has of a group is a group of its own, `3.tp0` of layer 3, which each rank numbers from 0.
+Norms, which every part reads, are what is left in group 3.
+"""
+
+from functools import cached_property
+from typing import Literal, NamedTuple, Self
+
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layout import (
+    EMBEDDING,
+    HEAD,
+    PART,
+    FlatLayout,
+    packed_layout,
+    part_layout,
+    shared_layout,
+    whole_group,
+)
+from twinstream.schedule.workload import ModelRef
+
+_ENDS = (EMBEDDING, HEAD)
+
+
+class Cut(NamedTuple):
+    """How a weight is cut into parts: along an axis, each of its sections into as many."""
+
+    axis: Literal[0, 1]
+    sections: tuple[int, ...]
+
+
+class PartedSpec(ModelSpec):
+    """A model whose groups are those of one of `tp` ranks, which have `parts` together."""
+
+    tp: int = 1
+    parts: int = 1
+
+    @classmethod
+    def of(cls, spec: ModelSpec, tp: int, parts: int) -> Self:
+        """The model in parts; what cannot be cut is for `parts_refusal` to say."""
+        return cls(**dict(spec), tp=tp, parts=parts)
+
+    @property
+    def parts_each(self) -> int:
+        """Parts that a rank has."""
+        return self.parts // self.tp
+
+    @cached_property
+    def whole(self) -> ModelSpec:
+        """The model of all parts."""
+        return ModelSpec(**{name: getattr(self, name) for name in ModelSpec.model_fields})
+
+    @cached_property
+    def part(self) -> ModelSpec:
+        """The sizes of one part."""
+        split = ("num_heads", "num_kv_heads", "d_ff", "vocab_size")
+        sizes = {name: getattr(self, name) // self.parts for name in split}
+        return self.whole.model_copy(update=sizes)
+
+    @property
+    def parameter_groups(self) -> tuple[str, ...]:
+        """Those of a rank, in the order of the forward pass.
+
+        >>> from twinstream.models.presets import load_preset
+        >>> PartedSpec.of(load_preset("tiny"), tp=2, parts=2).parameter_groups[:4]
+        ('embedding.tp0', '0', '0.tp0', '1')
+        """
+        layers = (group for layer in range(self.num_layers) for group in self.layer_groups(layer))
+        head = () if self.tied_embeddings else self.parts_of(HEAD)
+        return (*self.parts_of(EMBEDDING), *layers, HEAD, *head)
+
+    def parts_of(self, group: str) -> tuple[str, ...]:
+        """Of a group of the whole model what a rank has in parts."""
+        return tuple(f"{group}{PART}{number}" for number in range(self.parts_each))
+
+    def layer_groups(self, layer: int) -> tuple[str, ...]:
+        """Norms, then parts."""
+        return (str(layer), *self.parts_of(str(layer)))
+
+    def group_layout(self, group: str) -> FlatLayout:
+        """How the parameters of a group of a rank lie."""
+        whole, part = whole_group(group), self.part
+        if group == HEAD:
+            return packed_layout([("final_norm", (self.d_model,))], self.itemsize)
+        if whole in _ENDS:
+            return packed_layout([(whole, (part.vocab_size, self.d_model))], self.itemsize)
+        return shared_layout(part) if group == whole else part_layout(part)
+
+    def cut(self, name: str) -> Cut:
+        """How a weight that is in parts is cut."""
+        match name:
+            case "qkv_proj" | "qkv_bias":
+                return Cut(0, (self.d_q, self.d_kv, self.d_kv))
+            case "gate_up_proj":
+                return Cut(0, (self.d_ff, self.d_ff))
+            case "o_proj":
+                return Cut(1, (self.d_q,))
+            case "down_proj":
+                return Cut(1, (self.d_ff,))
+            case _:
+                return Cut(0, (self.vocab_size,))
+
+    @property
+    def layer_bytes(self) -> int:
+        """Of the largest flat tensor of parameters of a layer."""
+        return part_layout(self.part).size_bytes
+
+    def ref(self) -> ModelRef:
+        """What documents say of the whole model."""
+        return self.whole.ref()
+
+
+def parts_refusal(spec: ModelSpec, parts: int) -> list[str]:
+    """Why kernels here do not compute a model in so many parts; none if they do.
+
+    >>> from twinstream.models.presets import load_preset
+    >>> parts_refusal(load_preset("tiny"), 4)
+    ['2 key and value heads in 4 parts (whole ones in each)']
+    """
+    found = []
+    if spec.experts is not None:
+        found.append("experts in parts (dense layers only)")
+    if spec.qk_norm_rows:
+        found.append("norms over all heads of Q and K in parts (norms of each head only)")
+    for count, what in (
+        (spec.num_kv_heads, "key and value heads"), (spec.num_heads, "heads"),
+        (spec.d_ff, "columns of the feed-forward network"),
+        (spec.vocab_size, "rows of the vocabulary"),
+    ):  # fmt: skip
+        if count % parts:
+            found.append(f"{count:,} {what} in {parts} parts (whole ones in each)")
+    return found

@@ -1,0 +1,111 @@
+"""The work of a block, embedding and head in parts, by kernel; scratch is in `part_scratch`.
+
+A part's products are those of its own heads, columns and rows; norms are computed by every part
+anew, and once more where what parts have made is added up. Legend as in `work`.
+"""
+
+from twinstream.models.kernel_costs.work import ChunkWork
+from twinstream.schedule.cost import Work
+
+
+def attention_part_forward(of: ChunkWork) -> tuple[Work, ...]:
+    t, s = of.tokens, of.spec
+    return (
+        of.vector("rms_norm", 2 * t * s.d_model),
+        of.matmul(t, s.d_q + 2 * s.d_kv, s.d_model),
+        of.vector("rope", 2 * t * (s.d_q + s.d_kv)),
+        of.attention_forward(),
+        of.matmul(t, s.d_model, s.d_q),
+    )
+
+
+def attention_part_recompute(of: ChunkWork) -> tuple[Work, ...]:
+    """Q, and attention of the saved K and V."""
+    t, s = of.tokens, of.spec
+    return (
+        of.vector("rms_norm", 2 * t * s.d_model),
+        of.matmul(t, s.d_q, s.d_model),
+        of.vector("rope", 2 * t * s.d_q),
+        of.attention_forward(),
+    )
+
+
+def attention_part_backward(of: ChunkWork) -> tuple[Work, ...]:
+    t, s = of.tokens, of.spec
+    d, q, k = s.d_model, s.d_q, s.d_kv
+    return (
+        of.matmul(t, q, d),
+        of.attention_backward(),
+        of.vector("rope_backward", 3 * t * (q + k)),
+        of.vector("rms_norm", 2 * t * d),
+        *([of.matmul(t, k, d)] if s.qk_norm else []),
+        of.matmul(t, d, q + 2 * k),
+        of.gradient_matmul(d, q, t),
+        of.gradient_matmul(q + 2 * k, d, t),
+    )
+
+
+def mlp_part_recompute(of: ChunkWork) -> tuple[Work, ...]:
+    """Gate and up."""
+    t, s = of.tokens, of.spec
+    return (of.vector("rms_norm", 2 * t * s.d_model), of.matmul(t, 2 * s.d_ff, s.d_model))
+
+
+def mlp_part_forward(of: ChunkWork) -> tuple[Work, ...]:
+    t, s = of.tokens, of.spec
+    swiglu, down = of.vector("swiglu", 3 * t * s.d_ff), of.matmul(t, s.d_model, s.d_ff)
+    return (*mlp_part_recompute(of), swiglu, down)
+
+
+def mlp_part_backward(of: ChunkWork) -> tuple[Work, ...]:
+    t, s = of.tokens, of.spec
+    d, f = s.d_model, s.d_ff
+    return (
+        of.matmul(t, f, d),
+        of.vector("swiglu_backward", 6 * t * f, launches=2),
+        of.vector("rms_norm", 2 * t * d),
+        of.matmul(t, d, 2 * f),
+        of.gradient_matmul(d, f, t),
+        of.gradient_matmul(2 * f, d, t),
+    )
+
+
+def add_parts(of: ChunkWork, num_pieces: int, *, residual: bool) -> tuple[Work, ...]:
+    """Reads the pieces, and what they are added to; writes their sum."""
+    moved = (num_pieces + 1 + residual) * of.tokens * of.spec.d_model
+    return (of.vector("rms_norm", moved),)
+
+
+def norm_parts_backward(of: ChunkWork, num_pieces: int) -> tuple[Work, ...]:
+    """The sum of the pieces, the norm again, and the norm's backward."""
+    moved = of.tokens * of.spec.d_model
+    return (
+        of.vector("rms_norm", (num_pieces + 3) * moved, launches=2),
+        of.vector("rms_norm_backward", 4 * moved, launches=2),
+    )
+
+
+def head_part_sums(of: ChunkWork, row_slice: int) -> tuple[Work, ...]:
+    """Final norm, and the logits of a part: their largest, the sum of exponentials, the label's."""
+    t, d, v = of.tokens, of.spec.d_model, of.spec.vocab_size
+    slices = -(-t // row_slice)
+    return (
+        of.vector("rms_norm", 2 * t * d, launches=slices),
+        *[of.matmul(row_slice, v, d)] * slices,
+        of.vector("cross_entropy", 2 * t * v, launches=slices),
+    )
+
+
+def parts_loss(of: ChunkWork, num_parts: int) -> tuple[Work, ...]:
+    return (of.vector("cross_entropy", (3 * num_parts + 2) * of.tokens),)
+
+
+def head_part_backward(of: ChunkWork, row_slice: int) -> tuple[Work, ...]:
+    """Final norm and logits again, their gradient, that of the rows and of the matrix."""
+    t, d, v = of.tokens, of.spec.d_model, of.spec.vocab_size
+    slices = -(-t // row_slice)
+    return (
+        of.vector("rms_norm", 2 * t * d, launches=slices),
+        *of.head_matmuls(row_slice) * slices,
+        of.vector("cross_entropy", 3 * t * v, launches=slices),
+    )

@@ -1,0 +1,125 @@
+"""The scratch of kernels of parts: of a block, of the embedding and of the head.
+
+A part norms its input anew, and the reciprocals of the rows' norms are scratch, too.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from twinstream.models.decoders.spec import ITEMSIZE_BYTES
+from twinstream.models.kernel_costs.attention_shape import AttentionPass
+from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
+from twinstream.models.kernel_costs.scratch.block_sizes import BlockSizes, block_sizes
+from twinstream.models.kernel_costs.scratch.end_scratch import (
+    embed_backward,
+    embed_backward_triton,
+    head_evaluate,
+)
+from twinstream.models.kernel_costs.scratch_sizes import float32_bytes, partial_sum_bytes
+from twinstream.models.layout import aligned
+
+Formula = Callable[[Attributes], int]
+
+
+def _attention_forward(attributes: Attributes) -> int:
+    block = block_sizes(attributes)
+    return _rstd(block) + max(block.normed, block.rotated_and_attention)
+
+
+def _mlp_forward(attributes: Attributes) -> int:
+    block = block_sizes(attributes)
+    return _rstd(block) + max(block.normed, _width(block, block.f))
+
+
+def _mlp_recompute(attributes: Attributes) -> int:
+    block = block_sizes(attributes)
+    return _rstd(block) + block.normed
+
+
+def _attention_backward(attributes: Attributes, *, sums: bool) -> int:
+    """As a block's, without what its adapters and its norm take."""
+    block = block_sizes(attributes)
+    normed, widths = block.normed, [0]
+    if block.qk_norm:
+        normed += _width(block, block.k)
+        widths.append(block.attention_shape.head_dim)
+    if block.qkv_bias:
+        widths.append(block.q + 2 * block.k)
+    beside = max(partial_sum_bytes(block.tokens, width) for width in widths) if sums else 0
+    rotated = 2 * _width(block, block.q) + block.attention_scratch("backward")
+    d_qkv = _width(block, block.q + 2 * block.k)
+    return _rstd(block) + d_qkv + max(rotated, normed + beside)
+
+
+def _mlp_backward(attributes: Attributes, *, sums: bool) -> int:
+    """Gradients of gate and up; the product, where a pass makes both, or normed rows."""
+    block = block_sizes(attributes)
+    product = _width(block, block.f) if sums else 0
+    return _rstd(block) + _width(block, 2 * block.f) + max(product, block.normed)
+
+
+def _norm_backward(attributes: Attributes, *, sums: bool) -> int:
+    """The gradient of normed rows; reciprocals of norms."""
+    tokens, d_model = (typed_attribute(attributes, n, int) for n in ("num_tokens", "d_model"))
+    rows = aligned(tokens * d_model * _itemsize(attributes)) + float32_bytes(tokens)
+    return rows + (partial_sum_bytes(tokens, d_model) if sums else 0)
+
+
+def _embed_backward(attributes: Attributes, *, of_all: Formula) -> int:
+    """As of a whole embedding, with the gradients of other parts' tokens left out."""
+    tokens, d_model = (typed_attribute(attributes, n, int) for n in ("num_tokens", "d_model"))
+    return of_all(attributes) + aligned(tokens * d_model * _itemsize(attributes))
+
+
+def _none(attributes: Attributes) -> int:
+    """No scratch: temporaries are a few blocks of bounded size."""
+    return 0
+
+
+def _losses(attributes: Attributes) -> int:
+    return float32_bytes(typed_attribute(attributes, "num_tokens", int))
+
+
+def _head(attributes: Attributes) -> int:
+    """As the loss alone takes, but for the losses."""
+    return head_evaluate(attributes) - _losses(attributes)
+
+
+def _rstd(block: BlockSizes) -> int:
+    return float32_bytes(2 * block.tokens)
+
+
+def _width(block: BlockSizes, width: int) -> int:
+    return aligned(block.tokens * width * block.itemsize)
+
+
+def _itemsize(attributes: Attributes) -> int:
+    return ITEMSIZE_BYTES[typed_attribute(attributes, "dtype", str)]
+
+
+def _formulas(of_all: Formula, *, sums: bool) -> dict[str, Formula]:
+    """`sums`: gradients of vectors are summed in shares that take scratch, as in Triton."""
+    return {
+        "embed_part_forward": _none,
+        "embed_part_backward": partial(_embed_backward, of_all=of_all),
+        "attention_part_forward": _attention_forward,
+        "attention_part_recompute": _attention_forward,
+        "attention_part_backward": partial(_attention_backward, sums=sums),
+        "mlp_part_forward": _mlp_forward,
+        "mlp_part_recompute": _mlp_recompute,
+        "mlp_part_backward": partial(_mlp_backward, sums=sums),
+        "add_parts": _none,
+        "norm_parts_backward": partial(_norm_backward, sums=sums),
+        "head_part_sums": _head,
+        "head_part_backward": _head,
+        "parts_loss": _losses,
+    }
+
+
+PARTS_EAGER: Mapping[str, Formula] = _formulas(embed_backward, sums=False)
+PARTS_TRITON: Mapping[str, Formula] = _formulas(embed_backward_triton, sums=True)
+PARTS_ATTENTION: Mapping[str, AttentionPass] = {
+    "attention_part_forward": "forward",
+    "attention_part_recompute": "forward",
+    "attention_part_backward": "backward",
+}

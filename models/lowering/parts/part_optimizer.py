@@ -1,0 +1,65 @@
+"""The life of a stage's groups that are parts: their squares added up over all ranks' parts."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+
+from twinstream.models.kernel_costs.work import gradient_norm_work
+from twinstream.models.layout import PART, whole_group
+from twinstream.models.lowering.chain_builder import CollectiveCall
+from twinstream.models.lowering.declarations import OptimizerPart
+from twinstream.models.lowering.parts.part_shapes import SQUARES, PartShapes
+from twinstream.models.lowering.stage_optimizer import StageOptimizer
+from twinstream.schedule.ops import Attribute
+
+
+class PartOptimizer(StageOptimizer):
+    """Each part is updated by itself, by the random numbers of its place among all parts.
+
+    Norms are replicated: every rank has their whole gradient, and makes the same update. Squares of
+    all parts of a group are one number of the norm, added up in the order of the parts.
+    """
+
+    shapes: PartShapes
+
+    def _sum_squares(self, group: str) -> None:
+        super()._sum_squares(group)
+        whole, number = whole_group(group), group.partition(PART)[2]
+        if number == "0":  # the last, as in all of backward
+            self._add_up_squares(whole)
+
+    def _add_up_squares(self, whole: str) -> None:
+        builder, parts = self.builder, self.shapes.spec.parts
+        tensor, label = f"{SQUARES}.{whole}", self._label("gradient_squares", whole)
+        if self._cut.layout.tp > 1:
+            operands = [builder.read("own", tensor), builder.write("all", f"all_{tensor}")]
+            said = CollectiveCall("all_gather", ("tp",), "tp.norm")
+            builder.communicate(f"gather.part_squares.{whole}", said, operands, label)
+            tensor = f"all_{tensor}"
+        call = builder.call(
+            f"sum_squares.{parts}", f"sum_squares/{self.recipe.implementations.vector}",
+            {"num_values": parts}, gradient_norm_work(parts),
+        )  # fmt: skip
+        operands = [
+            builder.read("values", tensor),
+            builder.write("squares", f"grad_squares.{whole}{PART}"),
+        ]
+        builder.add(f"sum_part_squares.{whole}", call, operands, label)
+
+    def _of_every_rule(self, group: str, part: OptimizerPart) -> dict[str, Attribute]:
+        found = super()._of_every_rule(group, part)
+        if PART not in group:
+            return found
+        spec, (whole, _, number) = self.shapes.spec, group.partition(PART)
+        places = [rank * spec.parts_each + int(number) for rank in range(spec.tp)]
+        seeds = [zlib.crc32(f"param.{whole}{PART}{place}".encode()) for place in places]
+        return found | by_rank({"tensor_seed": seeds})
+
+
+def by_rank(values: Mapping[str, Sequence[int]]) -> dict[str, Attribute]:
+    """What a call is told that each rank of tp has a value of its own of."""
+    if len(next(iter(values.values()))) == 1:
+        return {name: one for name, (one,) in values.items()}
+    return {
+        **{name: tuple(each) for name, each in values.items()},
+        "by_rank": f"tp {' '.join(values)}",
+    }

@@ -1,0 +1,391 @@
+"""A stage's blocks, embedding and head by our own kernels, as parts with sums between them.
+
+A block is two sums: attention's, and the feed-forward network's. Each part makes its piece of one
+by a task of its own, ranks exchange the pieces, and a task adds them up. Norms are computed on
+every rank alike. Pieces of a chunk are exchanged while the next chunk's are made.
+"""
+
+from collections.abc import Sequence
+
+from twinstream.models.decoders.parted import PartedSpec
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.kernel_costs.part_work import (
+    add_parts,
+    head_part_backward,
+    head_part_sums,
+    norm_parts_backward,
+    parts_loss,
+)
+from twinstream.models.layout import EMBEDDING, HEAD, PART
+from twinstream.models.layouts.layout import Layout
+from twinstream.models.lowering.chain_builder import CollectiveCall
+from twinstream.models.lowering.declarations import declare_groups
+from twinstream.models.lowering.decoder_calls import KernelCalls
+from twinstream.models.lowering.optimizer_tasks import gradient_attribute
+from twinstream.models.lowering.parts.part_optimizer import PartOptimizer, by_rank
+from twinstream.models.lowering.parts.part_shapes import (
+    LOSS_SUMS,
+    PIECES,
+    PartShapes,
+    declare_parts,
+)
+from twinstream.models.lowering.stage_cut import StageCut
+from twinstream.models.lowering.task_blocks import TaskBlocks
+from twinstream.models.providers.flops import model_flops_per_step
+from twinstream.models.recipes.recipe import Recipe
+from twinstream.schedule.cost import Work
+from twinstream.schedule.ops import Attribute, Label, TaskOperand
+from twinstream.schedule.workload import Workload
+
+
+class PartTasks(TaskBlocks):
+    """Adds the tasks of a stage of a training step, or of an evaluation, in parts."""
+
+    shapes: PartShapes
+    spec: PartedSpec
+    shapes_kind = PartShapes
+    groups_kind = PartOptimizer
+    updates_a_layer = 2
+
+    def __init__(self, spec: ModelSpec, workload: Workload, recipe: Recipe, cut: StageCut) -> None:
+        layout = cut.layout
+        super().__init__(PartedSpec.of(spec, layout.tp, layout.num_parts), workload, recipe, cut)
+        self.calls = KernelCalls(self.builder, self.spec.part, self.workload, recipe)
+
+    def model_flops(self) -> int:
+        return model_flops_per_step(self.spec.whole, self.workload, self.recipe)
+
+    def _declare(self) -> None:
+        declare_groups(self.builder, self.shapes)
+        declare_parts(self.builder, self.shapes)
+
+    # Embedding
+
+    def _embed_forward(self, round_: int) -> None:
+        read, work = self.builder.read, self.calls.work()
+        for chunk in self._chunks():
+            for number, group in enumerate(self.spec.parts_of(EMBEDDING)):
+                call = self._end_call("embed_part_forward", work.embed_forward(), number)
+                operands = [
+                    read("parameters", self.shapes.parameters(group)),
+                    read("tokens", f"tokens.{chunk}"),
+                    self._piece(chunk, number),
+                ]
+                self._task("embed", chunk, None, call, operands, number)
+            self._exchange_pieces("embed", chunk, None)
+        for chunk in self._chunks():
+            self._add_up("embedded", chunk, None, None, self.shapes.hidden(0, chunk))
+
+    def _embed_backward(self, round_: int) -> None:
+        work, told = self.calls.work(), gradient_attribute(self.recipe, self.spec.dtype)
+        for chunk in self._chunks_reversed():
+            for number, group in enumerate(self.spec.parts_of(EMBEDDING)):
+                call = self._end_call("embed_part_backward", work.embed_backward(), number, told)
+                operands = [
+                    self.builder.read("tokens", f"tokens.{chunk}"),
+                    self.builder.read("d_hidden", f"d_hidden.{chunk}"),
+                    *self._gradient("gradients", group, round_),
+                ]
+                self._task("embed_backward", chunk, None, call, operands, number)
+        for group in reversed(self.spec.parts_of(EMBEDDING)):
+            self._after_group(group, round_)
+
+    # Blocks
+
+    def _forward_layer(self, round_: int, layer: int) -> None:
+        write = self.builder.write
+        for chunk in self._chunks():
+            for number in range(self.spec.parts_each):
+                where = f"{layer}.{chunk}{PART}{number}"
+                operands = [
+                    *self._attention_inputs(layer, chunk, number),
+                    write("kv", self.shapes.kv_of(layer, chunk, number)),
+                    write("attention", f"attention.{where}"),
+                    write("projections", f"q.{where}"),
+                    self._piece(chunk, number),
+                ]
+                call = self.calls.block("attention_part_forward", chunk, layer)
+                self._task("attention_forward", chunk, layer, call, operands, number)
+            self._exchange_pieces("attention", chunk, layer)
+        for chunk in self._chunks():
+            hidden, x_o = self.shapes.hidden(layer, chunk), f"x_o.{layer}.{chunk}"
+            self._add_up("attention_added", chunk, layer, hidden, x_o)
+            for number in range(self.spec.parts_each):
+                operands = [
+                    *self._mlp_inputs(layer, chunk, number),
+                    write("projections", f"gate_up.{layer}.{chunk}{PART}{number}"),
+                    self._piece(chunk, number),
+                ]
+                call = self.calls.block("mlp_part_forward", chunk, layer)
+                self._task("mlp_forward", chunk, layer, call, operands, number)
+            self._exchange_pieces("mlp", chunk, layer)
+        for chunk in self._chunks():
+            x_o, output = f"x_o.{layer}.{chunk}", self.shapes.hidden(layer + 1, chunk)
+            self._add_up("mlp_added", chunk, layer, x_o, output)
+
+    def _backward_layer(self, round_: int, layer: int) -> None:
+        for chunk in self._chunks_reversed():
+            for number in range(self.spec.parts_each):
+                self._mlp_backward(round_, layer, chunk, number)
+            self._exchange_pieces("mlp_backward", chunk, layer)
+        for chunk in self._chunks_reversed():
+            self._norm_backward("ffn_norm", chunk, layer, f"x_o.{layer}.{chunk}")
+            for number in range(self.spec.parts_each):
+                self._attention_backward(round_, layer, chunk, number)
+            self._exchange_pieces("attention_backward", chunk, layer)
+        for chunk in self._chunks_reversed():
+            self._norm_backward("attention_norm", chunk, layer, self.shapes.hidden(layer, chunk))
+        for group in reversed(self.spec.layer_groups(layer)):
+            self._after_group(group, round_)
+
+    def _mlp_backward(self, round_: int, layer: int, chunk: int, number: int) -> None:
+        builder, gate_up = self.builder, f"gate_up.{layer}.{chunk}{PART}{number}"
+        inputs = self._mlp_inputs(layer, chunk, number)
+        again = self.calls.block("mlp_part_recompute", chunk, layer)
+        made = [*inputs, builder.again("projections", gate_up)]
+        label = Label(kind="block_recompute", layer=layer, chunk=chunk, round=0, level="ATTENTION")
+        group = self._named("mlp", chunk, layer, number)
+        for level in ("ATTENTION", "INPUT"):
+            one = label.model_copy(update={"level": level})
+            self._recompute(group, one, again, made)
+        operands = [
+            *inputs,
+            builder.read("projections", gate_up),
+            builder.read("d_hidden", f"d_hidden.{chunk}"),
+            *self._gradient("gradients", f"{layer}{PART}{number}", round_),
+            self._piece(chunk, number),
+        ]
+        call = self.calls.block("mlp_part_backward", chunk, layer)
+        task = self._task("mlp_backward", chunk, layer, call, operands, number)
+        builder.bind_recomputes(before=task)
+
+    def _attention_backward(self, round_: int, layer: int, chunk: int, number: int) -> None:
+        builder, where = self.builder, f"{layer}.{chunk}{PART}{number}"
+        inputs = [
+            *self._attention_inputs(layer, chunk, number),
+            builder.read("kv", self.shapes.kv_of(layer, chunk, number)),
+        ]
+        again = self.calls.block("attention_part_recompute", chunk, layer)
+        made = [
+            *inputs,
+            builder.again("attention", f"attention.{where}"),
+            builder.again("projections", f"q.{where}"),
+        ]
+        label = Label(kind="block_recompute", layer=layer, chunk=chunk, round=0, level="INPUT")
+        self._recompute(self._named("attention", chunk, layer, number), label, again, made)
+        operands = [
+            *inputs,
+            builder.read("attention", f"attention.{where}"),
+            builder.read("projections", f"q.{where}"),
+            builder.read("d_hidden", f"d_hidden.{chunk}"),
+            *self._gradient("gradients", f"{layer}{PART}{number}", round_),
+            self._piece(chunk, number),
+        ]
+        if self.workload.sliced:
+            sequence, position = divmod(chunk, self.workload.chunks_per_sequence)
+            last = position == self.workload.chunks_per_sequence - 1
+            make = builder.write if last else builder.update
+            context = f"d_context.{sequence}{PART}{number}"
+            operands.append(make("d_context", context, num_parts=position + 1))
+        call = self.calls.block("attention_part_backward", chunk, layer)
+        task = self._task("attention_backward", chunk, layer, call, operands, number)
+        builder.bind_recomputes(before=task)
+
+    def _attention_inputs(self, layer: int, chunk: int, number: int) -> list[TaskOperand]:
+        read = self.builder.read
+        operands = [
+            *self._weights(layer, number),
+            read("hidden", self.shapes.hidden(layer, chunk)),
+        ]
+        if self.workload.packing is not None:
+            operands.append(read("sequences", f"sequences.{chunk}"))
+        if before := chunk % self.workload.chunks_per_sequence:
+            context = self.shapes.context_of(layer, chunk, number)
+            operands.append(read("context", context, num_parts=before))
+        return operands
+
+    def _mlp_inputs(self, layer: int, chunk: int, number: int) -> list[TaskOperand]:
+        x_o = self.builder.read("x_o", f"x_o.{layer}.{chunk}")
+        return [*self._weights(layer, number), x_o]
+
+    def _weights(self, layer: int, number: int) -> list[TaskOperand]:
+        """Those of all parts, and a part's own."""
+        own = self.shapes.parameters(f"{layer}{PART}{number}")
+        return [
+            self.builder.read("shared", self.shapes.parameters(str(layer))),
+            self.builder.read("parameters", own),
+        ]
+
+    def _recompute(self, group: str, label: Label, call: str, operands: list[TaskOperand]) -> None:
+        name = f"{group}.recompute.{label.level}"
+        self.builder.add_recompute(group, name, call, operands, label)
+
+    # Head
+
+    def _head(self, round_: int) -> None:
+        """The loss from a few numbers of each part, and the gradients from the loss."""
+        read, step_state = self.builder.read, self.groups.step_state
+        for chunk in self._chunks_reversed():
+            self._loss(chunk, step_state)
+            for number, group in enumerate(self.shapes.head_parts):
+                operands = [
+                    *self._head_operands(chunk, group),
+                    read("lse", f"lse.{chunk}"),
+                    step_state,
+                    *self._gradient("gradients", group, round_),
+                    self._piece(chunk, number),
+                ]
+                work = head_part_backward(self.calls.work(), self._row_slice)
+                told = self._head_attributes | gradient_attribute(self.recipe, self.spec.dtype)
+                call = self._end_call("head_part_backward", work, number, told)
+                self._task("head_backward", chunk, None, call, operands, number)
+            self._exchange_pieces("head", chunk, None)
+        for chunk in self._chunks_reversed():
+            hidden = self.shapes.hidden(self.spec.num_layers, chunk)
+            self._norm_backward("final_norm", chunk, None, hidden)
+        untied = () if self.spec.tied_embeddings else self.shapes.head_parts
+        for group in (*reversed(untied), HEAD):
+            self._after_group(group, round_)
+
+    def _head_alone(self, step_state: TaskOperand) -> None:
+        """The loss of a round, and no gradients."""
+        for chunk in self._chunks_reversed():
+            self._loss(chunk, step_state)
+
+    def _loss(self, chunk: int, step_state: TaskOperand) -> None:
+        builder, work = self.builder, self.calls.work()
+        sums = f"{LOSS_SUMS}.{chunk}"
+        for number, group in enumerate(self.shapes.head_parts):
+            made = builder.write("output", self.shapes.of_part(sums, number))
+            cost = head_part_sums(work, self._row_slice)
+            call = self._end_call("head_part_sums", cost, number, self._head_attributes)
+            operands = [*self._head_operands(chunk, group), made]
+            self._task("head_sums", chunk, None, call, operands, number)
+        if self.cut.layout.tp > 1:
+            sums = self._gathered("loss_sums", sums, chunk, None)
+        parts = self.spec.parts
+        call = self.calls.other("parts_loss", parts_loss(work, parts), {"num_pieces": parts})
+        operands = [
+            builder.read("pieces", sums),
+            builder.read("tokens", f"tokens.{chunk}"),
+            step_state,
+            builder.write("lse", f"lse.{chunk}"),
+            builder.accumulate("loss", "loss"),
+        ]
+        self._task("head_loss", chunk, None, call, operands)
+
+    def _head_operands(self, chunk: int, group: str) -> list[TaskOperand]:
+        read = self.builder.read
+        return [
+            read("shared", self.shapes.parameters(HEAD)),
+            read("parameters", self.shapes.parameters(group)),
+            read("hidden", self.shapes.hidden(self.spec.num_layers, chunk)),
+            read("tokens", f"tokens.{chunk}"),
+        ]
+
+    @property
+    def _head_attributes(self) -> dict[str, Attribute]:
+        return {"norm_eps": self.spec.norm_eps, "row_slice": self._row_slice}
+
+    # Sums over parts
+
+    def _piece(self, chunk: int, number: int) -> TaskOperand:
+        """Where a part leaves its piece of a sum."""
+        return self.builder.write("output", self.shapes.of_part(f"{PIECES}.{chunk}", number))
+
+    def _exchange_pieces(self, what: str, chunk: int, layer: int | None) -> None:
+        """Each rank gets the pieces of all parts, or their sum by the transport."""
+        tensor = f"{PIECES}.{chunk}"
+        if self.shapes.gathers_pieces:
+            self._gathered(what, tensor, chunk, layer)
+        elif self.cut.layout.tp > 1:
+            pieces = [self.builder.update("pieces", tensor)]
+            self._communicate(what, "all_reduce", pieces, chunk, layer)
+
+    def _pieces(self, chunk: int) -> TaskOperand:
+        tensor = f"{PIECES}.{chunk}"
+        return self.builder.read(
+            "pieces", f"all_{tensor}" if self.shapes.gathers_pieces else tensor
+        )
+
+    def _gathered(self, what: str, tensor: str, chunk: int, layer: int | None) -> str:
+        """Gather what all ranks' parts have made; return where it is."""
+        own = self.builder.read("own", tensor)
+        operands = [own, self.builder.write("all", f"all_{tensor}")]
+        self._communicate(what, "all_gather", operands, chunk, layer)
+        return f"all_{tensor}"
+
+    def _communicate(
+        self, what: str, collective: str, operands: list[TaskOperand], chunk: int, layer: int | None
+    ) -> None:
+        said = CollectiveCall(collective, ("tp",), "tp")
+        label = self.builder.label("tp", layer, chunk)
+        self.builder.communicate(self._named(f"tp.{what}", chunk, layer), said, operands, label)
+
+    def _add_up(
+        self, kind: str, chunk: int, layer: int | None, residual: str | None, output: str
+    ) -> None:
+        """Add up the pieces of all parts, and what they are added to."""
+        builder, num_pieces = self.builder, self.shapes.num_pieces
+        cost = add_parts(self.calls.work(), num_pieces, residual=residual is not None)
+        suffix = "" if residual is None else ".residual"
+        call = self.calls.other("add_parts", cost, self._of_pieces, suffix)
+        added = [] if residual is None else [builder.read("hidden", residual)]
+        operands = [self._pieces(chunk), *added, builder.write("output", output)]
+        self._task(kind, chunk, layer, call, operands)
+
+    def _norm_backward(self, norm: str, chunk: int, layer: int | None, x: str) -> None:
+        """Add up the pieces of a norm's gradient and take them through it."""
+        builder, group = self.builder, HEAD if layer is None else str(layer)
+        told: dict[str, Attribute] = {
+            **self._of_pieces, "norm": norm, "norm_eps": self.spec.norm_eps,
+            **gradient_attribute(self.recipe, self.spec.dtype),
+        }  # fmt: skip
+        if layer is not None and self.spec.qk_norm:
+            told["head_dim"] = self.spec.head_dim
+        cost = norm_parts_backward(self.calls.work(), self.shapes.num_pieces)
+        call = self.calls.other("norm_parts_backward", cost, told, f".{norm}")
+        make = builder.write if layer is None else builder.update
+        operands = [
+            self._pieces(chunk),
+            builder.read("parameters", self.shapes.parameters(group)),
+            builder.read("hidden", x),
+            make("d_hidden", f"d_hidden.{chunk}"),
+            *self._gradient("gradients", group, 0),
+        ]
+        self._task(f"{norm}_backward", chunk, layer, call, operands)
+
+    @property
+    def _of_pieces(self) -> dict[str, Attribute]:
+        shapes = self.shapes
+        return {"num_pieces": shapes.num_pieces, "piece_elements": shapes.pieces.num_elements}
+
+    def _end_call(
+        self, kernel: str, cost: tuple[Work, ...], number: int,
+        told: dict[str, Attribute] | None = None,
+    ) -> str:  # fmt: skip
+        """Of a part of the vocabulary: a call of its own, since its rows begin elsewhere."""
+        rows, each = self.spec.part.vocab_size, self.spec.parts_each
+        first = [(rank * each + number) * rows for rank in range(self.spec.tp)]
+        where = by_rank({"first_row": first})
+        return self.calls.other(kernel, cost, {**(told or {}), **where}, f"{PART}{number}")
+
+    def _named(self, kind: str, chunk: int, layer: int | None, number: int | None = None) -> str:
+        place = f"{chunk}" if layer is None else f"{layer}.{chunk}"
+        return f"r0.{kind}.{place}" + ("" if number is None else f"{PART}{number}")
+
+    def _task(
+        self, kind: str, chunk: int, layer: int | None, call: str,
+        operands: Sequence[TaskOperand], number: int | None = None,
+    ) -> str:  # fmt: skip
+        name = self._named(kind, chunk, layer, number)
+        self.builder.add(name, call, operands, self.builder.label(kind, layer, chunk, 0))
+        return name
+
+
+def runs_in_parts(layout: Layout, recipe: Recipe) -> bool:
+    """Whether kernels of ours that are named compute a layout in parts."""
+    kernels = recipe.kernels
+    own = kernels is not None and kernels.vector != "megatron"
+    whole = layout.cp == layout.ep == 1 and not (layout.tp > 1 and layout.sequence_parallel)
+    return own and whole and layout.in_parts

@@ -1,0 +1,131 @@
+"""Loss and every gradient of models in parts, against transformers; and parts' scratch."""
+
+import pytest
+import torch
+
+from tests.executor.kernels.families import (
+    FAMILIES,
+    SEQ_LEN,
+    LossAndGradients,
+    hf_model,
+    hf_step,
+    random_tokens,
+    tiny_spec,
+)
+from tests.executor.ranks.one_process import UPDATES, ChainMemory
+from tests.helpers.hf_weights import pack_hf_state, unpack_hf_state
+from twinstream.executor.kernels.registry import registered_kernel
+from twinstream.executor.kernels.workspace import Workspace
+from twinstream.executor.run.training import Training
+from twinstream.executor.state.parted_state import RankStates
+from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.kernel_costs.workspace import workspace_bytes
+from twinstream.models.layouts.layout import Layout
+from twinstream.models.lowering.lower import lower
+from twinstream.models.recipes.recipe import KernelChoice, Recipe
+from twinstream.schedule.chain import Chain
+from twinstream.schedule.workload import Workload
+
+POISON = 0xFF
+RECIPE = Recipe(kernels=KernelChoice(), max_row_slice=7)
+
+
+def spec_of(family: str, num_parts: int = 2) -> ModelSpec:
+    """Two query heads share one of keys where each part has one of these."""
+    return tiny_spec(family).model_copy(update={"num_kv_heads": num_parts, "vocab_size": 96})
+
+
+def chain_of(spec: ModelSpec, chunk_tokens: int, num_parts: int) -> Chain:
+    tokens = random_tokens(spec).shape[1]
+    rounds = tokens // max(chunk_tokens, SEQ_LEN)
+    each = max(1, SEQ_LEN // chunk_tokens)
+    workload = Workload(
+        seq_len=SEQ_LEN, chunk_tokens=chunk_tokens, chunks_per_round=each, rounds_per_step=rounds
+    )
+    return lower(spec, workload, RECIPE, Layout(parts=num_parts, zero=0))
+
+
+def step_in_parts(
+    spec: ModelSpec, chunk_tokens: int, num_parts: int, levels: tuple[str, ...] = ()
+) -> LossAndGradients:
+    """A step of all parts in this process; what nobody has written is NaN.
+
+    Args:
+        levels: recomputes of these levels run, over what they make again.
+    """
+    chain, states = (
+        chain_of(spec, chunk_tokens, num_parts),
+        RankStates(spec, RECIPE, Layout(parts=num_parts, zero=0)),
+    )
+    flats = pack_hf_state(spec, hf_model(spec).state_dict())
+    whole = {f"param.{name.removeprefix('layer.')}": flat for name, flat in flats.items()}
+    memory = ChainMemory(chain, states.of_rank(whole, (0, 0)), fill=POISON)
+    tokens = random_tokens(spec)
+
+    def chunk(step: int, index: int) -> torch.Tensor:
+        return tokens[:, index * chunk_tokens : (index + 1) * chunk_tokens].int().contiguous()
+
+    targets = int((tokens[1] >= 0).sum())
+    training = Training(chunk, 1e-3, seed=5, num_targets=lambda step: targets)
+    memory.feed = training.host_work(chain).feed
+    memory.run(0, lambda task: task.label.kind not in UPDATES, levels)
+    made = {
+        name.replace("grad.", "param.", 1): flat
+        for name, flat in memory.roots.items()
+        if name.startswith("grad.")
+    }
+    joined = states.whole({(0, 0): made})
+    named = {
+        group if group in ("embedding", "head") else f"layer.{group}": flat
+        for name, flat in joined.items()
+        if (group := name.removeprefix("param."))
+    }
+    return LossAndGradients(memory.number("loss"), unpack_hf_state(spec, named))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("num_parts", [2, 4])
+@pytest.mark.parametrize("chunk_tokens", [2 * SEQ_LEN, SEQ_LEN // 3])
+def test_float32_in_parts_agrees_with_transformers(family, num_parts, chunk_tokens):
+    spec = spec_of(family, num_parts)
+    found = step_in_parts(spec, chunk_tokens, num_parts)
+    errors = found.errors(hf_step(hf_model(spec), random_tokens(spec)))
+    assert errors["loss"] <= 1e-6
+    worst = max(errors, key=lambda name: errors[name])
+    assert errors[worst] <= 1e-5, worst  # as of whole blocks
+
+
+@pytest.mark.parametrize("level", ["ATTENTION", "INPUT"])
+def test_what_is_made_again_has_the_bits_that_it_had(level):
+    spec = spec_of("qwen3")
+    kept, again = (step_in_parts(spec, 2 * SEQ_LEN, 2, levels) for levels in ((), (level,)))
+    assert kept.loss == again.loss
+    assert all(torch.equal(again.gradients[n], one) for n, one in kept.gradients.items())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("chunk_tokens", [2 * SEQ_LEN, SEQ_LEN // 3])
+def test_parts_take_the_scratch_that_is_declared(family, chunk_tokens, monkeypatch):
+    taken: list[Workspace] = []
+    make = Workspace.__init__
+
+    def noted(self: Workspace, scratch: torch.Tensor) -> None:
+        make(self, scratch)
+        taken.append(self)
+
+    monkeypatch.setattr(Workspace, "__init__", noted)
+    chain = chain_of(spec_of(family), chunk_tokens, 2)
+    memory, seen = ChainMemory(chain, {}), dict[str, tuple[int, int]]()
+    tasks = [*chain.tasks, *(again.task for again in chain.recomputes)]
+    for task in tasks:
+        call = chain.calls[task.call]
+        declared = workspace_bytes(call.kernel, call.attributes)
+        if not ("part" in call.kernel and declared):
+            continue
+        taken.clear()
+        registered_kernel(call.kernel)(memory.operands_of(task), call.attributes)()
+        most = max(one.high_water_bytes for one in taken)
+        assert most <= declared, call.kernel
+        seen[call.kernel] = max(seen.get(call.kernel, (0, 0)), (most, declared))
+    assert len(seen) == 11, seen  # all but embed_part_forward and add_parts
+    assert all(most == declared for most, declared in seen.values()), seen
