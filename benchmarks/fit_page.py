@@ -1,6 +1,6 @@
 """Write the page of what 20 cards can do with 30 models.
 
-    python -m benchmarks.fit_page fit.html
+python -m benchmarks.fit_page fit.html
 """
 
 import os

@@ -97,7 +97,7 @@ def _scatter() -> ModuleType:
 
 def _deliver(
     report: Report[Any], output: Path | None, html: Path | None, page: Callable[[], str],
-    as_json: bool,  # noqa: FBT001
+    as_json: bool,
 ) -> None:  # fmt: skip
     with told_at_the_end(report.json, as_json=as_json, screen=lambda: [report.screen()]):
         if output is not None:
