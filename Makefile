@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(RUNS)
 	$(BIN)/twinstream demo
 
-# What 20 cards can do with 30 models, as one page (docs/seeing.md): some 20 CPU minutes.
+# What 20 cards can do with 30 models, as one page (docs/seeing.md): some 38 CPU minutes.
 FIT_PAGE ?= fit.html
 
 fit-page: $(INSTALLED)

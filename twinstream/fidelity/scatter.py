@@ -19,7 +19,7 @@ _MARGIN = {"l": 75, "r": 20, "t": 40, "b": 90}
 
 
 @dataclass(frozen=True)
-class Dot:
+class ScatterDot:
     """A row on the figures: speeds as measured and as predicted, and `place`, which errors lie by.
 
     `bar` is how far off its prediction is said to be, a fraction; None: that is not said.
@@ -37,7 +37,7 @@ class Dot:
         return self.predicted / self.measured - 1
 
 
-Groups = Mapping[str, Sequence[Dot]]
+Groups = Mapping[str, Sequence[ScatterDot]]
 
 
 def scatter_html(report: TableReport) -> str:
@@ -105,9 +105,9 @@ def _kind(job: Any) -> str:
     return ", experts" if job.shape.experts is not None else ""
 
 
-def _dot_of_line(each: ScoredLine) -> Dot:
+def _dot_of_line(each: ScoredLine) -> ScatterDot:
     row, found = each.row.line, each.predicted
-    return Dot(
+    return ScatterDot(
         row.tokens_per_s or 0.0, found.tokens_per_s or 0.0, row.seq_len,
         f"{row.machine} {row.model}, {row.seq_len:,} tokens, {row.host_mem_gib:g} GiB host, "
         f"{row.dev_mem_gib:g} GiB device<br>measured {row.tokens_per_s:,.0f}, predicted "
@@ -115,12 +115,12 @@ def _dot_of_line(each: ScoredLine) -> Dot:
     )  # fmt: skip
 
 
-def _dot_of_step(each: Scored, bars: Bars) -> Dot:
+def _dot_of_step(each: Scored, bars: Bars) -> ScatterDot:
     row, tokens = each.row, each.row.tokens / each.row.num_gpus
     measured = tokens / (row.measured_s or 1.0)
     predicted, bar = tokens / (each.predicted.step_s or 1.0), bars.bar(each)
     said = "" if bar is None else f" +/- {bar:.1%}"
-    return Dot(
+    return ScatterDot(
         measured, predicted, row.num_gpus,
         f"{row.row_id}, {row.series}<br>{row.layout}, {row.num_gpus:,} {row.gpu}<br>published "
         f"{measured:,.0f}, predicted {predicted:,.0f}{said} tokens/s a GPU "
@@ -182,7 +182,7 @@ def _figure(traces: Sequence[go.Scatter], **axes: object) -> go.Figure:
 
 
 def _dots(
-    groups: Groups, x: Callable[[Dot], object], y: Callable[[Dot], object],
+    groups: Groups, x: Callable[[ScatterDot], object], y: Callable[[ScatterDot], object],
     bars: Sequence[Sequence[float]] | None = None,
 ) -> list[go.Scatter]:  # fmt: skip
     return [

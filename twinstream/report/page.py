@@ -77,7 +77,7 @@ class Page:
 
 
 def html_of(page: Page) -> str:
-    """The page as one HTML document with style, data and, if it has a figure, plotly.js inside."""
+    """The page as one HTML document: style, data and, where it has a figure, plotly.js inside."""
     cards = "".join(map(_card, page.cards))
     has_figure = any(isinstance(section.content, BaseFigure) for section in page.sections)
     plotly_js = f"<script>{get_plotlyjs()}</script>" if has_figure else ""

@@ -6,9 +6,11 @@ import torch
 
 from twinstream.executor.kernels.operand import DTYPES, KernelOperand
 from twinstream.executor.kernels.registry import registered_kernel
+from twinstream.executor.providers.registry import provider_of
 from twinstream.executor.run.training import step_state
 from twinstream.executor.state.random_weights import RandomWeights
 from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.providers.model import AnyModel
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.chain import Chain, Task
 from twinstream.schedule.ops import TaskOperand
@@ -45,9 +47,13 @@ def in_order(chain: Chain) -> Iterator[Task]:
 
 
 class ChainMemory:
-    """One buffer for each root tensor of a chain, parameters and inputs filled."""
+    """One buffer for each root tensor of a chain, parameters and inputs filled.
 
-    def __init__(self, chain: Chain, device: torch.device) -> None:
+    Args:
+        model: whose chain it is; None: the decoder that the chain names.
+    """
+
+    def __init__(self, chain: Chain, device: torch.device, model: AnyModel | None = None) -> None:
         self._tensors = {tensor.tensor_id: tensor for tensor in chain.tensors}
         self._parts: dict[str, list[str]] = {}
         for tensor in chain.tensors:
@@ -58,7 +64,7 @@ class ChainMemory:
             for tensor in chain.tensors
             if tensor.parent is None
         }
-        self._fill(chain)
+        self._fill(chain, model or ModelSpec.model_validate(chain.model.spec))
 
     def operands(self, task: Task) -> dict[str, KernelOperand]:
         return {o.name: KernelOperand(bytes=self._view(o), mode=o.mode) for o in task.operands}
@@ -83,15 +89,19 @@ class ChainMemory:
             end = last.offset_bytes + last.size_bytes
         return self._buffers[tensor.parent or operand.tensor][start:end]
 
-    def _fill(self, chain: Chain) -> None:
-        spec = ModelSpec.model_validate(chain.model.spec)
+    def _fill(self, chain: Chain, spec: AnyModel) -> None:
         recipe = Recipe.model_validate(chain.recipe)
-        weights = RandomWeights(spec, _SEED, recipe=recipe)
+        if spec.decoder is not None:
+            weights = RandomWeights(spec.decoder, _SEED, recipe=recipe)
+            for name, buffer in self._buffers.items():
+                if name.startswith("param."):
+                    weights.write(name.removeprefix("param."), 0, buffer)
+        else:
+            for group, flat in provider_of(spec).fresh(spec, _SEED):
+                self._buffers[f"param.{group}"].copy_(flat)
         generator = torch.Generator().manual_seed(_SEED)
         for name, buffer in self._buffers.items():
-            if name.startswith("param."):
-                weights.write(name.removeprefix("param."), 0, buffer)
-            elif name.startswith("tokens."):
+            if name.startswith("tokens."):
                 ids = torch.randint(
                     0, spec.vocab_size, (buffer.numel() // 4,), generator=generator,
                     dtype=torch.int32,

@@ -12,11 +12,13 @@ from twinstream.commands.arguments import options
 from twinstream.commands.arguments.backends import backend_named
 from twinstream.commands.arguments.outputs import output_option
 from twinstream.commands.output import print_json, print_report, progress
-from twinstream.hardware_profiles.loader import save_machine
+from twinstream.hardware_profiles.loader import load_machine, save_machine
 from twinstream.hardware_profiles.schema import Machine
+from twinstream.model_probe import model_probe_table, num_shapes, probe_model
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.sizes import gib
 from twinstream.screens.tables import probed_table
+from twinstream.tracing import find_model
 
 if TYPE_CHECKING:
     from twinstream.executor.probe.drive import DriveReads
@@ -33,7 +35,7 @@ class DtypeError(TwinstreamError):
     """A dtype, and a device that is not measured in it."""
 
 
-def probe(
+def probe(  # noqa: PLR0913
     output: Annotated[Path | None, output_option("Write the profile here, as TOML.")] = None,
     backend: Annotated[str, typer.Option(help="auto (CUDA where there is one), cpu or cuda.")] = (
         "auto"
@@ -51,6 +53,23 @@ def probe(
             exists=True,
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="A model that runs by its own code: its blocks are timed, and the profile is for "
+            "it.",
+        ),
+    ] = None,
+    seq_len: Annotated[
+        int, typer.Option(min=1, metavar="N", help="With --model: tokens of its sequences.")
+    ] = 512,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="With --model: this machine's profile, not measured again."
+        ),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure this machine, for which runs are then predicted well.
@@ -59,27 +78,32 @@ def probe(
     profile names the attention that is right and fastest on it, and is of the dtypes that models
     are trained in.
     """
-    if backend_named(backend) == "cuda":
-        machine = _probed_cuda(dtype)
+    if model is None:
+        if machine is not None:
+            raise DtypeError("--machine goes with --model: without it this machine is measured")
+        found = _probed(backend, dtype, quiet=as_json)
+        screen = probed_table(found)
     else:
-        dtypes = list(dict.fromkeys(["float32", *(d.value for d in dtype or [])]))
-        with progress(f"measuring this machine in {', '.join(dtypes)}", quiet=as_json):
-            machine = api.probe(dtypes)
+        base = load_machine(machine) if machine else _probed(backend, dtype, quiet=as_json)
+        spec = find_model(model, longest=seq_len)
+        with progress(f"timing blocks of {spec.name}", num_shapes(), quiet=as_json) as step:
+            own = probe_model(spec, base, seq_len, backend_named(backend), step)
+        found, screen = own.machine, model_probe_table(own)
     reads = None
     if disk is not None:
         from twinstream.executor.probe.drive import probed_drive
 
         with progress(f"measuring reads of {disk}", quiet=as_json):
             reads = probed_drive(disk)
-        machine = reads.on(machine)
+        found = reads.on(found)
     try:
         if output is not None:
-            save_machine(machine, output)
+            save_machine(found, output)
     finally:  # what was measured is told, on a full disk too
         if as_json:
-            print_json(machine)
+            print_json(found)
         else:
-            print_report(probed_table(machine), *([] if reads is None else [_drive_lines(reads)]))
+            print_report(screen, *([] if reads is None else [_drive_lines(reads)]))
     if output is not None and not as_json:
         print_report(f"Wrote the profile to {output}; use it as --machine {output}.")
 
@@ -92,6 +116,14 @@ def _drive_lines(reads: "DriveReads") -> str:
     written = reads.written_bytes_per_s
     told = "" if written is None else f"; a file of its own was written at {written / 1e9:.2f} GB/s"
     return f"Reads of {reads.place}: {sizes}{told}."
+
+
+def _probed(backend: str, dtype: list[Dtype] | None, *, quiet: bool) -> Machine:
+    if backend_named(backend) == "cuda":
+        return _probed_cuda(dtype)
+    dtypes = list(dict.fromkeys(["float32", *(d.value for d in dtype or [])]))
+    with progress(f"measuring this machine in {', '.join(dtypes)}", quiet=quiet):
+        return api.probe(dtypes)
 
 
 def _probed_cuda(dtype: list[Dtype] | None) -> Machine:

@@ -23,7 +23,7 @@ from twinstream.study.fit.cells import (
 )
 from twinstream.study.processes import answers_of
 
-SEQ_LEN, TOKENS_PER_STEP = 4096, 32768
+SEQ_LEN, TOKENS_PER_STEP = 4096, 16384
 LADDER = ("full", "LoRA", "LoRA, base in nf4")
 _SHORT = {"full": "", "LoRA": "LoRA", "LoRA, base in nf4": "nf4"}
 
@@ -128,13 +128,13 @@ def _why_not(model: str, cell: FitCell) -> str:
 def _about(model: str, cell: FitCell) -> str:
     """Say what a cell's figure is of, and the commands that give it and train so."""
     error = "not known" if cell.error is None else f"{cell.error:.1%} on average"
+    speed = rate_text(cell.tokens_per_s or 0.0)
     mfu = "" if cell.mfu is None else f", MFU {cell.mfu:.0%}"
     limits = ", ".join(map(readable, cell.limits)) or "nothing"
     memory = f"{gib(cell.device_bytes or 0)} of device and {gib(cell.host_bytes or 0)} of host"
     return (
-        f"{model} on {cell.machine}, {cell.way}: {rate_text(cell.tokens_per_s or 0.0)} "
-        f"tokens/s{mfu}; the prediction's error is {error}.\n{memory} memory; limited by "
-        f"{limits}.\n"
+        f"{model} on {cell.machine}, {cell.way}: {speed} tokens/s{mfu}"
+        f"; the prediction's error is {error}.\n{memory} memory; limited by {limits}.\n"
         f"{cell.kept_in}.\n"
         f"This figure:  {cell.plan_command}\nTrain so:     {cell.command}"
     )
