@@ -3,8 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-import simpy
+from typing import Any, Protocol
 
 _SLACK = 1 + 1e-12
 _MAX_SWEEPS = 1000  # random flows over six resources took at most 83, those of machines take 3
@@ -97,13 +96,25 @@ class SharedFlow:
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
+class RunningFlow:
     flow: SharedFlow
     done: Callable[[], None]
     rate: float
     left: float
     since_ns: int
     turn: int = 0
+
+
+KnownRates = dict[tuple[int, ...], tuple[list[SharedFlow], list[float]]]
+
+
+class Clock(Protocol):
+    """What a pool needs of a SimPy environment."""
+
+    @property
+    def now(self) -> Any: ...
+
+    def timeout(self, delay: Any, value: Any = None) -> Any: ...
 
 
 class FluidPool:
@@ -114,16 +125,24 @@ class FluidPool:
     rounded up to whole ns.
     """
 
-    def __init__(self, env: simpy.Environment, capacity: Sequence[float]) -> None:
+    def __init__(
+        self, env: Clock, capacity: Sequence[float], known: KnownRates | None = None
+    ) -> None:
         self._env = env
         self._capacity = capacity
         self._named = {str(number): most for number, most in enumerate(capacity)}
-        self._on: list[list[_Running]] = [[] for _ in capacity]
-        self._known: dict[tuple[int, ...], tuple[list[SharedFlow], list[float]]] = {}
+        self._on: list[list[RunningFlow]] = [[] for _ in capacity]
+        self._known: KnownRates = {} if known is None else known
 
-    def run(self, flow: SharedFlow, done: Callable[[], None]) -> None:
+    def resume(self, running: RunningFlow) -> None:
+        """Go on with a flow as it was left."""
+        for number in running.flow.wants:
+            self._on[number].append(running)
+        self._time(running)
+
+    def run(self, flow: SharedFlow, done: Callable[[], None]) -> RunningFlow:
         """Start a flow; `done` is called when it is through."""
-        running = _Running(flow, done, flow.full, 1.0, int(self._env.now))
+        running = RunningFlow(flow, done, flow.full, 1.0, int(self._env.now))
         crowded = False
         for number in flow.wants:
             self._on[number].append(running)
@@ -133,6 +152,7 @@ class FluidPool:
             self._share(flow.wants)
         else:
             self._time(running)
+        return running
 
     def _crowded(self, number: int) -> bool:
         users = self._on[number]
@@ -141,15 +161,16 @@ class FluidPool:
         wanted = sum([user.flow.wants[number] for user in users])
         return wanted > self._capacity[number] * _SLACK
 
-    def _time(self, running: _Running) -> None:
+    def _time(self, running: RunningFlow) -> None:
         running.turn += 1
         left_ns = max(0, math.ceil(running.left / running.rate - 1e-6))
-        timer = self._env.timeout(left_ns, (running, running.turn))
+        end_ns = running.since_ns + left_ns
+        timer = self._env.timeout(end_ns - int(self._env.now), (running, running.turn))
         assert timer.callbacks is not None
         timer.callbacks.append(self._wake)
 
-    def _wake(self, timer: simpy.Event) -> None:
-        told: tuple[_Running, int] = timer.value  # type: ignore[assignment]  # simpy's says None
+    def _wake(self, timer: Any) -> None:
+        told: tuple[RunningFlow, int] = timer.value
         running, turn = told
         if turn != running.turn:
             return
@@ -183,7 +204,7 @@ class FluidPool:
             user.since_ns, user.rate = now_ns, rate
             self._time(user)
 
-    def _rates(self, users: list[_Running]) -> list[float]:
+    def _rates(self, users: list[RunningFlow]) -> list[float]:
         key = tuple([id(user.flow) for user in users])
         known = self._known.get(key)
         if known is None:

@@ -7,7 +7,8 @@ import pytest
 
 from twinstream.clusters.conforms import conforms
 from twinstream.clusters.offload import OffloadError, offloaded
-from twinstream.clusters.predict import document_of, predict
+from twinstream.clusters.predict import predict
+from twinstream.clusters.timed_step import document_of
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.decoders.spec import ModelSpec

@@ -6,12 +6,8 @@ import pytest
 
 from tests.clusters.random_jobs import DENSE, MIXTURE, job_of
 from tests.simulator.cluster.real_clusters import calm_cluster, two_passes
-from twinstream.clusters.predict import (
-    Prediction,
-    document_of,
-    predict,
-    without_reduction,
-)
+from twinstream.clusters.predict import Prediction, predict, without_reduction
+from twinstream.clusters.timed_step import document_of
 from twinstream.hardware_profiles.collectives.rank_group import on_one_node
 from twinstream.hardware_profiles.collectives.timing import collective_time_ns
 from twinstream.models.decoders.spec import ModelSpec

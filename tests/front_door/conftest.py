@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.front_door.command_line import TINY_STEP, call
-from twinstream.clusters.predict import document_of
+from twinstream.clusters.timed_step import document_of
 from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout

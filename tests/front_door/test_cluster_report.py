@@ -11,7 +11,7 @@ from tests.helpers.browser import browser_page
 from tests.helpers.cluster_sketches import cluster, cluster_timeline, talk
 from tests.helpers.sketches import op
 from tests.helpers.trace_rules import faults
-from twinstream.clusters.predict import document_of
+from twinstream.clusters.timed_step import document_of
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.models.layouts.job import Job

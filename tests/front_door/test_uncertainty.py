@@ -4,7 +4,7 @@ import pytest
 
 import twinstream as ts
 from tests.front_door.command_line import call
-from twinstream.clusters.predict import document_of
+from twinstream.clusters.timed_step import document_of
 from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text, override

@@ -167,12 +167,12 @@ def test_one_device_is_explained_by_the_same_rule_and_by_its_queues():
     (found,) = exposed_times(one, line)
     assert (found.name, found.num_ranks, found.step_ns) == ("the device", 1, 40)
     assert found.causes_ns == {"copy": 8, "latency": 2}
-    assert shares_of([one], [line]) == {"compute": 0.75, "copy": 0.2, "latency": 0.05}
+    assert shares_of([exposed_times(one, line)]) == {"compute": 0.75, "copy": 0.2, "latency": 0.05}
     more = Timeline.of_rank(
         timeline(ops, [(0, 10), (0, 28), (30, 50)])
     )  # another 10 ns of the copy
     whole_ns = 50 + 3 * 10
-    shares = shares_of([one, one], [line, more], further=3)
+    shares = shares_of([exposed_times(one, each) for each in (line, more)], further=3)
     assert shares == {"compute": 30 / whole_ns, "copy": 48 / whole_ns, "latency": 2 / whole_ns}
     assert idle_by_queue(idle_intervals(one, line)) == {"latency": 2, "h2d": 8}
     alone = cluster_timeline(cluster({"a": ops}), {"a": [[(0, 10), (0, 18), (20, 40)]]})

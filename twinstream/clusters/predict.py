@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from twinstream.clusters.assembling import assembled
+from twinstream.clusters.alike import Role
 from twinstream.clusters.kernel_sets import with_kernels
 from twinstream.clusters.offload import offloaded
 from twinstream.clusters.pipeline import Stages, plan_pipeline
 from twinstream.clusters.refusals import require_possible
+from twinstream.clusters.timed_step import LaidOutStep, TimedStep, document_of
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
 from twinstream.hardware_profiles.schema import Machine
@@ -20,13 +21,13 @@ from twinstream.planner.planner import Planner, gc_paused
 from twinstream.planner.request import PlanRequest, TrainingStep, caps_of
 from twinstream.schedule.analysis.idle import shares_of
 from twinstream.schedule.analysis.occupancy import slot_bytes_by_role
-from twinstream.schedule.document import Caps, Schedule
+from twinstream.schedule.document import Caps, RankSchedule, Schedule
 from twinstream.schedule.proof.verify_layout import arena_bytes
 from twinstream.schedule.tensors import DEVICE, HOST
-from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import MachineRef
-from twinstream.simulator.network_costs import ClusterCosts, share_of
-from twinstream.simulator.replay import replay_cluster, simulate, steady_state
+from twinstream.simulator.network_costs import share_of
+from twinstream.simulator.replay import simulate, steady_state
+from twinstream.simulator.states import KnownStates
 
 _PEAKS = {"bfloat16": "peak_bf16_flop_per_s", "float32": "peak_fp32_flop_per_s",
           "fp8": "peak_fp8_flop_per_s", "fp4": "peak_fp4_flop_per_s"}  # fmt: skip
@@ -85,8 +86,9 @@ class Prediction:
 
 
 def predict(
-    job: Job, cluster: Cluster, machine: Machine | None = None, caps: Caps | None = None
-) -> Prediction:
+    job: Job, cluster: Cluster, machine: Machine | None = None, caps: Caps | None = None,
+    known: KnownStates | None = None,
+) -> Prediction:  # fmt: skip
     """Simulate a step in steady state.
 
     A layout that runs here is planned as `run` has it; any other is on the device, or offloaded.
@@ -94,6 +96,7 @@ def predict(
     Args:
         machine: the profile of a node in place of the cluster's own.
         caps: of one GPU; None: its share of all that a node has.
+        known: what other layouts have shown of pipelines, which this one adds to.
 
     Raises:
         LayoutError: the layout cannot be.
@@ -103,7 +106,7 @@ def predict(
     machine = machine or machine_of(cluster)
     job = with_kernels(job, machine)
     if not job.is_own:
-        return Prepared(job, cluster).on(cluster, machine, caps)
+        return Prepared(job, cluster).on(cluster, machine, caps, known)
     require_possible(job)
     if job.layout.num_gpus == 1:
         chunk_tokens = job.layout.micro_batch * job.seq_len
@@ -112,7 +115,8 @@ def predict(
     cluster = cluster if job.network_reduction else without_reduction(cluster)
     counts = _counts(job, is_planned=True)
     documents = [_own_document(_with_microbatches(job, n), cluster, machine, caps) for n in counts]
-    return _Simulated.of(job, counts, documents, (cluster, machine)).prediction(machine, caps)
+    found = _Simulated.of(job, counts, documents, (cluster, machine))
+    return found.prediction(machine, caps, *_planned_bytes(documents))
 
 
 def gpu_caps(cluster: Cluster, machine: Machine, num_gpus: int) -> Caps:
@@ -135,21 +139,23 @@ class Prepared:
     def __init__(self, job: Job, cluster: Cluster) -> None:
         require_possible(job)
         self.job, self._cluster, self._counts = job, cluster, _counts(job)
-        on_device = _with_offload(job, allowed=False)
-        self.documents = [
-            document_of(_with_microbatches(on_device, n), cluster) for n in self._counts
+        on_device, lowered = _with_offload(job, allowed=False), dict[Role, RankSchedule]()
+        self.steps = [
+            LaidOutStep(_with_microbatches(on_device, n), cluster, lowered) for n in self._counts
         ]
 
     def on(
-        self, cluster: Cluster, machine: Machine | None = None, caps: Caps | None = None
-    ) -> Prediction:
+        self, cluster: Cluster, machine: Machine | None = None, caps: Caps | None = None,
+        known: KnownStates | None = None,
+    ) -> Prediction:  # fmt: skip
         """Return its step on a cluster whose nodes have as many GPUs, within a GPU's caps."""
         job, counts = self.job, self._counts
         cluster = cluster if job.network_reduction else without_reduction(cluster)
         machine = machine or machine_of(cluster)
         caps = caps or gpu_caps(cluster, machine, job.layout.num_gpus)
         memory = self.memory() | {"reserve": caps.device_reserve_bytes}
-        found = _Simulated.of(job, counts, self.documents, (cluster, machine))
+        known = {} if known is None else known
+        found = _Simulated(job, counts, [one.timed(cluster, machine, known) for one in self.steps])
         if not job.layout.offload or sum(memory.values()) <= _room_bytes(caps, machine):
             return found.prediction(machine, caps, memory)
         documents = [
@@ -160,15 +166,12 @@ class Prepared:
         ]
         least_ns = found.further_ns
         found = _Simulated.of(job, counts, documents, (cluster, machine))
-        return found.prediction(machine, caps, least_ns=least_ns)
+        return found.prediction(machine, caps, *_planned_bytes(documents), least_ns=least_ns)
 
     def memory(self) -> dict[str, int]:
         """Return bytes by class of tensor on the fullest stage, everything on the device."""
         further = _further(self.job, self._counts)
-        few, more = (
-            [slot_bytes_by_role(document.of(one)) for one in document.classes]
-            for document in (self.documents[0], self.documents[-1])
-        )
+        few, more = self.steps[0].stage_bytes(), self.steps[-1].stage_bytes()
         stages = [
             {kind: round(size + (size - less.get(kind, 0)) * further) for kind, size in one.items()}
             for less, one in zip(few, more, strict=True)
@@ -178,12 +181,11 @@ class Prepared:
 
 @dataclass(frozen=True)
 class _Simulated:
-    """A step simulated with as many microbatches as `_counts` has, in time and memory."""
+    """A step simulated with as many microbatches as `_counts` has."""
 
     job: Job
     counts: Sequence[int]
-    documents: Sequence[Schedule]
-    times: Sequence[Timeline]
+    times: Sequence[TimedStep]
 
     @classmethod
     def of(
@@ -191,9 +193,7 @@ class _Simulated:
         place: tuple[Cluster, Machine],
     ) -> Self:  # fmt: skip
         """Simulate documents on a cluster whose nodes are of a machine."""
-        name = place[0].name
-        times = [replay_cluster(d, ClusterCosts(d, *place), name, num_passes=2) for d in documents]
-        return cls(job, counts, documents, times)
+        return cls(job, counts, [TimedStep.simulated(one, *place) for one in documents])
 
     @property
     def further_ns(self) -> float:
@@ -201,21 +201,16 @@ class _Simulated:
         return self.times[-1].step_ns - self.times[0].step_ns
 
     def prediction(
-        self, machine: Machine, caps: Caps, memory: Mapping[str, int] | None = None, *,
+        self, machine: Machine, caps: Caps, memory: Mapping[str, int], host_bytes: int = 0, *,
         least_ns: float = 0.0,
     ) -> Prediction:  # fmt: skip
         """Return what the whole step comes to.
 
         Args:
-            memory: by class of tensor; None: the planner's arena, and what lies beside it.
+            memory: by class of tensor.
             least_ns: what the more microbatches take longer at least.
         """
-        job, last = self.job, self.documents[-1].schedules.values()
-        parts = [part for one in self.documents for part in one.schedules.values()]
-        if memory is None:
-            reserve = max(part.caps.outside_arena_bytes for part in last)
-            memory = {"arena": max(arena_bytes(part, DEVICE) for part in parts), "reserve": reserve}
-        further = _further(job, self.counts)
+        job, further = self.job, _further(self.job, self.counts)
         step_ns = self.times[-1].step_ns + max(least_ns, self.further_ns) * further
         return Prediction(
             step_s=step_ns / 1e9,
@@ -226,9 +221,17 @@ class _Simulated:
             num_gpus=job.layout.num_gpus,
             tokens_per_step=job.tokens_per_step,
             peak_flop_per_s=machine.number(_peak_of(job)),
-            shares=shares_of(self.documents, self.times, further),
-            host_bytes=max(arena_bytes(part, HOST) for part in parts),
+            shares=shares_of([one.exposed for one in self.times], further),
+            host_bytes=host_bytes,
         )
+
+
+def _planned_bytes(documents: Sequence[Schedule]) -> tuple[dict[str, int], int]:
+    """What a planner has on the device, with what lies beside it, and on the host."""
+    parts = [part for one in documents for part in one.schedules.values()]
+    reserve = max(part.caps.outside_arena_bytes for part in documents[-1].schedules.values())
+    memory = {"arena": max(arena_bytes(part, DEVICE) for part in parts), "reserve": reserve}
+    return memory, max(arena_bytes(part, HOST) for part in parts)
 
 
 def _counts(job: Job, *, is_planned: bool = False) -> tuple[int, ...]:
@@ -275,12 +278,6 @@ def without_reduction(cluster: Cluster) -> Cluster:
             ),
         }
     )
-
-
-def document_of(job: Job, cluster: Cluster) -> Schedule:
-    """The whole step as a document."""
-    machine = MachineRef(name=cluster.name, content_hash=cluster.name)
-    return assembled(job, cluster.count("gpus_per_node"), machine)
 
 
 def _room_bytes(caps: Caps, machine: Machine) -> int:
@@ -352,8 +349,8 @@ def _choices(layout: Layout) -> Choices:
 def predicted_alone(job: Job, schedule: Schedule, machine: Machine) -> Prediction:
     """Return what one GPU's plan comes to."""
     timeline = simulate(schedule, machine)
-    found = _Simulated(job, (job.num_microbatches,), [schedule], [timeline])
-    return found.prediction(machine, schedule.caps)
+    found = _Simulated(job, (job.num_microbatches,), [TimedStep.of(schedule, timeline)])
+    return found.prediction(machine, schedule.caps, *_planned_bytes([schedule]))
 
 
 def _own_document(job: Job, cluster: Cluster, machine: Machine, caps: Caps) -> Schedule:

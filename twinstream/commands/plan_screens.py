@@ -8,8 +8,8 @@ from rich.console import RenderableType
 from rich.constrain import Constrain
 
 from twinstream.clusters.kernel_sets import why_not_here, why_schedule_not_here
-from twinstream.clusters.predict import document_of
 from twinstream.clusters.search.search import RankedLayout, SearchResult
+from twinstream.clusters.timed_step import document_of
 from twinstream.commands.arguments.price_options import RunOptions
 from twinstream.commands.output import print_json, print_report
 from twinstream.cost.bill import Bill

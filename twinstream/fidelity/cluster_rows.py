@@ -178,7 +178,7 @@ class LaidOut:
     def _kept_bytes(self) -> int:
         """Sum what the first stage keeps between forward and backward, without buffers; more
         microbatches than stages change nothing."""
-        document = self.prepared.documents[0]
+        document = self.prepared.steps[0].document
         first = document.of(document.classes[0])
         return sum(slot.size_bytes for slot in first.slots if slot.slot_id.startswith(_SAVED))
 

@@ -9,8 +9,9 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from twinstream.clusters.choosing import Candidate
 from twinstream.clusters.kernel_sets import why_not_here, why_schedule_not_here
-from twinstream.clusters.predict import Prediction, document_of, planned_document
+from twinstream.clusters.predict import Prediction, planned_document
 from twinstream.clusters.search.search import SearchResult
+from twinstream.clusters.timed_step import document_of
 from twinstream.cost.bill import Bill
 from twinstream.hardware_profiles.clusters.loader import machine_of, place_names
 from twinstream.hardware_profiles.clusters.schema import Cluster

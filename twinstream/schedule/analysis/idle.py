@@ -145,19 +145,14 @@ def mean_fractions(found: Sequence[ExposedTime]) -> dict[str, float]:
     return _fractions(_mean_ns(found))
 
 
-def shares_of(
-    schedules: Sequence[Schedule], timelines: Sequence[Timeline], further: float = 0.0
-) -> dict[str, float]:
+def shares_of(steps: Sequence[Sequence[ExposedTime]], further: float = 0.0) -> dict[str, float]:
     """Return where a step's time goes, mean over all ranks; the shares add up to 1.
 
     Args:
-        schedules, timelines: of the step, or of two that have fewer microbatches.
+        steps: the step's classes, or those of two that have fewer microbatches.
         further: how many times what the last has more than the first comes on top of it.
     """
-    few, more = (
-        _mean_ns(exposed_times(schedules[place], timelines[place])) if further or place else {}
-        for place in (0, -1)
-    )
+    few, more = (_mean_ns(steps[place]) if further or place else {} for place in (0, -1))
     return _fractions(
         {name: max(0.0, ns + (ns - few.get(name, 0.0)) * further) for name, ns in more.items()}
     )
