@@ -1,4 +1,4 @@
-"""`twinstream clusters` and `twinstream calibrate --collectives`."""
+"""`twinstream clusters`, `twinstream calibrate --collectives`, and options of a layout on them."""
 
 from pathlib import Path
 
@@ -80,3 +80,28 @@ def test_what_is_calibrated_must_be_clear(tmp_path):
     for given in ((), ("--cluster", "h100_dgx"), ("--base", "h100", "--collectives", table)):
         assert "give either --base" in error_of("calibrate", *given)
     assert "unknown cluster 'x'" in error_of("calibrate", "--collectives", table, "--cluster", "x")
+
+
+PLANNED = (
+    *("plan", "--cluster", "h100_dgx", "--gpus", 16, "--model", "8b", "--seq-len", 2048),
+    *("--global-batch", 64, "--tp", 1, "--pp", 1, "--cp", 1, "--ep", 1, "--zero", 3),
+    *("--micro-batch", 1, "--recompute", "none", "--kernels", "megatron", "--no-offload", "--json"),
+)
+
+
+def test_zero_shards_over_as_many_ranks_as_are_asked_for():
+    """8.03 G parameters, two moments and gradients, 2 bytes each: a sixteenth more in eighths; and
+    shards of a few layers on their way."""
+    memory = {}
+    for shard in (16, 8):
+        (found,) = call(*PLANNED, "--shard", shard).json()["layouts"]
+        assert found["layout"]["shard"] == shard
+        memory[shard] = found["memory_bytes"]
+    kept_bytes = 8.03e9 * 4 * 2 / 16
+    assert kept_bytes < memory[8] - memory[16] < 1.1 * kept_bytes
+
+
+def test_a_shard_that_cannot_be_is_one_message():
+    assert "shard 5 must divide dp x cp = 16" in error_of(*PLANNED, "--shard", 5)
+    alone = ("plan", "--machine", "h100", "--model", "8b", "--seq-len", 2048, "--shard", 8)
+    assert "--shard is of several GPUs: add --gpus N" in error_of(*alone)

@@ -155,6 +155,10 @@ class ClusterOptions(RankOptions):
     tp: int | None = _degree("Tensor parallel ranks.")
     cp: int | None = _degree("Context parallel ranks.", rare=True)
     ep: int | None = _degree("Replicas that share the routed experts.", rare=True)
+    shard: int | None = _degree(
+        "Ranks over which ZeRO shards; by default all of dp x cp. Groups of so many hold the same "
+        "shards, and sum gradients over groups.", rare=True,
+    )  # fmt: skip
     micro_batch: int | None = _degree(
         "Sequences of a microbatch: --chunk-tokens in sequences.", rare=True
     )

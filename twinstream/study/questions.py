@@ -69,7 +69,7 @@ _NOT_OF_CLUSTERS = (
 )  # fmt: skip
 # Of several GPUs, and what each of them may be of a single one.
 _OF_SEVERAL = {
-    **dict.fromkeys(("tp", "cp", "pp", "dp", "ep", "virtual_stages"), 1), "pipeline": None,
+    **dict.fromkeys(("tp", "cp", "pp", "dp", "ep", "shard", "virtual_stages"), 1), "pipeline": None,
     "reduction": None, "zero": 0, "keep": None,
 }  # fmt: skip
 
@@ -367,7 +367,7 @@ def _fixed(
     if kind != "cluster":
         return found
     _require_sequences(wanted, _one_length(lengths))
-    others = {name: getattr(asked, name) for name in ("tp", "cp", "ep", "offload")}
+    others = {name: getattr(asked, name) for name in ("tp", "cp", "ep", "shard", "offload")}
     if wanted.chunk_tokens is not None:
         others["micro_batch"] = wanted.chunk_tokens // lengths[0]
     return found | {name: value for name, value in others.items() if value is not None}
