@@ -37,6 +37,10 @@ class MissingNetworkNumberError(TwinstreamError):
         )
 
 
+class ClusterSizeError(TwinstreamError):
+    """More GPUs are asked for than a cluster has."""
+
+
 class CollectiveTableError(TwinstreamError):
     """A file is no table of measured collectives; says where, and what is needed."""
 

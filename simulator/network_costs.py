@@ -14,6 +14,7 @@ from twinstream.schedule.document import Exchange, Mesh, RankClass, Schedule
 from twinstream.schedule.ops import Communicate
 from twinstream.simulator.costs import CostModel, MachineCosts
 
+_IN_PIECES = ("all_gather", "reduce_scatter")  # what products over tp may hide
 _NCCL_DTYPES = {"bfloat16": "half", "float16": "half", "uint8": "int8", "fp8": "int8"}
 
 
@@ -41,7 +42,8 @@ class ClusterCosts:
     takes what `collective_time_ns` says, and while it runs draws on all sides: `compute_lost` of
     the GPU's compute; what the rank sends and receives between nodes of its NICs and, where NICs
     are behind the GPU's PCIe link (`nic_on_pcie`), of that link; what stays in the node of its
-    links there. The sender of a message draws on what goes out, the receiver on what comes in, and
+    links there. Of collectives of tp that the layout overlaps with products `tp_exposed` is
+    waited for. The sender of a message draws on what goes out, the receiver on what comes in, and
     on half of `compute_lost` each: who does both at once, as in a ring, loses all of it.
 
     Args:
@@ -56,6 +58,7 @@ class ClusterCosts:
         machines: Mapping[str, Machine] | None = None,
     ) -> None:
         self._cluster = cluster
+        self._overlaps_tp = bool(schedule.layout.get("tp_overlap"))
         gpus = min(cluster.count("gpus_per_node"), schedule.mesh.size)  # that share a node's host
         self._mesh = schedule.mesh.model_copy(
             update={"ranks_per_node": cluster.count("gpus_per_node")}
@@ -95,7 +98,9 @@ class ClusterCosts:
             group = group_of(self._mesh, one, op)
             others = [self._ops[self._classes[n].schedule][o] for n, o in exchange.sides[1:]]
             sides = [side.collective for side in (op, *others)]
-            self._known[key] = self._priced(sides, size_bytes, dtype, group)
+            pieces = self._overlaps_tp and op.axes == ("tp",) and op.collective in _IN_PIECES
+            exposed = self._cluster.number("tp_exposed") if pieces else 1.0
+            self._known[key] = self._priced(sides, size_bytes, dtype, group, exposed)
         return self._known[key]
 
     def _size(self, schedule: str, op: Communicate) -> tuple[int, str]:
@@ -109,13 +114,15 @@ class ClusterCosts:
         return max(given, made), sizes[op.operands[0].tensor][1]
 
     def _priced(
-        self, sides: Sequence[str], size_bytes: int, dtype: str, group: RankGroup
-    ) -> ExchangeCost:
+        self, sides: Sequence[str], size_bytes: int, dtype: str, group: RankGroup,
+        exposed: float,
+    ) -> ExchangeCost:  # fmt: skip
         collective: Collective = "send_recv"
         if sides[0] not in ("send", "recv"):
             collective = sides[0]  # type: ignore[assignment]
         kind = _NCCL_DTYPES.get(dtype)
-        time_ns = collective_time_ns(self._cluster, collective, size_bytes, group, kind).time_ns
+        alone = collective_time_ns(self._cluster, collective, size_bytes, group, kind)
+        time_ns = round(alone.time_ns * exposed)
         if not time_ns:
             return ExchangeCost(0, 0.0)
         between, within = _bytes_of_a_rank(collective, size_bytes, group)

@@ -6,7 +6,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from twinstream.hardware_profiles.clusters.curves import CollectiveCurve
-from twinstream.hardware_profiles.errors import MissingNetworkNumberError
+from twinstream.hardware_profiles.errors import ClusterSizeError, MissingNetworkNumberError
 from twinstream.hardware_profiles.profile_files import Profile, Text
 from twinstream.hardware_profiles.schema import Number
 from twinstream.schedule.node import Node
@@ -19,8 +19,10 @@ SHARE_FIELDS = (
     "network_efficiency",
     "network_in_switch_efficiency",
     "compute_lost",
+    "tp_exposed",
     "nic_on_pcie",
 )
+_FROM_NONE = ("compute_lost", "tp_exposed", "nic_on_pcie")
 LATENCY_FIELDS = ("collective_latency_ns", "node_latency_ns", "network_latency_ns")
 CLUSTER_NUMBERS = (*COUNT_FIELDS, *RATE_FIELDS, *SHARE_FIELDS, *LATENCY_FIELDS)
 # What a curve of the tier was measured on: a profile that changes one keeps no curve of its base.
@@ -71,8 +73,9 @@ class Cluster(Profile):
     `collective_latency_ns` is what a collective takes to start, `node_latency_ns` and
     `network_latency_ns` what each step costs between GPUs of a node and of two nodes, without
     what `levels` add. `compute_lost` is the share of a GPU's compute that a running collective
-    takes. `nic_on_pcie` is 1 where what NICs send and receive passes the GPU's own PCIe link (a
-    switch above both), 0 where it does not or is unknown.
+    takes, `tp_exposed` the share of the time of tensor parallelism's collectives that compute
+    waits for where they run in pieces beside products. `nic_on_pcie` is 1 where what NICs send and
+    receive passes the GPU's own PCIe link (a switch above both), 0 where it does not or is unknown.
 
     `machine` names the profile of a node (device, host and the link between them) or a TOML file;
     `machine_changes` replaces numbers of it.
@@ -89,6 +92,7 @@ class Cluster(Profile):
     network_efficiency: Number | None = None
     network_in_switch_efficiency: Number | None = None
     compute_lost: Number | None = None
+    tp_exposed: Number | None = None
     nic_on_pcie: Number | None = None
     collective_latency_ns: Number | None = None
     node_latency_ns: Number | None = None
@@ -126,6 +130,22 @@ class Cluster(Profile):
             raise MissingNetworkNumberError(cluster=self.name, field=field)
         return number.value
 
+    def require_gpus(self, num_gpus: int) -> None:
+        """Refuse more GPUs than the cluster has; one that states no number of nodes has them all.
+
+        Raises:
+            ClusterSizeError: it has fewer.
+        """
+        if self.most_nodes is None:
+            return
+        per_node, most = self.count("gpus_per_node"), self.count("most_nodes")
+        if num_gpus > per_node * most:
+            raise ClusterSizeError(
+                f"{num_gpus:,} GPUs are more than the {per_node * most:,} of cluster "
+                f"'{self.name}', {most:,} nodes of {per_node}: ask for fewer, or state most_nodes "
+                f'in a profile of your own that begins with base = "{self.name}"'
+            )
+
     def count(self, field: str) -> int:
         """The stated value of a field that counts."""
         return int(self.number(field))
@@ -143,7 +163,7 @@ def _fault(field: str, value: float | None) -> str | None:
             f"{value:g} Gb/s are {value * 1.25e8:g}"
         )
     if field in SHARE_FIELDS:
-        least, most = (0.0, 1.0) if field in ("compute_lost", "nic_on_pcie") else (1e-3, 1.5)
+        least, most = (0.0, 1.0) if field in _FROM_NONE else (1e-3, 1.5)
         if not least <= value <= most:
             return f"{value:g} is no share from {least:g} to {most:g}"
     if field in LATENCY_FIELDS and value > _MOST_LATENCY:

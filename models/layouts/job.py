@@ -3,6 +3,7 @@
 from typing import Any, Self
 
 from twinstream.models.decoders.spec import ModelSpec
+from twinstream.models.layouts.frozen_work import FrozenWork
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.layouts.own_work import OwnWork
 from twinstream.models.layouts.work import ShapeWork
@@ -100,13 +101,14 @@ class Job(Node):
         }  # fmt: skip
         if self.is_own:
             return OwnWork(**sizes, recipe=self.recipe)
-        return ShapeWork(
-            **sizes,
-            tp=layout.tp,
-            cp=layout.cp,
-            ep=layout.ep,
-            sequence_parallel=layout.sequence_parallel and layout.tp > 1,
-            matmul_dtype=None if kernels.matmuls == "model" else kernels.matmuls,
-            attention_implementation=None if kernels.attention == "flash" else kernels.attention,
-            expert_imbalance=layout.expert_imbalance,
-        )
+        sizes |= {
+            "tp": layout.tp, "cp": layout.cp, "ep": layout.ep, "etp": layout.etp,
+            "sequence_parallel": layout.sequence_parallel and layout.tp > 1,
+            "matmul_dtype": None if kernels.matmuls == "model" else kernels.matmuls,
+            "attention_implementation":
+                None if kernels.attention == "flash" else kernels.attention,
+            "expert_imbalance": layout.expert_imbalance,
+        }  # fmt: skip
+        if self.recipe.lora is not None or self.recipe.frozen:
+            return FrozenWork(**sizes, recipe=self.recipe)
+        return ShapeWork(**sizes)

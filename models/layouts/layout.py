@@ -2,7 +2,12 @@
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
@@ -26,6 +31,10 @@ class Layout(Node):
         cp: context parallel: each sequence is split, keys and values go around a ring.
         pp: pipeline stages; `virtual_stages` of them on each rank (interleaved, ring).
         dp: data parallel replicas, GPUs / (tp cp pp); `ep` of them share the routed experts.
+        etp: ranks that split each expert's width: tp (None), or 1, where `ep` ranks of tp x dp
+            share the experts and no collective of tp is around them.
+        tp_overlap: collectives of tp run in pieces beside the products around them (Megatron-LM's
+            userbuffers): compute waits for `tp_exposed` of them, a number of the cluster.
         micro_batch: sequences of a microbatch on one replica.
         zero: 0 nothing is sharded over the replicas, 1 the optimizer's state, 2 gradients too,
             3 parameters too (FSDP), over `shard` ranks (None: all of dp and cp).
@@ -47,6 +56,8 @@ class Layout(Node):
     pp: PositiveCount = 1
     dp: PositiveCount = 1
     ep: PositiveCount = 1
+    etp: PositiveCount | None = None
+    tp_overlap: bool = False
     virtual_stages: PositiveCount = 1
     micro_batch: PositiveCount = 1
     pipeline: Pipeline = "1f1b"
@@ -68,6 +79,18 @@ class Layout(Node):
             return {name: value for name, value in given.items() if name != "gradient_dtype"}
         return given
 
+    @model_serializer(mode="wrap")
+    def _without_what_is_usual(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Documents of before have no such fields."""
+        document: dict[str, object] = serialize(self)
+        usual = {"etp": self.etp is None, "tp_overlap": not self.tp_overlap}
+        return {name: value for name, value in document.items() if not usual.get(name)}
+
+    @property
+    def expert_replicas(self) -> int:
+        """Replicas that share the experts: those of `ep` that are not ranks of tp."""
+        return self.ep if self.etp in (None, self.tp) else self.ep // self.tp
+
     @property
     def num_gpus(self) -> int:
         """GPUs of the layout."""
@@ -84,6 +107,7 @@ class Layout(Node):
         words = {
             f"tp{self.tp}": self.tp > 1, f"cp{self.cp}": self.cp > 1, stages: self.pp > 1,
             f"dp{self.dp}": self.dp > 1 or self.num_gpus == 1, f"ep{self.ep}": self.ep > 1,
+            f"etp{self.etp}": self.etp not in (None, self.tp),
             f"mb{self.micro_batch}": self.micro_batch > 1, self.pipeline: self.pp > 1,
             f"zero{self.zero}": self.dp * self.cp > 1,
             f"recompute-{self.recompute}": self.recompute not in ("auto", "none"),
@@ -113,14 +137,14 @@ def stages_of(layout: Layout, num_layers: int) -> tuple[range, ...]:
                 f"stage_layers has {len(sizes)} stages of {sum(sizes)} layers together, and the "
                 f"layout pp x virtual_stages = {count} of {num_layers} layers"
             )
+    elif num_layers % count and (num_layers + 2) % count == 0 and count > 1:
+        each = (num_layers + 2) // count
+        sizes = (each - 1, *(each,) * (count - 2), each - 1)
     elif num_layers < count:
         raise LayoutError(
             f"{num_layers} layers are fewer than pp x virtual_stages = {layout.pp} x "
             f"{layout.virtual_stages} stages"
         )
-    elif num_layers % count and (num_layers + 2) % count == 0 and count > 1:
-        each = (num_layers + 2) // count
-        sizes = (each - 1, *(each,) * (count - 2), each - 1)
     else:
         each, more = divmod(num_layers, count)
         sizes = tuple(each + (stage < more) for stage in range(count))

@@ -133,7 +133,10 @@ class ShapeWork(RankSizes):
     def experts(self) -> PartWork:
         """The rank's experts on the tokens that come to them, the shared one, and their sum.
 
-        Tokens are sorted by expert on arrival where the rank has several, and back after.
+        Tokens are sorted by expert on arrival where the rank has several, and back after. Products
+        in fp8 gain nothing for their weights' gradients, which take as long as in the model's
+        dtype: so the steps of grok1 in fp8 have it, on which that was chosen (docs/benchmarks/
+        clusters.md); quantising expert by expert is as likely a cause.
         """
         experts = self.shape.experts
         if experts is None:
@@ -142,7 +145,9 @@ class ShapeWork(RankSizes):
         sort = (self._vector("permute", 2 * rows * d),) if self.num_experts > 1 else ()
         sorting = PartWork(sort, sort)
         combine = self._vector("permute", (self.local_tokens + self.routed_tokens) * d)
-        routed = joined(sorting, self._ffn(rows, self.expert_d_ff, self.num_experts), sorting)
+        routed = joined(
+            sorting, self._ffn(rows, self.expert_d_ff, self.num_experts, self.dtype), sorting
+        )
         shared = PartWork()
         if experts.shared_d_ff:
             added = self._vector("residual", 3 * self.local_tokens * d)
@@ -188,7 +193,7 @@ class ShapeWork(RankSizes):
         """Reads so many gradients once, for the sum of their squares."""
         return (self._gradient_kernels.vector("gradient_squares", num_elements),)
 
-    def _ffn(self, rows: int, f: int, groups: int = 1) -> PartWork:
+    def _ffn(self, rows: int, f: int, groups: int = 1, weight_dtype: str | None = None) -> PartWork:
         """Up (and gate), activation and down; of so many FFNs that share the rows equally."""
         shape, each = self.shape, -(-rows // groups)
         d = shape.d_model
@@ -207,12 +212,12 @@ class ShapeWork(RankSizes):
                 *kernels.casts(rows * up),
                 kernels.linear(each, d, up, groups),
             ),
-            (kernels.weight_gradient(up, d, each, groups=groups), *bias),
+            (kernels.weight_gradient(up, d, each, weight_dtype, groups), *bias),
         )
         out = PartWork(
             (*kernels.casts(rows * f), kernels.linear(each, d, f, groups)),
             (*kernels.casts(rows * d), kernels.linear(each, f, d, groups)),
-            (kernels.weight_gradient(d, f, each, groups=groups),),
+            (kernels.weight_gradient(d, f, each, weight_dtype, groups),),
         )
         return joined(into, out)
 

@@ -1,5 +1,7 @@
 """What is said of how far a prediction may be off."""
 
+import re
+
 import pytest
 
 import twinstream as ts
@@ -9,9 +11,10 @@ from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_o
 from twinstream.hardware_profiles.cost import work_time
 from twinstream.hardware_profiles.loader import load_machine, load_machine_text, override
 from twinstream.hardware_profiles.schema import ExpectedError
-from twinstream.measures.published_steps import StepKind, nearest
+from twinstream.measures.published_steps import NearSteps, PublishedStep, StepKind, nearest
 from twinstream.measures.uncertainty import (
     Speed,
+    Uncertainty,
     order_note,
     rate_notes,
     steady_notes,
@@ -214,14 +217,62 @@ def test_of_many_gpus_the_published_steps_nearest_say_how_far_off_a_prediction_m
     machine = machine_of(load_cluster("h100_dgx"))
     found = uncertainty_of_job(job_of(), machine, never)
     near = nearest(StepKind.of(job_of()), machine)
-    errors = [abs(step.error) for step in near.steps]
-    assert (found.kind, found.mean, found.worst) == (
-        "published", pytest.approx(sum(errors) / 8), max(errors),
-    )  # fmt: skip
+    weights = [1 / (1 + step.kind.distance(StepKind.of(job_of()))) for step in near.steps]
+    first = near.steps[0].publisher
+    known = [(w, s.error) for w, s in zip(weights, near.steps, strict=True) if s.publisher == first]
+    bias = sum(w * e for w, e in known) / (sum(w for w, _ in known) + 1)
+    assert (found.kind, found.bias) == ("published", pytest.approx(bias))
+    assert found.worst == max(abs(step.error - bias) for step in near.steps)
+    assert found.symmetric == found.mean + abs(found.bias)
     assert "8 steps of" in found.sentence and "H100" in found.sentence
     assert all(step.kind.parameters > 30e9 and step.gpu == "H100" for step in near.steps)
     distances = [step.kind.distance(StepKind.of(job_of())) for step in near.steps]
     assert distances == sorted(distances)
+
+
+KIND = StepKind(False, "bf16", 8 * 10**9, 16, frozenset(["tp", "dp"]), False)
+
+
+def near_of(errors, kind=KIND, away=0.0, series="dgxc H100 bf16"):
+    """Of steps that are so far from the question, in order of publication."""
+    other = kind._replace(parameters=round(kind.parameters * 2**away))
+    steps = [PublishedStep(other, "h100_dgx", "H100", series, f"f{n}", e)
+             for n, e in enumerate(errors)]  # fmt: skip
+    return NearSteps.of(kind, tuple(steps), "a page", "dgxc")
+
+
+def test_a_known_bias_is_taken_off_and_little_is_known_of_few():
+    """n equal errors at no distance weigh n against 1 for no bias."""
+    many, one = near_of([-0.10] * 8), near_of([-0.10])
+    assert many.bias == pytest.approx(-0.10 * 8 / 9)
+    assert one.bias == pytest.approx(-0.05)
+    assert many.worst == pytest.approx(0.10 / 9)
+    assert near_of([-0.10] * 8, series="mosaicml H100").bias == 0
+
+
+def test_a_bar_is_the_spread_about_the_bias_and_grows_with_the_distance():
+    errors = [0.06, -0.06] * 4
+    near, far = near_of(errors), near_of(errors, away=1)
+    assert near.bias == pytest.approx(0)
+    assert near.bar == pytest.approx(1.25 * 0.06 * (1 + 1 / 8) ** 0.5)
+    assert far.bar == pytest.approx(near.bar * 1.2)
+
+
+def test_few_steps_or_other_ones_never_narrow_a_bar_below_the_spread_of_their_kind():
+    experts = KIND._replace(experts=True)
+    assert near_of([0.01] * 4).bar == 0.08 and near_of([0.01] * 5).bar < 0.02
+    assert near_of([0.01] * 4, experts).bar == 0.25
+    assert near_of([0.01] * 8, experts, away=2.5).bar == 0.25
+    assert near_of([0.5, -0.5], experts).bar > 0.25
+
+
+def test_a_bias_stands_before_its_bar_and_moves_an_interval():
+    known = Uncertainty(mean=0.04, worst=None, kind="published", source="", bias=-0.031)
+    assert known.short == "-3.1 +/- 4.0 %"
+    assert known.model_copy(update={"bias": 0.002}).short == "+/- 4.0 %"
+    plain = known.model_copy(update={"bias": 0.0})
+    assert Speed(95, plain).may_be_as_fast_as(Speed(100, plain))
+    assert not Speed(95, known).may_be_as_fast_as(Speed(104, plain))
 
 
 def test_of_a_mixture_of_experts_only_such_steps_count():
@@ -271,13 +322,13 @@ def test_layouts_say_how_far_off_they_may_be_on_the_screen_and_in_json(tmp_path)
     first = document["layouts"][0]["uncertainty"]
     assert first == document["uncertainty"] and first["kind"] == "published"
     shown = call(*asked, "-o", str(path)).out
-    assert "Predicted speeds are +/- " in shown
+    assert "Predicted speeds are " in shown and first["bias"] != 0
     said = call("simulate", str(path)).out
-    assert "tokens/s (+/- " in said and "Predicted speeds are +/- " in said
+    assert re.search(r"tokens/s \(([-+][0-9.]+ )?\+/- [0-9.]+ %\)", said)
     assert call("simulate", str(path), "--json").json()["uncertainty"] == first
     page = tmp_path / "uncertain_layout.html"
     call("report", str(path), "-o", str(page))
-    assert "predicted, +/- " in page.read_text("utf-8")
+    assert re.search(r"predicted, ([-+][0-9.]+ )?\+/- ", page.read_text("utf-8"))
 
 
 def test_a_profile_that_may_count_one_memory_twice_is_told_of():

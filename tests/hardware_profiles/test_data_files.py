@@ -22,17 +22,24 @@ FIGURES = {
     "h100_datasheet": (989, 64, 307, 3350, 81559),
     "rtx3090_datasheet": (71, 32, 51, 936, 24576),
     "b200": (2250, 64, 358, 7672, 183359),
+    "b200_training": (2250, 64, 358, 7672, 183359),
+    "b300": (2250, 64, 358, 8000, 274658.203125),
+    "gb200": (2500, 225, 256, 8000, 177383.4228515625),
+    "gb300": (2500, 225, 256, 8000, 274658.203125),
     "gh200": (990, 450, 384, 4000, 97871),
     "rtx4090": (165.2, 32, 83, 1008, 24564),
     "mi300x": (1307.4, 64, 460, 5300, 196608),
+    "mi325x": (1307.4, 64, 460, 6000, 262144),
     "a100_training": (312, 32, 188, 2039, 81920),
     "h100_training": (989, 64, 307, 3350, 81559),
 }
 FITTED = ("h100", "rtx3090")
 DATASHEET = ("h100_datasheet", "rtx3090_datasheet")
-BORROWED = ("a100", "b200", "gh200", "h200_datasheet", "mi300x", "rtx4090", "rtx5090")
+BORROWED = ("a100", "b200", "gh200", "h200_datasheet", "mi300x", "mi325x",
+            "rtx4090", "rtx5090")  # fmt: skip
 TRAINING = ("a100_training", "h100_training")  # fitted to steps of clusters
 PROBED = ("h200",)
+SUSTAINED = ("b200_training", "b300", "gb200", "gb300")  # of whose steps only that is known
 POOLS = ("gb10", "strix_halo")
 UNITS = ("matmul", "attention_forward", "attention_backward", "rms_norm", "adamw", "any_other")
 
@@ -49,7 +56,16 @@ def test_what_was_probed_says_so_and_the_rest_is_its_base():
 
 
 def test_the_shipped_machines_are_the_documented_ones():
-    known = (*FITTED, *DATASHEET, *BORROWED, *TRAINING, *PROBED, *POOLS, "cpu")
+    known = (
+        *FITTED,
+        *DATASHEET,
+        *BORROWED,
+        *TRAINING,
+        *SUSTAINED,
+        *PROBED,
+        *POOLS,
+        "cpu",
+    )
     assert machine_names() == tuple(sorted(known))
 
 
@@ -63,7 +79,7 @@ def test_every_number_of_a_shipped_profile_has_a_kind_and_a_source(name):
         if field in NARROW_PEAKS and number is None:
             continue
         assert isinstance(number, Number), f"{name} lacks {field}"
-        fitted = ("fitted",) if name in (*FITTED, *TRAINING) else ()
+        fitted = ("fitted",) if name in (*FITTED, *TRAINING, *SUSTAINED) else ()
         assert number.kind in ("datasheet", "measured", "assumed", *fitted)
         assert len(number.source) > 10
     for curve in machine.efficiency.values():
@@ -97,6 +113,19 @@ def test_constants_of_training_steps_say_which_tables_they_are_fitted_to(name):
     assert machine.launch_latency_ns.kind == "fitted"
 
 
+@pytest.mark.parametrize("name", SUSTAINED)
+def test_a_rate_that_power_sustains_says_which_steps_it_is_fitted_to(name):
+    machine = load_machine(name)
+    base = load_machine("b200")
+    sustained = machine.efficiency["sustained"]
+    assert sustained.max < base.efficiency["sustained"].max
+    assert re.search(r"not to .*experts|no dense step", sustained.source)
+    changed = {
+        key for key, curve in machine.efficiency.items() if curve != base.efficiency.get(key)
+    }
+    assert changed <= {"sustained", "matmul/fp4"}
+
+
 @pytest.mark.parametrize("name", BORROWED)
 def test_a_borrowed_efficiency_says_from_whom_and_how_far_off_borrowing_was(name):
     curves = load_machine(name).efficiency
@@ -123,7 +152,8 @@ def test_a_gpu_carries_the_published_figures(name):
 @pytest.mark.parametrize(
     ("name", "fp8_tflops", "fp4_tflops"),
     [("h100", 1979, None), ("h100_datasheet", 1979, None), ("h200", 1979, None),
-     ("gh200", 1979, None), ("b200", 4500, 9000), ("a100", None, None)],
+     ("gh200", 1979, None), ("b200", 4500, 9000), ("gb200", 5000, 10000),
+     ("b300", 4500, 13500), ("gb300", 5000, 15000), ("a100", None, None)],
 )  # fmt: skip
 def test_peaks_of_narrow_dtypes_are_the_datasheets_without_sparsity(name, fp8_tflops, fp4_tflops):
     machine = load_machine(name)

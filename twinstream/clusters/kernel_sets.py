@@ -100,8 +100,8 @@ def with_kernels(job: Job, machine: Machine) -> Job:
             f"the kernel set {named.vector} does not compute this layout: {why_not}; leave out "
             "--kernels, or price Megatron's with --kernels megatron"
         )
-    elif job.recipe.lora is not None or job.recipe.frozen:
-        raise LayoutError(f"with LoRA or frozen weights a layout has to run here: {why_not}")
+    elif job.recipe.base != "model":
+        raise LayoutError(f"with a base in few bits a layout has to run here: {why_not}")
     else:
         attention = "flash" if named is None else named.attention
         chosen = KernelChoice(vector="megatron", attention=attention, deterministic=False)

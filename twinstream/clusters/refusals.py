@@ -14,7 +14,7 @@ def refusals_of(job: Job, num_gpus: int | None = None) -> list[str]:
             f"tp {layout.tp} x cp {layout.cp} x pp {layout.pp} x dp {layout.dp} are "
             f"{layout.num_gpus} GPUs, not {num_gpus}"
         )
-    return [*found, *_batch(job), *_replicas(layout), *_pipeline(job)]
+    return [*found, *_overlap(job), *_batch(job), *_replicas(layout), *_pipeline(job)]
 
 
 def require_possible(job: Job, num_gpus: int | None = None) -> None:
@@ -25,6 +25,18 @@ def require_possible(job: Job, num_gpus: int | None = None) -> None:
     """
     if found := refusals_of(job, num_gpus):
         raise LayoutError("; ".join(found))
+
+
+def _overlap(job: Job) -> list[str]:
+    """Megatron's kernels are priced with parameters that are gathered layer by layer."""
+    layout, kernels = job.layout, job.recipe.kernels
+    is_priced = layout.tp * layout.cp * layout.ep > 1 or (kernels and kernels.vector == "megatron")
+    if layout.zero < 3 or layout.dp_overlap or not is_priced:
+        return []
+    return [
+        "dp_overlap false needs zero 2 or less: with zero 3 the kernel set megatron gathers "
+        "parameters layer by layer beside compute, and not all before the step"
+    ]
 
 
 def _batch(job: Job) -> list[str]:
@@ -40,16 +52,25 @@ def _batch(job: Job) -> list[str]:
 
 def _replicas(layout: Layout) -> list[str]:
     found = []
-    if layout.dp % layout.ep:
+    if layout.etp not in (None, 1, layout.tp):
+        return [f"etp {layout.etp} is neither 1 nor tp {layout.tp}"]
+    among = layout.expert_replicas
+    if among != layout.ep and (layout.ep % layout.tp or not layout.sequence_parallel):
+        return [
+            f"etp 1 needs ep {layout.ep} to be a multiple of tp {layout.tp}, and sequence "
+            "parallelism: each rank of tp has experts, and tokens, of its own"
+        ]
+    if layout.dp % among:
+        more = "" if among != layout.ep or layout.tp == 1 else " (with etp 1 by tp x dp)"
         found.append(
-            f"dp {layout.dp} is not divisible by ep {layout.ep}: experts are shared by replicas"
+            f"dp {layout.dp} is not divisible by ep {among}: experts are shared by replicas{more}"
         )
         return found
     shards, replicas = layout.shards, layout.dp * layout.cp
-    if replicas % shards or shards % (layout.ep * layout.cp):
+    if replicas % shards or shards % (among * layout.cp):
         found.append(
             f"shard {shards} must divide dp x cp = {replicas} and be a multiple of ep x cp = "
-            f"{layout.ep * layout.cp}"
+            f"{among * layout.cp}"
         )
     return found
 

@@ -129,7 +129,7 @@ def _tell_bills(
 ) -> None:  # fmt: skip
     charges = [bill for bill in bills if bill is not None]
     if charges:
-        means = [error.mean for error in errors]
+        means = [error.symmetric for error in errors]
         print_report(bills_screen(names, charges, means, charged.num_tokens))
 
 

@@ -1,7 +1,7 @@
 """Predicted steps of clusters held against published ones: by series, and speeds beside speeds."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from statistics import fmean
 from typing import Any
@@ -12,6 +12,9 @@ from rich.console import Group, RenderableType
 from twinstream.fidelity.cluster_rows import ClusterRow
 from twinstream.fidelity.measured import Predicted
 from twinstream.fidelity.scoring import Key, Report, ScoredRow, errors_of, grouped, score, table_of
+from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
+from twinstream.hardware_profiles.schema import Machine
+from twinstream.measures.published_steps import NearSteps, PublishedSteps, StepKind
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import Node
 from twinstream.screens.fitted_table import FittedTable
@@ -83,19 +86,63 @@ def required(rows: tuple[Scored, ...]) -> tuple[Scored, ...]:
     return rows
 
 
-def series_errors(rows: Sequence[Scored]) -> list[dict[str, Any]]:
+class Bars:
+    """The bar of each row's prediction, as a question would be told it if nobody had run the row.
+
+    It is made of published steps on the same GPU (`PublishedSteps.near`) without those of the row's
+    own family; the bias that is taken off is that of its publisher's.
+    """
+
+    def __init__(self, rows: Sequence[Scored]) -> None:
+        published = PublishedSteps()
+        machines: dict[str, Machine] = {}
+        self._near: dict[int, NearSteps] = {}
+        for each in rows:
+            row = each.row
+            if each.error is None or row.job is None:
+                continue
+            if row.cluster not in machines:
+                machines[row.cluster] = machine_of(load_cluster(row.cluster))
+            near = published.near(
+                StepKind.of(row.job), machines[row.cluster], series=row.series, without=row.family
+            )
+            if near is not None:
+                self._near[id(each)] = near
+
+    def told(self, each: Scored) -> dict[str, object]:
+        """Return a row's known bias and its bar, fractions of the time, by column."""
+        near = self._near.get(id(each))
+        return {"bias": None if near is None else near.bias, "bar": near and near.bar}
+
+    def coverage(self, rows: Iterable[Scored]) -> dict[str, object]:
+        """Return how many rows have a bar, and the shares that are within one and two of it."""
+        off = [
+            abs(each.error - near.bias) / near.bar
+            for each in rows
+            if each.error is not None and (near := self._near.get(id(each))) is not None
+        ]
+        shares = {
+            name: fmean(one <= bars for one in off) if off else None
+            for name, bars in (("within_bar", 1), ("within_two_bars", 2))
+        }
+        return {"with_bar": len(off), **shares}
+
+
+def series_errors(rows: Sequence[Scored], bars: Bars | None = None) -> list[dict[str, Any]]:
     """Sum up the errors of each series, in order of first appearance.
 
     `rows` counts those scored, `mean_error` is of absolute errors, `bias` of signed ones, `worst`
-    the largest. The `all_` ones take the rows that constants were fitted to as well. `drift` is
-    over runs of one configuration on fewest and most GPUs, the difference of their errors: the mean
-    of the absolute ones over `families`, and the worst.
+    the largest; `with_bar` of them have an error bar, and `within_bar`, `within_two_bars` are the
+    shares of those that are off by no more. The `all_` ones take the rows that constants were
+    fitted to as well. `drift` is over runs of one configuration on fewest and most GPUs, the
+    difference of their errors: the mean of the absolute ones over `families`, and the worst.
     """
     series = grouped(rows, lambda row: row.series)
-    return [{"series": name, **_errors(group)} for name, group in series.items()]
+    bars = bars or Bars(rows)
+    return [{"series": name, **_errors(group, bars)} for name, group in series.items()]
 
 
-def _errors(rows: Sequence[Scored]) -> dict[str, Any]:
+def _errors(rows: Sequence[Scored], bars: Bars) -> dict[str, Any]:
     counted = [each for each in rows if each.row.split != "not scored"]
     unseen = errors_of(each for each in counted if each.row.split == "scored")
     every, drifts = errors_of(counted), list(_drifts(counted))
@@ -103,6 +150,7 @@ def _errors(rows: Sequence[Scored]) -> dict[str, Any]:
         **{"rows": unseen.count, "mean_error": unseen.mean_error},
         **{"bias": unseen.bias, "worst": unseen.worst},
         **{"all_rows": every.count, "all_mean_error": every.mean_error, "all_bias": every.bias},
+        **bars.coverage(each for each in counted if each.row.split == "scored"),
         "families": len(drifts),
         "mean_drift": fmean(map(abs, drifts)) if drifts else None,
         "worst_drift": max(drifts, key=abs, default=None),
@@ -155,7 +203,7 @@ class ClusterReport(Report[ClusterRow]):
     """Row by row, then by series, then speeds held against each other, then what does not fit."""
 
     def __init__(self, rows: Sequence[Scored]) -> None:
-        self.rows = rows
+        self.rows, self._bars = rows, Bars(rows)
 
     def told(self, each: Scored) -> dict[str, object]:
         """Return what is published and predicted of a step."""
@@ -176,6 +224,7 @@ class ClusterReport(Report[ClusterRow]):
             "suspect": row.suspect,
             "why_not": row.why_not or found.refused,
             "note": row.note,
+            **self._bars.told(each),
         }
 
     def screen(self) -> Group:
@@ -193,7 +242,7 @@ class ClusterReport(Report[ClusterRow]):
     def json(self) -> dict[str, object]:
         """Return series, comparisons, activations and rows."""
         return {
-            "series": series_errors(self.rows),
+            "series": series_errors(self.rows, self._bars),
             "comparisons": [one.model_dump() for one in comparisons(self.rows)],
             "activations": [
                 {"row": row.row_id, "published_bytes": published, "predicted_bytes": predicted}
@@ -231,7 +280,10 @@ class ClusterReport(Report[ClusterRow]):
         return Group("Rows", table, told)
 
     def _series_table(self) -> Group:
-        names = ("rows", "mean", "bias", "worst", "all", "drift", "most", "unfit")
+        names = (
+            *("rows", "mean", "bias", "worst", "in 1 bar", "in 2"),
+            *("all", "drift", "most", "unfit"),
+        )
         lines = [
             (
                 one["series"],
@@ -239,18 +291,22 @@ class ClusterReport(Report[ClusterRow]):
                 _percent(one["mean_error"], signed=False),
                 _percent(one["bias"]),
                 _percent(one["worst"]),
+                _percent(one["within_bar"], signed=False),
+                _percent(one["within_two_bars"], signed=False),
                 _percent(one["all_mean_error"], signed=False),
                 _percent(one["mean_drift"], signed=False),
                 _percent(one["worst_drift"]),
                 str(one["do_not_fit"] or "-"),
             )
-            for one in series_errors(self.rows)
+            for one in series_errors(self.rows, self._bars)
             if one["all_rows"]
         ]
         table = table_of(("series",), names, lines)
         table.columns[0].no_wrap = True
         told = (
             "Mean, bias and worst of rows that no constant was fitted to; all: mean with those. "
+            "In 1 bar, in 2: how many are off by at most what is stated (a row's bar is of other "
+            "configurations), the known bias of its publisher taken off; goals 60-80, 85-97 %. "
             "Drift: error on most GPUs less that on fewest, of one configuration, mean and most. "
             "Unfit: ran, and is predicted not to fit."
         )

@@ -37,6 +37,8 @@ CONSTANTS = (
     Constant("network", "share of the NICs' nominal rate that large collectives reach",
              0.4, 1.0, 0.9),
     Constant("compute_lost", "share of compute that a running collective takes", 0.0, 0.4, 0.1),
+    Constant("tp_exposed", "share of tp's collectives waited for where they overlap products",
+             0.0, 1.0, 0.5),
 )  # fmt: skip
 
 
@@ -70,5 +72,6 @@ def with_constants(
     of_cluster = {
         "network_efficiency": number(values["network"]),
         "compute_lost": number(values["compute_lost"]),
+        "tp_exposed": number(values["tp_exposed"]),
     }
     return machine.model_copy(update=of_node), cluster.model_copy(update=of_cluster)

@@ -54,7 +54,7 @@ def predicted_speed(cluster: str, job: FleetJob, nodes: int) -> SpeedOnNodes:
     found = query_of({**values, **job.layout}).answer(advises=False)
     return SpeedOnNodes(
         nodes=nodes, layout=found.layout_text, tokens_per_s=found.tokens_per_s,
-        error=found.uncertainty.mean,
+        error=found.uncertainty.symmetric,
     )  # fmt: skip
 
 

@@ -3,13 +3,12 @@
 import csv
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from math import log2
-from statistics import fmean
+from math import log2, sqrt
 from typing import NamedTuple, Self
 
 from pydantic_core import to_json
 
-from twinstream.hardware_profiles.loader import load_machine
+from twinstream.hardware_profiles.clusters.loader import load_cluster, machine_of
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layouts.job import Job
@@ -17,14 +16,21 @@ from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Schedule
 
 COLUMNS = (
-    *("machine", "gpu", "experts", "precision", "parameters", "gpus", "axes", "zero3"),
-    *("series", "error"),
+    *("cluster", "gpu", "experts", "precision", "parameters", "gpus", "axes", "zero3"),
+    *("series", "family", "error"),
 )
 _AXES = ("tp", "cp", "pp", "dp", "ep")
 _NARROW = ("fp8", "fp4")
-# Each of the 272 steps with others near left out in turn: the mean error stated is 7.9 %, that
-# found 8.2 %, their correlation 0.63; 92 % are off by less than twice as much.
+# How bars hold, each family of steps left out in turn: docs/benchmarks/clusters.md, and the columns
+# of `twinstream validate --cluster`. The figures below were chosen on that.
 _MOST_STEPS = 8
+_FEW_STEPS = 5  # fewer say too little of how steps spread
+_FAR = 2.0  # of the nearest: another size of model, or another kind of layout
+_SPREAD = {False: 0.08, True: 0.25}  # of all published steps, dense and with experts
+_GROWTH = 0.2  # of a bar, for each unit of distance to the nearest step
+_SAME_PUBLISHER = 3  # times as much its steps weigh in a bar as others as near
+_DEVIATION = 1.25  # a standard deviation is so many mean absolute ones, of a normal distribution
+_NO_BIAS = 1.0  # so much weight has it that a source has no bias
 _FARTHEST = 4.0  # a model 16 times as large, or 256 times as many GPUs
 _OF_GPUS, _OF_AN_AXIS, _OF_PRECISION, _OF_ZERO3 = 0.5, 1.0, 2.0, 1.0
 
@@ -95,28 +101,61 @@ class StepKind(NamedTuple):
 
 
 class PublishedStep(NamedTuple):
-    """A step that somebody measured; `error` is predicted / measured - 1 of its time."""
+    """A step that somebody measured; `error` is predicted / measured - 1 of its time.
+
+    `family` is the same for runs of one configuration on more or fewer replicas.
+    """
 
     kind: StepKind
-    machine: str
+    cluster: str
     gpu: str
     series: str
+    family: str
     error: float
+
+    @property
+    def publisher(self) -> str:
+        """Return who published it, the first word of its series."""
+        return publisher_of(self.series)
 
 
 class NearSteps(NamedTuple):
-    """Those nearest to a question, the nearest first, and where their errors are written."""
+    """Those nearest to a question, the nearest first, and where their errors are written.
+
+    `bias` is the mean error of those of one publisher, which counts as known: the nearer a step is,
+    the more it weighs, and as little is taken for granted as few of them say. `bar` is how far
+    errors are from it, those of this publisher above all, and more the farther the nearest step
+    is. Where few are near, or none is like the question, it is no less than the spread of all that
+    are published.
+    """
 
     steps: tuple[PublishedStep, ...]
     source: str
+    bias: float
+    bar: float
 
-    @property
-    def mean(self) -> float:
-        return fmean(abs(step.error) for step in self.steps)
+    @classmethod
+    def of(
+        cls, kind: StepKind, steps: tuple[PublishedStep, ...], source: str, publisher: str
+    ) -> Self:
+        """Of the steps near to a question, the nearest first."""
+        away = [step.kind.distance(kind) for step in steps]
+        weights = [1 / (1 + one) for one in away]
+        told = [w if step.publisher == publisher else 0.0
+                for w, step in zip(weights, steps, strict=True)]  # fmt: skip
+        errors = [step.error for step in steps]
+        bias = sum(w * e for w, e in zip(told, errors, strict=True)) / (sum(told) + _NO_BIAS)
+        weights = [w + (_SAME_PUBLISHER - 1) * t for w, t in zip(weights, told, strict=True)]
+        off = sum(w * abs(e - bias) for w, e in zip(weights, errors, strict=True)) / sum(weights)
+        bar = _DEVIATION * off * sqrt(1 + 1 / len(steps)) * (1 + _GROWTH * away[0])
+        if len(steps) < _FEW_STEPS or away[0] > _FAR:
+            bar = max(bar, _SPREAD[kind.experts])
+        return cls(steps, source, bias, bar)
 
     @property
     def worst(self) -> float:
-        return max(abs(step.error) for step in self.steps)
+        """Return the largest error of them, the bias taken off."""
+        return max(abs(step.error - self.bias) for step in self.steps)
 
     @property
     def told(self) -> str:
@@ -131,28 +170,58 @@ class NearSteps(NamedTuple):
         )
 
 
+class PublishedSteps:
+    """The table of published steps, read once."""
+
+    def __init__(self) -> None:
+        self._source, self._steps = _table()
+        names = {step.cluster for step in self._steps}
+        self._machines = {name: machine_of(load_cluster(name)) for name in names}
+
+    def near(
+        self, kind: StepKind, machine: Machine, *, series: str | None = None, without: str = ""
+    ) -> NearSteps | None:
+        """Return at most 8 steps on the same GPU of a model of the same kind, not too far.
+
+        None where there is none: nothing like the question was published, or it was predicted with
+        other rates than the machine's.
+
+        Args:
+            series: of the question, whose publisher's bias is taken off; by default the nearest's.
+            without: a family that does not count.
+        """
+        names = {name for name, one in self._machines.items() if _is_same_gpu(one, machine)}
+        near = [
+            step
+            for step in self._steps
+            if step.cluster in names
+            and step.kind.experts == kind.experts
+            and step.family != without
+            and step.kind.distance(kind) <= _FARTHEST
+        ]
+        if not near:
+            return None
+        near.sort(key=lambda step: step.kind.distance(kind))
+        publisher = near[0].publisher if series is None else publisher_of(series)
+        return NearSteps.of(kind, tuple(near[:_MOST_STEPS]), self._source, publisher)
+
+
 def nearest(kind: StepKind, machine: Machine) -> NearSteps | None:
-    """Return at most 8 published steps on the same GPU of a model of the same kind, not too far.
+    """Return the published steps nearest to a question, `PublishedSteps.near` of it."""
+    return PublishedSteps().near(kind, machine)
 
-    None where there is none: nothing like the question was published, or it was predicted with
-    other rates than the machine's.
+
+def publisher_of(series: str) -> str:
+    """Return who published a series.
+
+    >>> publisher_of("dgxc H100 fp8"), publisher_of("Megatron-Bridge GB200 dense")
+    ('dgxc', 'Megatron-Bridge')
     """
-    source, every = _table()
-    names = {name for name in {step.machine for step in every} if _is_same_gpu(name, machine)}
-    near = [
-        step
-        for step in every
-        if step.machine in names
-        and step.kind.experts == kind.experts
-        and step.kind.distance(kind) <= _FARTHEST
-    ]
-    near.sort(key=lambda step: step.kind.distance(kind))
-    return NearSteps(tuple(near[:_MOST_STEPS]), source) if near else None
+    return series.partition(" ")[0]
 
 
-def _is_same_gpu(name: str, machine: Machine) -> bool:
-    """Whether a machine computes as the shipped one of that name; its host may be another."""
-    shipped = load_machine(name)
+def _is_same_gpu(shipped: Machine, machine: Machine) -> bool:
+    """Whether a machine computes as a shipped one; its host may be another."""
     return shipped.efficiency == machine.efficiency and all(
         getattr(shipped, field) == getattr(machine, field)
         for field in ("peak_bf16_flop_per_s", "hbm_bytes_per_s")
@@ -176,7 +245,8 @@ def _step(line: Mapping[str, str]) -> PublishedStep:
         axes=frozenset(line["axes"].split()),
         zero3=line["zero3"] == "True",
     )
-    return PublishedStep(kind, line["machine"], line["gpu"], line["series"], float(line["error"]))
+    return PublishedStep(kind, line["cluster"], line["gpu"], line["series"], line["family"],
+                         float(line["error"]))  # fmt: skip
 
 
 def _range(values: Sequence[float], shown: str) -> str:

@@ -27,13 +27,14 @@ from twinstream.schedule.sizes import rate_text
 from twinstream.schedule.timeline import RankTimeline, Timeline
 from twinstream.schedule.workload import Workload
 
+_LEAST_BIAS = 0.005  # that is told
 _OF_ASSUMED_RATIO, _OF_NO_RATIO = 0.25, 1.0
 _USUAL_STEP = Workload(seq_len=8192, chunk_tokens=16384, chunks_per_round=1, rounds_per_step=4)
 _WHY = {
     "held_out": "mean error on measured runs that the profile was not fitted to",
     "left_out": "mean error on each run it was fitted to, left out of the fit",
-    "published": "mean error of the published steps nearest to this one, to which no constant was "
-    "fitted",
+    "published": "how far the published steps nearest to this one are off, to which no constant "
+    "was fitted",
     "borrowed": "mean error where borrowing what kernels reach could be tested",
     "assumed": "assumed",
     "checked": "links, products and attention were checked here before the run",
@@ -45,10 +46,11 @@ class Uncertainty(Node):
     """The expected error of times and rates predicted with a profile.
 
     `mean` and `worst` are fractions, |predicted / measured - 1|, as the profile's `expected_error`
-    states them; None where it states none. `hypothetical` are the numbers that no machine has: what
-    is known of the profile's error is of the machine they were changed on. `of_attention` is how
-    much of both is for a schedule's attention that is priced by another implementation's rate.
-    `note` is what else to know of it.
+    states them; None where it states none. They are about `bias`, by which predicted speeds are
+    known to be off: true speeds are about 1 + bias times as high. `hypothetical` are the numbers
+    that no machine has: what is known of the profile's error is of the machine they were changed
+    on. `of_attention` is how much of both is for a schedule's attention that is priced by another
+    implementation's rate. `note` is what else to know of it.
     """
 
     mean: float | None
@@ -58,11 +60,22 @@ class Uncertainty(Node):
     hypothetical: tuple[str, ...] = ()
     of_attention: float = 0.0
     note: str = ""
+    bias: float = 0.0
+
+    @property
+    def symmetric(self) -> float | None:
+        """Return the bar about the prediction as it is, the known bias in it."""
+        return None if self.mean is None else self.mean + abs(self.bias)
 
     @property
     def short(self) -> str:
-        """Return the error beside a number: `+/- 1.0 %`, `+/- ?`, `+/- 2.1 %, checked here`."""
+        """Return the error beside a number: `+/- 1.0 %`, `+/- ?`, `+/- 2.1 %, checked here`.
+
+        A known bias stands before it: true speeds are expected at `-4.1 +/- 3.0 %`.
+        """
         told = "+/- ?" if self.mean is None else f"+/- {_percent(self.mean)}"
+        if self.mean is not None and abs(self.bias) >= _LEAST_BIAS:
+            told = f"{100 * self.bias:+.1f} {told}"
         return f"{told}, checked here" if self.kind == "checked" else told
 
     @property
@@ -99,10 +112,11 @@ class Speed(NamedTuple):
 
     def may_be_as_fast_as(self, faster: "Speed") -> bool:
         """Return whether this may be as fast: the intervals overlap, or one is unknown."""
-        mine, other = self.uncertainty.mean, faster.uncertainty.mean
-        if mine is None or other is None:
+        mine, other = self.uncertainty, faster.uncertainty
+        if mine.mean is None or other.mean is None:
             return True
-        return self.tokens_per_s * (1 + mine) >= faster.tokens_per_s * (1 - other)
+        most = self.tokens_per_s * (1 + mine.bias + mine.mean)
+        return most >= faster.tokens_per_s * (1 + other.bias - other.mean)
 
 
 def order_note(speeds: Mapping[str, Speed]) -> str | None:
@@ -205,8 +219,8 @@ def _of_many(
         note = f"of one device: no step like this on {gpus} is known"
         return alone.model_copy(update={"note": note})
     return Uncertainty(
-        mean=near.mean, worst=near.worst, kind="published", source=f"{near.told}: {near.source}",
-        hypothetical=_hypothetical(machine),
+        mean=near.bar, worst=near.worst, kind="published", source=f"{near.told}: {near.source}",
+        hypothetical=_hypothetical(machine), bias=near.bias,
     )  # fmt: skip
 
 

@@ -234,7 +234,7 @@ class Answer:
     def figures(self) -> dict[str, Any]:
         """All figures by the names of a sweep's columns."""
         error = {
-            "expected_error_mean": self.uncertainty.mean,
+            "expected_error_mean": self.uncertainty.symmetric,
             "expected_error_kind": self.uncertainty.kind,
         }
         if self.layout is not None:

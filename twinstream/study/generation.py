@@ -117,7 +117,7 @@ class PlannedGeneration:
             update={
                 "mean": max(own.mean or 0.0, _MEAN_ERROR),
                 "worst": max(own.worst or 0.0, _WORST_ERROR),
-                "kind": "published", "source": _SOURCE,
+                "kind": "published", "source": _SOURCE, "bias": 0.0,
             }
         )  # fmt: skip
 
@@ -155,7 +155,7 @@ class PlannedGeneration:
             "device_peak_bytes": max(step.device_bytes for _, step in self.steps),
             "host_peak_bytes": max(step.host_bytes for _, step in self.steps),
             "limits": {name: list(limits) for name, limits in self.limits.items()},
-            "expected_error_mean": self.uncertainty.mean,
+            "expected_error_mean": self.uncertainty.symmetric,
             "expected_error_kind": self.uncertainty.kind,
         }
 

@@ -154,6 +154,8 @@ def asked_by(
     _require_of(kind, wanted, asked, num_ranks)
     fixed, num_gpus = _fixed(wanted, asked, kind, lengths), num_ranks or asked.gpus or 1
     cluster = None if asked.cluster is None else load.cluster(asked.cluster)
+    if cluster is not None:
+        cluster.require_gpus(num_gpus)
     machine = _machine(wanted, cluster, load)
     if kind == "cluster" and cluster is None:
         cluster = _around(machine, num_gpus, wanted)

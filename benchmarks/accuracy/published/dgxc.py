@@ -1,9 +1,11 @@
 """NVIDIA/dgxc-benchmarking's tables: NeMo on Megatron, MaxText and PaxML.
 
 Read with the recipes in mind, where cells say nothing (from v25.04 on they lie in a container):
-recomputation and overlap are those of the model's last stated recipe, gradients are reduced in
-bf16, optimizers are sharded, attention is cuDNN's (Transformer Engine). Switches reduced nothing up
-to v25.03 (NVLS was off).
+recomputation is that of the model's last stated recipe, collectives of tp overlap products as all
+stated recipes with tp have them, gradients are reduced in bf16, optimizers are sharded, attention
+is cuDNN's (Transformer Engine). Switches reduced nothing up to v25.03 (NVLS was off). Experts' load
+was not forced to balance before v25.05: what the busiest rank gets is taken as 1.2 times the mean,
+which was chosen on grok1's rows in bf16.
 """
 
 from typing import Literal
@@ -38,6 +40,7 @@ _RECOMPUTE: dict[str, Recompute] = {
     "save_qkv_proj": "mlp",
     "save_qkv_out_proj": "mlp",
 }
+_UNBALANCED = 1.2
 _STATED_BEFORE: dict[str, Recompute] = {"nemotron4-340b": "selective"}
 
 
@@ -60,7 +63,7 @@ def row_of(cells: Cells) -> ClusterRow:
     moe = "" if cells.text("architecture") == "dense" else f" {cells.text('architecture')}"
     told = f"{model}{kind}{mode} {precision} {release} {_degrees(cells)}"
     return ClusterRow(
-        series=f"dgxc {gpu} {precision}{moe}{mode}",
+        series=f"{'PaxML' if framework == 'paxml' else 'dgxc'} {gpu} {precision}{moe}{mode}",
         row_id=f"{told} {gpus}",
         family=f"dgxc {gpu} {told}",
         gpu=gpu,
@@ -123,6 +126,9 @@ def _job(cells: Cells, shape: ModelSpec) -> Job:
             pp=pp,
             dp=cells.count("dp"),
             ep=cells.count("ep", 1),
+            etp=cells.count("etp", tp) if shape.experts is not None else None,
+            expert_imbalance=_UNBALANCED if shape.experts and release < "v25.05" else 1.0,
+            tp_overlap=tp > 1 and zero == 1 and cells.text("tp_comm_overlap") != "no",
             virtual_stages=vp,
             micro_batch=cells.count("micro_batch"),
             pipeline="interleaved" if vp > 1 else "1f1b",

@@ -69,6 +69,7 @@ def _job(cells: Cells, model: str) -> Job:
             cp=cells.count("cp", 1),
             pp=pp,
             dp=cells.count("dp"),
+            tp_overlap=tp > 1 and cells.text("tp_comm_overlap") == "yes",
             virtual_stages=vp,
             micro_batch=cells.count("micro_batch"),
             pipeline="interleaved" if vp > 1 else "1f1b",

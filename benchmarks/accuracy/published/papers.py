@@ -6,7 +6,7 @@ Each paper leaves something open; what is taken is said here, once:
   (Megatron-LM overlapped that from 2023 on), dropout, unfused attention, no ZeRO but where the
   table says so. Table 1's interleaving degree is not stated: the
   most of 1, 2 and 3 that divides a stage's layers, and none on two stages, where there is no such
-  schedule.
+  schedule. ZeRO-3 ran in DeepSpeed, whose use of the network is a cluster of its own.
 - MegaScale: of the rows called Megatron-LM, nothing is recomputed and attention is fused (what is
   printed is 53 % of the peak, which recomputing whole layers could not reach), and gradients and
   parameters move when all are there (to overlap that is one of the paper's steps). MegaScale's own
@@ -109,7 +109,7 @@ def _megatron(cells: Cells, paper: str) -> ClusterRow:
     series = f"Megatron {table}" if paper == "Narayanan" else f"Korthikanti {table}"
     if paper == "Narayanan" and table == "Table 2":
         series += " ZeRO-3" if zero3 else " PTD"
-    return _row(cells, series, cluster="a100_dgx", job=job,
+    return _row(cells, series, cluster="a100_deepspeed" if zero3 else "a100_dgx", job=job,
                 compared=compared if "Table 2" in series else None)  # fmt: skip
 
 
@@ -181,6 +181,7 @@ def _titan(cells: Cells, paper: str) -> ClusterRow:
             micro_batch=cells.count("micro_batch", max(1, batch // at.dp // at.pp)),
             pipeline="interleaved" if stages > 1 else "1f1b",
             zero=zero,
+            tp_overlap="async" in options.lower(),
             recompute=_recompute(cells),
         ),
         seq_len=cells.count("seq_len"),

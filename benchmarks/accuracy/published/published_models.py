@@ -2,7 +2,9 @@
 
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.options import Experts
+from twinstream.models.presets import load_preset
 
+_PRESETS = ("qwen3-30b-a3b", "qwen3-235b-a22b")
 _GPT_VOCAB = 51200
 _MPT_VOCAB = 50368
 # Layers, width, heads; NVIDIA/dgxc-benchmarking and mosaicml/llm-foundry, recipes' files.
@@ -53,6 +55,12 @@ def published_shape(model: str, seq_len: int) -> ModelSpec | None:
         shape = _gated(model, (64, 6144, 48, 8), 32768, 128256)
         experts = Experts(count=8, per_token=2, d_ff=32768)
         return shape.model_copy(update={"mlp": "geglu", "experts": experts})
+    if model in _PRESETS:
+        return load_preset(model)
+    if model == "gpt-oss-120b":  # openai/gpt-oss-120b, config.json
+        experts = Experts(count=128, per_token=4, d_ff=2880)
+        shape = _gated(model, (36, 64 * 64, 64, 8), 2880, 201088)
+        return shape.model_copy(update={"d_model": 2880, "experts": experts})
     return None
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.accuracy.published import dgxc, mlperf, mosaicml, papers, vtrain
+from benchmarks.accuracy.published import dgxc, megatron_bridge, mlperf, mosaicml, papers, vtrain
 from benchmarks.accuracy.published.activation_bytes import (
     ACTIVATION_SERIES,
     published_activation_bytes,
@@ -18,6 +18,7 @@ _KINDS: dict[str, tuple[Sequence[str], Callable[[Cells], ClusterRow]]] = {
     "MosaicML's FSDP benchmarks": (mosaicml.COLUMNS, mosaicml.row_of),
     "MLPerf Training's step times": (mlperf.COLUMNS, mlperf.row_of),
     "papers' tables": (papers.COLUMNS, papers.row_of),
+    "Megatron-Bridge's performance pages": (megatron_bridge.COLUMNS, megatron_bridge.row_of),
 }
 
 
@@ -31,7 +32,8 @@ def read_cluster_table(path: Path) -> tuple[ClusterRow, ...]:
     read = _KINDS[_kind(path, names)][1]
     if not lines:
         raise ClusterTableError(f"{path} has no rows under its header")
-    return tuple(_with_rules(cells.valid(read)) for cells in lines)
+    rows = tuple(_with_rules(cells.valid(read)) for cells in lines)
+    return megatron_bridge.one_a_configuration(rows) if read is megatron_bridge.row_of else rows
 
 
 def read_cluster_tables(paths: Sequence[Path]) -> tuple[ClusterRow, ...]:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from twinstream.fidelity.cluster_rows import read_measured_steps
-from twinstream.hardware_profiles.clusters.loader import load_cluster
 from twinstream.measures.published_steps import COLUMNS, StepKind
 
 
@@ -47,8 +46,9 @@ def residuals_csv(steps: Path, rows: Path, source: str) -> str:
         if error is None or row.job is None:
             continue
         cells = StepKind.of(row.job).cells()
-        cells |= {"machine": load_cluster(row.cluster).machine, "gpu": row.gpu}
-        writer.writerow(cells | {"series": row.series, "error": f"{error:.4f}"})
+        cells |= {"cluster": row.cluster, "gpu": row.gpu}
+        told = {"series": row.series, "family": row.family, "error": f"{error:.4f}"}
+        writer.writerow(cells | told)
     return text.getvalue()
 
 

@@ -24,8 +24,8 @@ def mesh_of(job: Job, ranks_per_node: int) -> Mesh:
     replicas = layout.dp * layout.cp // layout.shards
     sizes = (
         ("rep", replicas),
-        ("dp", layout.dp // replicas // layout.ep),
-        ("ep", layout.ep),
+        ("dp", layout.dp // replicas // layout.expert_replicas),
+        ("ep", layout.expert_replicas),
         ("cp", layout.cp),
         ("tp", layout.tp),
     )
@@ -123,7 +123,7 @@ def head_group(job: Job) -> Group:
 
 
 def _counted(job: Job, part: ParameterPart) -> int:
-    return rank_parameters(job.shape, job.layout.tp, job.layout.ep, part)
+    return rank_parameters(job.shape, job.layout.tp, job.layout.ep, part, job.layout.etp)
 
 
 def _group(job: Job, name: str, count: int, axes: tuple[str, ...]) -> Group:

@@ -281,7 +281,7 @@ class LayerChain(LayerEmitter):
         uses: list[Use] = [("hidden", flow.current, "update")]
         if collective != "all_reduce":
             uses = [("given", flow.current, "read"), ("made", flow.to, "write")]
-        said = CollectiveCall(collective, (talk.axis,), talk.axis)
+        said = CollectiveCall(collective, talk.axes, talk.axis)
         self._b.communicate(f"{talk.axis}.{tag}", said, uses, self._b.label(talk.axis))
 
 

@@ -45,13 +45,22 @@ class Ring:
 
 @dataclass(frozen=True)
 class CollectiveElement:
-    """A collective between computations, forward and, in backward, its transpose."""
+    """A collective between computations, forward and, in backward, its transpose.
+
+    It is along `axis` and those `beside` it, on the queue of `axis`.
+    """
 
     axis: str
     forward: Collective | None
     backward: Collective | None
     out_bytes: int
     in_bytes: int
+    beside: tuple[str, ...] = ()
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """All axes that it is along."""
+        return (self.axis, *self.beside)
 
 
 Element = LayerCompute | Ring | CollectiveElement
@@ -209,24 +218,26 @@ def _experts(job: Job) -> tuple[Element, ...]:
     ffn_bytes = _ffn_gradient_bytes(job, work.expert_tokens, work.expert_d_ff)
     if work.shared_d_ff:
         ffn_bytes += _ffn_gradient_bytes(job, work.tokens, work.shared_d_ff)
-    to = (
-        [CollectiveElement("ep", "all_to_all", "all_to_all", routed, routed)]
-        if layout.ep > 1
-        else []
-    )
+    over_tp = layout.tp if work.expert_tp == 1 else 1  # ranks of tp that have experts of their own
+    axes = [name for name, size in (("ep", layout.expert_replicas), ("tp", over_tp)) if size > 1]
+    to = []
+    if axes:
+        to = [
+            CollectiveElement(axes[0], "all_to_all", "all_to_all", routed, routed, tuple(axes[1:]))
+        ]
     gather, scatter = [], []
-    if layout.tp > 1 and work.sequence_parallel:
+    if work.expert_tp > 1 and work.sequence_parallel:
         gather = [
             CollectiveElement("tp", "all_gather", "reduce_scatter", routed * layout.tp, routed)
         ]
         scatter = [
             CollectiveElement("tp", "reduce_scatter", "all_gather", routed, routed * layout.tp)
         ]
-    elif layout.tp > 1:
+    elif work.expert_tp > 1:
         summed = whole(job)  # once each token's experts are put together
         gather = [CollectiveElement("tp", None, "all_reduce", summed, summed)]
         scatter = [CollectiveElement("tp", "all_reduce", None, summed, summed)]
     experts = LayerCompute("experts", work.experts(), ffn_bytes, ".experts")
-    back = to or (layout.tp > 1 and work.sequence_parallel)
+    back = to or (work.expert_tp > 1 and work.sequence_parallel)
     combine = [LayerCompute("combine", PartWork())] if back else []  # the experts have its work
     return (router, *to, *gather, experts, *scatter, *to, *combine)

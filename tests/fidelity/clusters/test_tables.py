@@ -168,3 +168,27 @@ def test_a_cell_that_cannot_be_is_told_in_one_sentence(tmp_path, row, told):
     (tmp_path / "t.csv").write_text(f"{header}\n{','.join(cells)}\n")
     with pytest.raises(TwinstreamError, match=told):
         read_measured_steps([tmp_path / "t.csv"])
+
+
+def test_a_configuration_of_megatron_bridge_is_one_row_of_the_mean_speed_of_its_releases():
+    rows = rows_of("megatron_bridge")
+    (dense,) = [row for name, row in rows.items() if name.startswith("LLAMA3_8B")]
+    assert dense.measured_s == pytest.approx(128 * 8192 / 8 / ((14451 + 14079) / 2))
+    assert dense.note == "mean of 25.09, 25.11" and dense.job.layout.zero == 3
+    (experts,) = [row for name, row in rows.items() if "235B" in name]
+    layout = experts.job.layout
+    assert (layout.ep, layout.etp, layout.tp, layout.expert_replicas) == (32, 1, 2, 16)
+    assert not layout.tp_overlap and experts.job.recipe.implementations.matmuls == "fp8"
+    (nvfp4,) = [row for name, row in rows.items() if " fp4 " in name]
+    assert nvfp4.job.layout.stage_layers[:2] == (1, 2) and nvfp4.job.layout.tp_overlap
+    why = sorted(row.why_not for row in rows.values() if row.why_not)
+    assert len(why) == 3 and "Kimi_K2 has parts" in why[0] and "drop tokens" in why[2]
+
+
+def test_tp_overlap_experts_tp_and_their_load_are_read_of_the_recipes():
+    rows = [row.job.layout for row in rows_of("dgxc").values() if row.job is not None]
+    assert {(one.tp > 1 and one.zero == 1, one.tp_overlap) for one in rows} <= {
+        (True, True), (False, False),
+    }  # fmt: skip
+    zero3 = [row for row in rows_of("papers").values() if row.series.endswith("ZeRO-3")]
+    assert {row.cluster for row in zero3} == {"a100_deepspeed"}

@@ -9,7 +9,11 @@ from twinstream.hardware_profiles.clusters.loader import (
     save_cluster,
 )
 from twinstream.hardware_profiles.clusters.schema import CLUSTER_NUMBERS
-from twinstream.hardware_profiles.errors import MissingNetworkNumberError, ProfileError
+from twinstream.hardware_profiles.errors import (
+    ClusterSizeError,
+    MissingNetworkNumberError,
+    ProfileError,
+)
 from twinstream.schedule.errors import ArgumentError
 from twinstream.simulator.network_costs import share_of
 
@@ -20,9 +24,13 @@ FIGURES = {
     "a100_40gb": (8, 8, 300, 25),
     "a100_roce": (8, 8, 300, 25),
     "a100_vtrain": (8, 4, 300, 25),
+    "a100_deepspeed": (8, 8, 300, 25),
     "b200_dgx": (8, 8, 900, 50),
+    "b300_dgx": (8, 8, 900, 100),
     "gb200_nvl72": (72, 72, 900, 50),
     "gb300_nvl72": (72, 72, 900, 100),
+    "mi300x_node": (8, 8, 448, 50),
+    "mi325x_node": (8, 8, 448, 50),
     "h200_dgx": (8, 8, 450, 50),
     "h100_titan": (8, 8, 450, 50),
     "h100_roce": (8, 8, 450, 50),
@@ -210,3 +218,20 @@ def test_changes_of_another_machine_replace_those_of_the_base(tmp_path):
 def test_a_missing_number_is_missing():
     with pytest.raises(MissingNetworkNumberError, match="'rtx4090_pc' has no nic_bytes_per_s"):
         load_cluster("rtx4090_pc").number("nic_bytes_per_s")
+
+
+def test_a_cluster_s_size_is_asked_of_the_whole():
+    cluster = load_cluster("h100_dgx")
+    cluster.require_gpus(2048 * 8)
+    with pytest.raises(ClusterSizeError, match=r"16,385 GPUs are more than the 16,384 of .*2,048"):
+        cluster.require_gpus(2048 * 8 + 1)
+    cluster.model_copy(update={"most_nodes": None}).require_gpus(10**6)
+
+
+def test_an_nvl72_of_another_generation_has_a_machine_and_curves_of_its_own():
+    older, newer = load_cluster("gb200_nvl72"), load_cluster("gb300_nvl72")
+    assert (older.machine, newer.machine) == ("gb200", "gb300")
+    assert {one.key for one in older.curves} == {one.key for one in newer.curves}
+    assert all("on GB300" in one.source for one in newer.curves)
+    assert all("on B200" in one.source for one in load_cluster("b200_dgx").curves)
+    assert machine_of(newer).number("device_memory_bytes") == 288e9

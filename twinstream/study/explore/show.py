@@ -199,7 +199,7 @@ def _money(one: Found, answer: Answer) -> list[tuple[str, str, str, str]]:
     run_s = _BILLION / answer.tokens_per_s
     bill = bill_of(run_s, answer.num_gpus, Prices(price_per_gpu_hour=price))
     assert bill.money is not None
-    shown = range_text(bill.money, answer.uncertainty.mean, money_text)
+    shown = range_text(bill.money, answer.uncertainty.symmetric, money_text)
     return [(title, shown, f"at {price:,.2f} a GPU-hour", identity)]
 
 

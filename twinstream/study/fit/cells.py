@@ -313,7 +313,7 @@ def _predicted(asked: _Asked, found: Answer, make: Callable[..., FitCell]) -> Fi
     hours = None if tokens is None else tokens / found.tokens_per_s / _HOUR_S
     price = prices.get(asked.machine)
     return make(
-        tokens_per_s=found.tokens_per_s, error=found.uncertainty.mean, mfu=found.mfu,
+        tokens_per_s=found.tokens_per_s, error=found.uncertainty.symmetric, mfu=found.mfu,
         limits=found.limits, gap=found.gap, device_bytes=found.device_bytes,
         host_bytes=found.host_bytes, checkpoint_bytes=checkpoint_bytes(found.schedule.only),
         hours=hours, kept_in=_kept_in(found), not_on_gpus=_not_on_gpus(found),

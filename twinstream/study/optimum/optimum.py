@@ -277,7 +277,7 @@ class _Search:
         found = self._predict(asked, spec, gpus, batch)
         if tokens is None:
             tokens = found.tokens_per_s * seconds if seconds else flops / flops_of(params, 1.0)
-        taken_s, error = tokens / found.tokens_per_s, found.uncertainty.mean
+        taken_s, error = tokens / found.tokens_per_s, found.uncertainty.symmetric
         low, high = loss_range(params, tokens, error)
         hours = taken_s / _HOUR_S * gpus
         run = SizedRun(
