@@ -14,7 +14,7 @@ from twinstream.schedule.document import Exchange, Mesh, RankClass, Schedule
 from twinstream.schedule.ops import Communicate
 from twinstream.simulator.costs import CostModel, MachineCosts
 
-_IN_PIECES = ("all_gather", "reduce_scatter")  # what products over tp may hide
+IN_PIECES = ("all_gather", "reduce_scatter")  # what products over tp may hide
 _NCCL_DTYPES = {"bfloat16": "half", "float16": "half", "uint8": "int8", "fp8": "int8"}
 
 
@@ -98,7 +98,7 @@ class ClusterCosts:
             group = group_of(self._mesh, one, op)
             others = [self._ops[self._classes[n].schedule][o] for n, o in exchange.sides[1:]]
             sides = [side.collective for side in (op, *others)]
-            pieces = self._overlaps_tp and op.axes == ("tp",) and op.collective in _IN_PIECES
+            pieces = self._overlaps_tp and op.axes == ("tp",) and op.collective in IN_PIECES
             exposed = self._cluster.number("tp_exposed") if pieces else 1.0
             self._known[key] = self._priced(sides, size_bytes, dtype, group, exposed)
         return self._known[key]

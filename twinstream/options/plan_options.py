@@ -154,6 +154,18 @@ class ClusterOptions(RankOptions):
     )
     cp: int | None = _degree("Context parallel ranks.", rare=True)
     ep: int | None = _degree("Replicas that share the routed experts.", rare=True)
+    etp: int | None = _degree(
+        "Ranks that split an expert's matrices: as many as --tp, the default, or 1: experts then "
+        "lie over tp x dp.", rare=True,
+    )  # fmt: skip
+    expert_imbalance: float | None = flag(
+        SEVERAL, "FACTOR", "How many times the mean the rank with the busiest experts gets; 1 by "
+        "default.", rare=True, ge=1, le=1e3,
+    )  # fmt: skip
+    tp_overlap: bool | None = flag(
+        SEVERAL, "", "Whether collectives of tp run in pieces beside the products around them, as "
+        "Megatron-LM's userbuffers have it; by default not.", rare=True,
+    )  # fmt: skip
     shard: int | None = _degree(
         "Ranks over which ZeRO shards; by default all of dp x cp. Groups of so many hold the same "
         "shards, and sum gradients over groups.", rare=True,

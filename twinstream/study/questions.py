@@ -71,8 +71,12 @@ _NOT_OF_CLUSTERS = (
 # Of several GPUs, and what each of them may be of a single one.
 _OF_SEVERAL = {
     **dict.fromkeys(("tp", "cp", "pp", "dp", "ep", "shard", "virtual_stages"), 1),
-    "pipeline": None, "reduction": None, "zero": 0, "keep": None, "parts": None,
+    "pipeline": None, "reduction": None, "zero": 0, "keep": None, "parts": None, "etp": 1,
+    "expert_imbalance": 1.0, "tp_overlap": False,
 }  # fmt: skip
+_OF_CLUSTERS_ALONE = (
+    "tp", "cp", "ep", "etp", "expert_imbalance", "tp_overlap", "shard", "offload",
+)  # fmt: skip
 
 
 class ShareError(TwinstreamError):
@@ -388,7 +392,7 @@ def _fixed(
     if kind != "cluster":
         return found
     _require_sequences(wanted, _one_length(lengths))
-    others = {name: getattr(asked, name) for name in ("tp", "cp", "ep", "shard", "offload")}
+    others = {name: getattr(asked, name) for name in _OF_CLUSTERS_ALONE}
     if wanted.chunk_tokens is not None:
         others["micro_batch"] = wanted.chunk_tokens // lengths[0]
     return found | {name: value for name, value in others.items() if value is not None}

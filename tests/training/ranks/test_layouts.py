@@ -25,17 +25,18 @@ def prepared(wanted: TrainOptions) -> Prepared:
 
 def test_the_fastest_layout_of_all_is_chosen_and_the_others_are_told(tmp_path: Path) -> None:
     found = prepared(rank_options(tmp_path, ranks=4))
-    rates = {(c.layout.pp, c.layout.dp): c.tokens_per_s or 0.0 for c in found.plan.candidates}
-    assert set(rates) == {(4, 1), (2, 2), (1, 4)}
-    chosen = found.plan.layout
-    assert rates[chosen.pp, chosen.dp] == max(rates.values()) == found.plan.tokens_per_s
+    looked_at = found.plan.candidates
+    degrees = {(c.layout.tp, c.layout.pp, c.layout.dp) for c in looked_at}
+    assert degrees == {(1, 4, 1), (1, 2, 2), (1, 1, 4), (2, 2, 1), (2, 1, 2)}
+    rates = {c.layout: c.tokens_per_s or 0.0 for c in looked_at if not c.is_bound}
+    assert rates[found.plan.layout] == max(rates.values()) == found.plan.tokens_per_s
     console = screen()
     with console.capture() as capture:
         console.print(train_screen(found, 0))
     shown = " ".join(capture.get().split())
-    assert "the fastest of 3 that were looked at" in shown and shown.count("not pp") == 2
+    assert "the fastest of 5 that were looked at" in shown and shown.count("; not") == 4
     assert "gloo over loopback" in shown and not (tmp_path / "run").exists()
-    assert len(predicted_json(found)["candidates"]) == 3  # type: ignore[arg-type]
+    assert len(predicted_json(found)["candidates"]) == 5  # type: ignore[arg-type]
 
 
 def test_what_is_given_of_a_layout_is_taken(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from twinstream.models.lowering.parts.layer_parts import (
 )
 from twinstream.schedule.cost import Work
 from twinstream.schedule.document import Caps, Mesh
-from twinstream.simulator.network_costs import equally_near
+from twinstream.simulator.network_costs import IN_PIECES, equally_near
 
 NCCL_DTYPES = {"bfloat16": "half", "float16": "half", "float32": None}
 
@@ -193,7 +193,10 @@ class _Clock:
         if collective is None:
             return 0.0
         size = max(element.in_bytes, element.out_bytes)
-        return self.pricing.collective_ns(self.mesh, (element.axis,), collective, size, self._dtype)
+        whole = self.pricing.collective_ns(self.mesh, element.axes, collective, size, self._dtype)
+        if self.job.layout.tp_overlap and element.axes == ("tp",) and collective in IN_PIECES:
+            return whole * self.pricing.cluster.number("tp_exposed")
+        return whole
 
     def _ring(self, ring: Ring, *, backward: bool) -> float:
         works = ring.step.backward_input if backward else ring.step.forward

@@ -19,7 +19,7 @@ _MOST_MICRO_BATCH = 16
 _LEAST_TOKENS_OF_CP = 4096  # of a sequence on a rank: below, other splits do better
 _MOST_VIRTUAL_STAGES = 8
 _NEVER_OPEN = ("sequence_parallel", "stage_layers", "expert_imbalance", "dp_overlap", "shard",
-               "reduction")  # fmt: skip
+               "reduction", "etp", "tp_overlap")  # fmt: skip
 _MOST_REFUSED, _REASONS_TOLD = 2000, 4
 
 
@@ -63,7 +63,8 @@ def layouts(
         if dp * each != num_gpus and not (refused and "dp" in fixed):
             continue
         experts = shape.experts.count if shape.experts else 1
-        for ep in _choices(fixed, "ep", [n for n in _powers(experts) if dp % n == 0]):
+        among = dp * tp if fixed.get("etp") == 1 else dp
+        for ep in _choices(fixed, "ep", [n for n in _powers(experts) if among % n == 0]):
             degrees = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep}
             yield from _with_the_rest(job, degrees, fixed, is_open, refused)
 
