@@ -159,6 +159,24 @@ def test_what_ranks_cannot_be_is_said_in_one_message(flags, said):
     assert said in error_of("plan", *TINY_STEP, "--machine", "cpu", "--ranks", 2, *flags)
 
 
+def test_tensor_parallel_ranks_are_planned_by_our_kernels_and_run(tmp_path):
+    plan, split = tmp_path / "plan.json", ("--gpus", 2, "--tp", 2)
+    wanted = (*TINY_STEP, *CUT, "--machine", "cpu")
+    planned = call("plan", *wanted, *split, "-o", plan, "--json").json()
+    assert planned["layout"]["tp"] == 2 and planned["runs_here"]
+    assert planned["recipe"]["kernels"]["vector"] == "eager"
+    ran = call("run", plan, "--steps", 2, "--json").json()
+    alone = tmp_path / "alone.json"
+    call("plan", *wanted, "-o", alone)
+    one = call("run", alone, "--steps", 2, "--backend", "cpu", "--json").json()
+    assert ran["losses"] == pytest.approx(one["losses"], rel=1e-6)
+
+
+def test_parts_are_not_of_layouts_that_are_priced():
+    flags = ("--cluster", "h100_dgx", "--gpus", 2, "--tp", 2, "--parts", 2)
+    assert "--parts is of ranks that run" in error_of("plan", *TINY_STEP, *flags)
+
+
 def test_a_predicted_layout_is_not_run(cluster_file):
     said = error_of("run", cluster_file, "--backend", "cpu")
     assert "cp 2 (no kernels here are split over cp or ep)" in said

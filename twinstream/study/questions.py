@@ -267,6 +267,8 @@ def _require_of(
         told = "is not of ranks that run: leave it out"
         asked.require_run()
     else:
+        if asked.parts is not None:
+            raise LayoutError("--parts is of ranks that run: plan with --ranks N, or leave it out")
         beside = [flag for flag in wanted.given() if flag in _NOT_OF_CLUSTERS]
         beside = beside and [f"layouts are not searched by {', '.join(beside)}"]
         told = "leave it out, or plan for --gpus 1 (and --home, --chunks-per-round of --ranks)"

@@ -39,6 +39,9 @@ WORKLOAD = WORKLOADS["packed"].model_copy(update={"rounds_per_step": 4})
         ({"dp": 4, "zero": 2}, None),
         ({"dp": 4, "zero": 3}, None),
         ({"pp": 2, "dp": 2, "zero": 1}, None),
+        ({"tp": 2, "sequence_parallel": False, "zero": 0}, None),
+        ({"tp": 2, "parts": 2, "sequence_parallel": False, "pp": 2, "zero": 0}, None),
+        ({"tp": 2, "sequence_parallel": False, "dp": 2, "zero": 3}, 500_000),
     ],
 )
 def test_what_ranks_run_takes_the_simulated_nanoseconds(

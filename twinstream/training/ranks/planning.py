@@ -173,12 +173,19 @@ class RanksPlan(StepPlan):
 
     @property
     def notes(self) -> list[str]:
-        if self.layout.dp == 1:
-            return []
-        return [
-            f"note: gradients are summed over {self.layout.dp} replicas in their order: the data "
-            "is that of one device, and the bits are those of this dp"
-        ]
+        layout, found = self.layout, []
+        if layout.dp > 1:
+            found.append(
+                f"note: gradients are summed over {layout.dp} replicas in their order: the data "
+                "is that of one device, and the bits are those of this dp"
+            )
+        if layout.in_parts:
+            how = "by the transport" if layout.parts is None else "in their order"
+            found.append(
+                f"note: blocks are computed in {layout.num_parts} parts and summed {how}: the bits "
+                "are those of as many parts"
+            )
+        return found
 
 
 Plan = DevicePlan | RanksPlan
