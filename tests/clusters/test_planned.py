@@ -67,8 +67,9 @@ def test_a_layout_is_planned_only_where_its_bound_is_better_than_the_best_plan()
     found = search_layouts(job, RANKS, place.cluster, here=here)
     beaten = [one for one in found.candidates if one.is_bound]
     assert beaten and all("at most" in str(one) for one in beaten)
-    fastest = found.best[0].prediction.tokens_per_s
-    assert all((one.tokens_per_s or 0.0) <= fastest for one in beaten)
+    fastest = max(one.prediction.tokens_per_s for one in found.best)
+    whole = [one for one in beaten if not one.layout.in_parts and one.layout.virtual_stages == 1]
+    assert whole and all((one.tokens_per_s or 0.0) <= fastest for one in whole)
 
 
 @pytest.mark.parametrize(

