@@ -22,7 +22,7 @@ class Shortage:
     where that is known; `fixed_options` are those by which the user cut the step, so that other
     ways were not tried; `leaner_options` are those that take less memory and were not given.
     `other_cap_bytes` is the cap of the other memory, None where there is none; `given` are the
-    memories whose caps the user gave.
+    memories whose caps the user gave; `drive_helps` where frozen weights could be on a drive.
     """
 
     policy: str
@@ -40,6 +40,7 @@ class Shortage:
     other_cap_bytes: int | None = None
     leaner_options: tuple[str, ...] = ()
     given: tuple[str, ...] = ("device", "host")
+    drive_helps: bool = False
 
     @property
     def less_may_do(self) -> bool:
@@ -70,13 +71,15 @@ class InfeasiblePlan(TwinstreamError):
         fixed_options: Sequence[str],
         leaner_options: Sequence[str] = (),
         given: Sequence[str] = ("device", "host"),
+        *,
+        drive_helps: bool = False,
     ) -> "InfeasiblePlan":
         """Return the refusal, of a machine with so much memory and a step cut as the user said."""
         return InfeasiblePlan(
             replace(
                 self.shortage, device_has_bytes=device_has_bytes, host_has_bytes=host_has_bytes,
                 fixed_options=tuple(fixed_options), leaner_options=tuple(leaner_options),
-                given=tuple(given),
+                given=tuple(given), drive_helps=drive_helps,
             )
         )  # fmt: skip
 
@@ -185,12 +188,13 @@ def _aside(shortage: Shortage) -> str:
 
 
 def _leaner(shortage: Shortage) -> str:
-    if not shortage.leaner_options:
-        return ""
-    return (
-        f" Less is needed with {' or '.join(shortage.leaner_options)}: `twinstream fit` compares "
-        "them."
-    )
+    told = ""
+    if shortage.leaner_options:
+        told = f" Less is needed with {' or '.join(shortage.leaner_options)}: `twinstream fit` "
+        told += "compares them."
+    if shortage.drive_helps:
+        told += " Frozen weights may be read from a drive: --disk-mem 1TB, of a run --disk PATH."
+    return told
 
 
 def gib_text(size_bytes: int) -> str:

@@ -223,7 +223,17 @@ def _of_machine(error: InfeasiblePlan, request: PlanRequest) -> InfeasiblePlan:
         )
         if cap != default
     ]
-    return error.on(device, host, fixed, _leaner_options(request), given)
+    return error.on(
+        device, host, fixed, _leaner_options(request), given, drive_helps=_drive_helps(request)
+    )
+
+
+def _drive_helps(request: PlanRequest) -> bool:
+    """Whether there could be a drive, on which frozen weights have no need of host memory."""
+    recipe, caps = request.recipe, request.caps
+    is_frozen = bool(recipe.lora or recipe.frozen or request.spec.own_lora)
+    of_two = request.machine.pool_bytes is None and request.policy == DEFAULT_POLICY
+    return is_frozen and of_two and caps.disk_bytes is None and caps.host_bytes is not None
 
 
 def _leaner_options(request: PlanRequest) -> list[str]:

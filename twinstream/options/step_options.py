@@ -49,8 +49,7 @@ class StepOptions(OptionGroup):
     disk_mem: str | None = flag(
         MEMORY,
         "SIZE",
-        "Most of a drive for frozen weights that have no room in host memory, 2TB or bytes: they "
-        "are read from there for each use. By default none (of a run with --disk: all).",
+        "Most of a drive for frozen weights without room in host memory: 2TB.",
     )
     disk_bandwidth: str | None = flag(
         MEMORY,

@@ -165,9 +165,8 @@ class TrainOptions(RecipeOptions, StepOptions, RankOptions):
     )
 
     disk: Path | None = flag(
-        MEMORY, "PATH", "A folder on a drive. Frozen weights that have no room in host memory are "
-        "read from there for each use: from the model's own files if they lie there and are of the "
-        "same values, else from copies that are made there once.",
+        MEMORY, "PATH", "A folder on a drive, from which frozen weights without room in host "
+        "memory are read: the model's own files there, or copies made there once.",
     )  # fmt: skip
 
     machine: str | None = flag(

@@ -29,6 +29,7 @@ from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import RankSchedule
 from twinstream.schedule.files import read_document
 from twinstream.schedule.sizes import brief
+from twinstream.schedule.tensors import DISK
 from twinstream.tracing import path_notes
 from twinstream.training.amounts import source_of, steps_of
 from twinstream.training.checkpoints import Checkpoint
@@ -208,7 +209,12 @@ class ProcessMemory:
             before_bytes: what the process takes already.
         """
         planned = summary.device_peak_bytes + summary.host_peak_bytes
-        state = [t for t in schedule.tensors if t.parent is None and t.role in _CARRIED]
+        files = {slot.slot_id for slot in schedule.slots if slot.tier == DISK}
+        on_disk = {item.tensor for item in schedule.carried if item.slot in files}
+        state = [
+            t for t in schedule.tensors
+            if t.parent is None and t.role in _CARRIED and t.tensor_id not in on_disk
+        ]  # fmt: skip
         groups: Counter[str] = Counter()
         for tensor in state:  # a group's parameters and state are made beside the arenas, once
             groups[tensor.tensor_id.partition(".")[2]] += tensor.size_bytes
