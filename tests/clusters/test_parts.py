@@ -10,10 +10,11 @@ from tests.schedule.cluster.damages import DAMAGES
 from tests.schedule.cluster.oracle import Cache, problems
 from twinstream.clusters.conforms import conforms
 from twinstream.clusters.kernel_sets import run_refusal
-from twinstream.clusters.pipeline import Stages, cluster_evaluation_of, plan_pipeline
+from twinstream.clusters.pipeline import cluster_evaluation_of, plan_pipeline
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import PART
+from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.loss import Dpo
 from twinstream.models.options import Experts
@@ -36,12 +37,12 @@ CLIPS = Recipe(clips=True)
 
 def planned(spec: ModelSpec = SMALL, recipe: Recipe = CLIPS, **fields: object) -> Schedule:
     layout = Layout.model_validate({"tp": 2, "sequence_parallel": False, "zero": 0, **fields})
-    return plan_pipeline(Stages(spec, WORKLOAD, recipe, layout), load_machine("cpu"))
+    return plan_pipeline(Job.of_step(spec, WORKLOAD, recipe, layout), load_machine("cpu"))
 
 
 def test_ranks_together_hold_matrices_once_and_norms_each():
     whole = plan_pipeline(
-        Stages(SMALL, WORKLOAD, Recipe(), Layout(zero=0)), load_machine("cpu")
+        Job.of_step(SMALL, WORKLOAD, Recipe(), Layout(zero=0)), load_machine("cpu")
     ).schedules["stage 0"]
     sizes = {one.tensor_id: one.size_bytes for one in whole.tensors}
     norms = {"param.0": 2 * SMALL.d_model * 4, "param.head": SMALL.d_model * 4}

@@ -53,10 +53,10 @@ def test_what_cannot_be_in_parts_is_refused_before_anything_starts(tmp_path: Pat
     with pytest.raises(OptionsError, match="tp: of several ranks; say how many: ranks = N"):
         prepared(tp=2)
     for given, said in (
-        ({"ranks": 3, "tp": 2}, "tp 2 does not divide 3 ranks"),
+        ({"ranks": 3, "tp": 2}, "3 ranks are not a multiple of tp 2"),
         ({"ranks": 2, "tp": 2, "lora": "r=4,alpha=8"}, "LoRA beside tp 2"),
         ({"ranks": 8, "tp": 8}, "4 key and value heads in 8 parts"),
-        ({"ranks": 4, "tp": 2, "pp": 4}, "of 4 ranks with tp 2: pp 4 x dp open"),
+        ({"ranks": 4, "tp": 2, "pp": 4}, "tp 2 x pp 4 are 8 ranks, and there are 4"),
     ):
         with pytest.raises(Exception, match=said):
             prepared(**given)
