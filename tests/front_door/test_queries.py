@@ -180,8 +180,7 @@ def test_names_of_values_are_those_of_options():
     flags = {*PlanOptions.model_fields, *ClusterOptions.model_fields}
     values = {name for names in NAMES.values() for name in names}
     assert flags - values == {"trust_remote_code", "keep"}
-    assert values - flags == {"ranks", "sequence_parallel", "dp_overlap", "shard",
-                              "expert_imbalance"}  # fmt: skip
+    assert values - flags == {"ranks", "sequence_parallel", "dp_overlap"}
 
 
 def test_more_ranks_have_less_of_their_host_each():

@@ -85,7 +85,7 @@ def at_mfu(mfu):
         rate = mfu(spec) * gpus * 312e12 / 6 / spec.num_parameters
         return SimpleNamespace(
             tokens_per_s=rate, layout_text="tp8", mfu=mfu(spec),
-            uncertainty=SimpleNamespace(mean=0.1),
+            uncertainty=SimpleNamespace(mean=0.1, symmetric=0.1),
         )  # fmt: skip
 
     return predict

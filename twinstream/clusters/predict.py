@@ -87,9 +87,8 @@ class Prediction:
 
 
 def predict(
-    job: Job, cluster: Cluster, machine: Machine | None = None, caps: Caps | None = None,
-    known: KnownStates | None = None,
-) -> Prediction:  # fmt: skip
+    job: Job, cluster: Cluster, machine: Machine | None = None, caps: Caps | None = None
+) -> Prediction:
     """Simulate a step in steady state.
 
     A layout that runs here is planned as `run` has it; any other is on the device, or offloaded.
@@ -97,7 +96,6 @@ def predict(
     Args:
         machine: the profile of a node in place of the cluster's own.
         caps: of one GPU; None: its share of all that a node has.
-        known: what other layouts have shown of pipelines, which this one adds to.
 
     Raises:
         LayoutError: the layout cannot be.
@@ -107,7 +105,7 @@ def predict(
     machine = machine or machine_of(cluster)
     job = with_kernels(job, machine)
     if not job.is_own:
-        return Prepared(job, cluster).on(cluster, machine, caps, known)
+        return Prepared(job, cluster).on(cluster, machine, caps)
     require_possible(job)
     if job.layout.num_gpus == 1:
         chunk_tokens = job.layout.micro_batch * job.seq_len

@@ -121,16 +121,14 @@ class RankOptions(OptionGroup):
     tp: int | None = flag(
         SEVERAL,
         "N",
-        "Tensor parallel ranks: each has some heads, columns and rows of the vocabulary; 1 of "
-        "ranks that run by default.",
+        "Tensor parallel ranks; by default searched.",
         ge=1,
     )
     parts: int | None = flag(
         SEVERAL,
         "N",
-        "Of ranks that run: compute blocks in so many parts, whatever --tp is, and add them up in "
-        "their order: every --tp that divides N has the same bits. By default a part a rank, and "
-        "the transport's sums, which are faster.",
+        "Parts of a block, whatever --tp is, added up in their order: every --tp that divides N "
+        "has the same bits. By default a part a rank, and the transport's sums, which are faster.",
         ge=1,
         rare=True,
     )

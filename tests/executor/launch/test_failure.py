@@ -83,7 +83,7 @@ def test_who_comes_to_wait_for_a_dead_rank_a_moment_later_says_in_which_op():
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
     processes = object.__new__(RankProcesses)
-    processes._pipes = [ours, dead]
+    processes._pipes, processes._gone = [ours, dead], set()
     gone = SimpleNamespace(exitcode=-9, join=lambda timeout: None)
     processes._processes = [SimpleNamespace(exitcode=None), gone]
     assert str(processes._explained(None)) == (
