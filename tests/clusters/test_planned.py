@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from twinstream.clusters.predict import gpu_caps, planned_ranks
+from twinstream.clusters.search import planned
 from twinstream.clusters.search.chains import Pricing
 from twinstream.clusters.search.cuts import cuts_of_ranks, jobs_of_ranks
 from twinstream.clusters.search.search import search_layouts
@@ -13,6 +14,7 @@ from twinstream.clusters.search.space import NoLayoutError, RunsHere, SearchSpac
 from twinstream.clusters.shared_machine import Place, place_here
 from twinstream.hardware_profiles.loader import load_machine
 from twinstream.models.layouts.job import Job
+from twinstream.models.layouts.layout import LayoutError
 from twinstream.models.presets import load_preset
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.planner.request import TrainingStep
@@ -84,6 +86,22 @@ def test_cuts_without_a_bound_are_planned_in_every_layout_of_one_stage_a_rank(st
     assert degrees >= {(1, 4, 1), (1, 2, 2), (1, 1, 4)}
     assert not any(one.is_bound for one in found.candidates)
     assert found.best[0].job.step.tokens_per_step == 2048 == job.tokens_per_step
+
+
+def test_of_fixed_degrees_every_layout_is_tried_until_one_fits(monkeypatch):
+    """In parts as in whole blocks: there is a limit only where others come first."""
+    job, place, here = asked()
+    plan, tried = planned.planned_ranks, []
+
+    def misfits(one, *given):
+        tried.append(one.layout)
+        if one.layout.virtual_stages == 1 or one.layout.pipeline == "interleaved":
+            raise LayoutError("it does not fit")
+        return plan(one, *given)
+
+    monkeypatch.setattr(planned, "planned_ranks", misfits)
+    found = search_layouts(job, RANKS, place.cluster, {"tp": 2}, here=replace(here, other_cuts=()))
+    assert found.best[0].layout.pipeline == "ring" and len(tried) > 3
 
 
 def test_ranks_have_the_kernels_that_are_asked_for():

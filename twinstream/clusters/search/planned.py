@@ -22,8 +22,8 @@ from twinstream.simulator.replay import simulate
 
 _Kind = Literal["one", "several", "parts"]
 _ORDER: tuple[_Kind, ...] = ("one", "several", "parts")
-# Layouts that are planned: plans take up to a minute, in parts some.
-_MOST_FURTHER: Mapping[_Kind, int] = {"one": 1000, "several": 4, "parts": 2}
+# Layouts that are planned after all of the first kind: plans take up to a minute, in parts some.
+_MOST_FURTHER: Mapping[_Kind, int] = {"several": 4, "parts": 2}
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,13 @@ class _Planned:
         left = Counter(_MOST_FURTHER)
         for ladder in ladders:
             is_beaten = ladder.bound_s >= min((one.step_s for one in found), default=math.inf)
-            if is_beaten or not left[ladder.kind]:
+            is_further = bool(found) and ladder.kind != ladders[0].kind
+            if is_beaten or (is_further and not left[ladder.kind]):
                 if ladder.bound_s:
                     most = asked.job.tokens_per_step / ladder.bound_s
                     seen.append(Candidate(ladder.layouts[0], most, is_bound=True))
                 continue
-            left[ladder.kind] -= 1
+            left[ladder.kind] -= is_further
             for layout in ladder.layouts:
                 made = self._planned(asked.job.laid_out(layout), ladder.bound_s, layout.text)
                 seen.append(made if isinstance(made, Candidate) else made.candidate)
