@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from twinstream.commands.arguments.outputs import check_output
+from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.files import write_text
 from twinstream.study.fit.cells import FitCell
 from twinstream.study.fit.chart import chart, chart_html
@@ -29,6 +31,10 @@ CARDS = (
 def main(arguments: Sequence[str]) -> None:
     """Write the page to the path that is given; progress goes to stderr."""
     path = Path(arguments[0] if arguments else "fit.html")
+    try:
+        check_output(path)
+    except TwinstreamError as error:
+        sys.exit(f"error: {error}")
     done = 0
 
     def told(_: FitCell) -> None:

@@ -270,7 +270,12 @@ def with_drive(
     """
     rate = bandwidth
     if isinstance(rate, str):
-        rate = float(parse_bytes(rate.strip().removesuffix("/s")))
+        try:
+            rate = float(parse_bytes(rate.strip().removesuffix("/s")))
+        except SizeError:
+            raise SizeError(
+                f"{source} {bandwidth} is no rate: give one such as 7GB/s, or bytes a second"
+            ) from None
     kind = "hypothetical" if source == "--disk-bandwidth" else "measured"
     document: dict[str, object] = {
         "disk_read_bytes_per_s": {"value": rate, "kind": kind, "source": source}

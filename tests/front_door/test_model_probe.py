@@ -82,3 +82,20 @@ def test_models_of_our_kernels_and_flags_that_contradict_are_refused():
     given = ("probe", "--model", "tiny", "--machine", "cpu")
     assert "is computed by kernels of twinstream's" in error_of(*given)
     assert "--machine goes with --model" in error_of("probe", "--machine", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (("probe", "--disk", "/nowhere"), "--disk /nowhere: there is no such file or folder"),
+        (("probe", "--model", "nothere"), "unknown model 'nothere'"),
+        (
+            ("plan", "--model", "tiny", "--machine", "cpu", "--seq-len", 64, "--disk-mem", "1GiB",
+             "--disk-bandwidth", "fast"),
+            "--disk-bandwidth fast is no rate",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_said_in_one_line_before_anything_is_measured(asked, said):
+    message = error_of(*asked)
+    assert message.startswith("error: ") and message.count("\n") == 1 and said in message

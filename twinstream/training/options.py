@@ -331,5 +331,7 @@ def _told(error: Any) -> str:
         return f"there is no option {name}" + (f": {hint}" if hint else "")
     if error["type"] == "missing":
         return f"{name} is missing"
+    if not name:  # of several options together
+        return f"{error['msg']}"
     shown = f"{error.get('input')!r:.60}"
     return f"{name} is {shown}: {error['msg'][:1].lower()}{error['msg'][1:]}"

@@ -148,5 +148,5 @@ def test_machines_share_what_is_assumed_between_them() -> None:
     assert place.assumed.endswith("10 Gbit/s and 100 us between machines")
     of_gpus = place_here(load_machine("rtx4090"), 2, 2, nvlink=False, num_hosts=2)
     assert of_gpus.cluster.number("nic_bytes_per_s") > 0
-    with pytest.raises(OptionsError, match="3 ranks are not as many on each of 2 machines"):
+    with pytest.raises(OptionsError, match=r"^3 ranks are not as many on each of 2 machines"):
         TrainOptions.of({"model": "8b", "data": ("a",), "output": "b", "ranks": 3, "hosts": 2})

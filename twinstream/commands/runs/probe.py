@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from twinstream.executor.probe.drive import DriveReads
 
 
+class DriveError(TwinstreamError):
+    """The drive that is to be measured is not there."""
+
+
 class Dtype(StrEnum):
     """What kernels are timed in."""
 
@@ -50,7 +54,6 @@ def probe(  # noqa: PLR0913
             metavar="PATH",
             help="Measure reads of this folder's drive, too, as a run with --disk reads it: of the "
             "largest file in it, or one of 256 MiB that is written and removed; or of this file.",
-            exists=True,
         ),
     ] = None,
     model: Annotated[
@@ -78,14 +81,16 @@ def probe(  # noqa: PLR0913
     profile names the attention that is right and fastest on it, and is of the dtypes that models
     are trained in.
     """
+    if disk is not None and not disk.exists():
+        raise DriveError(f"--disk {disk}: there is no such file or folder")
     if model is None:
         if machine is not None:
             raise DtypeError("--machine goes with --model: without it this machine is measured")
         found = _probed(backend, dtype, quiet=as_json)
         screen = probed_table(found)
     else:
-        base = load_machine(machine) if machine else _probed(backend, dtype, quiet=as_json)
         spec = find_model(model, longest=seq_len)
+        base = load_machine(machine) if machine else _probed(backend, dtype, quiet=as_json)
         with progress(f"timing blocks of {spec.name}", num_shapes(), quiet=as_json) as step:
             own = probe_model(spec, base, seq_len, backend_named(backend), step)
         found, screen = own.machine, model_probe_table(own)
