@@ -132,6 +132,30 @@ class Fit:
         far = [o for o in self.observations if abs(o.error) * o.observation.weight**0.5 > FAR]
         return tuple(sorted(far, key=lambda o: -abs(o.error)))
 
+    def require_same_machine(self, measured_on: str) -> None:
+        """A fit that stays far off within the bounds of its parameters began with another machine.
+
+        Args:
+            measured_on: what was measured, as a message names it.
+
+        Raises:
+            CalibrationError: predicted times are still off by more than a factor of two in the
+                middle, or by more than noise on average with several parameters at their bounds.
+        """
+        middle = median(one.predicted_s / one.observation.measured_s for one in self.observations)
+        mean = self.summary().mean_error
+        ends = [one.parameter.name for one in self.parameters if one.at_bound]
+        if not 1 / _FAR_OFF < middle < _FAR_OFF:
+            left = f"{middle:.3g} times the measured ones in the middle"
+        elif mean > FAR and len(ends) > _MOST_AT_BOUNDS:
+            left = f"off by {mean:.0%} on average with {', '.join(ends)} at their bounds"
+        else:
+            return
+        raise CalibrationError(
+            f"after the fit, predicted times are still {left}: '{self.base.name}' is no profile "
+            f"of {measured_on}, or its numbers are in other units"
+        )
+
     def require_no_worse(self) -> None:
         """Refuse a fit that predicts its own observations worse than its base.
 
@@ -218,28 +242,6 @@ def fit(
             for i, observation in enumerate(observations)
         ),
         num_predictions=problem.trials.num_predictions,
-    )
-
-
-def require_same_machine(found: Fit, measured_on: str) -> None:
-    """A fit that stays far off within the bounds of its parameters began with another machine.
-
-    Raises:
-        CalibrationError: predicted times are still off by more than a factor of two in the middle,
-            or by more than noise on average with several parameters at their bounds.
-    """
-    middle = median(one.predicted_s / one.observation.measured_s for one in found.observations)
-    mean = found.summary().mean_error
-    ends = [one.parameter.name for one in found.parameters if one.at_bound]
-    if not 1 / _FAR_OFF < middle < _FAR_OFF:
-        left = f"{middle:.3g} times the measured ones in the middle"
-    elif mean > FAR and len(ends) > _MOST_AT_BOUNDS:
-        left = f"off by {mean:.0%} on average with {', '.join(ends)} at their bounds"
-    else:
-        return
-    raise CalibrationError(
-        f"after the fit, predicted times are still {left}: '{found.base.name}' is no profile of "
-        f"{measured_on}, or its numbers are in other units"
     )
 
 

@@ -101,5 +101,6 @@ def test_few_cells_predict_the_others_from_the_other_machines_efficiencies(machi
 
 @pytest.mark.bench
 def test_the_other_machines_whole_profile_is_refused():
+    found = fit_table(load_machine("h100"), rows_of("RTX3090", "fit"))
     with pytest.raises(CalibrationError, match="'h100' is no profile of the table's machine"):
-        fit_table(load_machine("h100"), rows_of("RTX3090", "fit"))
+        found.require_same_machine("the table's machine")

@@ -126,7 +126,7 @@ def test_a_run_of_ones_own_calibrates_too(own_run, tmp_path):
 def test_a_fit_worse_than_its_base_is_only_written_anyway(own_run, tmp_path, monkeypatch):
     def worse(*given):
         found = fit_timelines(*given)
-        off = [replace(one, predicted_s=one.before_s / 2) for one in found.observations]
+        off = [replace(one, predicted_s=one.before_s / 1.8) for one in found.observations]
         return replace(found, observations=tuple(off))
 
     monkeypatch.setattr(calibrating, "fit_timelines", worse)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,7 @@ def test_ranks_are_planned_with_the_prediction_that_their_run_has(ran):
 def test_ranks_are_planned_for_a_cluster(profile):
     planned = call("plan", *TINY_STEP, "--cluster", profile, "--ranks", 2, "--json").json()
     assert planned["predicted"]["num_gpus"] == 2
-    assert planned["layout"]["pp"] == 2
+    assert prod(planned["layout"][axis] for axis in ("pp", "dp", "tp")) == 2
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,8 @@ def test_a_timeline_of_another_machine_is_not_calibrated_to(files, tmp_path):
         "calibrate", *given, "-o", output
     )
     assert not output.exists()
+    assert call("calibrate", *given, "-o", output, "--anyway").code == 0
+    assert output.exists()
 
 
 def test_the_nominal_size_of_a_card_is_all_it_has():

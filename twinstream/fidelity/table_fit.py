@@ -18,7 +18,6 @@ from twinstream.hardware_profiles.calibration.fitting import (
     Fit,
     Observation,
     fit,
-    require_same_machine,
 )
 from twinstream.hardware_profiles.calibration.parameters import (
     Parameter,
@@ -110,8 +109,7 @@ def fit_table(
         predictors: that hold rows already; by default some of its own.
 
     Raises:
-        CalibrationError: rows are of several machines, one did not succeed or cannot be planned, or
-            the fitted profile is still off by more than a factor of two.
+        CalibrationError: rows are of several machines, or one did not succeed or cannot be planned.
         SizingRefused: the policy refuses a row.
         MissingNumberError: the base lacks a number that a schedule needs.
     """
@@ -130,9 +128,7 @@ def fit_table(
             for row, each, speed in zip(rows, known, speeds, strict=True)
         ]
         start, parameters = _start(base, rows, known)
-        found = fit(start, parameters, observations, _predictor(held, rows, on_prediction))
-    require_same_machine(found, "the table's machine")
-    return found
+        return fit(start, parameters, observations, _predictor(held, rows, on_prediction))
 
 
 def name_of(row: MeasuredRow) -> str:

@@ -10,7 +10,6 @@ from twinstream.hardware_profiles.calibration.fitting import (
     Fit,
     Observation,
     fit,
-    require_same_machine,
 )
 from twinstream.hardware_profiles.calibration.parameters import (
     applied,
@@ -123,4 +122,4 @@ def test_rows_that_noise_does_not_explain_are_named_the_furthest_first():
 def test_a_base_of_a_machine_fourteen_times_faster_is_refused(forward):
     found = fitted({"attention_forward": forward}, SHORT | {131072: (0.7, 0.65)}, H100)
     with pytest.raises(CalibrationError, match=r"sustained, .* at their bounds: 'h100' is no prof"):
-        require_same_machine(found, "the table's machine")
+        found.require_same_machine("the table's machine")

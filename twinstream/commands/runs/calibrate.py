@@ -46,6 +46,8 @@ from twinstream.schedule.timeline import require_timeline_of
 from twinstream.screens.fitted_table import FittedTable
 from twinstream.screens.tables import curves_table
 
+_OF_TIMELINE = "the machine of the timeline"
+
 Base = Annotated[
     str | None,
     typer.Option(
@@ -90,7 +92,7 @@ ClusterName = Annotated[
 Anyway = Annotated[
     bool,
     typer.Option(
-        "--anyway", help="Write the profile even where its base predicts the rows better."
+        "--anyway", help="Write the profile even where it stays far off, or its base is better."
     ),
 ]
 TimelineFile = Annotated[
@@ -128,19 +130,21 @@ def calibrate(  # noqa: PLR0913
     profile = load_machine(base)
     if measured is not None and schedule is None and timeline is None:
         fit = _table_fit(profile, measured, cells, only or [], quiet=as_json)
-        told = measured.name
+        told, measured_on = measured.name, "the table's machine"
     elif measured is None and schedule is not None and timeline is not None:
         document = checked_schedule(schedule)
         if not document.is_one_device:
             _calibrate_ranks(profile, document, timeline, output, anyway=anyway, as_json=as_json)
             return
         fit = _timeline_fit(profile, document, timeline, quiet=as_json)
-        told = timeline.name
+        told, measured_on = timeline.name, _OF_TIMELINE
     else:
         raise CalibrationError(
             "give what was measured: either --measured TABLE.csv, or --schedule and --timeline of "
             "a run"
         )
+    if not anyway:
+        fit.require_same_machine(measured_on)
     source = provenance(fit, told, datetime.now(UTC).date())
     fitted = fit.machine(output.stem if output else f"{profile.name}_fitted", source)
     with told_at_the_end(
@@ -257,7 +261,7 @@ def _calibrate_ranks(
     """Fit the profile; write it, and beside it that of a node, NAME_node.toml.
 
     Args:
-        anyway: write it even where the base predicts the kernels better.
+        anyway: write it even where it stays far off, or the base predicts the kernels better.
 
     Raises:
         CalibrationError: the name is no TOML file's, or too little was measured.
@@ -271,6 +275,8 @@ def _calibrate_ranks(
         measured = read_timeline(timeline, "measured", "--timeline")
         require_timeline_of(document, measured)
         found = fit_ranks(base, [(document, measured)], name, told)
+    if not anyway:
+        found.kernels.require_same_machine(_OF_TIMELINE)
     with told_at_the_end(
         lambda: fit_json(found.kernels) | {"curves": found.cluster.curves},
         as_json=as_json,
