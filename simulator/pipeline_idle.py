@@ -9,26 +9,35 @@ from numpy.typing import NDArray
 
 from twinstream.schedule.analysis.idle import BUBBLE, CAUSES, LATENCY
 from twinstream.simulator.blocks import COMPUTE, Block, BlockOp, StageProgram
-from twinstream.simulator.pipeline import PassLog
+from twinstream.simulator.pipeline import PassLog, Repetition
+from twinstream.simulator.states import StateChange
 
 _BACK = 6  # blocks before one in which what released its ops is looked for
 _Ints = NDArray[np.int64]
 
 
 class IdleTimes(NamedTuple):
-    """Of a stage's last pass: from the end of compute in the pass before to its own, and causes."""
+    """Of a stage: how long something takes, and what its compute waits for in it."""
 
-    step_ns: int
+    took_ns: int
     causes_ns: dict[str, int]
 
 
-def idle_times(programs: Sequence[StageProgram], log: PassLog) -> list[IdleTimes]:
-    """Return where the last of two passes goes, of every stage.
+def idle_times(
+    programs: Sequence[StageProgram], log: PassLog, repetition: Repetition | None
+) -> tuple[list[IdleTimes], list[IdleTimes]]:
+    """Return where the last of two passes goes, of every stage, and where a repetition does.
 
-    A gap is followed back from the compute op that ends it, as `schedule.analysis.idle` does.
+    A pass is from the end of compute in the pass before to its own. A gap is followed back from
+    the compute op that ends it, as `schedule.analysis.idle` does.
     """
     times = _Times(programs, log)
     totals = np.zeros((len(programs), len(CAUSES)), dtype=np.int64)
+    again = totals.copy()
+    begins, ends = np.zeros((2, len(programs)), dtype=np.int64)
+    if repetition is not None:
+        begins = np.array(repetition.begins)
+        ends = begins + repetition.blocks
     views: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     blocks: dict[int, Block] = {}
     for stage, program in enumerate(programs):
@@ -41,15 +50,26 @@ def idle_times(programs: Sequence[StageProgram], log: PassLog) -> list[IdleTimes
         nodes = _nodes([blocks[one] for one in view])
         stages, at = np.array(places, dtype=np.int64).T
         known: dict[bytes, list[int]] = {}
-        for stage, row in zip(stages.tolist(), times.of(stages, at, nodes), strict=True):
+        repeats = (at >= begins[stages]) & (at < ends[stages])
+        rows = times.of(stages, at, nodes)
+        for stage, row, is_again in zip(stages.tolist(), rows, repeats.tolist(), strict=True):
             key = row.tobytes()
             if key not in known:
                 known[key] = _causes(nodes, row.reshape(3, -1).tolist())
             totals[stage] += known[key]
-    return [
-        IdleTimes(step_ns, {name: int(ns) for name, ns in zip(CAUSES, total, strict=True) if ns})
-        for step_ns, total in zip(times.steps_ns, totals, strict=True)
-    ]
+            if is_again:
+                again[stage] += known[key]
+    period_ns = repetition.period_ns if repetition else 0
+    return (
+        [_told(ns, total) for ns, total in zip(times.steps_ns, totals, strict=True)],
+        [_told(period_ns, total) for total in again],
+    )
+
+
+def _told(took_ns: int, causes_ns: _Ints) -> IdleTimes:
+    return IdleTimes(
+        took_ns, {name: int(ns) for name, ns in zip(CAUSES, causes_ns, strict=True) if ns}
+    )
 
 
 @dataclass(frozen=True)
@@ -134,13 +154,17 @@ class _Times:
         )
 
     def _fill(self, log: PassLog) -> None:
-        for change, uses in log.changes.values():
+        uses: dict[int, list[tuple[StateChange, int, tuple[int, ...], tuple[int, ...]]]] = {}
+        for use in log.changes:
+            uses.setdefault(id(use[0]), []).append(use)
+        for same in uses.values():
+            (change, *_), *_ = same
             if not change.times:
                 continue
             member, block, number, is_end, at_ns = np.array(change.times, dtype=np.int64).T
-            since = np.array([one[0] for one in uses], dtype=np.int64)[:, None]
-            stage = np.array([one[1] for one in uses], dtype=np.int64)[:, member]
-            row = np.array([one[2] for one in uses], dtype=np.int64)[:, member] + block
+            since = np.array([one[1] for one in same], dtype=np.int64)[:, None]
+            stage = np.array([one[2] for one in same], dtype=np.int64)[:, member]
+            row = np.array([one[3] for one in same], dtype=np.int64)[:, member] + block
             row -= self._first[stage]
             place = (stage * self._rows + row) * self._width + number
             is_near = row >= 0

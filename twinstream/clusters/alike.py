@@ -35,7 +35,7 @@ from twinstream.simulator.costs import CostModel
 from twinstream.simulator.engine import OpPrice
 from twinstream.simulator.network_costs import ClusterCosts
 from twinstream.simulator.pipeline import PipelineRun
-from twinstream.simulator.pipeline_idle import idle_times
+from twinstream.simulator.pipeline_idle import IdleTimes, idle_times
 from twinstream.simulator.states import KnownStates, States
 
 _FEW = 4  # microbatches of a kind that are lowered where there are more
@@ -136,6 +136,15 @@ def _stretched(start: int, few: int, count: int, *, last: int) -> Iterator[int]:
             yield start + (_SAME if at < count - last else few - (count - at))
 
 
+@dataclass(frozen=True)
+class SteadyPace:
+    """What so many further microbatches take, and where that goes in every stage."""
+
+    microbatches: int
+    period_ns: int
+    exposed: tuple[ExposedTime, ...]
+
+
 class AlikePipeline:
     """A job's stages, lowered role by role.
 
@@ -193,8 +202,9 @@ class AlikePipeline:
 
     def timed(
         self, cluster: Cluster, machine: Machine, known: KnownStates
-    ) -> tuple[int, list[ExposedTime]]:
-        """Return how long the second of two steps takes, ns, and where it goes in every stage.
+    ) -> tuple[int, tuple[ExposedTime, ...], SteadyPace | None]:
+        """Return how long the second of two steps takes, ns, where it goes in every stage, and
+        what repeats in it.
 
         Args:
             known: states of other pipelines; those of this one are added.
@@ -210,16 +220,23 @@ class AlikePipeline:
             made = _Programs(self, costs, states.interned)
             run = PipelineRun(states, made.stages, made.meetings)
             first_ns, second_ns = run.pass_ends_ns()
-            idle = idle_times(made.stages, run.log)
+            step, again = idle_times(made.stages, run.log, run.repetition)
+        pace = None
+        if (repeats := run.repetition) is not None:  # a microbatch is one block of the last stage
+            turns = self.roles[0].turns  # a microbatch more may wait for another slot
+            exposed = tuple([one.with_further(one, turns - 1) for one in self._exposed(again)])
+            pace = SteadyPace(turns * repeats.blocks[-1], turns * repeats.period_ns, exposed)
+        return second_ns - first_ns, self._exposed(step), pace
+
+    def _exposed(self, idle: Sequence[IdleTimes]) -> tuple[ExposedTime, ...]:
         ranks = self._job.layout.num_gpus // self._job.layout.pp
-        exposed = [
+        return tuple(
             ExposedTime(
-                name=f"stage {stage}", num_ranks=ranks, step_ns=one.step_ns,
-                compute_ns=one.step_ns - sum(one.causes_ns.values()), causes_ns=one.causes_ns,
+                name=f"stage {stage}", num_ranks=ranks, step_ns=one.took_ns,
+                compute_ns=one.took_ns - sum(one.causes_ns.values()), causes_ns=one.causes_ns,
             )
             for stage, one in enumerate(idle)
-        ]  # fmt: skip
-        return second_ns - first_ns, exposed
+        )  # fmt: skip
 
 
 def _ops_of(part: RankSchedule) -> list[_Op]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from pydantic import NonNegativeInt
 
@@ -85,6 +85,19 @@ class ExposedTime(Node):
     step_ns: NonNegativeInt
     compute_ns: NonNegativeInt
     causes_ns: dict[str, NonNegativeInt]
+
+    def with_further(self, more: Self, times: int) -> Self:
+        """This pass and so many times what more takes."""
+        causes = dict(self.causes_ns)
+        for name, ns in more.causes_ns.items():
+            causes[name] = causes.get(name, 0) + times * ns
+        return self.model_copy(
+            update={
+                "step_ns": self.step_ns + times * more.step_ns,
+                "compute_ns": self.compute_ns + times * more.compute_ns,
+                "causes_ns": {name: causes[name] for name in CAUSES if name in causes},
+            }
+        )
 
     @property
     def fractions(self) -> dict[str, float]:
