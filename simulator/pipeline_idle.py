@@ -23,13 +23,32 @@ class IdleTimes(NamedTuple):
     causes_ns: dict[str, int]
 
 
+@dataclass(frozen=True)
+class Releases:
+    """An op, so many blocks back: its number there, by what compute waits while it runs, and the
+    nodes that release it. `is_asked`: compute of the block itself."""
+
+    back: int
+    number: int
+    cause: str
+    meets: bool
+    released_by: tuple[int, ...]
+    is_asked: bool
+
+
 def idle_times(
-    programs: Sequence[StageProgram], log: PassLog, repetition: Repetition | None
+    programs: Sequence[StageProgram],
+    log: PassLog,
+    repetition: Repetition | None,
+    known: dict[tuple[int, ...], list[Releases]],
 ) -> tuple[list[IdleTimes], list[IdleTimes]]:
     """Return where the last of two passes goes, of every stage, and where a repetition does.
 
     A pass is from the end of compute in the pass before to its own. A gap is followed back from
     the compute op that ends it, as `schedule.analysis.idle` does.
+
+    Args:
+        known: what may release the ops of blocks, by their identities; that of new ones is added.
     """
     times = _Times(programs, log)
     totals = np.zeros((len(programs), len(CAUSES)), dtype=np.int64)
@@ -47,18 +66,20 @@ def idle_times(
         for at in range(count, 2 * count):
             views.setdefault(tuple(ids[max(0, at - _BACK) : at + 1]), []).append((stage, at))
     for view, places in views.items():
-        nodes = _nodes([blocks[one] for one in view])
+        if view not in known:
+            known[view] = _nodes([blocks[one] for one in view])
+        nodes = known[view]
         stages, at = np.array(places, dtype=np.int64).T
-        known: dict[bytes, list[int]] = {}
+        caused: dict[bytes, list[int]] = {}
         repeats = (at >= begins[stages]) & (at < ends[stages])
         rows = times.of(stages, at, nodes)
         for stage, row, is_again in zip(stages.tolist(), rows, repeats.tolist(), strict=True):
             key = row.tobytes()
-            if key not in known:
-                known[key] = _causes(nodes, row.reshape(3, -1).tolist())
-            totals[stage] += known[key]
+            if key not in caused:
+                caused[key] = _causes(nodes, row.reshape(3, -1).tolist())
+            totals[stage] += caused[key]
             if is_again:
-                again[stage] += known[key]
+                again[stage] += caused[key]
     period_ns = repetition.period_ns if repetition else 0
     return (
         [_told(ns, total) for ns, total in zip(times.steps_ns, totals, strict=True)],
@@ -72,20 +93,7 @@ def _told(took_ns: int, causes_ns: _Ints) -> IdleTimes:
     )
 
 
-@dataclass(frozen=True)
-class _Node:
-    """An op, so many blocks back: its number there, by what compute waits while it runs, and the
-    nodes that release it. `is_asked`: compute of the block itself."""
-
-    back: int
-    number: int
-    cause: str
-    meets: bool
-    released_by: tuple[int, ...]
-    is_asked: bool
-
-
-def _nodes(view: Sequence[Block]) -> list[_Node]:
+def _nodes(view: Sequence[Block]) -> list[Releases]:
     """Ops of the last block and the one before, and what may release them."""
     last = len(view) - 1
     keys: dict[tuple[int, int, int], int] = {}
@@ -108,7 +116,7 @@ def _nodes(view: Sequence[Block]) -> list[_Node]:
         at, stream, place = key
         op = _op(view, *key)
         found.append(
-            _Node(
+            Releases(
                 last - at, view[at].begins[stream] + place, op.cause, op.price is None,
                 released.get(key, ()), at == last and stream == COMPUTE,
             )
@@ -198,7 +206,7 @@ class _Times:
         latest: _Ints = np.maximum.accumulate(found, axis=1)
         return latest
 
-    def of(self, stages: _Ints, at: _Ints, nodes: Sequence[_Node]) -> _Ints:
+    def of(self, stages: _Ints, at: _Ints, nodes: Sequence[Releases]) -> _Ints:
         """Starts, ends and meetings of nodes, from the end of compute in the blocks before."""
         row = at - self._first[stages]
         back = np.array([node.back for node in nodes])
@@ -212,7 +220,7 @@ class _Times:
         return clipped
 
 
-def _causes(nodes: Sequence[_Node], times: Sequence[Sequence[int]]) -> list[int]:
+def _causes(nodes: Sequence[Releases], times: Sequence[Sequence[int]]) -> list[int]:
     """What gaps of a block are put down to."""
     starts, ends, begun = times
     total = dict.fromkeys(CAUSES, 0)

@@ -220,7 +220,7 @@ class AlikePipeline:
             made = _Programs(self, costs, states.interned)
             run = PipelineRun(states, made.stages, made.meetings)
             first_ns, second_ns = run.pass_ends_ns()
-            step, again = idle_times(made.stages, run.log, run.repetition)
+            step, again = idle_times(made.stages, run.log, run.repetition, states.released)
         pace = None
         if (repeats := run.repetition) is not None:  # a microbatch is one block of the last stage
             turns = self.roles[0].turns  # a microbatch more may wait for another slot
