@@ -90,9 +90,25 @@ class RankSizes:
         return rank_heads(self.shape.num_kv_heads, self.tp) * self.shape.head_dim
 
     @property
+    def d_v(self) -> int:
+        """Width of the rank's heads of values."""
+        return rank_heads(self.shape.num_kv_heads, self.tp) * self.shape.v_dim
+
+    @property
+    def d_o(self) -> int:
+        """Columns that the output projection reads."""
+        return self.heads * self.shape.v_dim
+
+    @property
     def d_qkv(self) -> int:
-        """Columns of the projection to Q, K and V."""
-        return self.d_q + 2 * self.d_kv
+        """Columns of Q, K and V."""
+        return self.d_q + self.d_kv + self.d_v
+
+    @property
+    def d_columns(self) -> int:
+        """Columns of the input of the projections to heads: the model's, or few of latents."""
+        latent, d = self.shape.latent, self.shape.d_model
+        return d if latent is None else (latent.q_rank or d) + latent.kv_rank + latent.rope_dim
 
     @property
     def vocab(self) -> int:

@@ -60,6 +60,7 @@ def is_alike(job: Job) -> bool:
         and layout.zero <= 1
         and not layout.offload
         and not job.is_own
+        and len(job.shape.layer_kinds) == 1
         and passes >= _LEAST_LAYER_PASSES
         and min(map(len, stages_of(layout, job.shape.num_layers))) > 0
     )

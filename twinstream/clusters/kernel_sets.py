@@ -113,11 +113,10 @@ def with_kernels(job: Job, machine: Machine) -> Job:
             "plan it with --machine NAME, or --machine NAME --gpus N"
         )
     experts = job.shape.experts
-    if experts is not None and experts.dense_layers:
+    if job.shape.latent is not None and job.recipe.lora is not None:
         raise LayoutError(
-            f"{len(experts.dense_layers)} of {job.shape.num_layers} layers of '{job.shape.name}' "
-            "have no experts, and layouts of clusters are of layers that are alike: plan it with "
-            "--machine NAME, or --machine NAME --gpus N"
+            f"adapters of latent attention, which '{job.shape.name}' has, are not priced: leave "
+            "out --lora"
         )
     named = job.recipe.kernels
     is_megatron = named is not None and named.vector == "megatron"

@@ -153,7 +153,7 @@ def asked_by(
     optimizer, overhead = _optimizer(wanted), _overhead(wanted)
     spec = load.model(
         wanted.model, max(lengths), wanted.lora, wanted.loss, wanted.dtype,
-        trusted=wanted.trust_remote_code,
+        trusted=wanted.trust_remote_code, priced=asked.cluster is not None,
     )  # fmt: skip
     kind = kind or _kind(wanted, asked, num_ranks, spec)
     _require_of(kind, wanted, asked, num_ranks)
