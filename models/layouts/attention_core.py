@@ -4,10 +4,11 @@ Under context parallelism a rank's queries meet the keys of each rank in turn, i
 of equal work (zigzag slices): in each step seq_len / cp queries and as many keys, half masked.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from twinstream.models.layouts.kernels import Kernels, times
-from twinstream.models.layouts.rank_sizes import RankSizes
+from twinstream.models.layouts.rank_sizes import BITS_OF_DTYPE, RankSizes
 from twinstream.schedule.cost import Work
 
 _MASK_BYTES = 1
@@ -30,8 +31,11 @@ def _fused_step(sizes: RankSizes, kernels: Kernels) -> CoreWork:
     """Forward two matrix products, backward five, since it computes the scores again."""
     q, k, v, tokens = sizes.d_q, sizes.d_kv, sizes.d_v, sizes.tokens
     out = sizes.d_o
-    forward = (_fused(sizes, "attention_forward", 2 * (q + out), times_moved=1),)
-    backward = (_fused(sizes, "attention_backward", 2 * (3 * q + 2 * out), times_moved=2),)
+    casting = replace(kernels, linear_dtype=sizes.dtype_of("attention"))
+    casts, casts_back = casting.casts(tokens * (q + k + v)), casting.casts(tokens * out)
+    forward = (*casts, _fused(sizes, "attention_forward", 2 * (q + out), times_moved=1))
+    back = _fused(sizes, "attention_backward", 2 * (3 * q + 2 * out), times_moved=2)
+    backward = (*casts_back, back)
     if sizes.cp == 1:
         return CoreWork(forward, backward)
     # partial outputs, and gradients, of a step are added to those of the steps before it
@@ -57,9 +61,9 @@ def _fused(sizes: RankSizes, unit: str, flops_per_pair: int, *, times_moved: int
         unit=unit,
         shape=(queries, context, sizes.heads, sizes.shape.head_dim, batch),
         flops=flops_per_pair * doubled_pairs // 2,
-        hbm_bytes=times_moved * rows * sizes.itemsize,
+        hbm_bytes=times_moved * rows * BITS_OF_DTYPE[sizes.dtype_of("attention")] // 8,
         launches=1,
-        dtype=sizes.dtype,
+        dtype=sizes.dtype_of("attention"),
         implementation=sizes.attention_implementation,
     )
 

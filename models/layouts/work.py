@@ -221,14 +221,15 @@ class ShapeWork(RankSizes):
         exponentials; backward makes their gradient of those and turns it back.
         """
         T, d, V = self.tokens, self.shape.d_model, self.vocab
-        logits = T * V
+        logits, dtype = T * V, self.dtype_of("head")
+        kernels = replace(self._kernels, linear_dtype=dtype, weight_dtype=dtype)
         widened = logits * _FLOAT32_BYTES
         loss = self._vector("cross_entropy", logits, extra_bytes=4 * widened, launches=3)
         d_loss = self._vector("cross_entropy", logits, extra_bytes=3 * widened, launches=2)
         return PartWork(
-            (self._norm(), self._kernels.matmul(T, V, d), loss),
-            (d_loss, self._kernels.matmul(T, d, V), self._norm_backward()),
-            (self._kernels.weight_gradient(V, d, T, self.dtype),),
+            (self._norm(), *kernels.casts(T * d), kernels.linear(T, V, d), loss),
+            (d_loss, *kernels.casts(logits), kernels.linear(T, d, V), self._norm_backward()),
+            (kernels.weight_gradient(V, d, T),),
         )
 
     def optimizer(self, num_elements: int) -> tuple[Work, ...]:
@@ -311,7 +312,8 @@ class ShapeWork(RankSizes):
 
     @property
     def _kernels(self) -> Kernels:
-        return Kernels(self.dtype, self.matmul_dtype or self.dtype, self.gradient_dtype)
+        products, weights = self.dtype_of("products"), self.dtype_of("gradients")
+        return Kernels(self.dtype, products, self.gradient_dtype, weights)
 
     @property
     def _gradient_kernels(self) -> Kernels:

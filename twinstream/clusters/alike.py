@@ -161,8 +161,8 @@ class AlikePipeline:
                 for stage, role in enumerate(self.roles)
             ),
             schedules={names[role]: part for role, part in self.parts.items()},
-            model={}, layout={"tp_overlap": job.layout.tp_overlap}, seq_len=job.seq_len, global_batch=job.global_batch,
-            model_flops=0, machine=_REF,
+            model={}, layout={"tp_overlap": job.layout.tp_overlap}, seq_len=job.seq_len,
+            global_batch=job.global_batch, model_flops=0, machine=_REF,
         )  # fmt: skip
 
     def _part(self, role: Role) -> RankSchedule:

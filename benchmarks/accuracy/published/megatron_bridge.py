@@ -88,6 +88,7 @@ def row_of(cells: Cells) -> ClusterRow:
         note=f"release {cells.text('release')}",
         scored=not why_not,
         why_not=why_not,
+        recompute_stated=False,
     )
 
 
