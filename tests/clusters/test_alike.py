@@ -62,6 +62,14 @@ def test_a_tp_group_over_two_nodes_shares_its_nics_with_messages():
     assert_as_the_whole(job_of(7, shape, 1024, pp=6, tp=16, dp=1), "a100_dgx")
 
 
+def test_collectives_that_overlap_products_are_waited_for_in_part():
+    job = job_of(9, LARGE, 1024, pp=4, tp=4, tp_overlap=True)
+    assert_as_the_whole(job, "h100_dgx")
+    later = job_of(9, LARGE, 1024, pp=4, tp=4)
+    cluster = CLUSTERS["h100_dgx"]
+    assert Prepared(job, cluster).on(cluster).step_s < Prepared(later, cluster).on(cluster).step_s
+
+
 def test_states_of_one_layout_hold_for_the_next():
     known: KnownStates = {}
     for dp in (2, 4, 2):

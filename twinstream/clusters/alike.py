@@ -60,6 +60,7 @@ def is_alike(job: Job) -> bool:
         and layout.zero <= 1
         and not layout.offload
         and not job.is_own
+        and len(job.shape.layer_kinds) == 1
         and passes >= _LEAST_LAYER_PASSES
         and min(map(len, stages_of(layout, job.shape.num_layers))) > 0
     )
@@ -169,8 +170,8 @@ class AlikePipeline:
                 for stage, role in enumerate(self.roles)
             ),
             schedules={names[role]: part for role, part in self.parts.items()},
-            model={}, layout={}, seq_len=job.seq_len, global_batch=job.global_batch,
-            model_flops=0, machine=_REF,
+            model={}, layout={"tp_overlap": job.layout.tp_overlap}, seq_len=job.seq_len,
+            global_batch=job.global_batch, model_flops=0, machine=_REF,
         )  # fmt: skip
 
     def _part(self, role: Role) -> RankSchedule:

@@ -14,7 +14,7 @@ from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.loss import CrossEntropy
 from twinstream.models.providers.model import AnyModel, model_of
-from twinstream.models.recipes.recipe import KernelChoice, Recipe
+from twinstream.models.recipes.recipe import USUALLY_NARROW, KernelChoice, Recipe
 from twinstream.models.recipes.update_rules import rule_text
 from twinstream.planner.kernel_choice import usual_kernels
 from twinstream.schedule.document import RankSchedule
@@ -113,11 +113,10 @@ def with_kernels(job: Job, machine: Machine) -> Job:
             "plan it with --machine NAME, or --machine NAME --gpus N"
         )
     experts = job.shape.experts
-    if experts is not None and experts.dense_layers:
+    if job.shape.latent is not None and job.recipe.lora is not None:
         raise LayoutError(
-            f"{len(experts.dense_layers)} of {job.shape.num_layers} layers of '{job.shape.name}' "
-            "have no experts, and layouts of clusters are of layers that are alike: plan it with "
-            "--machine NAME, or --machine NAME --gpus N"
+            f"adapters of latent attention, which '{job.shape.name}' has, are not priced: leave "
+            "out --lora"
         )
     named = job.recipe.kernels
     is_megatron = named is not None and named.vector == "megatron"
@@ -192,7 +191,8 @@ def recipe_text(spec: AnyModel, recipe: Recipe) -> str:
     'kernels eager, attention eager, bfloat16; gradients and optimizer state in bfloat16; clipped'
     """
     kernels, dtype = recipe.implementations, spec.dtype
-    narrow = "" if kernels.matmuls == "model" else f", linear layers in {kernels.matmuls}"
+    units = "linear layers" if kernels.narrow == USUALLY_NARROW else " ".join(kernels.narrow)
+    narrow = "" if kernels.matmuls == "model" else f", {units} in {kernels.matmuls}"
     gradients, state = recipe.gradient_dtype(dtype), recipe.state_of(dtype)
     names = {"model": dtype, "float32_master": "float32 beside a float32 master", "8bit": "8 bits"}
     sums = (

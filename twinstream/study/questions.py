@@ -21,7 +21,14 @@ from twinstream.models.layouts.layout import Layout, LayoutError, Recompute
 from twinstream.models.loss import has_function, kind_of_loss
 from twinstream.models.presets import model_notes
 from twinstream.models.providers.model import AnyModel, require_decoder, with_aux_loss
-from twinstream.models.recipes.recipe import MATMULS_OF_PRECISION, KernelChoice, KernelSet
+from twinstream.models.recipes.recipe import (
+    MATMULS_OF_PRECISION,
+    NARROW_UNITS,
+    USUALLY_NARROW,
+    KernelChoice,
+    KernelSet,
+    NarrowUnit,
+)
 from twinstream.options.option_group import OptionGroup, flag_of
 from twinstream.options.plan_options import KEPT, ClusterOptions, PlanOptions
 from twinstream.options.step_options import RankOptions
@@ -72,10 +79,12 @@ _NOT_OF_CLUSTERS = (
 _OF_SEVERAL = {
     **dict.fromkeys(("tp", "cp", "pp", "dp", "ep", "shard", "virtual_stages"), 1),
     "pipeline": None, "reduction": None, "zero": 0, "keep": None, "parts": None, "etp": 1,
-    "expert_imbalance": 1.0, "tp_overlap": False,
+    "expert_imbalance": 1.0, "tp_overlap": False, "capacity_factor": None,
+    "precision_units": None,
 }  # fmt: skip
 _OF_CLUSTERS_ALONE = (
-    "tp", "cp", "ep", "etp", "expert_imbalance", "tp_overlap", "shard", "offload",
+    "tp", "cp", "ep", "etp", "expert_imbalance", "capacity_factor", "tp_overlap", "shard",
+    "offload",
 )  # fmt: skip
 
 
@@ -153,7 +162,7 @@ def asked_by(
     optimizer, overhead = _optimizer(wanted), _overhead(wanted)
     spec = load.model(
         wanted.model, max(lengths), wanted.lora, wanted.loss, wanted.dtype,
-        trusted=wanted.trust_remote_code,
+        trusted=wanted.trust_remote_code, priced=asked.cluster is not None,
     )  # fmt: skip
     kind = kind or _kind(wanted, asked, num_ranks, spec)
     _require_of(kind, wanted, asked, num_ranks)
@@ -434,14 +443,32 @@ def _priced(wanted: PlanOptions, asked: ClusterOptions, spec: ModelSpec) -> Kern
             f"the kernel set {named} does not compute {spec.name}: {why}; leave out --kernels, or "
             "price Megatron's with --kernels megatron"
         )
+    if asked.precision_units is not None and not is_narrow:
+        raise LayoutError("--precision-units says what computes in --precision fp8 or fp4: add it")
     if named != "megatron" and not is_narrow and (why is None or wanted.attention is None):
         return None
     known = (*attention_names(), "flash", "unfused")
     require_known("--attention", wanted.attention, known)
     return KernelChoice(
         vector="megatron", attention=wanted.attention or "flash", matmuls=matmuls,
-        deterministic=False,
+        deterministic=False, narrow=_narrow(asked.precision_units),
     )  # fmt: skip
+
+
+def _narrow(units: str | None) -> tuple[NarrowUnit, ...]:
+    """What computes in the precision."""
+    if units is None:
+        return USUALLY_NARROW
+    named = tuple(units.split(","))
+    for unit in named:
+        require_known("--precision-units", unit, NARROW_UNITS)
+    found = tuple(unit for unit in NARROW_UNITS if unit in named)
+    if "gradients" in found and "products" not in found:
+        raise LayoutError(
+            "--precision-units gradients needs products, too: what gradients of weights multiply "
+            "is what products have cast"
+        )
+    return found
 
 
 def share_of(text: str) -> float:
