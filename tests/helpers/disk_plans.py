@@ -10,10 +10,12 @@ from twinstream.models.recipes.lora import lora_of
 from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.planner.choices import Choices
 from twinstream.planner.planner import Planner
-from twinstream.planner.request import PlanRequest, TrainingStep
+from twinstream.planner.request import PlanRequest, TrainingStep, with_drive
 from twinstream.schedule.document import RankSchedule
 from twinstream.simulator.replay import steady_state
 
+TRAINED = Recipe(kernels=KernelChoice())
+UPDATES_FIRST = Recipe(kernels=KernelChoice(), clips=True, optimizer="device_before_next_use")
 LORA = Recipe(lora=lora_of("r=2"), kernels=KernelChoice())
 SPEC = small("tiny", num_layers=4, d_model=64, d_ff=128)
 
@@ -54,6 +56,36 @@ def disk_plan(
     request = disk_request(
         device_mem, host_mem, bytes_per_s, tokens=tokens, chunk_tokens=chunk_tokens
     )
+    return Planner(steady_state).plan(request, name_caps=False).only
+
+
+def written_request(
+    device_mem: str = "900KiB",
+    host_mem: str = "1300KiB",
+    rates: str = "1GB/s,500MB/s",
+    *,
+    tokens: int = 64,
+    recipe: Recipe = TRAINED,
+) -> PlanRequest:
+    """A step that trains all of the model, 600 KB a layer with optimizer and gradients, beside a
+    drive that may be written."""
+    step = TrainingStep(32, tokens, 32, 1, recipe=recipe)
+    return PlanRequest.of(
+        SPEC, with_drive(load_machine("cpu"), rates), step=step, device_mem=device_mem,
+        host_mem=host_mem, disk_mem="1GiB", choices=Choices(effort="quick"),
+    )  # fmt: skip
+
+
+def written_plan(
+    device_mem: str = "900KiB",
+    host_mem: str = "1300KiB",
+    rates: str = "1GB/s,500MB/s",
+    *,
+    tokens: int = 64,
+    recipe: Recipe = TRAINED,
+) -> RankSchedule:
+    """Its plan, proven."""
+    request = written_request(device_mem, host_mem, rates, tokens=tokens, recipe=recipe)
     return Planner(steady_state).plan(request, name_caps=False).only
 
 

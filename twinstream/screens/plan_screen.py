@@ -11,6 +11,7 @@ from twinstream.measures.explanation import Explanation, Recomputed, explain
 from twinstream.measures.metrics import Summary, summarize
 from twinstream.measures.residence import STATE, Residence, RoleResidence
 from twinstream.measures.uncertainty import prediction_notes, uncertainty_of
+from twinstream.measures.wear import wear_notes
 from twinstream.models.kernel_costs.attention_limits import nondeterministic_kernels
 from twinstream.models.layout import EXPERTS, ROUTER_BIAS, layer_of
 from twinstream.models.providers.model import AnyModel, model_of
@@ -61,6 +62,7 @@ def plan_notes(schedule: Schedule, machine: Machine, timeline: Timeline) -> list
     found = [
         recipe_line(model_of(own.model), recipe, why_schedule_not_here(own)),
         *prediction_notes(schedule, machine, timeline),
+        *wear_notes(schedule.only, machine, timeline.step_ns / 1e9),
     ]
     host, taken = machine.host_memory_bytes, arena_bytes(own, HOST)
     if host is not None and host.value is not None and taken > _MOST_OF_HOST * host.value:
@@ -204,8 +206,10 @@ def residence_table(residence: Residence, caps: Caps) -> Group:
     table = FittedTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(name)
     columns = ["device\npeak", "host\npeak", "device\nonly", "host\nhome", "both", "H2D", "D2H"]
-    has_disk = any(role.disk_home_bytes for role in residence.roles)
-    for column in [*columns, *(("disk\nhome", "disk\nread") if has_disk else ())]:
+    has_disk = any(role.disk_home_bytes or role.disk_read_bytes for role in residence.roles)
+    is_written = any(role.disk_written_bytes for role in residence.roles)
+    written = ("disk\nwritten",) if is_written else ()
+    for column in [*columns, *(("disk\nhome", "disk\nread", *written) if has_disk else ())]:
         table.add_column(column, justify="right", no_wrap=True)
 
     def shown(size_bytes: int) -> str:
@@ -215,6 +219,7 @@ def residence_table(residence: Residence, caps: Caps) -> Group:
     for role in residence.roles:
         if any(value for value in role.model_dump(exclude={"role"}).values()):
             disk = (role.disk_home_bytes, role.disk_read_bytes) if has_disk else ()
+            disk += (role.disk_written_bytes,) if is_written else ()
             table.add_row(role.role, *map(shown, (*_columns(role), *disk)))
     unused = residence.device_unused_bytes, residence.host_unused_bytes
     table.add_row("unused (packing)", *map(shown, unused))
