@@ -1,6 +1,7 @@
 """Plans of a small model whose frozen base is in part at home on a disk."""
 
 from dataclasses import replace
+from typing import Any
 
 from tests.helpers.tiny_chains import small
 from twinstream.hardware_profiles.loader import load_machine
@@ -56,7 +57,7 @@ def disk_plan(
     request = disk_request(
         device_mem, host_mem, bytes_per_s, tokens=tokens, chunk_tokens=chunk_tokens
     )
-    return Planner(steady_state).plan(request, name_caps=False).only
+    return planned_with_disk(request)
 
 
 def written_request(
@@ -66,27 +67,26 @@ def written_request(
     *,
     tokens: int = 64,
     recipe: Recipe = TRAINED,
+    num_layers: int = 4,
 ) -> PlanRequest:
     """A step that trains all of the model, 600 KB a layer with optimizer and gradients, beside a
     drive that may be written."""
     step = TrainingStep(32, tokens, 32, 1, recipe=recipe)
+    spec = small("tiny", num_layers=num_layers, d_model=64, d_ff=128)
     return PlanRequest.of(
-        SPEC, with_drive(load_machine("cpu"), rates), step=step, device_mem=device_mem,
+        spec, with_drive(load_machine("cpu"), rates), step=step, device_mem=device_mem,
         host_mem=host_mem, disk_mem="1GiB", choices=Choices(effort="quick"),
     )  # fmt: skip
 
 
-def written_plan(
-    device_mem: str = "900KiB",
-    host_mem: str = "1300KiB",
-    rates: str = "1GB/s,500MB/s",
-    *,
-    tokens: int = 64,
-    recipe: Recipe = TRAINED,
-) -> RankSchedule:
-    """Its plan, proven."""
-    request = written_request(device_mem, host_mem, rates, tokens=tokens, recipe=recipe)
+def planned_with_disk(request: PlanRequest) -> RankSchedule:
+    """The plan of a request, proven."""
     return Planner(steady_state).plan(request, name_caps=False).only
+
+
+def written_plan(*caps: str, **given: Any) -> RankSchedule:
+    """The plan of `written_request`, whose arguments these are."""
+    return planned_with_disk(written_request(*caps, **given))
 
 
 def without_disk(request: PlanRequest) -> PlanRequest:
