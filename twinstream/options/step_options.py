@@ -49,13 +49,21 @@ class StepOptions(OptionGroup):
     disk_mem: str | None = flag(
         MEMORY,
         "SIZE",
-        "Most of a drive for frozen weights without room in host memory: 2TB.",
+        "Most of a drive for what has no room in host memory: 2TB.",
     )
     disk_bandwidth: str | None = flag(
         MEMORY,
         "SIZE/s",
-        "Rate of the drive, 7GB/s; a run reads no faster. By default the profile's (of a run what "
-        "is measured when it begins).",
+        "Rate of the drive's reads, 7GB/s, or 7GB/s,5GB/s with that of writes, without which it is "
+        "only read; a run goes no faster. By default the profile's (of a run what is measured when "
+        "it begins).",
+        rare=True,
+    )
+    disk_tbw: str | None = flag(
+        MEMORY,
+        "SIZE",
+        "What the drive's maker warrants to be written, 1200TB, beside which a plan says what it "
+        "writes a day. By default the profile's, else 600TB.",
         rare=True,
     )
     policy: str = flag(

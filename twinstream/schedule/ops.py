@@ -14,13 +14,15 @@ Mode = Literal["read", "write", "update", "scratch"]
 Processor = Literal["device", "host"]
 HOST_COMPUTE = "host_compute"  # the queue of what the host's cores compute
 DISK_READ = "disk_read"  # the queue of what is read from a disk into host memory
+DISK_WRITE = "disk_write"  # and of what is written from there
+DISK_QUEUES = (DISK_READ, DISK_WRITE)
 
 
 class Stream(Node):
     """An in-order queue. By convention `compute`, `h2d`, `d2h`, `host`; names are open.
 
     What the host CPU computes has the queue `host_compute` (`HOST_COMPUTE`), what is read from a
-    disk `disk_read` (`DISK_READ`).
+    disk `disk_read` (`DISK_READ`), what is written there `disk_write` (`DISK_WRITE`).
     """
 
     device: Index = 0

@@ -43,7 +43,13 @@ from twinstream.planner.choices import (
 )
 from twinstream.planner.kernel_choice import kernels_named
 from twinstream.planner.policies import ON_DEVICE, optimizer_places
-from twinstream.planner.request import PlanRequest, TrainingStep, caps_of, with_drive
+from twinstream.planner.request import (
+    PlanRequest,
+    TrainingStep,
+    caps_of,
+    with_drive,
+    with_endurance,
+)
 from twinstream.schedule.errors import TwinstreamError
 from twinstream.schedule.node import from_options
 from twinstream.schedule.sizes import SizeError, parse_number
@@ -195,6 +201,7 @@ def asked_by(
         )
     if wanted.disk_bandwidth is not None:
         machine = with_drive(machine, wanted.disk_bandwidth)
+    machine = with_endurance(machine, wanted.disk_tbw)
     request = PlanRequest(
         with_aux_loss(spec, wanted.aux_loss), step, machine,
         caps_of(
