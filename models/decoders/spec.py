@@ -258,6 +258,10 @@ class ModelSpec(Node):
             return experts_layout(self)
         return bias_layout(self) if group.endswith(ROUTER_BIAS) else block_layout(self.layer(layer))
 
+    def updated_apart(self, group: str) -> bool:
+        """Whether each matrix of a group is updated by itself, wherever the others lie."""
+        return False
+
     @property
     def decoder(self) -> Self:
         """Itself: its blocks are those of our decoders."""

@@ -9,6 +9,7 @@ from twinstream.executor.kernels.attention.registry import attention_implementat
 from twinstream.executor.kernels.block.block_operands import BlockOperands
 from twinstream.executor.kernels.block.experts_forward import (
     RoutedRows,
+    send_rows,
     write_choice,
     write_expert_gate_up,
     write_experts_output,
@@ -23,7 +24,11 @@ from twinstream.models.kernel_costs.attributes import Attributes
 def block_forward(
     operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
 ) -> None:
-    """Write the block's output and all that a backward of any level needs."""
+    """Write the block's output and all that a backward of any level needs.
+
+    Where ranks share experts, it is rows for them that are written, and the output later
+    (`block_combine_forward`).
+    """
     block = BlockOperands.of(operands, attributes, vector, calls)
     spec, adapters = block.call.spec, block.adapters
     with block.workspace.frame():
@@ -36,6 +41,22 @@ def block_forward(
     with block.workspace.frame():
         rows = RoutedRows.take(block) if spec.experts else None
         _write_x_o_and_projections(block, rows, eps=spec.norm_eps)
+        if block.call.ep == 1:
+            _write_output(block, rows)
+
+
+def block_combine_forward(
+    operands: Operands, attributes: Attributes, vector: VectorOps, calls: Calls
+) -> None:
+    """Write the block's output from what experts on other ranks have made of its rows."""
+    block = BlockOperands.of(operands, attributes, vector, calls)
+    with block.workspace.frame():
+        rows = RoutedRows.take(block)
+        with block.workspace.frame():
+            normed = block.take(block.call.spec.d_model)
+            if rows.shared is not None:
+                calls.add(vector.write_normed, block.norm("ffn_norm"), normed)
+            write_rows(block, rows, normed)
         _write_output(block, rows)
 
 
@@ -94,7 +115,8 @@ def block_recompute_input(
 
 def _rewrite_projections(block: BlockOperands) -> None:
     with block.workspace.frame():
-        rows = RoutedRows.take(block) if block.call.spec.experts else None
+        has_experts = block.call.spec.experts is not None and block.call.ep == 1
+        rows = RoutedRows.take(block) if has_experts else None
         _write_x_o_and_projections(block, rows, eps=None)
 
 
@@ -143,7 +165,8 @@ def _write_x_o_and_projections(
             if is_forward:
                 write_choice(block, normed)
             write_rows(block, rows, normed)
-            write_expert_gate_up(block, rows, normed)
+            use_rows = write_expert_gate_up if block.call.ep == 1 else send_rows
+            use_rows(block, rows, normed)
         if not block.call.dense_width:
             return
         if is_forward:

@@ -18,11 +18,11 @@ from twinstream.models.kernel_costs.part_work import (
 )
 from twinstream.models.layout import EMBEDDING, HEAD, PART
 from twinstream.models.layouts.layout import Layout
-from twinstream.models.lowering.chain_builder import CollectiveCall
+from twinstream.models.lowering.chain_builder import CollectiveCall, by_rank
 from twinstream.models.lowering.declarations import declare_groups
 from twinstream.models.lowering.decoder_calls import KernelCalls
 from twinstream.models.lowering.optimizer_tasks import gradient_attribute
-from twinstream.models.lowering.parts.part_optimizer import PartOptimizer, by_rank
+from twinstream.models.lowering.parts.part_optimizer import PartOptimizer
 from twinstream.models.lowering.parts.part_shapes import (
     LOSS_SUMS,
     PIECES,
@@ -367,7 +367,7 @@ class PartTasks(TaskBlocks):
         """Of a part of the vocabulary: a call of its own, since its rows begin elsewhere."""
         rows, each = self.spec.part.vocab_size, self.spec.parts_each
         first = [(rank * each + number) * rows for rank in range(self.spec.tp)]
-        where = by_rank({"first_row": first})
+        where = by_rank("tp", {"first_row": first})
         return self.calls.other(kernel, cost, {**(told or {}), **where}, f"{PART}{number}")
 
     def _named(self, kind: str, chunk: int, layer: int | None, number: int | None = None) -> str:
