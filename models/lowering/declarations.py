@@ -200,7 +200,7 @@ class Shapes:
         """What each replica keeps of a group; None where that is all."""
         return None
 
-    def num_pieces(self, group: str) -> int:
+    def gradient_pieces(self, group: str) -> int:
         """How many gradients of a group a rank makes, one for each replica; else it is one."""
         return 1
 
@@ -305,7 +305,7 @@ def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
     gradient_dtype = shapes.gradient_dtype
     itemsize = ITEMSIZE_BYTES[gradient_dtype]
     declare("grad", "gradient", gradient_dtype, [itemsize * count for count in whole])
-    if (pieces := shapes.num_pieces(group)) > 1:
+    if (pieces := shapes.gradient_pieces(group)) > 1:
         size = pieces * itemsize * sum(whole)
         builder.declare_flat(f"grad_pieces.{group}", size, "gradient", gradient_dtype)
     if sharding is not None and sharding.zero > 1:

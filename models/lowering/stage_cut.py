@@ -147,7 +147,7 @@ class StageShapes(DecoderShapes):
         """What each replica keeps of a group."""
         return self.cut.sharding(group)
 
-    def num_pieces(self, group: str) -> int:
+    def gradient_pieces(self, group: str) -> int:
         """How many gradients a rank makes of its experts: one for each replica whose rows come to
         it, where they are summed in the order of replicas."""
         layout = self.cut.layout

@@ -70,7 +70,7 @@ class StageOptimizer(OptimizerTasks):
         """The head's contributions to a shared embedding are added up by themselves."""
         if name == "embedding_gradients" and self.shared is not None:
             return self.builder.accumulate(name, _OF_HEAD)
-        if self.shapes.num_pieces(group) > 1:
+        if self.shapes.gradient_pieces(group) > 1:
             return self.builder.accumulate(name, f"grad_pieces.{group}")
         return super().gradient(name, group, round_)
 
@@ -83,7 +83,7 @@ class StageOptimizer(OptimizerTasks):
 
     def _complete(self, group: str) -> None:
         """Add up what replicas have made of a rank's experts, before other ranks' are added."""
-        if (pieces := self.shapes.num_pieces(group)) > 1:
+        if (pieces := self.shapes.gradient_pieces(group)) > 1:
             self._sum_pieces(group, pieces)
         super()._complete(group)
 
