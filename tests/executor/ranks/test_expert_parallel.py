@@ -45,7 +45,8 @@ def shared(ep: int, **fields: object) -> Layout:
 
 
 def case_of(layout: Layout, recipe: Recipe = CLIPS, experts: Experts = WIDE) -> Case:
-    norm = MAX_NORM if recipe.clips else 0.0
+    few = recipe.frozen == OTHERS_FROZEN.frozen  # whose gradients are small
+    norm = MAX_NORM / (100 if few else 1) if recipe.clips else 0.0
     return Case(layout, recipe, norm, preset="tiny-experts", experts=experts)
 
 
