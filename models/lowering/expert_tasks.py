@@ -24,7 +24,8 @@ from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.ops import TaskOperand
 from twinstream.schedule.workload import Workload
 
-_SENT = {"rows": "came_rows", "d_rows": "came_d_rows", "row_weights": "came_row_weights"}
+CAME = "came_"  # begins the name of what other ranks send
+_SENT = {name: f"{CAME}{name}" for name in ("rows", "d_rows", "row_weights")}
 
 
 class ExpertTasks(TaskBlocks):

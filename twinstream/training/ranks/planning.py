@@ -22,6 +22,7 @@ from twinstream.measures.residence import written_names
 from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import EXPERTS, PART
 from twinstream.models.layouts.layout import Layout, LayoutError
+from twinstream.models.lowering.expert_tasks import CAME
 from twinstream.models.recipes.recipe import OptimizerPlace, Recipe
 from twinstream.planner.request import TrainingStep, caps_of
 from twinstream.schedule.analysis.comparison import compare
@@ -29,6 +30,7 @@ from twinstream.schedule.cluster.projecting import RankPart, rank_part
 from twinstream.schedule.cluster.verify import require_safe
 from twinstream.schedule.document import Caps, Schedule
 from twinstream.schedule.files import write_document
+from twinstream.schedule.sizes import gib
 from twinstream.schedule.timeline import Timeline
 from twinstream.schedule.workload import Workload
 from twinstream.simulator.replay import simulate
@@ -190,7 +192,20 @@ class RanksPlan(StepPlan):
                 f"note: blocks are computed in {layout.num_parts} parts and summed {how}: the bits "
                 "are those of as many parts"
             )
+        if layout.ep > 1:
+            found.append(
+                f"note: {layout.ep} replicas share experts; each has room for all rows that all of "
+                f"them may send of a chunk, {gib(self._room_of_rows)}, and none is dropped"
+            )
         return found
+
+    @property
+    def _room_of_rows(self) -> int:
+        """Of what may come of one chunk to a rank's experts in backward, which is more."""
+        tensors = self.schedule.schedules["stage 0"].tensors
+        came = {t.tensor_id: t.size_bytes for t in tensors if t.tensor_id.startswith(CAME)}
+        first = min(came, default="").rpartition(".")[2]
+        return sum(size for name, size in came.items() if name.endswith(f".{first}"))
 
 
 Plan = DevicePlan | RanksPlan
