@@ -72,6 +72,7 @@ def sum_pieces(operands: Operands, attributes: Attributes, vector: VectorOps, ca
     )
     pieces_PN = operands["pieces"].view(dtype, (num_pieces, num_elements))
     sum_N = operands["gradients"].view(dtype, (num_elements,))
+    calls.add(operands["gradients"].bytes[sum_N.nbytes :].zero_)  # padding of shards
     calls.add(write_sum, pieces_PN.unsqueeze(2), None, sum_N.unsqueeze(1))
 
 

@@ -18,7 +18,7 @@ from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.layout import FlatLayout, whole_group
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.sharding import shares_experts
-from twinstream.models.providers.trained import layout_of
+from twinstream.models.providers.trained import all_groups, layout_of
 from twinstream.models.recipes.recipe import Recipe
 
 Place = tuple[int, int]  # of a rank: which of the replicas, which of the ranks of tp
@@ -101,7 +101,7 @@ class RankStates:
             return {name: flat}
         streams, found = self._streams(name, flat), {}
         for own in self._groups(group):
-            part, layout = parted.part_of(own, rank), parted.group_layout(own)
+            part, layout = parted.part_of(own, rank), layout_of(parted, self.recipe, own)
             cut = [self._cut(stream, group, layout, part) for stream in streams]
             found[f"{kind}.{own}"] = self._laid(kind, own, cut, parted)
         return found
@@ -116,16 +116,19 @@ class RankStates:
         for rank, state in states.items():
             for own in self._groups(group):
                 part = parted.part_of(own, rank)
+                layout = layout_of(parted, self.recipe, own)
                 found = self._streams(f"{kind}.{own}", state[f"{kind}.{own}"], parted)
                 streams = streams or [_empty(one, whole, self.spec.itemsize) for one in found]
                 for stream, into in zip(found, streams, strict=True):
-                    self._put(stream, into, group, parted.group_layout(own), part)
+                    self._put(stream, into, group, layout, part)
         return self._laid(kind, group, streams, self.spec)
 
     def _groups(self, group: str) -> list[str]:
-        """Those of a rank that are of a whole group; adapters are no parts."""
-        groups = () if self.split is None else self.split.parameter_groups
-        return [own for own in groups if whole_group(own) == group] or [group]
+        """Those of a rank that are of a whole group."""
+        if self.split is None:
+            return [group]
+        groups = all_groups(self.split, self.recipe)
+        return [own for own in groups if whole_group(own) == group]
 
     @property
     def _split(self) -> PartedSpec | SharedSpec:

@@ -80,6 +80,14 @@ class PartedSpec(ModelSpec):
         """Of a group of the whole model what a rank has in parts."""
         return tuple(f"{group}{PART}{number}" for number in range(self.parts_each))
 
+    def adapter_sizes(self, layer: int) -> ModelSpec:
+        """Those of a part."""
+        return self.part
+
+    def adapter_parts(self, group: str) -> tuple[str, ...]:
+        """What all parts read of a layer's adapters, then parts."""
+        return (group, *self.parts_of(group))
+
     def layer_groups(self, layer: int) -> tuple[str, ...]:
         """Norms, then parts."""
         return (str(layer), *self.parts_of(str(layer)))
@@ -107,8 +115,16 @@ class PartedSpec(ModelSpec):
                 return Cut(0, (self.d_ff, self.d_ff))
             case "o_proj":
                 return Cut(1, (self.d_q,))
-            case "down_proj":
+            case "down_proj" | "down_a":
                 return Cut(1, (self.d_ff,))
+            case "o_a":
+                return Cut(1, (self.d_q,))
+            case "q_b":
+                return Cut(0, (self.d_q,))
+            case "k_b" | "v_b":
+                return Cut(0, (self.d_kv,))
+            case "gate_b" | "up_b":
+                return Cut(0, (self.d_ff,))
             case _:
                 return Cut(0, (self.vocab_size,))
 

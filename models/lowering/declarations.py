@@ -28,6 +28,7 @@ from twinstream.schedule.tensors import Role, Tensor, flat_shape
 from twinstream.schedule.workload import Workload
 
 STEP_STATE_BYTES = 64
+GRADIENT_PIECES = "grad_pieces"  # of gradients that are made apart and then added up
 _LARGEST_PART_BYTES = 2 << 30  # of parameters that one task updates
 
 
@@ -306,8 +307,8 @@ def _declare_group(builder: ChainBuilder, shapes: Shapes, group: str) -> None:
     itemsize = ITEMSIZE_BYTES[gradient_dtype]
     declare("grad", "gradient", gradient_dtype, [itemsize * count for count in whole])
     if (pieces := shapes.gradient_pieces(group)) > 1:
-        size = pieces * itemsize * sum(whole)
-        builder.declare_flat(f"grad_pieces.{group}", size, "gradient", gradient_dtype)
+        size = pieces * itemsize * shapes.num_elements(group)
+        builder.declare_flat(f"{GRADIENT_PIECES}.{group}", size, "gradient", gradient_dtype)
     if sharding is not None and sharding.zero > 1:
         declare("grad_shard", "gradient", gradient_dtype, [itemsize * held[0]])
     state = shapes.recipe.state_of(dtype)

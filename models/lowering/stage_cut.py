@@ -173,7 +173,7 @@ class StageShapes(DecoderShapes):
     def of_layer(self, layer: int) -> tuple[str, ...]:
         """The groups whose parameters a layer's tasks read."""
         has_some = lora_of_layer(self.spec, self.recipe.lora, layer) is not None
-        adapters = [adapter_group(layer)] if has_some else []
+        adapters = self.spec.adapter_parts(adapter_group(layer)) if has_some else ()
         return (*self.spec.layer_groups(layer), *adapters)
 
     def parameters(self, group: str) -> str:

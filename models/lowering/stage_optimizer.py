@@ -8,7 +8,7 @@ from twinstream.models.kernel_costs.work import (
     sum_pieces_work,
 )
 from twinstream.models.lowering.chain_builder import ChainBuilder, CollectiveCall, UseMode
-from twinstream.models.lowering.declarations import OptimizerPart
+from twinstream.models.lowering.declarations import GRADIENT_PIECES, OptimizerPart
 from twinstream.models.lowering.optimizer_tasks import OptimizerTasks
 from twinstream.models.lowering.sharding import Sharding, shares_experts
 from twinstream.models.lowering.stage_cut import StageCut, StageShapes
@@ -71,7 +71,7 @@ class StageOptimizer(OptimizerTasks):
         if name == "embedding_gradients" and self.shared is not None:
             return self.builder.accumulate(name, _OF_HEAD)
         if self.shapes.gradient_pieces(group) > 1:
-            return self.builder.accumulate(name, f"grad_pieces.{group}")
+            return self.builder.accumulate(name, f"{GRADIENT_PIECES}.{group}")
         return super().gradient(name, group, round_)
 
     def after_group(self, group: str, round_: int) -> None:
@@ -84,10 +84,10 @@ class StageOptimizer(OptimizerTasks):
     def _complete(self, group: str) -> None:
         """Add up what replicas have made of a rank's experts, before other ranks' are added."""
         if (pieces := self.shapes.gradient_pieces(group)) > 1:
-            self._sum_pieces(group, pieces)
+            self._sum_pieces(group, pieces, f"{GRADIENT_PIECES}.{group}")
         super()._complete(group)
 
-    def _sum_pieces(self, group: str, pieces: int) -> None:
+    def _sum_pieces(self, group: str, pieces: int, tensor: str) -> None:
         builder, dtype = self.builder, self.shapes.gradient_dtype
         count = self.shapes.num_elements(group)
         call = builder.call(
@@ -95,7 +95,7 @@ class StageOptimizer(OptimizerTasks):
             {"dtype": dtype, "num_elements": count, "num_pieces": pieces},
             sum_pieces_work(count, pieces, dtype),
         )  # fmt: skip
-        operands = [builder.read("pieces", f"grad_pieces.{group}"), self._gradient(group, "write")]
+        operands = [builder.read("pieces", tensor), self._gradient(group, "write")]
         builder.add(f"sum_pieces.{group}", call, operands, self._label("reduce_gradients", group))
 
     def _summed(self, group: str) -> str:

@@ -104,8 +104,10 @@ QWEN = load_preset("tiny-qwen3").model_copy(update={"num_kv_heads": 4})
         (SMALL.model_copy(update={"vocab_size": 257}), {}, {}, "257 rows of the vocabulary in 2"),
         (SMALL.model_copy(update={"experts": Experts(count=4, per_token=2, d_ff=8)}), {}, {},
          "experts in parts"),
-        (SMALL, {"lora": Lora(rank=4, alpha=8.0)}, {}, "LoRA beside tp 2"),
-        (SMALL, {"frozen": ("0",)}, {"parts": 4}, "frozen weights beside 4 parts"),
+        (SMALL, {"lora": Lora(rank=4, alpha=8.0, saved=("lm_head",))}, {},
+         "modules that LoRA saves whole beside tp 2"),
+        (SMALL, {"lora": Lora(rank=4, alpha=8.0), "base": "nf4"}, {"parts": 4},
+         "a base in nf4 beside 4 parts"),
         (SMALL, {"optimizer_state": "8bit"}, {}, "8-bit optimizer state"),
         (SMALL, {"update": "muon"}, {}, "Muon, whose matrices are whole beside tp 2"),
         (SMALL, {"loss": Dpo()}, {}, "a loss of pairs beside tp 2"),
@@ -153,6 +155,21 @@ def test_a_damaged_exchange_or_shard_is_seen(change):
     before = document.schedules["stage 0"]
     after = change(before)
     assert after != before
+    damaged = document.model_copy(update={"schedules": {"stage 0": after}})
+    assert verify(damaged) or conforms(damaged)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dropped("gather.parts.lora"), said("gather.parts.lora", collective="reduce_scatter"),
+        of_other_tensor("gather.parts.lora.0", "grad_pieces.lora.0", "grad.lora.0"),
+        attribute("sum_pieces", num_pieces=2), attribute("attention_part_backward", lora_rank=2),
+    ],
+)  # fmt: skip
+def test_a_damaged_sum_of_adapters_is_seen(change):
+    document = planned(recipe=Recipe(lora=Lora(rank=4, alpha=8.0)), parts=4)
+    after = change(document.schedules["stage 0"])
     damaged = document.model_copy(update={"schedules": {"stage 0": after}})
     assert verify(damaged) or conforms(damaged)
 

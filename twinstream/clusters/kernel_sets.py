@@ -61,8 +61,8 @@ def parts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None
         )
     reasons = model_parts_refusal(decoder, layout.num_parts)
     beside = {
-        "LoRA": recipe.lora is not None,
-        "frozen weights": bool(recipe.frozen),
+        "modules that LoRA saves whole": recipe.lora is not None and bool(recipe.lora.saved),
+        f"a base in {recipe.base}": recipe.base != "model",
         "a loss of pairs": recipe.loss.sides > 1,
         "Muon, whose matrices are whole": recipe.update == "muon",
         "8-bit optimizer state, whose blocks lie across parts": (

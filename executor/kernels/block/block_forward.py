@@ -157,7 +157,7 @@ def _write_x_o_and_projections(
         if is_forward:
             adapters.write_low("o", block.attention_out)
         has_share = adapters.write_shares("o", [("o", block.x_o)])
-        _add_product(block, block.attention_out, "o_proj", block.x_o, has_share=has_share)
+        add_product(block, block.attention_out, "o_proj", block.x_o, has_share=has_share)
         hidden = block.tokens_by_width("hidden")
         norm, write_normed = block.norm("ffn_norm"), block.vector.write_normed
         block.calls.add(write_normed, norm, normed, eps=eps, residual_TD=hidden)
@@ -173,10 +173,10 @@ def _write_x_o_and_projections(
             adapters.write_low("gate_up", normed)
         outputs = list(block.gate_and_up(block.gate_up).items())
         has_share = adapters.write_shares("gate_up", outputs)
-        _add_product(block, normed, "gate_up_proj", block.gate_up, has_share=has_share)
+        add_product(block, normed, "gate_up_proj", block.gate_up, has_share=has_share)
 
 
-def _add_product(
+def add_product(
     block: BlockOperands, x: torch.Tensor, name: str, out: torch.Tensor, *, has_share: bool
 ) -> None:
     """out (+)= x W^T: added to what adapters have written there, if they have."""
@@ -216,4 +216,5 @@ def rewrite_q(block: BlockOperands) -> None:
         normed = block.take(block.call.spec.d_model)
         norm, eps = block.norm("attention_norm"), block.call.eps_again
         block.calls.add(block.vector.write_normed, norm, normed, eps=eps)
+        block.adapters.write_low_again("qkv", normed)
         write_q(block, normed)

@@ -81,7 +81,7 @@ class BlockOperands:
             spec.rope_theta, spec.head_dim, call.seq_len, call.chunk_start, positions,
             spec.rope_scaling,
         )  # fmt: skip
-        adapters = Adapters.of(operands, call, calls)
+        adapters = Adapters.of(operands, call, calls, workspace)
         room, table = None, levels(call.few_bits, workspace.device)
         if call.few_bits != "model":
             layouts = [call.layout] if call.base != "model" else []
