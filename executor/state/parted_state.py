@@ -8,6 +8,7 @@ number of its elements' optimizer state, lie one behind the other; each of these
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import torch
 
@@ -19,6 +20,7 @@ from twinstream.models.layout import FlatLayout, whole_group
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.sharding import shares_experts
 from twinstream.models.providers.trained import all_groups, layout_of
+from twinstream.models.recipes.quantized_base import SCALES
 from twinstream.models.recipes.recipe import Recipe
 
 Place = tuple[int, int]  # of a rank: which of the replicas, which of the ranks of tp
@@ -159,21 +161,23 @@ class RankStates:
             if part is None:
                 target.copy_(source)
                 continue
-            axis, sections = self._split.cut(inner.name)
+            axis, pieces = self._sections(target, inner.name)
             at = 0
-            for piece, size in zip(
-                torch.split(target, list(sections), axis), sections, strict=True
-            ):
-                own = size // self._split.parts
+            for piece in pieces:
+                own = piece.shape[axis] // self._split.parts
                 piece.narrow(axis, part * own, own).copy_(source.narrow(axis, at, own))
                 at += own
 
     def _of_part(self, whole: torch.Tensor, name: str, part: int | None) -> torch.Tensor:
         if part is None:
             return whole
-        axis, sections = self._split.cut(name)
-        pieces = torch.split(whole, list(sections), axis)
+        axis, pieces = self._sections(whole, name)
         return torch.cat([one.chunk(self._split.parts, axis)[part] for one in pieces], axis)
+
+    def _sections(self, whole: torch.Tensor, name: str) -> tuple[int, tuple[torch.Tensor, ...]]:
+        """What of a weight, or of its codes or scales, is cut by itself, and along which axis."""
+        axis, sections = self._split.cut(name.removesuffix(SCALES))
+        return axis, torch.split(whole, list(sections), 0) if axis == 0 else (whole,)
 
     def _streams(
         self, name: str, flat: torch.Tensor, spec: ModelSpec | None = None
@@ -203,6 +207,11 @@ def _empty(like: torch.Tensor, layout: FlatLayout, itemsize: int) -> torch.Tenso
 
 
 def _view(flat: torch.Tensor, layout: FlatLayout, name: str, itemsize: int) -> torch.Tensor:
+    """A weight in its shape; codes of it, or its scales, as bytes by row."""
     inner = layout.tensor(name)
+    if name.endswith(SCALES) or inner.size_bytes < prod(inner.shape) * itemsize:
+        rows = layout.tensor(name.removesuffix(SCALES)).shape[0]
+        coded = flat.view(torch.uint8)[inner.offset_bytes : inner.offset_bytes + inner.size_bytes]
+        return coded.view(rows, -1)
     start = inner.offset_bytes // itemsize
     return flat[start : start + inner.size_bytes // itemsize].view(inner.shape)

@@ -238,6 +238,10 @@ class ChunkWork:
             "block_forward": [q[0], 2 * k, *whole[1:], *down], "block_recompute_attention": q,
             "block_recompute_input": q, "block_recompute_experts": [],
             "block_backward": [*down, *whole[::-1], *([k] if s.qk_norm else [])],
+            "attention_part_forward": [q[0], 2 * k, q[0]], "attention_part_recompute": q[:1],
+            "attention_part_backward": [q[0], *([k] if s.qk_norm else []), whole[0]],
+            "mlp_part_forward": [*into, *down], "mlp_part_recompute": into,
+            "mlp_part_backward": [*down, *into],
         }[kernel]  # fmt: skip
         again = routed.get(kernel, [2 * matrix] if routed else [])
         few = experts_base if base == "model" else base

@@ -209,7 +209,7 @@ class Recipe(Node):
 
     def base_of(self, group: str) -> BaseFormat:
         """How the matrices of a group are kept: only of frozen blocks in few bits."""
-        is_block = group.removesuffix(EXPERTS).isdigit()
+        is_block = whole_group(group).removesuffix(EXPERTS).isdigit()
         return self.base if is_block and self.freezes(group) else "model"
 
     @property

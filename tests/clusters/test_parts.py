@@ -107,7 +107,7 @@ QWEN = load_preset("tiny-qwen3").model_copy(update={"num_kv_heads": 4})
         (SMALL, {"lora": Lora(rank=4, alpha=8.0, saved=("lm_head",))}, {},
          "modules that LoRA saves whole beside tp 2"),
         (SMALL, {"lora": Lora(rank=4, alpha=8.0), "base": "nf4"}, {"parts": 4},
-         "a base in nf4 beside 4 parts"),
+         "a base in nf4, of which 64 elements of a row share a scale, beside 4 parts"),
         (SMALL, {"optimizer_state": "8bit"}, {}, "8-bit optimizer state"),
         (SMALL, {"update": "muon"}, {}, "Muon, whose matrices are whole beside tp 2"),
         (SMALL, {"loss": Dpo()}, {}, "a loss of pairs beside tp 2"),

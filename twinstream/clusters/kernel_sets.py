@@ -17,6 +17,7 @@ from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.loss import CrossEntropy
 from twinstream.models.providers.model import AnyModel, model_of
 from twinstream.models.recipes.adapter_layout import expert_sites
+from twinstream.models.recipes.quantized_base import BLOCK_ELEMENTS
 from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.models.recipes.update_rules import rule_text
 from twinstream.planner.kernel_choice import usual_kernels
@@ -60,9 +61,13 @@ def parts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None
             None if decoder is not None or not layout.in_parts else "other people's code in parts"
         )
     reasons = model_parts_refusal(decoder, layout.num_parts)
+    block = BLOCK_ELEMENTS.get(recipe.base, 1)
+    of_part = [width // layout.num_parts for width in (decoder.d_q, decoder.d_ff)]
     beside = {
         "modules that LoRA saves whole": recipe.lora is not None and bool(recipe.lora.saved),
-        f"a base in {recipe.base}": recipe.base != "model",
+        f"a base in {recipe.base}, of which {block} elements of a row share a scale,": any(
+            width % block for width in (decoder.d_model, *of_part)
+        ),
         "a loss of pairs": recipe.loss.sides > 1,
         "Muon, whose matrices are whole": recipe.update == "muon",
         "8-bit optimizer state, whose blocks lie across parts": (

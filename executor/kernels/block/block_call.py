@@ -111,9 +111,8 @@ class BlockCall:
 
     @cached_property
     def layout(self) -> FlatLayout:
-        if self.in_parts:
-            return part_layout(self.spec)
-        return quantized_layout(block_layout(self.spec), self.base)
+        lies = part_layout if self.in_parts else block_layout
+        return quantized_layout(lies(self.spec), self.base)
 
     @property
     def eps_again(self) -> float | None:

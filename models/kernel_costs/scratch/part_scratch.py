@@ -93,8 +93,10 @@ def _head(attributes: Attributes) -> int:
 
 
 def _rstd(block: BlockSizes) -> int:
-    """Reciprocals of norms; and x A^T of all adapters, which no kernel keeps for another."""
-    return float32_bytes(2 * block.tokens) + sum(map(block.low, block.low_widths))
+    """Reciprocals of norms; x A^T of all adapters, which no kernel keeps for another; and room for
+    a matrix that is made anew from codes."""
+    low = sum(map(block.low, block.low_widths))
+    return float32_bytes(2 * block.tokens) + low + block.room
 
 
 def _width(block: BlockSizes, width: int) -> int:

@@ -22,6 +22,7 @@ from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.workspace import workspace_bytes
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
+from twinstream.models.presets import load_preset
 from twinstream.models.recipes.lora import lora_of
 from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Chain
@@ -108,6 +109,23 @@ def test_what_is_made_again_has_the_bits_that_it_had(level):
 @pytest.mark.parametrize("chunk_tokens", [2 * SEQ_LEN, SEQ_LEN // 3])
 @pytest.mark.parametrize("lora", [None, "r=4,alpha=8", "r=4,alpha=8,targets=q,down"])
 def test_parts_take_the_scratch_that_is_declared(family, chunk_tokens, lora, monkeypatch):
+    recipe = RECIPE if lora is None else RECIPE.model_copy(update={"lora": lora_of(lora)})
+    seen = scratch_of(chain_of(spec_of(family), chunk_tokens, 2, recipe), monkeypatch)
+    # All but embed_part_forward and add_parts; the embedding of adapters is frozen.
+    assert len(seen) == (11 if lora is None else 10), seen
+    assert all(most == declared for most, declared in seen.values()), seen
+
+
+@pytest.mark.parametrize("base", ["nf4", "8bit"])
+def test_parts_of_a_base_in_few_bits_take_the_scratch_that_is_declared(base, monkeypatch):
+    recipe = RECIPE.model_copy(update={"lora": lora_of("r=4,alpha=8"), "base": base})
+    seen = scratch_of(chain_of(load_preset("tiny"), 2 * SEQ_LEN, 2, recipe), monkeypatch)
+    assert len(seen) == 10, seen
+    assert all(most == declared for most, declared in seen.values()), seen
+
+
+def scratch_of(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
+    """By kernel of parts the most that is taken, and what is declared."""
     taken: list[Workspace] = []
     make = Workspace.__init__
 
@@ -116,8 +134,6 @@ def test_parts_take_the_scratch_that_is_declared(family, chunk_tokens, lora, mon
         taken.append(self)
 
     monkeypatch.setattr(Workspace, "__init__", noted)
-    recipe = RECIPE if lora is None else RECIPE.model_copy(update={"lora": lora_of(lora)})
-    chain = chain_of(spec_of(family), chunk_tokens, 2, recipe)
     memory, seen = ChainMemory(chain, {}), dict[str, tuple[int, int]]()
     tasks = [*chain.tasks, *(again.task for again in chain.recomputes)]
     for task in tasks:
@@ -130,6 +146,4 @@ def test_parts_take_the_scratch_that_is_declared(family, chunk_tokens, lora, mon
         most = max(one.high_water_bytes for one in taken)
         assert most <= declared, call.kernel
         seen[call.kernel] = max(seen.get(call.kernel, (0, 0)), (most, declared))
-    # All but embed_part_forward and add_parts; the embedding of adapters is frozen.
-    assert len(seen) == (11 if lora is None else 10), seen
-    assert all(most == declared for most, declared in seen.values()), seen
+    return seen

@@ -36,6 +36,7 @@ MASTER = Recipe(
 LION = Recipe(kernels=KernelChoice(), clips=True, update="lion")
 ADAPTERS = Recipe(kernels=KernelChoice(), clips=True, lora=lora_of("r=4,alpha=8"))
 SOME = Recipe(kernels=KernelChoice(), lora=lora_of("r=4,alpha=8,targets=q,v,down"))
+NF4 = ADAPTERS.model_copy(update={"base": "nf4"})
 FROZEN = Recipe(kernels=KernelChoice(), clips=True, frozen=("embedding", "0", "2", "head"))
 
 
@@ -115,8 +116,13 @@ def test_two_ranks_of_parts_have_the_bits_of_one_process(two):
 
 @pytest.mark.parametrize(
     ("layout", "recipe"),
-    [(laid(2, parts=4), ADAPTERS), (laid(2, parts=2, dp=2, zero=3), SOME)],
-    ids=["adapters", "zero3-some"],
+    [
+        (laid(2, parts=4), ADAPTERS),
+        (laid(2, parts=2, dp=2, zero=3), SOME),
+        (laid(2, parts=2), NF4),
+        (laid(2, parts=2, dp=2, zero=3), NF4),
+    ],
+    ids=["adapters", "zero3-some", "nf4", "zero3-nf4"],
 )
 def test_adapters_in_parts_have_the_bits_of_one_process(two, four, layout, recipe):
     case = case_of(layout, recipe, preset="tiny-qwen3")
