@@ -323,6 +323,18 @@ class ModelSpec(Node):
             return experts_layout(self)
         return bias_layout(self) if group.endswith(ROUTER_BIAS) else block_layout(self.layer(layer))
 
+    def adapter_sizes(self, layer: int) -> "ModelSpec":
+        """The sizes that a layer's adapters follow from."""
+        return self.layer(layer)
+
+    def adapter_parts(self, group: str) -> tuple[str, ...]:
+        """Groups of adapters that a rank has of a layer's: that itself, and parts of it."""
+        return (group,)
+
+    def updated_apart(self, group: str) -> bool:
+        """Whether each matrix of a group is updated by itself, wherever the others lie."""
+        return False
+
     @property
     def decoder(self) -> Self:
         """Itself: its blocks are those of our decoders."""

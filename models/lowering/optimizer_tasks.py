@@ -52,8 +52,6 @@ class OptimizerTasks(GroupLife[TaskOperand]):
     and norm it finds; `update_state` has what `step_state` was then, or says that there are none.
     """
 
-    summed_kind = "grad"  # of the tensors that hold summed gradients
-
     def __init__(
         self, builder: ChainBuilder, shapes: Shapes, recipe: Recipe, step_state: TaskOperand
     ) -> None:
@@ -97,6 +95,10 @@ class OptimizerTasks(GroupLife[TaskOperand]):
 
     def _gradient(self, group: str, mode: UseMode) -> TaskOperand:
         return self.builder.operand("gradients", f"grad.{group}", mode)
+
+    def _summed(self, group: str) -> str:
+        """Of the tensors that hold a group's summed gradient."""
+        return "grad"
 
     def _parameters(self, group: str) -> TaskOperand:
         return self.builder.update("parameters", f"param.{group}")
@@ -172,7 +174,7 @@ class OptimizerTasks(GroupLife[TaskOperand]):
         for part in self.shapes.parts(group):
             operands = [
                 builder.update("parameters", f"param.{part.suffix}"),
-                builder.read("gradients", f"{self.summed_kind}.{part.suffix}"),
+                builder.read("gradients", f"{self._summed(group)}.{part.suffix}"),
                 builder.update("state", f"opt.{part.suffix}"),
                 self._update_state,
             ]

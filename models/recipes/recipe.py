@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from twinstream.models.layout import ADAPTERS, EXPERTS
+from twinstream.models.layout import ADAPTERS, EXPERTS, whole_group
 from twinstream.models.loss import LOSSES, CrossEntropy, Loss
 from twinstream.models.recipes.lora import Lora
 from twinstream.models.recipes.quantized_base import BaseFormat
@@ -211,15 +211,17 @@ class Recipe(Node):
 
     def freezes(self, group: str) -> bool:
         """Whether a group of parameters is only read; adapters are where they are named."""
-        if group in self.frozen:
+        if whole_group(group) in self.frozen:
             return True
         if self.lora is not None:
-            return not group.startswith(ADAPTERS) and group not in self.lora.saved_groups
+            return (
+                not group.startswith(ADAPTERS) and whole_group(group) not in self.lora.saved_groups
+            )
         return False
 
     def base_of(self, group: str) -> BaseFormat:
         """How the matrices of a group are kept: only of frozen blocks in few bits."""
-        is_block = group.removesuffix(EXPERTS).isdigit()
+        is_block = whole_group(group).removesuffix(EXPERTS).isdigit()
         return self.base if is_block and self.freezes(group) else "model"
 
     @property

@@ -10,10 +10,14 @@ from twinstream.models.kernel_costs.attention_limits import (
     attention_limits,
     attention_refusal,
 )
+from twinstream.models.kernel_costs.scratch_sizes import SUM_SHARE_ELEMENTS
+from twinstream.models.layout import ALIGNMENT_BYTES
 from twinstream.models.layouts.job import Job
 from twinstream.models.layouts.layout import Layout, LayoutError
 from twinstream.models.loss import CrossEntropy
 from twinstream.models.providers.model import AnyModel, model_of
+from twinstream.models.recipes.adapter_layout import expert_sites
+from twinstream.models.recipes.quantized_base import BLOCK_ELEMENTS
 from twinstream.models.recipes.recipe import USUALLY_NARROW, KernelChoice, Recipe
 from twinstream.models.recipes.update_rules import rule_text
 from twinstream.planner.kernel_choice import usual_kernels
@@ -25,9 +29,14 @@ _OWN_RECOMPUTE = ("auto", "none", "experts", "attention", "full")
 def layout_refusal(layout: Layout) -> str | None:
     """Why ranks here cannot run a layout, whatever the model; None if they can."""
     wrong = []
-    degrees = {"cp": layout.cp, "ep": layout.ep}
-    if split := ", ".join(f"{axis} {size}" for axis, size in degrees.items() if size > 1):
-        wrong.append(f"{split} (no kernels here are split over cp or ep)")
+    if layout.cp > 1:
+        wrong.append(f"cp {layout.cp} (no kernels here are split over cp)")
+    if layout.ep > 1 and layout.in_parts:
+        wrong.append(f"ep {layout.ep} beside {_in_parts(layout)} (experts are shared or in parts)")
+    elif layout.ep > 1 and layout.ep != layout.dp:
+        wrong.append(
+            f"experts shared by {layout.ep} of {layout.dp} replicas (by all: ep {layout.dp})"
+        )
     if layout.tp > 1 and layout.sequence_parallel:
         wrong.append(
             f"{_in_parts(layout)} with sequence parallelism (norms here are of all tokens)"
@@ -52,9 +61,13 @@ def parts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None
             None if decoder is not None or not layout.in_parts else "other people's code in parts"
         )
     reasons = model_parts_refusal(decoder, layout.num_parts)
+    block = BLOCK_ELEMENTS.get(recipe.base, 1)
+    of_part = [width // layout.num_parts for width in (decoder.d_q, decoder.d_ff)]
     beside = {
-        "LoRA": recipe.lora is not None,
-        "frozen weights": bool(recipe.frozen),
+        "modules that LoRA saves whole": recipe.lora is not None and bool(recipe.lora.saved),
+        f"a base in {recipe.base}, of which {block} elements of a row share a scale,": any(
+            width % block for width in (decoder.d_model, *of_part)
+        ),
         "a loss of pairs": recipe.loss.sides > 1,
         "Muon, whose matrices are whole": recipe.update == "muon",
         "8-bit optimizer state, whose blocks lie across parts": (
@@ -66,6 +79,36 @@ def parts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None
         f"{what} beside {_in_parts(layout)}" for what, is_asked in beside.items() if is_asked
     ]
     return "; ".join(reasons) or None
+
+
+def experts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
+    """Why ranks here cannot share a model's experts as a recipe trains them; None if they can, or
+    do not share any."""
+    decoder = model.decoder
+    if layout.ep == 1 or decoder is None or decoder.experts is None:
+        return None if layout.ep == 1 else "other people's code with shared experts"
+    experts, ep = decoder.experts, layout.ep
+    if experts.count % ep:
+        return f"{experts.count} experts on {ep} ranks (as many on each)"
+    sizes = [experts.count // ep * experts.d_ff * decoder.d_model * n for n in (2, 1)]
+    split = [size for size in sizes if size % SUM_SHARE_ELEMENTS]
+    beside = {
+        "LoRA of experts": bool(recipe.lora and expert_sites(decoder, recipe.lora)),
+        f"a base in {recipe.base}": recipe.base != "model",
+        "Muon, whose state is by matrix": recipe.update == "muon",
+        "8-bit optimizer state, whose blocks lie across experts": (
+            recipe.state_of(model.dtype) == "8bit"
+        ),
+        f"clipped gradients, whose norm is summed by stretches of {SUM_SHARE_ELEMENTS:,}, and "
+        f"{min(split, default=0):,} elements a rank (--max-grad-norm 0)": (
+            recipe.clips and bool(split)
+        ),
+        f"experts of {sizes[1]:,} elements a rank, which do not end at whole {ALIGNMENT_BYTES} "
+        "bytes": any(size * model.itemsize % ALIGNMENT_BYTES for size in sizes),
+    }
+    return (
+        "; ".join(f"{what} beside ep {ep}" for what, is_asked in beside.items() if is_asked) or None
+    )
 
 
 def _in_parts(layout: Layout) -> str:
@@ -89,7 +132,7 @@ def run_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
     """
     reasons = [
         recipe_refusal(recipe), _model_refusal(model, layout), layout_refusal(layout),
-        parts_refusal(model, recipe, layout),
+        parts_refusal(model, recipe, layout), experts_refusal(model, recipe, layout),
     ]  # fmt: skip
     return "; ".join(reason for reason in reasons if reason) or None
 
@@ -121,8 +164,9 @@ def with_kernels(job: Job, machine: Machine) -> Job:
     named = job.recipe.kernels
     is_megatron = named is not None and named.vector == "megatron"
     why_not = run_refusal(job.shape, job.recipe, job.layout)
-    if why_not is None and job.layout.tp > 1:
-        why_not = "tp runs here with --machine NAME --gpus N, and is priced for clusters"
+    split = "tp" if job.layout.tp > 1 else "ep" if job.layout.ep > 1 else None
+    if why_not is None and split is not None:
+        why_not = f"{split} runs here with --machine NAME --gpus N, and is priced for clusters"
     if job.layout.recompute in ("attention", "experts") and why_not is not None:
         raise LayoutError(
             f"recompute '{job.layout.recompute}' is of twinstream's own kernels, and not for this: "

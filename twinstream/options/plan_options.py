@@ -158,7 +158,6 @@ class ClusterOptions(RankOptions):
         rare=True,
     )
     cp: int | None = _degree("Context parallel ranks.", rare=True)
-    ep: int | None = _degree("Replicas that share the routed experts.", rare=True)
     etp: int | None = _degree(
         "Ranks that split an expert's matrices: as many as --tp, the default, or 1: experts then "
         "lie over tp x dp.", rare=True,

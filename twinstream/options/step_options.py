@@ -140,6 +140,13 @@ class RankOptions(OptionGroup):
         ge=1,
         rare=True,
     )
+    ep: int | None = flag(
+        SEVERAL,
+        "N",
+        "Replicas that share the routed experts, each with as many; by default each has all.",
+        ge=1,
+        rare=True,
+    )
     virtual_stages: int | None = flag(
         SEVERAL,
         "N",

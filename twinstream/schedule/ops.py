@@ -153,6 +153,12 @@ class Communicate(OpBase):
     other (or update one that holds both), all_to_all reads one and writes the other. With
     `rank_order` sums are taken in rank order in float32, the same bits on any transport; with
     `library` as the library likes.
+
+    An all_to_all that reads a third operand, counts, sends rows to the ranks that have their
+    experts, or back. The counts say of each rank of the group how many of its rows go to each
+    expert (int32, [ranks, experts]); every rank has as many experts, in order. Of the two others
+    the smaller has one rank's rows, expert by expert; the larger has the rows of a rank's experts,
+    rank by rank, and room for all rows of all ranks.
     """
 
     kind: Literal["communicate"] = "communicate"
@@ -163,6 +169,12 @@ class Communicate(OpBase):
     operands: Annotated[tuple[Operand, ...], Field(min_length=1)]
     reduction: Reduction = "library"
     label: Label
+
+    @property
+    def counts(self) -> Operand | None:
+        """The operand that says how many rows go to whom; None where as much goes to each."""
+        has_some = self.collective == "all_to_all" and len(self.operands) == 3
+        return self.operands[2] if has_some else None
 
     @model_validator(mode="after")
     def _shift_is_of_messages(self) -> Self:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import nan
 from typing import Any, TypeVar, get_args
 
-from twinstream.clusters.kernel_sets import parts_refusal
+from twinstream.clusters.kernel_sets import experts_refusal, layout_refusal, parts_refusal
 from twinstream.clusters.shared_machine import cores_here, place_here
 from twinstream.hardware_profiles.clusters.loader import machine_of
 from twinstream.hardware_profiles.clusters.schema import Cluster
@@ -240,18 +240,23 @@ def _kind(
         runs = spec.executor_refusal is None
         if asked.cluster is None or (asked.gpus == 1 and runs):
             return "device"
-    is_split = any((getattr(asked, axis) or 1) > 1 for axis in ("cp", "ep"))
-    is_split = is_split or not _runs_in_parts(wanted, asked, spec)
+    is_split = (asked.cp or 1) > 1 or not _runs_split(wanted, asked, spec)
     several = asked.cluster is None and (asked.gpus or 1) > 1
     return "ranks" if several and not is_split and not is_priced else "cluster"
 
 
-def _runs_in_parts(wanted: PlanOptions, asked: ClusterOptions, spec: AnyModel) -> bool:
-    """Whether kernels here compute the parts of tensor parallelism that are asked for, if any."""
-    tp = asked.tp or 1
-    layout = Layout(tp=tp, parts=asked.parts, pp=asked.pp or 1, sequence_parallel=tp == 1)
+def _runs_split(wanted: PlanOptions, asked: ClusterOptions, spec: AnyModel) -> bool:
+    """Whether kernels here compute the parts of tensor parallelism, or share the experts, that are
+    asked for, if any."""
+    tp, ep = asked.tp or 1, asked.ep or 1
+    layout = Layout(
+        tp=tp, parts=asked.parts, pp=asked.pp or 1, sequence_parallel=tp == 1, ep=ep,
+        dp=asked.dp or ep,
+    )  # fmt: skip
     recipe = wanted.recipe(spec, kernels=None, clips=wanted.clips, optimizer=_optimizer(wanted))
-    return parts_refusal(spec, recipe, layout) is None
+    asked_of = spec, recipe, layout
+    shared = experts_refusal(*asked_of) or (layout_refusal(layout) if ep > 1 else None)
+    return parts_refusal(*asked_of) is None and shared is None
 
 
 def _matmuls(asked: ClusterOptions) -> str:
@@ -306,7 +311,7 @@ def _of_ranks(asked: ClusterOptions) -> set[str]:
     ours |= {"--cluster", "--gpus", "--global-batch", "--micro-batch", "--no-offload"}
     if asked.precision == "bf16":
         ours.add("--precision")
-    return ours | {f"--{axis}" for axis in ("tp", "cp", "ep") if getattr(asked, axis) == 1}
+    return ours | {f"--{axis}" for axis in ("tp", "cp") if getattr(asked, axis) == 1}
 
 
 def _machine(wanted: PlanOptions, cluster: Cluster | None, load: Loader) -> Machine:

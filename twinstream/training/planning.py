@@ -133,6 +133,11 @@ class StepPlan(ABC):
 
     @property
     @abstractmethod
+    def sharing_replicas(self) -> int:
+        """How many of them share the experts: each has some of its own."""
+
+    @property
+    @abstractmethod
     def forward_s(self) -> float:
         """Time of the forward of a round of all replicas, as predicted."""
 
@@ -180,7 +185,7 @@ class DevicePlan(StepPlan):
     schedule: Schedule
     predicted: Timeline
     machine: Machine
-    num_ranks = num_replicas = 1
+    num_ranks = num_replicas = sharing_replicas = 1
     states = None
 
     @property

@@ -22,6 +22,8 @@ from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.workspace import workspace_bytes
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
+from twinstream.models.presets import load_preset
+from twinstream.models.recipes.lora import lora_of
 from twinstream.models.recipes.recipe import KernelChoice, Recipe
 from twinstream.schedule.chain import Chain
 from twinstream.schedule.workload import Workload
@@ -35,14 +37,14 @@ def spec_of(family: str, num_parts: int = 2) -> ModelSpec:
     return tiny_spec(family).model_copy(update={"num_kv_heads": num_parts, "vocab_size": 96})
 
 
-def chain_of(spec: ModelSpec, chunk_tokens: int, num_parts: int) -> Chain:
+def chain_of(spec: ModelSpec, chunk_tokens: int, num_parts: int, recipe: Recipe = RECIPE) -> Chain:
     tokens = random_tokens(spec).shape[1]
     rounds = tokens // max(chunk_tokens, SEQ_LEN)
     each = max(1, SEQ_LEN // chunk_tokens)
     workload = Workload(
         seq_len=SEQ_LEN, chunk_tokens=chunk_tokens, chunks_per_round=each, rounds_per_step=rounds
     )
-    return lower(spec, workload, RECIPE, Layout(parts=num_parts, zero=0))
+    return lower(spec, workload, recipe, Layout(parts=num_parts, zero=0))
 
 
 def step_in_parts(
@@ -105,7 +107,25 @@ def test_what_is_made_again_has_the_bits_that_it_had(level):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("chunk_tokens", [2 * SEQ_LEN, SEQ_LEN // 3])
-def test_parts_take_the_scratch_that_is_declared(family, chunk_tokens, monkeypatch):
+@pytest.mark.parametrize("lora", [None, "r=4,alpha=8", "r=4,alpha=8,targets=q,down"])
+def test_parts_take_the_scratch_that_is_declared(family, chunk_tokens, lora, monkeypatch):
+    recipe = RECIPE if lora is None else RECIPE.model_copy(update={"lora": lora_of(lora)})
+    seen = scratch_of(chain_of(spec_of(family), chunk_tokens, 2, recipe), monkeypatch)
+    # All but embed_part_forward and add_parts; the embedding of adapters is frozen.
+    assert len(seen) == (11 if lora is None else 10), seen
+    assert all(most == declared for most, declared in seen.values()), seen
+
+
+@pytest.mark.parametrize("base", ["nf4", "8bit"])
+def test_parts_of_a_base_in_few_bits_take_the_scratch_that_is_declared(base, monkeypatch):
+    recipe = RECIPE.model_copy(update={"lora": lora_of("r=4,alpha=8"), "base": base})
+    seen = scratch_of(chain_of(load_preset("tiny"), 2 * SEQ_LEN, 2, recipe), monkeypatch)
+    assert len(seen) == 10, seen
+    assert all(most == declared for most, declared in seen.values()), seen
+
+
+def scratch_of(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
+    """By kernel of parts the most that is taken, and what is declared."""
     taken: list[Workspace] = []
     make = Workspace.__init__
 
@@ -114,7 +134,6 @@ def test_parts_take_the_scratch_that_is_declared(family, chunk_tokens, monkeypat
         taken.append(self)
 
     monkeypatch.setattr(Workspace, "__init__", noted)
-    chain = chain_of(spec_of(family), chunk_tokens, 2)
     memory, seen = ChainMemory(chain, {}), dict[str, tuple[int, int]]()
     tasks = [*chain.tasks, *(again.task for again in chain.recomputes)]
     for task in tasks:
@@ -127,5 +146,4 @@ def test_parts_take_the_scratch_that_is_declared(family, chunk_tokens, monkeypat
         most = max(one.high_water_bytes for one in taken)
         assert most <= declared, call.kernel
         seen[call.kernel] = max(seen.get(call.kernel, (0, 0)), (most, declared))
-    assert len(seen) == 11, seen  # all but embed_part_forward and add_parts
-    assert all(most == declared for most, declared in seen.values()), seen
+    return seen

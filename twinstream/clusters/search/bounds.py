@@ -154,14 +154,19 @@ class BoundTables:
         )
         return Bounds(step_ns / 1e9, memory)
 
-    def in_parts_s(self, layout: Layout) -> float:
-        """The bound of a layout whose blocks are parts by our kernels, which nothing else bounds.
+    def split_s(self, layout: Layout) -> float:
+        """The bound of a layout whose blocks are parts by our kernels, or whose experts are shared,
+        which nothing else bounds.
 
         Of what a rank computes of whole blocks, one of tp ranks has no less than its share; in
-        forward each of a block's two sums is waited for.
+        forward each of a block's two sums is waited for. The busiest of ranks that share experts
+        has no fewer rows than each would have by itself.
         """
-        whole = layout.model_copy(update={"tp": 1, "parts": None, "sequence_parallel": True})
+        alone = {"tp": 1, "ep": 1, "parts": None, "sequence_parallel": True}
+        whole = layout.model_copy(update=alone)
         column, job = self._column(whole), self._job.laid_out(layout)
+        if layout.tp == 1:
+            return column.microbatches * column.most_layers * column.each / 1e9
         mesh = mesh_of(job, self._pricing.cluster.count("gpus_per_node"))
         hidden = stored_hidden_bytes(self._job.laid_out(whole).work)
         sum_ns = self._pricing.collective_ns(mesh, ("tp",), "all_reduce", hidden, job.dtype)

@@ -160,7 +160,8 @@ _Family = tuple[bool, int, int, int, int, int]
 
 def _kind(job: Job, layout: Layout) -> _Kind:
     """Whether twinstream's own kernels compute a layout, and over how many ranks experts are."""
-    return run_refusal(job.shape, job.recipe, layout) is None, layout.ep
+    is_own = layout.ep == 1 and run_refusal(job.shape, job.recipe, layout) is None
+    return is_own, layout.ep
 
 
 def _family(job: Job, layout: Layout) -> _Family:

@@ -24,14 +24,17 @@ _MOST_REFUSED, _REASONS_TOLD = 2000, 4
 
 
 class Open(NamedTuple):
-    """What is tried where it is not fixed: ZeRO of replicas, orders of several virtual stages."""
+    """What is tried where it is not fixed: ZeRO of replicas, orders of several virtual stages,
+    whether replicas share experts."""
 
     zero: Sequence[int] = (1, 3)
     orders: Sequence[str] = ("interleaved",)
+    shares_experts: bool = True
 
 
 _PRICED = Open()
-_HERE = Open((0, 1, 2, 3), ("interleaved", "ring"))  # the less is sent the earlier
+# The less is sent the earlier. Experts are shared where it is asked for: plans take long.
+_HERE = Open((0, 1, 2, 3), ("interleaved", "ring"), shares_experts=False)
 
 
 def layouts(
@@ -62,7 +65,7 @@ def layouts(
         dp = fixed.get("dp") or num_gpus // each
         if dp * each != num_gpus and not (refused and "dp" in fixed):
             continue
-        experts = shape.experts.count if shape.experts else 1
+        experts = shape.experts.count if shape.experts and is_open.shares_experts else 1
         among = dp * tp if fixed.get("etp") == 1 else dp
         for ep in _choices(fixed, "ep", [n for n in _powers(experts) if among % n == 0]):
             degrees = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep}
@@ -207,7 +210,8 @@ def _with_the_rest(
                 pipeline=pipeline, virtual_stages=stages, offload=fixed.get("offload") is not False,
                 **other,
             )  # fmt: skip
-            if fixed.get("recompute") is None and _is_own(job, found):
+            is_own = _is_own(job, found) and (found.ep == 1 or is_open is _HERE)
+            if fixed.get("recompute") is None and is_own:
                 if recompute == "none":  # once: the planner decides block by block
                     yield found.model_copy(update={"recompute": "auto"})
                 continue
