@@ -160,9 +160,9 @@ class PipelineRun:
             for one, on, then in zip(self._stages, blocks, before.far, strict=True):
                 one.go_on(times * on, then)
             self._delay(times * period_ns)
-            for come, then in zip(self._come, before.come, strict=True):
-                for side, (ns, late) in come.items():
-                    come[side] = ns + times * (ns - then[side][0]), late
+            for came, was in zip(self._come, before.come, strict=True):
+                for side, (ns, late) in came.items():
+                    came[side] = ns + times * (ns - was[side][0]), late
             self._moments.clear()
             self.repetition = Repetition(blocks, period_ns, times, bases)
 

@@ -278,10 +278,10 @@ class Transformer(Layer):
         return self
 
     def parts(self) -> tuple[LayerPart, ...]:
-        blocks = (self._attention(), self._dense(self.ffn, self.experts, self.active))
-        if self.shared:
-            blocks += (self._dense(self.shared, 1, 1),)
-        return blocks * self.layers
+        shared = (self._dense(self.shared, 1, 1),) if self.shared else ()
+        return (
+            self._attention(), self._dense(self.ffn, self.experts, self.active), *shared
+        ) * self.layers  # fmt: skip
 
     def _attention(self) -> LayerPart:
         s, w = self.seq_len, self.width

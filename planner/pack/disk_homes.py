@@ -169,7 +169,7 @@ def _possible(
         read_only = read_only_leaves(chain, units)
         found = (unit for unit in at_home if read_only.issuperset(unit.leaves))
     else:
-        names = {one.tensor for one in (*chain.inputs, *chain.outputs)}
+        names = {one.tensor for one in chain.inputs} | {one.tensor for one in chain.outputs}
         of_host = {units.unit_of_leaf[units.leaves(name, None)[0]] for name in names}
         found = (unit for unit in at_home if unit.unit_id not in of_host)
     return (unit for unit in found if unit.unit_id not in traffic.host_units)
