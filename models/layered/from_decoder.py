@@ -3,7 +3,7 @@
 from typing import Any
 
 from twinstream.models.decoders.spec import ModelSpec
-from twinstream.models.layered.model import LayeredModel
+from twinstream.models.layered.model import LayeredModel, LayeredModelError
 
 
 def layered_decoder(spec: ModelSpec, seq_len: int) -> LayeredModel:
@@ -12,10 +12,18 @@ def layered_decoder(spec: ModelSpec, seq_len: int) -> LayeredModel:
     Norms and biases are left out, as they are of other layered models. A head that is tied to the
     embedding has its parameters.
 
+    Raises:
+        LayeredModelError: it has attention that layers do not: latent, within a window, with sinks.
+
     >>> from twinstream.models.presets import load_preset
     >>> layered_decoder(load_preset("8b"), 4096).parameters
     8029995008
     """
+    if spec.latent is not None or spec.window is not None or spec.sinks:
+        raise LayeredModelError(
+            f"{spec.name} has latent attention, windows or sinks, which layers have no sizes for: "
+            "twinstream plan --cluster prices them"
+        )
     width, vocab = spec.d_model, spec.vocab_size
     return LayeredModel.model_validate(
         {

@@ -142,6 +142,7 @@ def test_classes_of_a_decoder_are_spread_each_their_own_way():
     ("arguments", "told"),
     [
         (["dlrm_x", "--seq-len", "512"], "unknown model 'dlrm_x'"),
+        (["deepseek-v3", "--seq-len", "512"], "latent attention"),
         (["dlrm_x"], "unknown layered model 'dlrm_x'"),
         (["no.toml"], "cannot read the model no.toml"),
         (["vit_l", "--gpus", "9"], "no whole nodes of 8"),
