@@ -13,7 +13,8 @@ Legend: T tokens of the chunk, d model width, q width of Q, k width of K (= of V
 
 from dataclasses import dataclass, field
 
-from twinstream.models.decoders.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.adapter_work import AdapterWork
 from twinstream.models.kernel_costs.attention_limits import attention_limits
 from twinstream.models.kernel_costs.attention_shape import (

@@ -7,7 +7,8 @@ from itertools import pairwise
 from math import prod
 
 from twinstream.models.decoders.hf_weights import HfWeight, hf_weights_of
-from twinstream.models.decoders.spec import ITEMSIZE_BYTES, ModelSpec
+from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
+from twinstream.models.decoders.spec import ModelSpec
 from twinstream.models.kernel_costs.scratch_sizes import (
     CODE_BLOCK_ELEMENTS,
     state_bytes,

@@ -123,7 +123,7 @@ def test_a_plan_says_how_far_its_bytes_may_be_off_and_what_experts_drop():
     ("flags", "said"),
     [
         (("--precision", "fp8", "--precision-units", "heads"), "'heads' is unknown; known: prod"),
-        (("--precision", "fp8", "--precision-units", "gradients"), "needs products, too"),
+        (("--precision", "fp8", "--precision-units", "gradients"), "needs products, which cast"),
         (("--precision-units", "head"), "--precision fp8 or fp4: add it"),
     ],
 )

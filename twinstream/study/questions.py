@@ -469,17 +469,12 @@ def _priced(wanted: PlanOptions, asked: ClusterOptions, spec: ModelSpec) -> Kern
 
 def _narrow(units: str | None) -> tuple[NarrowUnit, ...]:
     """What computes in the precision."""
-    if units is None:
-        return USUALLY_NARROW
-    named = tuple(units.split(","))
+    named = USUALLY_NARROW if units is None else tuple(units.split(","))
     for unit in named:
         require_known("--precision-units", unit, NARROW_UNITS)
     found = tuple(unit for unit in NARROW_UNITS if unit in named)
     if "gradients" in found and "products" not in found:
-        raise LayoutError(
-            "--precision-units gradients needs products, too: what gradients of weights multiply "
-            "is what products have cast"
-        )
+        raise LayoutError("--precision-units gradients needs products, which cast for both: add it")
     return found
 
 

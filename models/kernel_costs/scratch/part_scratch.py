@@ -6,7 +6,7 @@ A part norms its input anew, and the reciprocals of the rows' norms are scratch,
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from twinstream.models.decoders.spec import ITEMSIZE_BYTES
+from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
 from twinstream.models.kernel_costs.attention_shape import AttentionPass
 from twinstream.models.kernel_costs.attributes import Attributes, typed_attribute
 from twinstream.models.kernel_costs.scratch.block_sizes import BlockSizes, block_sizes

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from twinstream.models.decoders.parted import PartedSpec
-from twinstream.models.decoders.spec import ITEMSIZE_BYTES
+from twinstream.models.decoders.sizes import ITEMSIZE_BYTES
 from twinstream.models.layout import ADAPTERS, EMBEDDING, HEAD, PART, aligned, whole_group
 from twinstream.models.lowering.chain_builder import ChainBuilder
 from twinstream.models.lowering.declarations import (
