@@ -125,8 +125,9 @@ def test_a_plan_says_how_far_its_bytes_may_be_off_and_what_experts_drop():
         (("--precision", "fp8", "--precision-units", "heads"), "'heads' is unknown; known: prod"),
         (("--precision", "fp8", "--precision-units", "gradients"), "needs products, which cast"),
         (("--precision-units", "head"), "--precision fp8 or fp4: add it"),
+        (("--model", "tiny-experts", "--ep", "8", "--expert-nodes", "3"), "not divide ep 8"),
     ],
 )
-def test_units_of_a_precision_are_refused_by_name(flags, said):
+def test_units_and_nodes_are_refused_by_name(flags, said):
     asked = ("plan", "--cluster", "h100_dgx", "--gpus", "8", "--model", "tiny", "--seq-len", "256")
     assert said in error_of(*asked, "--global-batch", "16", *flags)

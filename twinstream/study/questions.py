@@ -85,12 +85,12 @@ _NOT_OF_CLUSTERS = (
 _OF_SEVERAL = {
     **dict.fromkeys(("tp", "cp", "pp", "dp", "ep", "shard", "virtual_stages"), 1),
     "pipeline": None, "reduction": None, "zero": 0, "keep": None, "parts": None, "etp": 1,
-    "expert_imbalance": 1.0, "tp_overlap": False, "capacity_factor": None,
+    "expert_imbalance": 1.0, "tp_overlap": False, "capacity_factor": None, "expert_nodes": 1,
     "precision_units": None,
 }  # fmt: skip
 _OF_CLUSTERS_ALONE = (
-    "tp", "cp", "ep", "etp", "expert_imbalance", "capacity_factor", "tp_overlap", "shard",
-    "offload",
+    "tp", "cp", "ep", "etp", "expert_imbalance", "expert_nodes", "capacity_factor", "tp_overlap",
+    "shard", "offload",
 )  # fmt: skip
 
 
