@@ -23,11 +23,9 @@ from twinstream.models.presets import model_notes
 from twinstream.models.providers.model import AnyModel, require_decoder, with_aux_loss
 from twinstream.models.recipes.recipe import (
     MATMULS_OF_PRECISION,
-    NARROW_UNITS,
-    USUALLY_NARROW,
     KernelChoice,
     KernelSet,
-    NarrowUnit,
+    narrow_units,
 )
 from twinstream.options.option_group import OptionGroup, flag_of
 from twinstream.options.plan_options import KEPT, ClusterOptions, PlanOptions
@@ -463,19 +461,8 @@ def _priced(wanted: PlanOptions, asked: ClusterOptions, spec: ModelSpec) -> Kern
     require_known("--attention", wanted.attention, known)
     return KernelChoice(
         vector="megatron", attention=wanted.attention or "flash", matmuls=matmuls,
-        deterministic=False, narrow=_narrow(asked.precision_units),
+        deterministic=False, narrow=narrow_units(asked.precision_units),
     )  # fmt: skip
-
-
-def _narrow(units: str | None) -> tuple[NarrowUnit, ...]:
-    """What computes in the precision."""
-    named = USUALLY_NARROW if units is None else tuple(units.split(","))
-    for unit in named:
-        require_known("--precision-units", unit, NARROW_UNITS)
-    found = tuple(unit for unit in NARROW_UNITS if unit in named)
-    if "gradients" in found and "products" not in found:
-        raise LayoutError("--precision-units gradients needs products, which cast for both: add it")
-    return found
 
 
 def share_of(text: str) -> float:
