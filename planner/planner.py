@@ -129,9 +129,28 @@ class Planner:
 
     def _planned(self, request: PlanRequest, *, name_caps: bool) -> RankSchedule:
         if request.policy == DEFAULT_POLICY:
-            return self._optimally_placed(request.placed(ON_DEVICE), name_caps=name_caps)
+            plain = self._without_disk(request)
+            try:
+                placed = request.placed(ON_DEVICE)
+                found = self._optimally_placed(placed, name_caps=name_caps and not plain)
+            except InfeasiblePlan:
+                if not plain:
+                    raise
+                return self.fastest_of(None, plain, request)
+            return self.fastest_of(found, plain, request)
         schedule, chain = policy_named(request.policy).plan(request)
         return proven(schedule, chain, step_bound(chain, request.machine, request.caps))
+
+    def _without_disk(self, request: PlanRequest) -> list[RankSchedule]:
+        """Of a request with a disk, the plan without it, if that fits: a disk makes none slower."""
+        if request.caps.disk_bytes is None:
+            return []
+        caps = request.caps.model_copy(update={"disk_bytes": None})
+        placed = replace(request, caps=caps).placed(ON_DEVICE)
+        try:
+            return [self._optimally_placed(placed, name_caps=False)]
+        except InfeasiblePlan:
+            return []
 
     def _optimally_placed(self, placed: Sequence[PlanRequest], *, name_caps: bool) -> RankSchedule:
         """The fastest plan of requests that differ in the optimizer's place alone.

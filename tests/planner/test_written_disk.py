@@ -111,6 +111,19 @@ def test_rounds_are_alike_and_a_read_waits_for_the_write_of_its_round() -> None:
     assert of_round[1] == of_round[2] == of_round[3] != []
 
 
+def test_activations_that_are_written_in_parts_are_read_behind_all_of_them() -> None:
+    """Of a layer's input the norms are final after its hidden state."""
+    plan = written_plan(
+        "900KiB", "1400KiB", "10MB/s,5MB/s", tokens=128, num_layers=8, chunks=2
+    )  # fmt: skip
+    parts = {tensor.tensor_id for tensor in plan.tensors if tensor.parent is not None}
+    whole = {op.tensor for op in copies_on(plan, "disk_read")}
+    in_parts = {op.tensor for op in copies_on(plan, "disk_write")} & parts
+    assert any(name.startswith("hidden.") for name in in_parts)
+    assert any(name.startswith("input.") for name in whole)
+    assert problems(plan) == set()
+
+
 def test_a_flush_and_an_evaluation_leave_the_disk_as_a_pass_does() -> None:
     """Updates that a pass leaves to the next are made, and written."""
     plan = written_plan(recipe=UPDATES_FIRST)
