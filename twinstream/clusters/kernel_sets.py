@@ -33,9 +33,9 @@ def layout_refusal(layout: Layout) -> str | None:
         wrong.append(f"cp {layout.cp} (no kernels here are split over cp)")
     if layout.ep > 1 and layout.in_parts:
         wrong.append(f"ep {layout.ep} beside {_in_parts(layout)} (experts are shared or in parts)")
-    elif layout.ep > 1 and layout.ep != layout.dp:
+    elif layout.dp % layout.ep:
         wrong.append(
-            f"experts shared by {layout.ep} of {layout.dp} replicas (by all: ep {layout.dp})"
+            f"experts shared by {layout.ep} of {layout.dp} replicas (as many in each group)"
         )
     if layout.tp > 1 and layout.sequence_parallel:
         wrong.append(
@@ -87,7 +87,7 @@ def experts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | No
     decoder = model.decoder
     if layout.ep == 1 or decoder is None or decoder.experts is None:
         return None if layout.ep == 1 else "other people's code with shared experts"
-    experts, ep = decoder.experts, layout.ep
+    experts, ep, groups = decoder.experts, layout.ep, max(1, layout.dp // layout.ep)
     if experts.count % ep:
         return f"{experts.count} experts on {ep} ranks (as many on each)"
     sizes = [experts.count // ep * experts.d_ff * decoder.d_model * n for n in (2, 1)]
@@ -102,6 +102,9 @@ def experts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | No
         f"clipped gradients, whose norm is summed by stretches of {SUM_SHARE_ELEMENTS:,}, and "
         f"{min(split, default=0):,} elements a rank (--max-grad-norm 0)": (
             recipe.clips and bool(split)
+        ),
+        f"experts of {sizes[1]:,} elements a rank, summed by {groups} ranks,": (
+            3 * sizes[1] % groups > 0
         ),
         f"experts of {sizes[1]:,} elements a rank, which do not end at whole {ALIGNMENT_BYTES} "
         "bytes": any(size * model.itemsize % ALIGNMENT_BYTES for size in sizes),
