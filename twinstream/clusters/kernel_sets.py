@@ -68,7 +68,7 @@ def parts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None
         f"a base in {recipe.base}, of which {block} elements of a row share a scale,": any(
             width % block for width in (decoder.d_model, *of_part)
         ),
-        "a loss of pairs": recipe.loss.sides > 1,
+        f"the {recipe.loss.text}": recipe.loss.parts_kernel is None,
         "Muon, whose matrices are whole": recipe.update == "muon",
         "8-bit optimizer state, whose blocks lie across parts": (
             recipe.state_of(model.dtype) == "8bit"
