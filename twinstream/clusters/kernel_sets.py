@@ -94,7 +94,6 @@ def experts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | No
     split = [size for size in sizes if size % SUM_SHARE_ELEMENTS]
     beside = {
         "LoRA of experts": bool(recipe.lora and expert_sites(decoder, recipe.lora)),
-        f"a base in {recipe.base}": recipe.base != "model",
         "Muon, whose state is by matrix": recipe.update == "muon",
         "8-bit optimizer state, whose blocks lie across experts": (
             recipe.state_of(model.dtype) == "8bit"

@@ -93,9 +93,11 @@ def test_every_layout_has_the_bits_of_one_process(two, four, layout, recipe, exp
 
 
 @pytest.mark.parametrize("experts", [WIDE, GATED], ids=["wide", "gated"])
-def test_adapters_beside_shared_experts_have_the_bits_of_one_process(two, experts):
-    recipe = Recipe(lora=lora_of("r=2,targets=q,k,v,o,gate,up,down"))
-    assert_bits(case_of(shared(2), recipe, experts), two)
+@pytest.mark.parametrize("base", ["model", "nf4"])
+def test_adapters_beside_shared_experts_have_the_bits_of_one_process(two, experts, base):
+    targets = "q,k,v,o" if experts is WIDE else "q,k,v,o,gate,up,down"
+    recipe = Recipe(lora=lora_of(f"r=2,targets={targets}"), base=base)
+    assert_bits(case_of(shared(2, zero=3), recipe, experts), two)
 
 
 @pytest.mark.parametrize("layout", [shared(2), shared(2, dp=4, zero=1)])
