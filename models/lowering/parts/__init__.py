@@ -1,2 +1,1 @@
-"""Lowers blocks to parts with collectives over tp, cp and ep between them: of our own kernels, which
-run here, or of Megatron's, which are priced."""
+"""Lowers blocks to parts with collectives over tp, cp and ep between them, run here or priced."""
