@@ -331,3 +331,16 @@ def test_pairs_in_parts_have_one_set_of_bits_near_those_of_whole_blocks(tmp_path
     assert runs["tp"] == runs["parts"]
     assert runs["tp"][0][0] == (LN_2, 0.0)
     assert np.array(runs["tp"][0]) == pytest.approx(np.array(runs["one"][0]), rel=1e-4, abs=1e-6)
+
+
+def test_pairs_on_ranks_that_share_experts_have_the_bits_of_replicas(tmp_path):
+    experts = write_config(tmp_path / "m", "tiny-experts", vocab_size=260)
+    given = {"model": str(experts), "max_grad_norm": 0.0, "ranks": 2, "dp": 2, "steps": 4}
+    runs = []
+    for name, layout in (("shared", {"ep": 2}), ("whole", {})):
+        result, seen = trained(with_dpo(tmp_path / name, **given, **layout))
+        rewards = [(one.loss, one.preference.margin) for one in seen.steps]
+        folder = {path.name: path.read_bytes() for path in (result.folder / "model").iterdir()}
+        runs.append((rewards, by_key(result.folder), folder))
+    assert runs[0] == runs[1]
+    assert runs[0][0][0][0] == pytest.approx(LN_2)

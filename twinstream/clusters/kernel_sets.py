@@ -33,6 +33,8 @@ def layout_refusal(layout: Layout) -> str | None:
         wrong.append(f"cp {layout.cp} (no kernels here are split over cp)")
     if layout.ep > 1 and layout.in_parts:
         wrong.append(f"ep {layout.ep} beside {_in_parts(layout)} (experts are shared or in parts)")
+    elif layout.ep > 1 and layout.capacity_factor is not None:
+        wrong.append(f"a capacity of {layout.capacity_factor:g} (no row is dropped here)")
     elif layout.dp % layout.ep:
         wrong.append(
             f"experts shared by {layout.ep} of {layout.dp} replicas (as many in each group)"

@@ -92,6 +92,16 @@ def test_every_layout_has_the_bits_of_one_process(two, four, layout, recipe, exp
     assert_bits(case_of(layout, recipe, experts), two if layout.num_gpus == 2 else four)
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [shared(4, dp=8), shared(2, dp=4, pp=2, zero=3)],
+    ids=lambda layout: layout.text.replace(" ", "-"),
+)
+def test_eight_ranks_have_the_bits_of_one_process(layout):
+    with RankProcesses(8, start_method="forkserver") as eight:
+        assert_bits(case_of(layout, CLIPS, GATED), eight)
+
+
 @pytest.mark.parametrize("experts", [WIDE, GATED], ids=["wide", "gated"])
 @pytest.mark.parametrize("base", ["model", "nf4"])
 def test_adapters_beside_shared_experts_have_the_bits_of_one_process(two, experts, base):
