@@ -120,17 +120,15 @@ def _reduce_scatter(meeting: Meeting, given: torch.Tensor, taken: torch.Tensor) 
         whole = given.view(reduction.dtype)
         return [lambda: scatter(typed, whole, group=group.process_group) and None]
     calls: list[Call] = []
-    shards = given.view(reduction.dtype).view(group.size, reduction.shard_elements)
+    shape = (reduction.pieces, group.size, reduction.shard_elements)
+    shards = given.view(reduction.dtype).view(shape).transpose(0, 1)  # of each rank, by piece
     for begin, part in reduction.stretches():
         shard = slice(begin, begin + part.num_elements)
         sent = given
-        if (
-            part.num_elements < reduction.shard_elements
-        ):  # of each shard; to be sent it lies together
-            sent = scratch[part.scratch_bytes :][: part.pieces_bytes]
-            calls.append(
-                partial(_copy, sent.view(reduction.dtype).view(group.size, -1), shards[:, shard])
-            )
+        if part.num_elements < reduction.shard_elements or reduction.pieces > 1:
+            sent = scratch[part.scratch_bytes :][: part.pieces_bytes]  # to be sent it lies together
+            some = shards[:, :, shard]
+            calls.append(partial(_copy, sent.view(reduction.dtype).view(some.shape), some))
         calls += [
             _swap(part.pieces(scratch), sent, group),
             partial(part.add, scratch, typed[shard]),

@@ -17,7 +17,8 @@ class Reduction:
     """The reduction of one operand over all ranks.
 
     In rank order each rank adds up its shard for all, a stretch after the other, and of an
-    all_reduce that cannot be cut into equal shards all ranks add up the rest themselves.
+    all_reduce that cannot be cut into equal shards all ranks add up the rest themselves. Of a
+    reduce_scatter each rank may have several `pieces`, which are added one after the other.
     """
 
     dtype: torch.dtype
@@ -25,6 +26,7 @@ class Reduction:
     num_ranks: int
     shard_elements: int
     rest: Sum
+    pieces: int = 1
 
     @property
     def scratch_bytes(self) -> int:
@@ -33,7 +35,7 @@ class Reduction:
             return 0
         stretches = list(self.stretches())
         most = max((part.scratch_bytes for _, part in stretches), default=0)
-        sent = stretches[0][1].pieces_bytes if len(stretches) > 1 else 0
+        sent = stretches[0][1].pieces_bytes if len(stretches) > 1 or self.pieces > 1 else 0
         return max(most + sent, self.rest.scratch_bytes)
 
     @property
@@ -43,10 +45,11 @@ class Reduction:
 
     def stretches(self) -> Iterator[tuple[int, Sum]]:
         """Cut a shard into stretches: where each begins, in elements, and the sum that it takes."""
-        most = max(1, _STRETCH_BYTES // (self.num_ranks * self.dtype.itemsize))
+        count = self.num_ranks * self.pieces
+        most = max(1, _STRETCH_BYTES // (count * self.dtype.itemsize))
         for begin in range(0, self.shard_elements, most):
             size = min(most, self.shard_elements - begin)
-            yield begin, Sum(size, self.num_ranks, self.dtype)
+            yield begin, Sum(size, count, self.dtype)
 
 
 def reductions_of(
@@ -62,12 +65,15 @@ def reductions_of(
     """
     if op.collective not in ("all_reduce", "reduce_scatter"):
         return []
+    pieces = 1
+    if op.collective == "reduce_scatter" and len(sizes) == 2:
+        pieces = max(sizes) // (num_ranks * min(sizes))
     found = []
     for operand, size, dtype_name in zip(op.operands, sizes, dtypes, strict=True):
         if operand.mode == "write":
             continue
         dtype = summed_dtype(op.op_id, operand.tensor, dtype_name)
-        count = size // dtype.itemsize
+        count = size // dtype.itemsize // pieces
         each = count // num_ranks
         if op.collective == "all_reduce" and each < _LEAST_SHARD:
             each = 0
@@ -78,6 +84,7 @@ def reductions_of(
                 num_ranks=num_ranks,
                 shard_elements=each,
                 rest=Sum(count - each * num_ranks, num_ranks, dtype),
+                pieces=pieces,
             )
         )
     return found

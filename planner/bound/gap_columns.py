@@ -7,11 +7,12 @@ rows tie them together: what is needed again is kept, loaded or recomputed.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from twinstream.planner.bound.gaps import DiskUse, Element, Gap, elements
+from twinstream.planner.bound.gaps import Element, Gap, elements
 from twinstream.planner.bound.program import LinearProgram
 from twinstream.planner.bound.round_classes import RoundClasses
 from twinstream.planner.bound.segments import Segments
 from twinstream.planner.choices import Choices
+from twinstream.planner.infeasible import DriveUse
 from twinstream.planner.lifetimes.view import ChainView
 from twinstream.schedule.chain import Chain
 
@@ -79,7 +80,7 @@ class ChainGaps:
         choices: Choices,
         *,
         tied: bool,
-        disk: DiskUse = None,
+        disk: DriveUse = None,
     ) -> None:
         """Add the columns and rows of all gaps. With `tied`, all crossings from round to round are
         decided alike, as a plan needs it; and what is read from a disk is read for every load."""

@@ -33,9 +33,11 @@ def layout_refusal(layout: Layout) -> str | None:
         wrong.append(f"cp {layout.cp} (no kernels here are split over cp)")
     if layout.ep > 1 and layout.in_parts:
         wrong.append(f"ep {layout.ep} beside {_in_parts(layout)} (experts are shared or in parts)")
-    elif layout.ep > 1 and layout.ep != layout.dp:
+    elif layout.ep > 1 and layout.capacity_factor is not None:
+        wrong.append(f"a capacity of {layout.capacity_factor:g} (no row is dropped here)")
+    elif layout.dp % layout.ep:
         wrong.append(
-            f"experts shared by {layout.ep} of {layout.dp} replicas (by all: ep {layout.dp})"
+            f"experts shared by {layout.ep} of {layout.dp} replicas (as many in each group)"
         )
     if layout.tp > 1 and layout.sequence_parallel:
         wrong.append(
@@ -68,7 +70,7 @@ def parts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None
         f"a base in {recipe.base}, of which {block} elements of a row share a scale,": any(
             width % block for width in (decoder.d_model, *of_part)
         ),
-        "a loss of pairs": recipe.loss.sides > 1,
+        f"the {recipe.loss.text}": recipe.loss.parts_kernel is None,
         "Muon, whose matrices are whole": recipe.update == "muon",
         "8-bit optimizer state, whose blocks lie across parts": (
             recipe.state_of(model.dtype) == "8bit"
@@ -87,14 +89,13 @@ def experts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | No
     decoder = model.decoder
     if layout.ep == 1 or decoder is None or decoder.experts is None:
         return None if layout.ep == 1 else "other people's code with shared experts"
-    experts, ep = decoder.experts, layout.ep
+    experts, ep, groups = decoder.experts, layout.ep, max(1, layout.dp // layout.ep)
     if experts.count % ep:
         return f"{experts.count} experts on {ep} ranks (as many on each)"
     sizes = [experts.count // ep * experts.d_ff * decoder.d_model * n for n in (2, 1)]
     split = [size for size in sizes if size % SUM_SHARE_ELEMENTS]
     beside = {
         "LoRA of experts": bool(recipe.lora and expert_sites(decoder, recipe.lora)),
-        f"a base in {recipe.base}": recipe.base != "model",
         "Muon, whose state is by matrix": recipe.update == "muon",
         "8-bit optimizer state, whose blocks lie across experts": (
             recipe.state_of(model.dtype) == "8bit"
@@ -102,6 +103,9 @@ def experts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | No
         f"clipped gradients, whose norm is summed by stretches of {SUM_SHARE_ELEMENTS:,}, and "
         f"{min(split, default=0):,} elements a rank (--max-grad-norm 0)": (
             recipe.clips and bool(split)
+        ),
+        f"experts of {sizes[1]:,} elements a rank, summed by {groups} ranks,": (
+            3 * sizes[1] % groups > 0
         ),
         f"experts of {sizes[1]:,} elements a rank, which do not end at whole {ALIGNMENT_BYTES} "
         "bytes": any(size * model.itemsize % ALIGNMENT_BYTES for size in sizes),

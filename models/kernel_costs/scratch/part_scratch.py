@@ -14,6 +14,7 @@ from twinstream.models.kernel_costs.scratch.end_scratch import (
     embed_backward,
     embed_backward_triton,
     head_evaluate,
+    with_pairs,
 )
 from twinstream.models.kernel_costs.scratch_sizes import float32_bytes, partial_sum_bytes
 from twinstream.models.layout import aligned
@@ -123,6 +124,7 @@ def _formulas(of_all: Formula, *, sums: bool) -> dict[str, Formula]:
         "head_part_sums": _head,
         "head_part_backward": _head,
         "parts_loss": _losses,
+        "parts_dpo": with_pairs(_losses),
     }
 
 
