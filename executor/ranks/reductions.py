@@ -25,6 +25,7 @@ class Reduction:
     num_ranks: int
     shard_elements: int
     rest: Sum
+    last_first: bool = False
 
     @property
     def scratch_bytes(self) -> int:
@@ -33,7 +34,8 @@ class Reduction:
             return 0
         stretches = list(self.stretches())
         most = max((part.scratch_bytes for _, part in stretches), default=0)
-        sent = stretches[0][1].pieces_bytes if len(stretches) > 1 else 0
+        moves = len(stretches) > 1 or (stretches and self.last_first)
+        sent = stretches[0][1].pieces_bytes if moves else 0
         return max(most + sent, self.rest.scratch_bytes)
 
     @property
@@ -46,7 +48,7 @@ class Reduction:
         most = max(1, _STRETCH_BYTES // (self.num_ranks * self.dtype.itemsize))
         for begin in range(0, self.shard_elements, most):
             size = min(most, self.shard_elements - begin)
-            yield begin, Sum(size, self.num_ranks, self.dtype)
+            yield begin, Sum(size, self.num_ranks, self.dtype, self.rest.pairwise)
 
 
 def reductions_of(
@@ -74,10 +76,11 @@ def reductions_of(
         found.append(
             Reduction(
                 dtype=dtype,
-                in_rank_order=op.reduction == "rank_order",
+                in_rank_order=op.reduction != "library",
                 num_ranks=num_ranks,
                 shard_elements=each,
-                rest=Sum(count - each * num_ranks, num_ranks, dtype),
+                rest=Sum(count - each * num_ranks, num_ranks, dtype, op.reduction == "pairwise"),
+                last_first=op.last_first is True,
             )
         )
     return found

@@ -20,17 +20,20 @@ from twinstream.models.lowering.sharding import sharding_of
 from twinstream.models.providers.trained import layout_of
 from twinstream.models.recipes.recipe import Recipe
 
-Place = tuple[int, int]  # of a rank: which of the replicas, which of the ranks of tp
+Place = tuple[int, int, int]  # which of the replicas, of the ranks of cp, of those of tp
 
 
 def place_of(coordinates: Mapping[str, int]) -> Place:
     """Of a rank, by what decides its state beside its stage."""
-    return coordinates.get("dp", 0), coordinates.get("tp", 0)
+    return coordinates.get("dp", 0), coordinates.get("cp", 0), coordinates.get("tp", 0)
 
 
 @dataclass(frozen=True)
 class RankStates:
-    """The cut of a model's state over the replicas and the tensor parallel ranks of a layout."""
+    """The cut of a model's state over the replicas and the tensor parallel ranks of a layout.
+
+    Ranks of cp keep what replicas do: each has its shards, or all.
+    """
 
     spec: ModelSpec
     recipe: Recipe
@@ -51,21 +54,25 @@ class RankStates:
 
     def of_rank(self, state: State, place: Place) -> State:
         """Return what a rank keeps; `state` may lack some of the groups."""
-        replica, rank = place
+        replica, of_sequence, rank = place
         found = state
         if self.layout.in_parts:
             found = {}
             for name, flat in state.items():
                 found |= self._in_parts(name, flat, rank)
         sharded = self._sharded
-        return found if sharded is None else sharded.shard(found, replica)
+        return (
+            found
+            if sharded is None
+            else sharded.shard(found, replica * self.layout.cp + of_sequence)
+        )
 
     def whole(self, states: Mapping[Place, State]) -> State:
         """The state again, from that of all replicas and ranks of tp of a stage."""
         joined: dict[int, State] = {}
         sharded = self._sharded
-        for rank in sorted({rank for _, rank in states}):
-            replicas = [states[place] for place in sorted(states) if place[1] == rank]
+        for rank in sorted({place[2] for place in states}):
+            replicas = [states[place] for place in sorted(states) if place[2] == rank]
             joined[rank] = replicas[0] if sharded is None else sharded.whole(replicas)
         if not self.layout.in_parts:
             return joined[0]

@@ -14,6 +14,7 @@ from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.decoder import DecoderLowering
 from twinstream.models.lowering.parts.part_blocks import lower_in_parts
 from twinstream.models.lowering.parts.part_tasks import PartTasks, runs_in_parts
+from twinstream.models.lowering.parts.sequence_tasks import SequenceTasks
 from twinstream.models.lowering.stage_cut import stage_cut
 from twinstream.models.lowering.step import StepLowering
 from twinstream.models.lowering.task_blocks import TaskBlocks
@@ -70,7 +71,9 @@ def lower(
         return lower_in_parts(Job.of_step(decoder, workload, recipe, layout), stage, folded=folded)
     recipe = _settled(model, workload, recipe)
     cut = stage_cut(layout, decoder, workload, stage)
-    blocks = PartTasks if in_parts else TaskBlocks
+    blocks = TaskBlocks
+    if in_parts:
+        blocks = SequenceTasks if layout.splits_sequences else PartTasks
     return _chain(blocks(decoder, workload, recipe, cut))
 
 

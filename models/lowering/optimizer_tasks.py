@@ -1,7 +1,7 @@
 """Optimizer tasks of a chain, and where they run; gradients that the host adds up."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from twinstream.models.decoders.spec import ITEMSIZE_BYTES
 from twinstream.models.kernel_costs.attributes import TEMPORARY_BYTES
@@ -34,6 +34,7 @@ from twinstream.models.providers.trained import layout_of, trained_groups
 from twinstream.models.recipes.recipe import BEFORE_NEXT_USE, Recipe
 from twinstream.models.recipes.update_rules import OwnRule, states_of_element
 from twinstream.schedule.chain import Input
+from twinstream.schedule.cluster.projecting import BY_RANK
 from twinstream.schedule.cost import Work
 from twinstream.schedule.ops import Attribute, TaskOperand
 
@@ -286,3 +287,13 @@ def state_parts(model: Model, recipe: Recipe, *, earlier: bool = False) -> dict[
             whole = model.layer_of(group) is not None
             counts[group] = 1 if whole else -(-size_bytes // model.layer_bytes)
     return {group: count for group, count in counts.items() if count > 1}
+
+
+def by_rank(axis: str, values: Mapping[str, Sequence[int]]) -> dict[str, Attribute]:
+    """What a call is told that each rank of an axis has a value of its own of."""
+    if len(next(iter(values.values()))) == 1:
+        return {name: one for name, (one,) in values.items()}
+    return {
+        **{name: tuple(each) for name, each in values.items()},
+        BY_RANK: f"{axis} {' '.join(values)}",
+    }

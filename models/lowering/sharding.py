@@ -56,6 +56,8 @@ class Sharding:
 
 def sharding_of(layout: Layout) -> Sharding | None:
     """What each replica keeps of a stage; None where that is all."""
-    if not layout.zero or layout.dp == 1:
+    replicas = {"dp": layout.dp, "cp": layout.cp}
+    axes = tuple(axis for axis, size in replicas.items() if size > 1)
+    if not layout.zero or not axes:
         return None
-    return Sharding(layout.zero, ("dp",), layout.dp)
+    return Sharding(layout.zero, axes, layout.dp * layout.cp)

@@ -11,6 +11,7 @@ from twinstream.models.lowering.declarations import DecoderShapes
 from twinstream.models.lowering.sharding import Sharding, sharding_of
 from twinstream.models.providers.trained import all_groups, trained_groups
 from twinstream.models.recipes.adapter_layout import adapter_group, lora_of_layer
+from twinstream.schedule.ops import Reduction
 from twinstream.schedule.workload import Workload
 
 
@@ -37,7 +38,15 @@ class StageCut:
     @property
     def replicas(self) -> tuple[str, ...]:
         """Axes of the mesh over which gradients are summed."""
-        return ("dp",) if self.layout.dp > 1 else ()
+        sizes = {"dp": self.layout.dp, "cp": self.layout.cp}
+        return tuple(axis for axis, size in sizes.items() if size > 1)
+
+    @property
+    def reduction(self) -> Reduction:
+        """How gradients are summed: pairs of parts of sequences, where these are in parts."""
+        reduction = self.layout.reduction
+        is_ordered = reduction == "rank_order" and self.layout.splits_sequences
+        return "pairwise" if is_ordered else reduction
 
     @property
     def sharding(self) -> Sharding | None:

@@ -36,7 +36,7 @@ class StageOptimizer(OptimizerTasks):
         super().__init__(builder, shapes, recipe, step_state)
         self._cut = cut
         self.behind = 1 if cut.replicas and cut.layout.dp_overlap else 0
-        self.reduction = cut.layout.reduction
+        self.reduction = cut.reduction
         self._used: tuple[tuple[str, ...], int, int] | None = None
         self.sharding = cut.sharding
         if self.sharding is not None:

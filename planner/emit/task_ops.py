@@ -36,6 +36,7 @@ class _Exchange:
     axes: tuple[str, ...]
     shift: int
     reduction: Reduction
+    last_first: Literal[True] | None
     communicator: tuple[object, ...]
 
 
@@ -79,7 +80,8 @@ class TaskWriter:
         return Communicate.made(
             op_id=task.task_id, stream=said.stream, waits=(), waits_previous=(),
             kind="communicate", collective=said.collective, axes=said.axes, shift=said.shift,
-            sequence=count, operands=operands, reduction=said.reduction, label=task.label,
+            sequence=count, operands=operands, reduction=said.reduction,
+            last_first=said.last_first, label=task.label,
         )  # fmt: skip
 
     def _operand(self, operand: TaskOperand) -> Operand:
@@ -148,5 +150,13 @@ def _exchange(call: KernelCall) -> _Exchange | None:
     collective, queue = str(said["collective"]), str(said["queue"])
     axes, shift = tuple(str(said["axes"]).split()), int(str(said.get("shift", 0)))
     communicator = (axes, shift, collective) if shift else (axes, queue)
-    reduction = str(said.get("reduction", "library"))
-    return _Exchange(Stream(queue=queue), collective, axes, shift, reduction, communicator)  # type: ignore[arg-type]
+    reduction, last_first = str(said.get("reduction", "library")), said.get("last_first")
+    return _Exchange(
+        Stream(queue=queue),
+        collective,
+        axes,
+        shift,
+        reduction,
+        last_first,
+        communicator,  # type: ignore[arg-type]
+    )

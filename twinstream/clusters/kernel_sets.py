@@ -25,17 +25,21 @@ _OWN_RECOMPUTE = ("auto", "none", "experts", "attention", "full")
 def layout_refusal(layout: Layout) -> str | None:
     """Why ranks here cannot run a layout, whatever the model; None if they can."""
     wrong = []
-    degrees = {"cp": layout.cp, "ep": layout.ep}
-    if split := ", ".join(f"{axis} {size}" for axis, size in degrees.items() if size > 1):
-        wrong.append(f"{split} (no kernels here are split over cp or ep)")
+    if layout.ep > 1:
+        wrong.append(f"ep {layout.ep} (no kernels here are split over ep)")
     if layout.tp > 1 and layout.sequence_parallel:
         wrong.append(
             f"{_in_parts(layout)} with sequence parallelism (norms here are of all tokens)"
         )
     if layout.num_parts % layout.tp:
         wrong.append(f"{layout.parts} parts on tp {layout.tp} (as many on each rank)")
-    if layout.zero and layout.shards != layout.dp:
-        wrong.append(f"ZeRO over {layout.shards} of {layout.dp} replicas (only over all of them)")
+    if layout.num_slices % (2 * layout.cp):
+        wrong.append(
+            f"{layout.cp_parts} parts of a sequence on cp {layout.cp} (as many on each rank)"
+        )
+    replicas = layout.dp * layout.cp
+    if layout.zero and layout.shards != replicas:
+        wrong.append(f"ZeRO over {layout.shards} of {replicas} replicas (only over all of them)")
     if layout.pipeline == "zero_bubble" and layout.pp > 1:
         wrong.append("zero-bubble (kernels here make both gradients at once)")
     if layout.recompute not in _OWN_RECOMPUTE:
@@ -69,7 +73,9 @@ def parts_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None
 
 
 def _in_parts(layout: Layout) -> str:
-    return f"tp {layout.tp}" if layout.parts is None else f"{layout.parts} parts"
+    if layout.parts is not None or not layout.splits_sequences:
+        return f"tp {layout.tp}" if layout.parts is None else f"{layout.parts} parts"
+    return f"cp {layout.cp}" if layout.cp > 1 else f"{layout.cp_parts} parts of a sequence"
 
 
 def recipe_refusal(recipe: Recipe) -> str | None:
@@ -122,8 +128,8 @@ def with_kernels(job: Job, machine: Machine) -> Job:
     named = job.recipe.kernels
     is_megatron = named is not None and named.vector == "megatron"
     why_not = run_refusal(job.shape, job.recipe, job.layout)
-    if why_not is None and job.layout.tp > 1:
-        why_not = "tp runs here with --machine NAME --gpus N, and is priced for clusters"
+    if why_not is None and job.layout.tp * job.layout.cp > 1:
+        why_not = "tp and cp run here with --machine NAME --gpus N, and are priced for clusters"
     if job.layout.recompute in ("attention", "experts") and why_not is not None:
         raise LayoutError(
             f"recompute '{job.layout.recompute}' is of twinstream's own kernels, and not for this: "

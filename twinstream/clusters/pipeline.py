@@ -53,7 +53,7 @@ def plan_pipeline(
     """
     job, layout = _with_kernels(job), job.layout
     _require_executable(job)
-    if layout.dp == 1 or not layout.dp_overlap:
+    if layout.dp * layout.cp == 1 or not layout.dp_overlap:
         return _laid_out(job, machine, caps, choices).document
     without = layout.model_copy(update={"dp_overlap": False})
     apart = _laid_out(job.laid_out(without), machine, caps, choices)
@@ -92,7 +92,7 @@ def _in_slots(
 ) -> _LaidOut:
     layout, workload = job.layout, job.workload
     axes = [Axis(name="pp", size=layout.pp)]
-    sizes = (("dp", layout.dp), ("tp", layout.tp))
+    sizes = (("dp", layout.dp), ("cp", layout.cp), ("tp", layout.tp))
     axes += [Axis(name=name, size=size) for name, size in sizes if size > 1]
     planned, classes = dict[str, PlannedStage](), []
     for stage in range(layout.pp):

@@ -134,7 +134,7 @@ class Fetch(OpBase):
     sink: str
 
 
-Reduction = Literal["rank_order", "library"]
+Reduction = Literal["rank_order", "pairwise", "library"]
 
 
 class Communicate(OpBase):
@@ -150,7 +150,11 @@ class Communicate(OpBase):
     An all_reduce updates its operands, reduce_scatter and all_gather read one and write the
     other (or update one that holds both), all_to_all reads one and writes the other. With
     `rank_order` sums are taken in rank order in float32, the same bits on any transport; with
-    `library` as the library likes.
+    `pairwise` neighbours are added up two by two, then the sums of these, each rounded to the
+    tensor's type: the order of half of the ranks is then part of that of all. With `library` they
+    are taken as the library likes.
+
+    With `last_first` the shards of what is gathered or scattered lie in the reverse of rank order.
     """
 
     kind: Literal["communicate"] = "communicate"
@@ -160,7 +164,20 @@ class Communicate(OpBase):
     sequence: Count
     operands: Annotated[tuple[Operand, ...], Field(min_length=1)]
     reduction: Reduction = "library"
+    last_first: Literal[True] | None = None
     label: Label
+
+    @model_validator(mode="after")
+    def _shards_have_an_order(self) -> Self:
+        shards = self.collective in ("all_gather", "reduce_scatter") and len(self.operands) == 2
+        if self.last_first and not shards:
+            raise PydanticCustomError(
+                "order_of_no_shards",
+                "op '{op}': last_first is of an all_gather or reduce_scatter from one tensor into "
+                "another",
+                {"op": self.op_id},
+            )
+        return self
 
     @model_validator(mode="after")
     def _shift_is_of_messages(self) -> Self:

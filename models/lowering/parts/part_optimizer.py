@@ -1,12 +1,12 @@
 """The life of a stage's groups that are parts: their squares added up over all ranks' parts."""
 
 import zlib
-from collections.abc import Mapping, Sequence
 
 from twinstream.models.kernel_costs.work import gradient_norm_work
 from twinstream.models.layout import PART, whole_group
 from twinstream.models.lowering.chain_builder import CollectiveCall
 from twinstream.models.lowering.declarations import OptimizerPart
+from twinstream.models.lowering.optimizer_tasks import by_rank
 from twinstream.models.lowering.parts.part_shapes import SQUARES, PartShapes
 from twinstream.models.lowering.stage_optimizer import StageOptimizer
 from twinstream.schedule.ops import Attribute
@@ -52,14 +52,4 @@ class PartOptimizer(StageOptimizer):
         spec, (whole, _, number) = self.shapes.spec, group.partition(PART)
         places = [rank * spec.parts_each + int(number) for rank in range(spec.tp)]
         seeds = [zlib.crc32(f"param.{whole}{PART}{place}".encode()) for place in places]
-        return found | by_rank({"tensor_seed": seeds})
-
-
-def by_rank(values: Mapping[str, Sequence[int]]) -> dict[str, Attribute]:
-    """What a call is told that each rank of tp has a value of its own of."""
-    if len(next(iter(values.values()))) == 1:
-        return {name: one for name, (one,) in values.items()}
-    return {
-        **{name: tuple(each) for name, each in values.items()},
-        "by_rank": f"tp {' '.join(values)}",
-    }
+        return found | by_rank("tp", {"tensor_seed": seeds})

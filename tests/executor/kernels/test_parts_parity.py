@@ -35,31 +35,32 @@ def spec_of(family: str, num_parts: int = 2) -> ModelSpec:
     return tiny_spec(family).model_copy(update={"num_kv_heads": num_parts, "vocab_size": 96})
 
 
-def chain_of(spec: ModelSpec, chunk_tokens: int, num_parts: int) -> Chain:
+def layout_of(num_parts: int, cp_parts: int | None = None) -> Layout:
+    return Layout(parts=num_parts, cp_parts=cp_parts, zero=0)
+
+
+def chain_of(spec: ModelSpec, chunk_tokens: int, layout: Layout) -> Chain:
     tokens = random_tokens(spec).shape[1]
     rounds = tokens // max(chunk_tokens, SEQ_LEN)
     each = max(1, SEQ_LEN // chunk_tokens)
     workload = Workload(
         seq_len=SEQ_LEN, chunk_tokens=chunk_tokens, chunks_per_round=each, rounds_per_step=rounds
     )
-    return lower(spec, workload, RECIPE, Layout(parts=num_parts, zero=0))
+    return lower(spec, workload, RECIPE, layout)
 
 
 def step_in_parts(
-    spec: ModelSpec, chunk_tokens: int, num_parts: int, levels: tuple[str, ...] = ()
+    spec: ModelSpec, chunk_tokens: int, layout: Layout, levels: tuple[str, ...] = ()
 ) -> LossAndGradients:
     """A step of all parts in this process; what nobody has written is NaN.
 
     Args:
         levels: recomputes of these levels run, over what they make again.
     """
-    chain, states = (
-        chain_of(spec, chunk_tokens, num_parts),
-        RankStates(spec, RECIPE, Layout(parts=num_parts, zero=0)),
-    )
+    chain, states = chain_of(spec, chunk_tokens, layout), RankStates(spec, RECIPE, layout)
     flats = pack_hf_state(spec, hf_model(spec).state_dict())
     whole = {f"param.{name.removeprefix('layer.')}": flat for name, flat in flats.items()}
-    memory = ChainMemory(chain, states.of_rank(whole, (0, 0)), fill=POISON)
+    memory = ChainMemory(chain, states.of_rank(whole, (0, 0, 0)), fill=POISON)
     tokens = random_tokens(spec)
 
     def chunk(step: int, index: int) -> torch.Tensor:
@@ -72,9 +73,9 @@ def step_in_parts(
     made = {
         name.replace("grad.", "param.", 1): flat
         for name, flat in memory.roots.items()
-        if name.startswith("grad.")
+        if name.startswith("grad.") and ".cp" not in name
     }
-    joined = states.whole({(0, 0): made})
+    joined = states.whole({(0, 0, 0): made})
     named = {
         group if group in ("embedding", "head") else f"layer.{group}": flat
         for name, flat in joined.items()
@@ -88,24 +89,42 @@ def step_in_parts(
 @pytest.mark.parametrize("chunk_tokens", [2 * SEQ_LEN, SEQ_LEN // 3])
 def test_float32_in_parts_agrees_with_transformers(family, num_parts, chunk_tokens):
     spec = spec_of(family, num_parts)
-    found = step_in_parts(spec, chunk_tokens, num_parts)
+    found = step_in_parts(spec, chunk_tokens, layout_of(num_parts))
     errors = found.errors(hf_step(hf_model(spec), random_tokens(spec)))
     assert errors["loss"] <= 1e-6
     worst = max(errors, key=lambda name: errors[name])
     assert errors[worst] <= 1e-5, worst  # as of whole blocks
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("cp_parts", "slices"), [(1, 2), (2, 8)])
+def test_float32_in_parts_of_sequences_agrees_with_transformers(family, cp_parts, slices):
+    spec = spec_of(family)
+    found = step_in_parts(spec, SEQ_LEN // slices, layout_of(1, cp_parts))
+    errors = found.errors(hf_step(hf_model(spec), random_tokens(spec)))
+    assert errors["loss"] <= 1e-6
+    worst = max(errors, key=lambda name: errors[name])
+    assert errors[worst] <= 1e-5, worst
+
+
 @pytest.mark.parametrize("level", ["ATTENTION", "INPUT"])
 def test_what_is_made_again_has_the_bits_that_it_had(level):
     spec = spec_of("qwen3")
-    kept, again = (step_in_parts(spec, 2 * SEQ_LEN, 2, levels) for levels in ((), (level,)))
+    parts = layout_of(2)
+    kept, again = (step_in_parts(spec, 2 * SEQ_LEN, parts, levels) for levels in ((), (level,)))
     assert kept.loss == again.loss
     assert all(torch.equal(again.gradients[n], one) for n, one in kept.gradients.items())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("chunk_tokens", [2 * SEQ_LEN, SEQ_LEN // 3])
-def test_parts_take_the_scratch_that_is_declared(family, chunk_tokens, monkeypatch):
+@pytest.mark.parametrize(
+    ("chunk_tokens", "cp_parts", "count"),
+    # all but embed_part_forward, add_parts and add_gradients
+    [(2 * SEQ_LEN, None, 11), (SEQ_LEN // 3, None, 11), (SEQ_LEN // 4, 2, 13)],
+)
+def test_parts_take_the_scratch_that_is_declared(
+    family, chunk_tokens, cp_parts, count, monkeypatch
+):
     taken: list[Workspace] = []
     make = Workspace.__init__
 
@@ -114,7 +133,7 @@ def test_parts_take_the_scratch_that_is_declared(family, chunk_tokens, monkeypat
         taken.append(self)
 
     monkeypatch.setattr(Workspace, "__init__", noted)
-    chain = chain_of(spec_of(family), chunk_tokens, 2)
+    chain = chain_of(spec_of(family), chunk_tokens, layout_of(2, cp_parts))
     memory, seen = ChainMemory(chain, {}), dict[str, tuple[int, int]]()
     tasks = [*chain.tasks, *(again.task for again in chain.recomputes)]
     for task in tasks:
@@ -127,5 +146,5 @@ def test_parts_take_the_scratch_that_is_declared(family, chunk_tokens, monkeypat
         most = max(one.high_water_bytes for one in taken)
         assert most <= declared, call.kernel
         seen[call.kernel] = max(seen.get(call.kernel, (0, 0)), (most, declared))
-    assert len(seen) == 11, seen  # all but embed_part_forward and add_parts
+    assert len(seen) == count, seen
     assert all(most == declared for most, declared in seen.values()), seen

@@ -238,7 +238,8 @@ def _losses(outcomes: Sequence[RankOutcome]) -> tuple[float, ...]:
 
     found: dict[int, float] = {}
     for outcome in outcomes:
-        is_told = not outcome.coordinates.get("tp", 0)  # others of tp have the same
+        # others of cp and tp have the same
+        is_told = not any(outcome.coordinates.get(axis, 0) for axis in ("cp", "tp"))
         for one in outcome.fetched if is_told else ():
             if one.sink == "loss":
                 part = float(one.values.view(torch.float32).item())

@@ -105,8 +105,10 @@ class RanksPlan(StepPlan):
     @property
     def checkpoint_bytes(self) -> int:
         """Of what is written of all stages and parts, replicas' once; shards padded as they are."""
-        zero, dp, tp = self.layout.zero, self.layout.dp, self.layout.tp
-        times = {"parameter": dp if zero == 3 else 1, "optimizer_state": dp if zero else 1}
+        zero, tp, replicas = self.layout.zero, self.layout.tp, self.layout.dp * self.layout.cp
+        times = {
+            "parameter": replicas if zero == 3 else 1, "optimizer_state": replicas if zero else 1,
+        }  # fmt: skip
         sizes: dict[str, int] = {}
         for part in self.schedule.schedules.values():
             tensors = {tensor.tensor_id: tensor for tensor in part.tensors}
