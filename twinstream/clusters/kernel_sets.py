@@ -78,6 +78,34 @@ def _in_parts(layout: Layout) -> str:
     return f"cp {layout.cp}" if layout.cp > 1 else f"{layout.cp_parts} parts of a sequence"
 
 
+def slices_refusal(job: Job) -> str | None:
+    """Why ranks here cannot compute the sequences of a job in slices; None if they can, or there
+    are none."""
+    layout, workload = job.layout, job.workload
+    if not layout.splits_sequences:
+        return None
+    what, count = _in_parts(layout), layout.num_slices
+    if workload.packing is not None:
+        return (
+            f"{what} with packed documents (sequences of one length only: data in slices has a "
+            "document in each)"
+        )
+    if workload.chunks_per_sequence % count:
+        return (
+            f"{what} with sequences of {workload.seq_len:,} tokens in chunks of "
+            f"{workload.chunk_tokens:,} (they need {count} slices, each of whole chunks)"
+        )
+    return None
+
+
+def cluster_refusal(model: AnyModel, recipe: Recipe, layout: Layout) -> str | None:
+    """Why a layout of a cluster is not computed by twinstream's own kernels; None if it is."""
+    why_not = run_refusal(model, recipe, layout)
+    if why_not is None and layout.tp * layout.cp > 1:
+        return "tp and cp run here with --machine NAME --gpus N, and are priced for clusters"
+    return why_not
+
+
 def recipe_refusal(recipe: Recipe) -> str | None:
     """Why nothing here trains by a recipe, whatever the model; None if `run` does."""
     if recipe.kernels is not None and recipe.kernels.vector == "megatron":
@@ -127,9 +155,7 @@ def with_kernels(job: Job, machine: Machine) -> Job:
         )
     named = job.recipe.kernels
     is_megatron = named is not None and named.vector == "megatron"
-    why_not = run_refusal(job.shape, job.recipe, job.layout)
-    if why_not is None and job.layout.tp * job.layout.cp > 1:
-        why_not = "tp and cp run here with --machine NAME --gpus N, and are priced for clusters"
+    why_not = cluster_refusal(job.shape, job.recipe, job.layout)
     if job.layout.recompute in ("attention", "experts") and why_not is not None:
         raise LayoutError(
             f"recompute '{job.layout.recompute}' is of twinstream's own kernels, and not for this: "

@@ -7,7 +7,7 @@ from pydantic_core import to_json
 
 from twinstream.clusters.assembling import in_one_order
 from twinstream.clusters.conforms import require_conforming, workload_of_rounds
-from twinstream.clusters.kernel_sets import layout_refusal, parts_refusal
+from twinstream.clusters.kernel_sets import layout_refusal, parts_refusal, slices_refusal
 from twinstream.clusters.planned_stage import PlannedStage, plan_stage, without_messages
 from twinstream.hardware_profiles.schema import Machine
 from twinstream.models.decoders.spec import ModelSpec
@@ -139,7 +139,11 @@ def _beside_communication(caps: Caps, machine: Machine, layout: Layout) -> Caps:
 
 
 def _require_executable(job: Job) -> None:
-    why = layout_refusal(job.layout) or parts_refusal(job.shape, job.recipe, job.layout)
+    why = (
+        layout_refusal(job.layout)
+        or parts_refusal(job.shape, job.recipe, job.layout)
+        or slices_refusal(job)
+    )
     if why is not None:
         raise LayoutError(f"ranks cannot run {why} yet")
 

@@ -131,6 +131,20 @@ class RankOptions(OptionGroup):
         ge=1,
         rare=True,
     )
+    cp: int | None = flag(
+        SEVERAL,
+        "N",
+        "Context parallel ranks, each with slices of every sequence; by default searched.",
+        ge=1,
+    )
+    cp_parts: int | None = flag(
+        SEVERAL,
+        "N",
+        "Parts of a sequence, whatever --cp is, summed in pairs: every --cp has the same bits that "
+        "divides N, both powers of two. By default a part a rank.",
+        ge=1,
+        rare=True,
+    )
     virtual_stages: int | None = flag(
         SEVERAL,
         "N",

@@ -9,13 +9,17 @@ import torch
 
 from tests.executor.ranks.one_process import Reference, train_replicas
 from tests.executor.ranks.test_tensor_parallel import CLIPS, LION, MASTER, MAX_NORM, trained
-from tests.executor.ranks.trained import NUM_STEPS, WORKLOAD, Case, planned_ranks
+from tests.executor.ranks.trained import NUM_STEPS, Case, planned_ranks
 from twinstream.executor.launch.rank_processes import RankProcesses
 from twinstream.executor.state.parted_state import RankStates
 from twinstream.models.layouts.layout import Layout
 from twinstream.models.lowering.lower import lower
 from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Caps
+from twinstream.schedule.workload import Workload
+
+
+TWO_ROUNDS = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=2, rounds_per_step=2)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +40,7 @@ def laid(cp: int, cp_parts: int | None = 4, **fields: object) -> Layout:
 
 
 def case_of(layout: Layout, recipe: Recipe = CLIPS, **fields: object) -> Case:
-    return replace(Case(layout, recipe, MAX_NORM, heads=8), **fields)
+    return replace(Case(layout, recipe, MAX_NORM, heads=8, workload=TWO_ROUNDS), **fields)
 
 
 def in_one_process(case: Case) -> Reference:
@@ -119,7 +123,7 @@ def test_ranks_are_near_whole_sequences(two, four, layout, preset):
     whole = replace(case, layout=Layout(dp=layout.dp, zero=0))
     trainings = [whole.training(replica) for replica in range(layout.dp)]
     expected = train_replicas(
-        lower(case.spec, WORKLOAD, case.recipe), whole.state(), trainings, NUM_STEPS
+        lower(case.spec, case.workload, case.recipe), whole.state(), trainings, NUM_STEPS
     )
     losses, norms, state = trained(case, two if layout.num_gpus == 2 else four)
     for told, wanted in zip(losses, expected.losses, strict=True):

@@ -44,6 +44,7 @@ class Case:
     dtype: str = "bfloat16"
     experts: Experts | None = None
     heads: int | None = None  # of queries; half as many of keys
+    workload: Workload = WORKLOAD  # of a replica, before sequences are cut
 
     @property
     def spec(self) -> ModelSpec:
@@ -55,23 +56,23 @@ class Case:
 
     @property
     def job(self) -> Job:
-        return Job.of_step(self.spec, WORKLOAD, self.recipe, self.layout)
+        return Job.of_step(self.spec, self.workload, self.recipe, self.layout)
 
     def training(self, replica: int) -> Training:
         """Chunks are sequences, or slices of them where the layout has some."""
-        slices = self.job.workload.chunks_per_sequence
-        first = replica * WORKLOAD.chunks_per_round * WORKLOAD.rounds_per_step
+        workload, slices = self.workload, self.job.workload.chunks_per_sequence
+        first = replica * workload.chunks_per_round * workload.rounds_per_step
 
         vocab_size = self.spec.vocab_size
 
         def tokens(step: int, index: int) -> torch.Tensor:
             sequence, piece = divmod(index, slices)
             generator = torch.Generator().manual_seed(1000 * step + first + sequence)
-            shape = (2, WORKLOAD.chunk_tokens)
+            shape = (2, workload.chunk_tokens)
             whole = torch.randint(0, vocab_size, shape, generator=generator, dtype=torch.int32)
             return whole.chunk(slices, 1)[piece].contiguous()
 
-        targets = WORKLOAD.tokens_per_step * self.layout.dp
+        targets = workload.tokens_per_step * self.layout.dp
         return Training(
             tokens, 1e-3, seed=5, num_targets=lambda step: targets, max_norm=self.max_norm
         )

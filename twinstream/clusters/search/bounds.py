@@ -166,15 +166,19 @@ class BoundTables:
     def in_parts_s(self, layout: Layout) -> float:
         """The bound of a layout whose blocks are parts by our kernels, which nothing else bounds.
 
-        Of what a rank computes of whole blocks, one of tp ranks has no less than its share; in
-        forward each of a block's two sums is waited for.
+        Of what a rank computes of whole blocks, one of tp x cp ranks has no less than its share; in
+        forward each of a block's two sums over tp is waited for.
         """
-        whole = layout.model_copy(update={"tp": 1, "parts": None, "sequence_parallel": True})
+        alone = {"tp": 1, "parts": None, "cp": 1, "cp_parts": None, "sequence_parallel": True}
+        whole = layout.model_copy(update=alone)
         column, job = self._column(whole), self._job.laid_out(layout)
         mesh = mesh_of(job, self._pricing.cluster.count("gpus_per_node"))
-        hidden = stored_hidden_bytes(self._job.laid_out(whole).work)
-        sum_ns = self._pricing.collective_ns(mesh, ("tp",), "all_reduce", hidden, job.dtype)
-        block_ns = column.each / layout.tp + 2 * sum_ns
+        hidden, sum_ns = stored_hidden_bytes(self._job.laid_out(whole).work), 0.0
+        if layout.tp > 1:
+            sum_ns = self._pricing.collective_ns(
+                mesh, ("tp",), "all_reduce", hidden // layout.cp, job.dtype
+            )
+        block_ns = column.each / (layout.tp * layout.cp) + 2 * sum_ns
         return column.microbatches * column.most_layers * block_ns / 1e9
 
     def least_cost(self, layouts: Sequence[Layout]) -> np.ndarray:

@@ -139,7 +139,7 @@ class _Planned:
         """With the optimizer's state sharded over replicas, where that is open and faster: each
         then updates its part alone."""
         layout = found.layout
-        if self._asked.fixed.get("zero") is not None or layout.dp == 1 or layout.zero:
+        if self._asked.fixed.get("zero") is not None or layout.dp * layout.cp == 1 or layout.zero:
             return found
         sharded = layout.model_copy(update={"zero": 1})
         made = self._planned(found.job.laid_out(sharded), found.bound_s, sharded.text)
@@ -150,14 +150,15 @@ class _Planned:
     def _with_best_cut(self, found: RankedLayout) -> RankedLayout:
         """The layout with larger chunks, or smaller ones, for as long as it gets faster."""
         first = _chunk_tokens(found.job)
-        cuts = sorted((self._asked.job, *self._here.other_cuts), key=_chunk_tokens)
+        every = (self._asked.job, *self._here.other_cuts)
+        laid = [job.laid_out(_cut_as(found.layout, job)) for job in every]
+        cuts = sorted(laid, key=_chunk_tokens)
         larger = [job for job in cuts if _chunk_tokens(job) > first]
         smaller = [job for job in reversed(cuts) if _chunk_tokens(job) < first]
         best = found
         for others in (larger, smaller):
             for job in others if best is found else ():
-                cut = job.laid_out(_cut_as(found.layout, job))
-                made = self._planned(cut, found.bound_s, f"chunks of {_chunk_tokens(job):,} tokens")
+                made = self._planned(job, found.bound_s, f"chunks of {_chunk_tokens(job):,} tokens")
                 if isinstance(made, Candidate):
                     continue
                 if made.step_s >= best.step_s:

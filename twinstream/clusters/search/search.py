@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from twinstream.clusters.kernel_sets import run_refusal, with_kernels
+from twinstream.clusters.kernel_sets import cluster_refusal, run_refusal, with_kernels
 from twinstream.clusters.predict import (
     gpu_caps,
     predicted_whole,
@@ -160,7 +160,7 @@ _Family = tuple[bool, int, int, int, int, int]
 
 def _kind(job: Job, layout: Layout) -> _Kind:
     """Whether twinstream's own kernels compute a layout, and over how many ranks experts are."""
-    return run_refusal(job.shape, job.recipe, layout) is None, layout.ep
+    return cluster_refusal(job.shape, job.recipe, layout) is None, layout.ep
 
 
 def _family(job: Job, layout: Layout) -> _Family:
