@@ -18,7 +18,6 @@ from twinstream.models.recipes.recipe import Recipe
 from twinstream.schedule.document import Caps
 from twinstream.schedule.workload import Workload
 
-
 TWO_ROUNDS = Workload(seq_len=64, chunk_tokens=64, chunks_per_round=2, rounds_per_step=2)
 
 
