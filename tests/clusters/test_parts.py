@@ -35,6 +35,10 @@ SMALL = load_preset("tiny").model_copy(
 CLIPS = Recipe(clips=True)
 
 
+# Of cp 2 ranks that have two parts of each sequence, four slices of four tokens.
+SLICES = {"tp": 1, "sequence_parallel": True, "cp": 2, "cp_parts": 4}
+
+
 def planned(spec: ModelSpec = SMALL, recipe: Recipe = CLIPS, **fields: object) -> Schedule:
     layout = Layout.model_validate({"tp": 2, "sequence_parallel": False, "zero": 0, **fields})
     return plan_pipeline(Job.of_step(spec, WORKLOAD, recipe, layout), load_machine("cpu"))
@@ -81,7 +85,9 @@ def test_logits_are_never_exchanged():
     assert {sizes[o.tensor] for op in told for o in op.operands} == {3 * 32 * 4, 2 * 3 * 32 * 4}
 
 
-@pytest.mark.parametrize("fields", [{}, {"parts": 4}, {"pp": 2}, {"dp": 2, "zero": 3}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"parts": 4}, {"pp": 2}, {"dp": 2, "zero": 3}, {**SLICES, "pp": 2}]
+)
 def test_its_evaluation_is_proven_too(fields):
     spec = SMALL.model_copy(update={"num_layers": 2})
     found = cluster_evaluation_of(planned(spec, **fields))
@@ -108,7 +114,10 @@ QWEN = load_preset("tiny-qwen3").model_copy(update={"num_kv_heads": 4})
         (SMALL, {"loss": Dpo()}, {}, "a loss of pairs beside tp 2"),
         (QWEN, {}, {"pp": 2}, "tied embeddings on two stages beside tp 2"),
         (SMALL, {}, {"sequence_parallel": True}, "tp 2 with sequence parallelism"),
-        (SMALL, {}, {"cp": 2}, "cp 2 (no kernels here are split over cp or ep)"),
+        (SMALL, {}, {"dp": 2, "ep": 2}, "ep 2 (no kernels here are split over ep)"),
+        (SMALL, {}, {"cp": 2, "cp_parts": 3}, "3 parts of a sequence on cp 2 (as many on each"),
+        (SMALL, {"lora": Lora(rank=4, alpha=8.0)}, {"tp": 1, "sequence_parallel": True, "cp": 2},
+         "LoRA beside cp 2"),
     ],
 )  # fmt: skip
 def test_what_is_not_computed_in_parts_is_refused_by_name(spec, recipe, fields, said):
@@ -176,6 +185,12 @@ def _attribute(named: str, **told: object) -> Change:
     return change
 
 
+def _fed_other_slice(part: RankSchedule) -> RankSchedule:
+    return _changed(
+        part, next(op.op_id for op in part.ops if op.kind == "feed" and op.index), index=0
+    )
+
+
 def _other_call(kind: str, old: str, new: str) -> Change:
     def change(part: RankSchedule) -> RankSchedule:
         op = next(
@@ -203,7 +218,29 @@ def _other_call(kind: str, old: str, new: str) -> Change:
     ],
 )  # fmt: skip
 def test_a_damaged_exchange_or_shard_is_seen(change):
-    document = planned(parts=4)
+    _assert_seen(planned(parts=4), change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _dropped("cp.kv.low"), _dropped("cp.kv_again.high"), _dropped("cp.d_kv.low"),
+        _dropped("reduce.loss"), _dropped("reduce.0"),
+        _said("cp.kv.high", last_first=None), _said("cp.kv.low", last_first=True),
+        _said("cp.d_kv.high", last_first=None), _said("cp.d_kv.low", reduction="rank_order"),
+        _said("cp.kv.low", axes=("dp",)), _said("cp.kv_again", sequence=99),
+        _said("reduce.0", reduction="rank_order"), _said("reduce.loss", axes=("pp",)),
+        _of_other_tensor("cp.kv.low", "context.0.tp0.low", "context.0.tp0.high"),
+        _attribute("kv_part_forward", chunk_start=(4, 0)),
+        _attribute("context_part_forward", chunk_start=(0, 4)),
+        _attribute("qkv_part_backward", kv_start=0), _fed_other_slice,
+    ],
+)  # fmt: skip
+def test_a_damaged_exchange_or_slice_is_seen(change):
+    _assert_seen(planned(**SLICES), change)
+
+
+def _assert_seen(document: Schedule, change: Change) -> None:
     before = document.schedules["stage 0"]
     after = change(before)
     assert after != before
@@ -211,20 +248,26 @@ def test_a_damaged_exchange_or_shard_is_seen(change):
     assert verify(damaged) or conforms(damaged)
 
 
-def test_swapped_exchanges_and_other_meshes_are_seen():
-    document = planned(parts=4)
+@pytest.mark.parametrize(
+    ("fields", "others"),
+    [
+        ({"parts": 4}, ({"tp": 1, "parts": 4}, {"parts": 2}, {"parts": None})),
+        (SLICES, ({"cp": 1}, {"cp_parts": 2}, {"cp": 2, "cp_parts": None})),
+    ],
+)
+def test_swapped_exchanges_and_other_meshes_are_seen(fields, others):
+    document = planned(**fields)
     order = list(document.order)
     order[0], order[1] = order[1], order[0]
     assert verify(document.model_copy(update={"order": tuple(order)}))
-    for fields in ({"tp": 1, "parts": 4}, {"parts": 2}, {"parts": None}):
-        layout = {name: v for name, v in (document.layout | fields).items() if v is not None}
+    for other in others:
+        layout = {name: v for name, v in (document.layout | other).items() if v is not None}
         assert conforms(document.model_copy(update={"layout": layout}))
 
 
-def judged(seeds: range) -> tuple[Counter[str], Counter[str]]:
+def judged(seeds: range, base: Schedule) -> tuple[Counter[str], Counter[str]]:
     """How often each damage was tried; and accepted by the proof though brute force, which runs
     every rank, has something against it."""
-    base = planned(parts=4, dp=2)
     tried, wrongly = Counter[str](), Counter[str]()
     assert problems(base, Random(0), Cache()) == set()
     for seed in seeds:
@@ -238,14 +281,19 @@ def judged(seeds: range) -> tuple[Counter[str], Counter[str]]:
     return tried, wrongly
 
 
-def test_no_random_damage_that_brute_force_refuses_is_accepted():
-    tried, wrongly = judged(range(1))
+BASES = [{"parts": 4, "dp": 2}, {**SLICES, "dp": 2}]
+
+
+@pytest.mark.parametrize("fields", BASES, ids=["tp", "cp"])
+def test_no_random_damage_that_brute_force_refuses_is_accepted(fields):
+    tried, wrongly = judged(range(1), planned(**fields))
     assert sum(tried.values()) > 20
     assert not wrongly
 
 
+@pytest.mark.parametrize("fields", BASES, ids=["tp", "cp"])
 @pytest.mark.parametrize("block", range(4))
-def test_none_of_many_random_damages_is_accepted(block):
-    tried, wrongly = judged(range(1 + 6 * block, 7 + 6 * block))
+def test_none_of_many_random_damages_is_accepted(block, fields):
+    tried, wrongly = judged(range(1 + 6 * block, 7 + 6 * block), planned(**fields))
     assert sum(tried.values()) > 150
     assert not wrongly
