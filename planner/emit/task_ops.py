@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from twinstream.planner.lifetimes.live_bytes import align_up
 from twinstream.planner.pack.slot_pools import pooled_slots
@@ -146,17 +146,9 @@ def _exchange(call: KernelCall) -> _Exchange | None:
     """What a call says to other ranks; None if it is of a kernel."""
     if call.kernel != COMMUNICATE:
         return None
-    said = call.attributes
-    collective, queue = str(said["collective"]), str(said["queue"])
-    axes, shift = tuple(str(said["axes"]).split()), int(str(said.get("shift", 0)))
-    communicator = (axes, shift, collective) if shift else (axes, queue)
-    reduction, last_first = str(said.get("reduction", "library")), said.get("last_first")
-    return _Exchange(
-        Stream(queue=queue),
-        collective,
-        axes,
-        shift,
-        reduction,
-        last_first,
-        communicator,  # type: ignore[arg-type]
-    )
+    said: Mapping[str, Any] = call.attributes
+    collective, stream = said["collective"], Stream(queue=said["queue"])
+    axes, shift = tuple(said["axes"].split()), said.get("shift", 0)
+    communicator = (axes, shift, collective) if shift else (axes, stream.queue)
+    reduction, last_first = said.get("reduction", "library"), said.get("last_first")
+    return _Exchange(stream, collective, axes, shift, reduction, last_first, communicator)

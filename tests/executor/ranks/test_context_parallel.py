@@ -106,7 +106,7 @@ def test_every_layout_has_the_bits_of_one_process(one, two, four, case):
 
 @pytest.mark.parametrize("layout", [laid(2), laid(2, dp=2, zero=3)])
 def test_parts_move_to_the_host_and_keep_their_bits(two, four, layout):
-    case = case_of(layout, caps=Caps(device_bytes=1_300_000))
+    case = case_of(layout, caps=Caps(device_bytes=2_000_000))
     moved = [op for op in planned_ranks(case).schedules["stage 0"].ops if op.kind == "copy"]
     assert len(moved) > 20
     assert_as_one_process(case, two if layout.num_gpus == 2 else four)
