@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from random import Random
 
 import pytest
@@ -39,6 +40,7 @@ CLIPS = Recipe(clips=True)
 SLICES = {"tp": 1, "sequence_parallel": True, "cp": 2, "cp_parts": 4}
 
 
+@cache
 def planned(spec: ModelSpec = SMALL, recipe: Recipe = CLIPS, **fields: object) -> Schedule:
     layout = Layout.model_validate({"tp": 2, "sequence_parallel": False, "zero": 0, **fields})
     return plan_pipeline(Job.of_step(spec, WORKLOAD, recipe, layout), load_machine("cpu"))
@@ -281,7 +283,7 @@ def judged(seeds: range, base: Schedule) -> tuple[Counter[str], Counter[str]]:
     return tried, wrongly
 
 
-BASES = [{"parts": 4, "dp": 2}, {**SLICES, "dp": 2}]
+BASES = [{"parts": 4, "dp": 2}, {**SLICES, "cp_parts": 2, "dp": 2}]
 
 
 @pytest.mark.parametrize("fields", BASES, ids=["tp", "cp"])
@@ -295,5 +297,5 @@ def test_no_random_damage_that_brute_force_refuses_is_accepted(fields):
 @pytest.mark.parametrize("block", range(4))
 def test_none_of_many_random_damages_is_accepted(block, fields):
     tried, wrongly = judged(range(1 + 6 * block, 7 + 6 * block), planned(**fields))
-    assert sum(tried.values()) > 150
+    assert sum(tried.values()) > 140
     assert not wrongly
