@@ -81,10 +81,10 @@ def _in_parts(layout: Layout) -> str:
 def slices_refusal(job: Job) -> str | None:
     """Why ranks here cannot compute the sequences of a job in slices; None if they can, or there
     are none."""
-    layout, workload = job.layout, job.workload
-    if not layout.splits_sequences:
+    layout = job.layout
+    if not layout.splits_sequences or not job.num_microbatches:
         return None
-    what, count = _in_parts(layout), layout.num_slices
+    workload, what, count = job.workload, _in_parts(layout), layout.num_slices
     if workload.packing is not None:
         return (
             f"{what} with packed documents (sequences of one length only: data in slices has a "

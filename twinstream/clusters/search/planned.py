@@ -148,17 +148,21 @@ class _Planned:
         return self._with_best_cut(made)
 
     def _with_best_cut(self, found: RankedLayout) -> RankedLayout:
-        """The layout with larger chunks, or smaller ones, for as long as it gets faster."""
+        """The layout with larger chunks, or smaller ones, for as long as it gets faster.
+
+        Where sequences are in slices, chunks are these, however the step is cut.
+        """
+        if found.layout.splits_sequences:
+            return found
         first = _chunk_tokens(found.job)
-        every = (self._asked.job, *self._here.other_cuts)
-        laid = [job.laid_out(_cut_as(found.layout, job)) for job in every]
-        cuts = sorted(laid, key=_chunk_tokens)
+        cuts = sorted((self._asked.job, *self._here.other_cuts), key=_chunk_tokens)
         larger = [job for job in cuts if _chunk_tokens(job) > first]
         smaller = [job for job in reversed(cuts) if _chunk_tokens(job) < first]
         best = found
         for others in (larger, smaller):
             for job in others if best is found else ():
-                made = self._planned(job, found.bound_s, f"chunks of {_chunk_tokens(job):,} tokens")
+                cut = job.laid_out(_cut_as(found.layout, job))
+                made = self._planned(cut, found.bound_s, f"chunks of {_chunk_tokens(job):,} tokens")
                 if isinstance(made, Candidate):
                     continue
                 if made.step_s >= best.step_s:
